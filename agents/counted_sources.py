@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -28,11 +28,11 @@ from marq_worker.agents.waiting import MAX_QUEUES, Waiting
 
 @dataclass
 class CountedSource:
-    """A source that is counted; ``owner``: the queue to which its topic belongs, if any."""
+    """A source that is counted; ``owners``: the queues that name its topic, none for the messages topic."""
 
     source: Source
     book: LeaseBook
-    owner: str | None
+    owners: Sequence[str]
     waiting: Waiting
     #: The next offset to read, the end of the source at the takeover, and its last known end.
     position: int
@@ -94,7 +94,7 @@ class CountedSources:
         kept = {
             source: counted
             for source, counted in self.by_source.items()
-            if source in wanted and counted.owner == wanted[source][1]
+            if source in wanted and counted.owners == wanted[source][1]
         }
         if not wanted.keys() == kept.keys() == self.by_source.keys():
             sources = dict(kept)
@@ -141,43 +141,53 @@ class CountedSources:
         for source, first in new.items():
             sources[source].committed = first
 
-    def _owners_of_topics(self) -> dict[str, str | None]:
-        """Return the topics with messages; of a queue's own topic, the queue."""
+    def _owners_of_topics(self) -> dict[str, list[str]]:
+        """Return the topics with messages, and the queues that name them."""
         definitions = self._definitions()
-        topics: dict[str, str | None] = {self._names.messages: None}
+        topics: dict[str, list[str]] = {self._names.messages: []}
         for queue in definitions.names():
             if (topic := definitions.settings(queue).topic) is not None:
-                topics[topic] = queue
+                topics.setdefault(topic, []).append(queue)
         return topics
 
-    def _wanted(self, books: Mapping[int, LeaseBook]) -> dict[Source, tuple[LeaseBook, str | None]]:
-        """Return the sources whose markers are in these books; of a queue's own topic, the queue."""
+    def _wanted(self, books: Mapping[int, LeaseBook]) -> dict[Source, tuple[LeaseBook, list[str]]]:
+        """Return the sources whose markers are in these books, and the queues that name their topics."""
         context = self._owners.context
         assert context is not None, "there are books only when the topics are known"
         wanted = {}
-        for topic, owner in self._owners_of_topics().items():
+        for topic, owners in self._owners_of_topics().items():
             for number in range(self.topics.partitions(topic)):
                 book = books.get(markers_partition(topic, number, context.markers_partitions))
                 if book is not None:
-                    wanted[Source(topic, number)] = book, owner
+                    wanted[Source(topic, number)] = book, owners
         return wanted
 
     def _begun(
-        self, source: Source, book: LeaseBook, owner: str | None, span: range, committed: int | None
+        self, source: Source, book: LeaseBook, owners: Sequence[str], span: range, committed: int | None
     ) -> CountedSource:
-        # If the topic was recreated, the committed offset means another record.
-        position = span.start if committed is None or committed > span.stop else max(span.start, committed)
+        begin = min([self._first_of(queue, source, book) for queue in owners], default=committed or 0)
+        # If the topic was recreated, the offset means another record.
+        position = span.start if begin > span.stop else max(span.start, begin)
 
         def acquired(queue: str) -> AcquiredRanges | None:
             return counted.book.marks.get((queue, source))
 
         def purged_to(queue: str, sent_ms: int) -> int:
-            purge = self._definitions().purge(queue)
+            purge = self._definitions().skipped(queue)
             return 0 if purge is None or sent_ms > purge.until_ms else purge.ends.get(source, 0)
 
-        waiting = Waiting(acquired, owner, purged_to, lambda queue: self._definitions().defines(queue))
-        counted = CountedSource(source, book, owner, waiting, position, span.stop, span.stop, committed)
+        waiting = Waiting(acquired, owners, purged_to, lambda queue: self._definitions().defines(queue))
+        counted = CountedSource(source, book, owners, waiting, position, span.stop, span.stop, committed)
         return counted
+
+    def _first_of(self, queue: str, source: Source, book: LeaseBook) -> int:
+        """Return the offset before which no record of a queue's topic waits.
+
+        The committed offset may be from a time when fewer queues named the topic.
+        """
+        marks, skipped = book.marks.get((queue, source)), self._definitions().skipped(queue)
+        begin = 0 if skipped is None else skipped.ends.get(source, 0)
+        return begin if marks is None else max(begin, marks.first_free(0))
 
 
 log = logging.getLogger("marq.backlog")

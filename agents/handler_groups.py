@@ -6,14 +6,14 @@ it, or if a module of its MARQ_HANDLERS has one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from marq.kafka.serving import Serving, serving
 from marq.settings.definitions import HANDLERS_GROUP, Definitions
 from marq.settings.partitions import Partitions
-from marq.settings.queue import AT_MOST_ONCE
+from marq.settings.purges import Purge
 from marq.wire.errors import ConfigError
 
 #: Layers whose handlers every worker runs; decorated handlers need the module.
@@ -37,8 +37,8 @@ class HandlerGroup:
     """What one process runs; an equal group needs no new process.
 
     ``modules`` have lifespans or middleware for it, besides the modules of its handlers.
-    ``transactional``: some of its queues deliver at most once, so the process acquires their messages in transactions,
-    and reads only committed records. A process can't change how it reads.
+    ``transactional``: one of its queues is, so the process acquires the messages of all of them in transactions, and
+    reads only committed records. A process can't change how it reads.
     """
 
     name: str
@@ -52,10 +52,12 @@ class HandlerGroup:
     def topics(self) -> dict[str, str]:
         return {name: queue.topic for name, queue in self.queues.items() if queue.topic is not None}
 
-    def serving(self, messages: str, queues: Iterable[str]) -> Serving:
-        """Return what to read for some of the queues."""
+    def serving(
+        self, messages: str, queues: Iterable[str], skipped: Callable[[str], Purge | None] = lambda _: None
+    ) -> Serving:
+        """Return what to read for some of the queues; ``skipped`` as in :class:`marq.kafka.serving.Serving`."""
         reads = {name: queue.reads for name, queue in self.queues.items()}
-        return serving(messages, queues, self.topics, reads, self.changed_at)
+        return serving(messages, queues, self.topics, reads, self.changed_at, skipped)
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,23 +93,23 @@ def handler_groups(
             groups.setdefault(group, {})[queue] = HandledQueue(handler, settings.concurrency, settings.topic, reads)
     return {
         name: HandlerGroup(
-            name, queues, modules, bool(_at_most_once(queues, definitions)), definitions.changed_at(queues)
+            name, queues, modules, bool(_transactional(queues, definitions)), definitions.changed_at(queues)
         )
         for name, queues in sorted(groups.items())
     }
 
 
-def _at_most_once(queues: Iterable[str], definitions: Definitions) -> list[str]:
-    return [queue for queue in queues if definitions.settings(queue).delivery == AT_MOST_ONCE]
+def _transactional(queues: Iterable[str], definitions: Definitions) -> list[str]:
+    return [queue for queue in queues if definitions.settings(queue).transactional]
 
 
 def check_transactional(group: HandlerGroup, definitions: Definitions) -> None:
-    """Check that a process that was started before a queue became at-most-once does not serve it."""
-    changed = _at_most_once(group.queues, definitions)
+    """Check that a process that was started before a queue became transactional does not serve it."""
+    changed = _transactional(group.queues, definitions)
     if changed and not group.transactional:
         raise ConfigError(
-            f"group {group.name!r}: queue {changed[0]!r} delivers at most once, but this process was started before"
-            " that change and would not acquire its messages in transactions: the worker starts another process"
+            f"group {group.name!r}: queue {changed[0]!r} is transactional, but this process was started before that"
+            " change and would not acquire its messages in transactions: the worker starts another process"
         )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from marq.core.storage.rows import HELD, WAITING, LeaseRow, State
 from marq.settings.schedules import Schedule
 from marq.wire.errors import ConfigError
-from marq.wire.markers import Payload, Source
+from marq.wire.markers import BLOCKED_MS, Payload, Source
 from marq.wire.names import PREVIOUS_HEADER
 from marq.wire.record_headers import origin, record_id
 from marq_worker.agents.ownership import Ownership
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 #: States that a query can ask for.
 STATES: Mapping[str, tuple[State, ...]] = {"in_flight": HELD, "delayed": WAITING}
+#: The state of messages that no operator can release, because their consumer, which delivers them, would not notice.
+UNRELEASABLE = State.LEASED_IN_ORDER.name.lower()
+#: A message that waits for longer blocks its ordering key until an operator acts; no backoff is as long.
+BLOCKED_S = BLOCKED_MS / 2 / 1000
 #: Messages of one answer: maximum and default.
 MAX_MESSAGES, DEFAULT_MESSAGES = 1_000, 100
 #: Maximum if the query asks only for places.
@@ -44,7 +48,7 @@ class Choice:
     """The first ``limit`` messages of a queue by due time, due before ``until_ms`` if set.
 
     ``error``: part of the error or reason of the release, case-folded; ``attempts``, ``older_ms``: minimum number of
-    deliveries and minimum age; ``places``: return only the places of messages.
+    deliveries and minimum age; ``places``: return only places, of messages that an action can affect.
     """
 
     queue: str
@@ -60,6 +64,7 @@ class Choice:
         return (
             lease.queue == self.queue
             and lease.state in self.states
+            and not (self.places and lease.state is State.LEASED_IN_ORDER)
             and (self.until_ms is None or lease.due_ms < self.until_ms)
             and lease.attempt >= self.attempts
             and (not self.older_ms or now_ms - lease.since_ms >= self.older_ms)
@@ -100,7 +105,7 @@ def _read_moment(text: str) -> int:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise ConfigError(f"until={text}: expected a moment with a time zone, as in 2030-01-31T08:00:00+00:00")
+        raise ConfigError(f"until={text}: expected a time with a time zone, as in 2030-01-31T08:00:00+00:00")
     return int(moment.timestamp() * 1000)
 
 
@@ -109,7 +114,7 @@ async def open_messages(owners: TrackerOwners, choice: Choice, redaction: Redact
     first: list[tuple[int, Source, int, LeaseRow, Ownership]] = []
     for owner in list(owners.owned.values()):
         now_ms = owner.tracker.estimate_ms(int(time.monotonic() * 1000))
-        for source, some in _in_pieces(owner):
+        for source, some in in_pieces(owner):
             fitting = [
                 (lease.due_ms, source, number, lease, owner) for number, lease in some if choice.fits(lease, now_ms)
             ]
@@ -119,17 +124,19 @@ async def open_messages(owners: TrackerOwners, choice: Choice, redaction: Redact
         return [{"place": record_id(source, number), "due": moment(due_ms)} for due_ms, source, number, *_ in first]
     shown = []
     for message in first:
-        shown.append(_described(*message, redaction))
+        shown.append(described(*message, redaction))
         await asyncio.sleep(0)
     return shown
 
 
-def open_message(owners: TrackerOwners, source: Source, number: int, redaction: Redaction) -> dict[str, Any] | None:
-    """Return one open message; None if this worker does not own it."""
+def open_message(
+    owners: TrackerOwners, queue: str, source: Source, number: int, redaction: Redaction
+) -> dict[str, Any] | None:
+    """Return one open message, of ANY_QUEUE or of one queue; None if this worker does not own it."""
     for owner in owners.owned.values():
-        lease = owner.tracker.book.open_in(source).get(number)
+        lease = owner.tracker.book.open_in(queue, source).get(number)
         if lease is not None:
-            return _described(lease.due_ms, source, number, lease, owner, redaction)
+            return described(lease.due_ms, source, number, lease, owner, redaction)
     return None
 
 
@@ -142,7 +149,7 @@ async def sources_of(owners: TrackerOwners, queue: str) -> list[dict[str, Any]]:
     by_source: dict[Source, dict[str, Any]] = {}
     for owner in list(owners.owned.values()):
         now_ms = owner.tracker.estimate_ms(int(time.monotonic() * 1000))
-        for source, some in _in_pieces(owner):
+        for source, some in in_pieces(owner):
             ours = [(number, lease) for number, lease in some if lease.queue == queue]
             if ours:
                 _add_source(by_source, source, ours, now_ms)
@@ -167,17 +174,19 @@ def _add_source(
     row["oldest_seconds"] = max(row["oldest_seconds"], age_s)
 
 
-def _in_pieces(owner: Ownership) -> Iterator[tuple[Source, list[tuple[int, LeaseRow]]]]:
+def in_pieces(owner: Ownership) -> Iterator[tuple[Source, list[tuple[int, LeaseRow]]]]:
+    """Yield the open messages of a partition, in pieces of one source each."""
     for source, leases in owner.tracker.book.leases_by_source():
         for start in range(0, len(leases), _AT_ONCE):
             yield source, leases[start : start + _AT_ONCE]
 
 
-def _described(
+def described(
     due_ms: int, source: Source, number: int, lease: LeaseRow, owner: Ownership, redaction: Redaction
 ) -> dict[str, Any]:
+    """Return an open message as pages and programs show it, with its payload if that is known."""
     now_ms = owner.tracker.estimate_ms(int(time.monotonic() * 1000))
-    payload = owner.engine.payload(source, number)
+    payload = owner.engine.payload(lease.queue, source, number)
     place = record_id(source, number)
     shown: dict[str, Any] = {
         "id": place,
@@ -190,7 +199,8 @@ def _described(
         "since": moment(lease.since_ms),
         "attempt": lease.attempt,
         "error": lease.text,
-        "holder": lease.holder,
+        # A message that waits in its place keeps its last holder.
+        "holder": lease.holder if lease.state in HELD else 0,
     }
     return shown if payload is None else {**shown, **_content(source, number, payload, redaction)}
 
@@ -228,9 +238,9 @@ def described_schedules(owners: Iterable[Ownership]) -> list[dict[str, Any]]:
 def _schedule(owner: Ownership, schedule: Schedule) -> dict[str, Any]:
     planner, book = owner.engine.planner, owner.tracker.book
     source = planner.source(schedule)
-    opened, last_s = book.open_in(source), book.last_number(source)
+    opened, last_s = book.open_in(schedule.queue, source), book.last_number(source)
     if opened:
-        last_s = _previous(owner.engine.payload(source, min(opened)))
+        last_s = _previous(owner.engine.payload(schedule.queue, source, min(opened)))
     return {
         "name": schedule.name,
         "queue": schedule.queue,

@@ -358,11 +358,6 @@ class Ownership:
                 raise
             log_refused(write)
             return
-        except (ProducerFenced, InvalidProducerEpoch):
-            raise
-        except (KafkaError, TimeoutError) as error:
-            self._writer.close_own_topics([fire for fire, _ in write.due], error)
-            raise
         self.transactions += 1
         self.fired += len(write.due)
         if lateness_ms:

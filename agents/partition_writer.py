@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError, UnknownTopicOrPartitionError
+from aiokafka.errors import MessageSizeTooLargeError, RecordListTooLargeError, UnknownTopicOrPartitionError
 
 from marq.core.deliveries import redeliveries
 from marq.core.deliveries.redeliveries import Redelivery
@@ -23,10 +22,12 @@ from marq.core.storage import rows
 from marq.kafka.connection import stop_producer
 from marq.kafka.paced_clients import paced
 from marq.owner.write import Unreadable, Write
+from marq.settings.ordering import partition_of
 from marq.wire import notes
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Payload
 from marq.wire.notes import Note
+from marq.wire.record_headers import ordering_key
 from marq_worker.agents.owner_context import OwnerContext
 
 log = logging.getLogger("marq.tracker")
@@ -78,45 +79,6 @@ def _size_bytes(copy: Redelivery) -> int:
     return len(copy.key or b"") + len(copy.value or b"") + headers + _RECORD_BYTES
 
 
-#: How long to wait for the broker's answer about a topic, and how long to trust it.
-LOOK_SECONDS = 2.0
-BELIEVE_SECONDS = 60.0
-
-
-class OwnTopics:
-    """Whether redeliveries can go back to the topics that queues have of their own.
-
-    Such a topic may be deleted, compacted, or closed to the worker. The redelivery then goes to the messages topic,
-    which the queue's consumers read too. Waiting for the topic would hold up all queues of the partition.
-    """
-
-    def __init__(self) -> None:
-        self._usable: dict[str, tuple[bool, float]] = {}
-
-    async def usable(self, producer: Any, topic: str) -> bool:
-        """Return whether a topic exists and may be described."""
-        usable, until = self._usable.get(topic, (False, 0.0))
-        if time.monotonic() < until:
-            return usable
-        try:
-            async with asyncio.timeout(LOOK_SECONDS):
-                await producer.partitions_for(topic)
-        except (KafkaError, TimeoutError) as error:
-            self.close(topic, error if isinstance(error, KafkaError) else UnknownTopicOrPartitionError())
-            return False
-        self._usable[topic] = True, time.monotonic() + BELIEVE_SECONDS
-        return True
-
-    def close(self, topic: str, error: KafkaError | TimeoutError) -> None:
-        """Send no redeliveries to a topic for a while."""
-        log.error(
-            "topic %s can't be written (%s): redeliveries of its queue go to the shared messages topic",
-            topic,
-            type(error).__name__,
-        )
-        self._usable[topic] = False, time.monotonic() + BELIEVE_SECONDS
-
-
 @dataclass
 class PartitionWriter:
     partition: int
@@ -125,7 +87,6 @@ class PartitionWriter:
     producer: AIOKafkaProducer | None = None
     #: The partition that got the last redelivery of a queue that lives on all partitions.
     _turn: int = 0
-    _own_topics: OwnTopics = field(default_factory=OwnTopics)
 
     @property
     def _owner(self) -> list[tuple[str, bytes]]:
@@ -161,15 +122,6 @@ class PartitionWriter:
         producer, self.producer = self.producer, None
         if producer is not None:
             await stop_producer(producer, STOP_PRODUCER_SECONDS)
-
-    def close_own_topics(self, fires: Iterable[DueAction], error: KafkaError | TimeoutError) -> None:
-        """Send none of these redeliveries to their queues' own topics for a while.
-
-        The error does not tell which topic refused. A topic that is compacted or short of replicas would refuse each
-        attempt, and hold up all queues of the partition.
-        """
-        for topic in {self._own_topic(fire) for fire in fires} - {None}:
-            self._own_topics.close(topic, error)
 
     async def commit(self, write: Write) -> tuple[int, int]:
         """Send a write in one transaction; return its last offsets in the markers partition and the changelog.
@@ -223,42 +175,38 @@ class PartitionWriter:
     async def _send_copy(
         self, producer: AIOKafkaProducer, write: Write, fire: DueAction, payload: Payload, batches: CopyBatches
     ) -> list[Any]:
-        own_topic = self._own_topic(fire)
-        if own_topic is not None and not await self._own_topics.usable(producer, own_topic):
-            own_topic = None
-        copy = redeliveries.redelivery(fire, payload, write.now_ms, own_topic)
-        options = {"headers": copy.headers, "timestamp_ms": write.appended_ms}
+        names, queue = self.context.names, fire.lease.queue
+        copy = redeliveries.redelivery(
+            fire,
+            payload,
+            write.now_ms,
+            own_topic=names.is_senders_topic(fire.source.topic),
+            ordered=self.context.settings(queue).ordered,
+        )
         if copy.destination is Destination.DEAD_LETTERS:
-            return [await producer.send(self.context.names.dead_letters, copy.value, copy.key, **options)]
-        if copy.own_topic:
-            source = fire.source
-            try:
-                return [await producer.send(source.topic, copy.value, copy.key, partition=source.partition, **options)]
-            except AssertionError:
-                # aiokafka asserts that the partition exists: the topic was recreated with fewer.
-                self._own_topics.close(source.topic, UnknownTopicOrPartitionError())
-                return await self._send_copy(producer, write, fire, payload, batches)
-        batches.add(await self._partition(producer, fire.lease.queue), copy, write.appended_ms)
+            options = {"headers": copy.headers, "timestamp_ms": write.appended_ms}
+            return [await producer.send(names.dead_letters, copy.value, copy.key, **options)]
+        key = ordering_key(copy.headers)
+        batches.add(await self._partition(producer, queue, key), copy, write.appended_ms)
         return []
 
-    async def _partition(self, producer: AIOKafkaProducer, queue: str) -> int:
-        """Return the partition of the messages topic for a redelivery."""
+    async def _partition(self, producer: AIOKafkaProducer, queue: str, key: bytes | None) -> int:
+        """Return the partition of the messages topic for a redelivery, or for a delayed message that is due."""
         sends = self.context.placement(queue).sends
+        if key is not None and sends is None:
+            # Senders use a key only after the queue's partitions were fixed, so this placement is outdated.
+            sends = tuple(range(self.context.messages_partitions))
         if sends is None:
             self._turn = (self._turn + 1) % self.context.messages_partitions
             return self._turn
         # aiokafka fails on a partition that was added after its last metadata request.
         existing = await producer.partitions_for(self.context.names.messages)
-        known = [number for number in sends if number in existing]
+        wanted = sends if key is None else [partition_of(key, sends)]
+        known = [number for number in wanted if number in existing]
         if not known:
             raise UnknownTopicOrPartitionError(f"{self.context.names.messages}: partitions {sends} of queue {queue!r}")
         # Random, because redeliveries of alternating queues would get the same partition each turn.
         return random.choice(known)
-
-    def _own_topic(self, fire: DueAction) -> str | None:
-        """Return the queue's own topic if a redelivery goes back to it."""
-        topic = self.context.settings(fire.lease.queue).topic
-        return topic if topic == fire.source.topic and fire.destination is Destination.QUEUE else None
 
     async def _send_rows(
         self, producer: AIOKafkaProducer, changes: Mapping[bytes, bytes | None], at_ms: int

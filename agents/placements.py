@@ -25,7 +25,7 @@ from marq.kafka.topics import ensure_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, placement_key
-from marq.settings.partitions import GRACE_S, Partitions, Placement, subset
+from marq.settings.partitions import GRACE_S, Partitions, Placement
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
 
@@ -99,9 +99,9 @@ class PlacementKeeper(Service):
         unsettled: dict[str, Placement] = {}
         for queue in queues:
             placement = definitions.placement(queue)
-            wanted = subset(queue, partitions, definitions.settings(queue).partitions)
-            if placement.sends != wanted:
-                moves[queue] = placement.moved(wanted)
+            following = placement.following(queue, partitions, definitions.settings(queue))
+            if following is not None:
+                moves[queue] = following
             elif not placement.settled:
                 unsettled[queue] = placement
         await self._write(moves)

@@ -7,12 +7,9 @@ has its own process, a Faust application with this single agent (app/handlers/pr
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import sys
-import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -34,10 +31,8 @@ from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
 from marq_worker.agents.handler_groups import HandlerGroup, check_transactional
+from marq_worker.agents.handler_modules import load_function, load_module
 from marq_worker.agents.stream_reader import Partitions, StreamReader
-
-#: Files whose frames precede the user's code in the traceback of an import.
-_IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
 
 log = logging.getLogger("marq.handlers")
 
@@ -62,7 +57,7 @@ class Handlers:
         check_room(self.group.name, self.group.queues)
         check_transactional(self.group, definitions)
         handlers = load_handlers(self.group)
-        served = self.group.serving(client.names.messages, handlers)
+        served = self.group.serving(client.names.messages, handlers, definitions.skipped)
         self.reader = StreamReader(served, partitions)
         modules = modules_around(self.group, handlers)
         chain, resources = middleware_in(*modules), Resources(lifespans_in(*modules))
@@ -157,15 +152,7 @@ def load_handlers(group: HandlerGroup) -> dict[str, Handler]:
 
 def load_handler(queue: str, name: str) -> Handler:
     """Import the handler of a queue, ``module:function``."""
-    module, _, path = name.partition(":")
-    try:
-        handler: Handler = functools.reduce(getattr, path.split("."), _import(module))  # type: ignore[arg-type]
-    except Exception as error:  # importing a module can raise anything
-        raise _not_imported(
-            f"queue {queue!r}: its handler {name!r} can't be imported ({error!r}); expected "
-            "MODULE:FUNCTION, importable from the directory that the worker is started in",
-            error,
-        ) from error
+    handler: Handler = load_function(queue, name)  # type: ignore[assignment]
     try:
         check_handler(handler)
         codec_of(handler, queue)
@@ -176,50 +163,25 @@ def load_handler(queue: str, name: str) -> Handler:
 
 def load_modules(modules: tuple[str, ...]) -> list[HandlerDefinition]:
     """Import modules and return the decorated handlers in them."""
-    return handlers_in(*map(_load_module, modules))
+    return handlers_in(*map(load_module, modules))
 
 
 def surrounding(modules: tuple[str, ...]) -> tuple[str, ...]:
     """Return those of the modules that have lifespans or middleware."""
-    loaded = {name: _load_module(name) for name in modules}
+    loaded = {name: load_module(name) for name in modules}
     return tuple(name for name, module in loaded.items() if lifespans_in(module) or middleware_in(module))
+
+
+def without_handlers(modules: tuple[str, ...]) -> list[str]:
+    """Return those of the modules that have nothing for a worker, perhaps because a decorator was forgotten."""
+    around = surrounding(modules)
+    return [name for name in modules if name not in around and not handlers_in(load_module(name))]
 
 
 def modules_around(group: HandlerGroup, handlers: Iterable[str]) -> list[ModuleType]:
     """Return the modules whose lifespans and middleware apply to the handlers of some queues."""
     own = [sys.modules[group.queues[queue].handler.partition(":")[0]] for queue in handlers]
-    return [*map(_load_module, group.modules), *own]
-
-
-def _load_module(name: str) -> ModuleType:
-    try:
-        return _import(name)
-    except Exception as error:  # importing a module can raise anything
-        raise _not_imported(
-            f"MARQ_HANDLERS: module {name!r} can't be imported ({error!r}); expected a module that is importable from "
-            "the directory that the worker is started in",
-            error,
-        ) from error
-
-
-def _not_imported(text: str, error: Exception) -> ConfigError:
-    """Return the error for a failed import, with the traceback from the user's first line as its note."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_IMPORTING):
-        trace = trace.tb_next
-    failed = ConfigError(text)
-    # If no line of the user's code ran, the module or function is missing, and the text is enough.
-    if trace is not None or isinstance(error, SyntaxError):
-        failed.add_note("".join(traceback.format_exception(type(error), error, trace)).rstrip())
-    return failed
-
-
-def _import(name: str) -> ModuleType:
-    # The `faust` script has its own directory in the path, and Faust adds ours only while it looks for the app.
-    directory = str(Path.cwd())
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
-    return importlib.import_module(name)
+    return [*map(load_module, group.modules), *own]
 
 
 def attach(

@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from marq.wire.names import RESERVED_HEADER
+from marq.wire.names import ORDERING_KEY_HEADER, RESERVED_HEADER
 
 HIDDEN = "[hidden]"
 ALL_HIDDEN = "[hidden: MARQ_REDACT hides fields, and this value is not JSON, so it cannot be searched]"
@@ -18,6 +18,8 @@ ALL_HIDDEN = "[hidden: MARQ_REDACT hides fields, and this value is not JSON, so 
 MAX_JSON_BYTES = 65_536
 #: Characters of text, and bytes in hexadecimal, that the page of a message shows.
 MAX_TEXT, MAX_HEX_BYTES = 16_384, 1_024
+#: Bytes of an ordering key to show.
+MAX_KEY_BYTES = 200
 _HEX_LINE = 16
 
 
@@ -50,6 +52,12 @@ class Redaction:
             for name, value in headers
             if not name.startswith(RESERVED_HEADER)
         }
+
+    def ordering_key(self, key: bytes | None) -> str | None:
+        """Return an ordering key as text, None for no key; it is hidden if its header's name is."""
+        if not key:
+            return None
+        return HIDDEN if ORDERING_KEY_HEADER in self._names else _cut(key, MAX_KEY_BYTES)
 
     def forms(self, value: bytes | None) -> list[Form]:
         """Return a payload in all forms to show, the most useful one first."""

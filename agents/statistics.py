@@ -37,6 +37,7 @@ _COUNTED = tuple(each.name for each in fields(Counts))
 #: Built once: pages add up thousands of queues.
 _EMPTY: Mapping[str, float] = {
     **dict.fromkeys(("in_flight", "waiting_for_delivery", "waiting_for_redelivery", "waiting_for_dead_letters"), 0),
+    "blocked_keys": 0,
     "oldest_lease_seconds": 0.0,
     **dict.fromkeys(_COUNTED, 0),
     **{f"{name}_per_second": 0.0 for name in _RATED},
@@ -238,6 +239,7 @@ def _add_gauges(queues: dict[str, dict[str, float]], owner: Ownership, gauges: M
         metrics["waiting_for_redelivery"] += gauge.released
         metrics["waiting_for_dead_letters"] += gauge.rejected
         metrics["waiting_for_delivery"] += gauge.delayed
+        metrics["blocked_keys"] += gauge.blocked
         if gauge.oldest_ms is not None:
             age = max(0.0, (now_ms - gauge.oldest_ms) / 1000)
             metrics["oldest_lease_seconds"] = max(metrics["oldest_lease_seconds"], age)

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata, TopicPartition
 
 from marq.kafka.offsets import Place
-from marq.kafka.positions import Positions, Progress
+from marq.kafka.positions import NOT_BEHIND, Behind, Positions, Progress
 from marq.kafka.protocol import Generation
 from marq.kafka.reader import GroupCommit, NotCommitted
 from marq.kafka.records import Records
@@ -270,41 +270,51 @@ class StreamReader:
             if self._rewound.get(source) == offset:
                 del self._rewound[source]
 
-    async def commit(self, offsets: Mapping[Source, int]) -> None:
-        after = self._after(offsets)
+    async def commit(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> None:
+        await self._commit(offsets, self._after(offsets, behind))
+
+    async def verify(self, sources: Collection[Source]) -> None:
+        offsets, current = self._progress.current(sources)
+        _check_assigned(sources, current)
+        await self._commit(offsets, current)
+
+    async def _commit(self, offsets: Mapping[Source, int], after: Mapping[Source, Positions]) -> None:
         try:
             async with asyncio.timeout(COMMIT_SECONDS):
                 await self._partitions.commit(self._encoded(offsets, after))
         except (KafkaError, TimeoutError) as error:
             raise NotCommitted(str(error) or type(error).__name__) from error
-        self._progress.take(after)
+        self._progress.take(offsets, after)
 
-    def commit_of(self, offsets: Mapping[Source, int]) -> GroupCommit:
+    def commit_of(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> GroupCommit:
         """See :class:`marq.kafka.reader.TransactionalReader`."""
-        after = self._after(offsets)
+        after = self._after(offsets, behind)
         if self._generation.number < 0:
             # Without a generation the group would accept it as the commit of an administrator.
             raise NotCommitted("the group has removed this member")
         commits = {
             TopicPartition(*source): OffsetAndMetadata(*each) for source, each in self._encoded(offsets, after).items()
         }
-        return GroupCommit(self._partitions.group, self._generation, commits, after)
+        return GroupCommit(self._partitions.group, self._generation, commits, after, offsets)
 
     def committed(self, commit: GroupCommit) -> None:
         """Note that this commit has succeeded."""
-        self._progress.take(commit.after)
+        self._progress.take(commit.ends, commit.after)
 
-    def _after(self, offsets: Mapping[Source, int]) -> Mapping[Source, Positions]:
-        after = self._progress.after(self._serving, offsets)
-        for topic, partition in offsets.keys() - after.keys():
-            raise NotCommitted(f"{topic}/{partition} is no longer assigned")
+    def _after(self, offsets: Mapping[Source, int], behind: Behind) -> Mapping[Source, Positions]:
+        after = self._progress.after(self._serving, offsets, behind)
+        _check_assigned(offsets, after)
         return after
 
     def _encoded(
         self, offsets: Mapping[Source, int], after: Mapping[Source, Positions]
     ) -> dict[Source, tuple[int, str]]:
         by, changed_at = self._partitions.committer, self._serving.changed_at
-        return {source: (offset, after[source].encode(offset, by, changed_at)) for source, offset in offsets.items()}
+        numbers = {
+            source: after[source].number(self._serving.queues_in(source.topic), offset)
+            for source, offset in offsets.items()
+        }
+        return {source: (number, after[source].encode(number, by, changed_at)) for source, number in numbers.items()}
 
     def rewind(self, offsets: Mapping[Source, int]) -> None:
         for source, offset in offsets.items():
@@ -319,3 +329,8 @@ class StreamReader:
 
     async def keep_alive(self) -> None:
         return
+
+
+def _check_assigned(wanted: Collection[Source], positions: Mapping[Source, Positions]) -> None:
+    for topic, partition in set(wanted) - positions.keys():
+        raise NotCommitted(f"{topic}/{partition} is no longer assigned")

@@ -125,7 +125,7 @@ class _Times:
 
 
 class Waiting:
-    """The waiting records of one source; ``owner``: the queue whose own topic it is, if any.
+    """The waiting records of one source; ``owners``: the queues that name its topic, none for the messages topic.
 
     ``purged_to`` returns the offset up to which a queue's records that were sent until a time are purged, 0 if none
     are; ``defined`` tells whether a queue is defined.
@@ -134,12 +134,12 @@ class Waiting:
     def __init__(
         self,
         marks: Callable[[str], AcquiredRanges | None],
-        owner: str | None = None,
+        owners: Sequence[str] = (),
         purged_to: Callable[[str, int], int] = lambda _queue, _sent_ms: 0,
         defined: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._marks = marks
-        self._owner = owner
+        self._owners = owners
         self._purged_to = purged_to
         self._defined = defined
         self._queues: dict[str, Offsets] = {}
@@ -207,8 +207,8 @@ class Waiting:
 
     def _of_queues(self, records: Records) -> dict[str, Sequence[int]]:
         keys, offsets = records.keys, records.offsets
-        if self._owner is not None:
-            return {self._owner: offsets}
+        if self._owners:
+            return dict.fromkeys(self._owners, offsets)
         first = keys[0]
         by_key: dict[bytes | None, Sequence[int]] = {}
         if keys.count(first) == len(keys):

@@ -24,7 +24,7 @@ def create_app() -> "MarqApp":
     process = handlers_process.HandlersProcess.read(os.environ)
     if process is not None:
         app = handlers_process.create_handlers_app(settings, client, process)
-        # Only now: Faust imports a module that failed again, and a worker in place of a handlers process starts more.
+        # Only now: Faust imports a module that failed again, and a worker in place of a handler process starts more.
         del os.environ[handlers_process.VARIABLE]
         return app
     # Commands, pages and tables are half of the imports: a handler process starts 0.3 s sooner without them.

@@ -147,6 +147,15 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         range_: tuple[int, int] = await self.call_thread(self._log_range, _aiokafka(tp))
         return range_
 
+    def verify_event_path(self, now: float, tp: TP) -> None:
+        """Skip Faust's search for stalled partitions: after each rebalance it logs errors until the first fetch.
+
+        Our watchdog compares with the broker what was read.
+        """
+
+    def verify_recovery_event_path(self, now: float, tp: TP) -> None:
+        """Skip it for changelogs, too."""
+
     async def _log_range(self, partition: aiokafka.TopicPartition) -> tuple[int, int]:
         # Concurrently: a broker answers after a fetch that waits for records, and two requests after two.
         consumer = self._ensure_consumer()
@@ -158,8 +167,6 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         await self.call_thread(self._commit_exactly, offsets)
 
     async def _commit_exactly(self, offsets: Mapping[TP, tuple[int, str]]) -> None:
-        now = monotonic()
-        self.tp_last_committed_at.update(dict.fromkeys(offsets, now))
         await self._ensure_consumer().commit({_aiokafka(tp): OffsetAndMetadata(*each) for tp, each in offsets.items()})
 
 

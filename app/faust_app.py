@@ -1,4 +1,4 @@
-"""Common parts of Marq's two Faust applications: the worker's, and that of its handlers processes."""
+"""Common parts of Marq's two Faust applications: the worker's, and that of its handler processes."""
 
 from __future__ import annotations
 

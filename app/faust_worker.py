@@ -74,6 +74,10 @@ class MarqWorker(faust.Worker):
         if cancelled:
             await asyncio.wait(cancelled, timeout=LAST_TASKS_S)
 
+    def on_worker_shutdown(self) -> None:
+        """Limit every stop: after an error of the event loop, Faust's threads would keep the process alive."""
+        self._limit_stop()
+
     def _limit_stop(self) -> None:
         # A thread, because without a broker a client may block the event loop's timers.
         timer = threading.Timer(self._stop_timeout, self._end)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marq.queues.queues import Queues
+from marq.settings.combinations import check_combinations, check_topic
 from marq.settings.definitions import DEFAULTS_KEY, Definitions, layer_key
 from marq.settings.schedules import schedule_key
 from marq.wire.errors import ConfigError
@@ -27,8 +28,11 @@ async def publish(queues: Queues, names: Names, file: QueuesFile) -> None:
     after = queues.definitions.after(documents)
     check_topics(after, names, file)
     if documents:
-        after.check_leases()
-        await queues.publish(documents)
+        check_combinations(after)
+        try:
+            await queues.publish(documents)
+        except ConfigError as error:
+            raise ConfigError(f"{file.path}: {error}") from error
         log.info("%s published: %s", file.path, ", ".join(key.decode() for key in documents))
 
 
@@ -56,19 +60,9 @@ def differences(definitions: Definitions, file: QueuesFile) -> dict[bytes, Mappi
 
 
 def check_topics(definitions: Definitions, names: Names, file: QueuesFile) -> None:
-    """Refuse definitions in which a topic belongs to two queues, or to a queue and to Marq."""
-    owners: dict[str, str] = {}
-    for queue in definitions.names():
-        topic = definitions.settings(queue).topic
-        if topic is None:
-            continue
-        if names.is_own_topic(topic):
-            raise ConfigError(
-                f"{file.path}: [queues.{queue}]: topic: {topic!r} belongs to marq; a queue without a topic gets its"
-                f" messages from {names.messages}"
-            )
-        if owners.setdefault(topic, queue) != queue:
-            raise ConfigError(
-                f"{file.path}: queues {owners[topic]!r} and {queue!r} would have the same topic {topic!r}, set in"
-                " the file or at run time; `marq queue NAME` shows both, and --unset topic undoes a change"
-            )
+    """Check the topics of all queues; raises as :func:`marq.settings.combinations.check_topic`."""
+    try:
+        for queue in definitions.names():
+            check_topic(definitions, queue, names)
+    except ConfigError as error:
+        raise ConfigError(f"{file.path}: {error}") from error

@@ -7,8 +7,6 @@ import sys
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from marq.wire.errors import MarqError
-
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
@@ -48,6 +46,6 @@ def plain(text: str) -> str:
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
-def end_with(error: MarqError) -> NoReturn:
+def end_with(error: Exception) -> NoReturn:
     """End the process with the error's notes (such as the traceback of a failed import) and its text."""
     sys.exit("\n".join([*getattr(error, "__notes__", ()), f"marq: {error}"]))

@@ -332,7 +332,7 @@ class History:
 
     def _bury(self, fire: DueAction, story: _Story) -> None:
         now = _now_ms()
-        made = redelivery(fire, story.payload, now, None)
+        made = redelivery(fire, story.payload, now, own_topic=False)
         partition = self._dead_letters % len(self._lanes)
         self._dead_letters += 1
         self._log.write(self._names.dead_letters, partition, made.value, made.key, made.headers, now)
@@ -341,7 +341,7 @@ class History:
 
     def _send_copy(self, fire: DueAction, story: _Story) -> None:
         now = _now_ms()
-        made = redelivery(fire, story.payload, now, None)
+        made = redelivery(fire, story.payload, now, own_topic=False)
         lane = self._lanes[(fire.source.partition + 1) % len(self._lanes)]
         offset = self._log.write(*lane.source, made.value, made.key, made.headers, now)
         self.truth.rows["messages"] += 1

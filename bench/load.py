@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,17 @@ async def fill(servers: str, prefix: str, count: int, size: int) -> None:
     async with marq.Producer(servers, prefix=prefix) as producer:
         for start in range(0, count, CHUNK):
             await producer.send_many(QUEUE, values(start, min(start + CHUNK, count), size))
+
+
+async def fill_keys(servers: str, prefix: str, count: int, size: int, keys: int) -> None:
+    """Make QUEUE a queue with ordering, and send it numbered messages of several ordering keys in turn."""
+    async with marq.Queues(servers, prefix=prefix) as queues, marq.Producer(servers, prefix=prefix) as producer:
+        await queues.change(QUEUE, ordering="key")
+        for start in range(0, count, CHUNK):
+            messages = values(start, min(start + CHUNK, count), size)
+            await asyncio.gather(
+                *[producer.send(QUEUE, each, ordering_key=str(n % keys)) for n, each in enumerate(messages, start)]
+            )
 
 
 async def fill_queues(

@@ -44,6 +44,8 @@ RENAMED = {
     "quiet queue beside": "quiet queue next to",
     "with a spread of 1": "with partitions = 1",
     "spread of 1": "partitions = 1",
+    "redelivery, nothing else": "redelivery, without other traffic",
+    "1 % of": "1% of",
     "workers, of the speed of one of each": "workers: rate relative to one of each",
     "1 less 5% of noise": "1 minus 5% noise",
     "memory of a consumer, at the most": "peak memory of a consumer",
@@ -108,11 +110,11 @@ def _drain(name: str, found: Mapping[str, float]) -> Sequence[str]:
 def _work(cells: Mapping[str, Medians]) -> str:
     systems = [name for name in (RUN, SHARE, GROUP) if all(name in medians for medians in cells.values())]
     rows = [[_waiting(cell), *(rate(medians[name]) for name in systems)] for cell, medians in cells.items()]
-    return _table(("work per message (waiting), messages/s", *systems), rows)
+    return _table(("waiting time per message; rates in messages/s", *systems), rows)
 
 
 def _waiting(cell: str) -> str:
-    return "500 ms for 1 % of them" if cell == "slow" else cell.replace("ms", " ms")
+    return "500 ms for 1% of them" if cell == "slow" else cell.replace("ms", " ms")
 
 
 def _rabbitmq(row: Mapping[str, Any]) -> str:
@@ -120,7 +122,7 @@ def _rabbitmq(row: Mapping[str, Any]) -> str:
     if QUORUM not in medians:
         return f"RabbitMQ was not measured: {row['skipped'][QUORUM]}."
     rows = [(name, rate(found)) for name, found in medians.items()]
-    return _table(("a tenth of the messages (RabbitMQ syncs them to disk, Kafka does not)", "messages/s"), rows)
+    return _table(("a tenth as many messages (RabbitMQ syncs each to disk; Kafka does not)", "messages/s"), rows)
 
 
 def _bars(bars: Sequence[Mapping[str, Any]]) -> str:

@@ -32,21 +32,19 @@ def main() -> int:
     parser.add_argument("--jars", type=Path, action="append", default=[], metavar="LIST", help="fetch these, too")
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help="kept between runs (default: %(default)s)")
     arguments = parser.parse_args()
-    return run(None if arguments.prepare else arguments.data, arguments.jars)
-
-
-def run(data: Path | None, lists: Sequence[Path] = (), address: str | None = None) -> int:
-    """Fetch what is missing and run the broker, unless ``data`` is None; return the exit code."""
     try:
-        prepare(lists)
-        return (
-            0 if data is None else serve(data, address or os.environ.get("MARQ_BOOTSTRAP_SERVERS") or DEFAULT_ADDRESS)
-        )
+        return run(None if arguments.prepare else arguments.data, arguments.jars)
     except BrokerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def run(data: Path | None, lists: Sequence[Path] = (), address: str | None = None) -> int:
+    """Fetch what is missing and run the broker, unless ``data`` is None; return the exit code. Raises BrokerError."""
+    prepare(lists)
+    return 0 if data is None else serve(data, address or os.environ.get("MARQ_BOOTSTRAP_SERVERS") or DEFAULT_ADDRESS)
 
 
 def prepare(lists: Sequence[Path] = ()) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from marq_worker.broker import settings
-from marq_worker.broker.errors import BrokerError
+from marq_worker.broker.errors import BrokerError, not_written
 
 LOG_BYTES = 64 << 10
 
@@ -28,10 +28,7 @@ class BrokerDirectory:
             self.server_properties = self.path / "server.properties"
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BrokerError(
-                f"the broker cannot write its directory: {error}; free space there, or choose another disk "
-                "(TMPDIR for temporary brokers)"
-            ) from error
+            raise BrokerError(not_written("directory", error)) from error
 
     @property
     def temporary(self) -> list[Path]:
@@ -52,7 +49,7 @@ class BrokerDirectory:
         try:
             file = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise BrokerError(f"the broker cannot write its directory: {error}; free space there") from error
+            raise BrokerError(not_written("directory", error)) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -72,7 +69,7 @@ class BrokerDirectory:
             # An error message must quote the log of this start.
             (self.logs / "broker.log").unlink(missing_ok=True)
         except OSError as error:
-            raise BrokerError(f"the broker cannot write its settings: {error}; free space there") from error
+            raise BrokerError(not_written("settings", error)) from error
 
     def log(self) -> str:
         """Return the end of the log of the broker and its JVM, since the start."""

@@ -203,8 +203,8 @@ class EmbeddedBroker:
         self, command: list[str], host: str, port: int, further: Mapping[str, int], limit_seconds: float
     ) -> str | None:
         """Start once; return why it failed, or None."""
-        if not ports.is_free(host, port):
-            raise BrokerError(errors.port_taken(host, port))
+        if (error := ports.bind_error(host, port)) is not None:
+            raise BrokerError(errors.not_bound(host, port, error))
         directory = self._started_directory()
         directory.lock()
         membership = self._membership or _alone()

@@ -1,5 +1,6 @@
 """The one error of everything around the broker, and its text when a broker does not start."""
 
+import errno
 from pathlib import Path
 
 
@@ -20,6 +21,10 @@ _CAUSES = (
     ),
     ("Address already in use", "{address} is in use: stop what listens there or choose another address"),
     ("Cannot assign requested address", "{address} is not an address of this machine: choose one that is"),
+    (
+        "nonroutable meta-address",
+        "clients cannot connect to 0.0.0.0 or [::]: choose an address of this machine, such as 127.0.0.1",
+    ),
     ("Invalid maximum heap size", "Java does not accept the heap size: set MARQ_BROKER_HEAP to e.g. 512m"),
     ("Could not reserve enough space", "the machine lacks memory for the heap: set MARQ_BROKER_HEAP lower, e.g. 256m"),
     ("OutOfMemoryError", "the heap is too small: set MARQ_BROKER_HEAP higher, e.g. 1g"),
@@ -33,11 +38,23 @@ def is_port_conflict(log: str) -> bool:
     return "Address already in use" in log
 
 
-def port_taken(host: str, port: int) -> str:
+def not_bound(host: str, port: int, error: OSError) -> str:
+    """Return why a server cannot listen on this port, and what to do."""
+    if error.errno == errno.EACCES:
+        return f"{host}:{port}: this user may not listen there: choose a port above 1023"
+    if error.errno != errno.EADDRINUSE:
+        return f"{host}:{port}: {host} is not an address of this machine ({error.strerror}): use one, such as 127.0.0.1"
     return (
         f"{host}:{port} is in use: set MARQ_BOOTSTRAP_SERVERS to another host:port, or stop what listens there "
         f"(to see it: lsof -i :{port}, or ss -ltnp)"
     )
+
+
+def not_written(what: str, error: OSError) -> str:
+    """Return why a file or directory of a broker cannot be written, and what to do."""
+    full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+    advice = "free space there" if full else "choose another directory"
+    return f"the broker cannot write its {what}: {error}; {advice} (TMPDIR for temporary brokers)"
 
 
 def not_ready(exit_code: int | None, limit_seconds: float) -> str:

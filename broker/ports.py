@@ -26,6 +26,11 @@ ANSWER_LIMIT_BYTES = 1 << 20
 
 def is_free(host: str, port: int) -> bool:
     """Whether a server could listen on this port now."""
+    return bind_error(host, port) is None
+
+
+def bind_error(host: str, port: int) -> OSError | None:
+    """Return why a server could not listen on this port now, or None."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As the JVM does; otherwise a port in TIME_WAIT after a restart would look taken.
@@ -33,9 +38,9 @@ def is_free(host: str, port: int) -> bool:
         try:
             probe.bind((host, port))
             probe.listen(1)
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error
+    return None
 
 
 def free_port(host: str) -> int:

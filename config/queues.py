@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from marq.settings.combinations import check_combinations
 from marq.settings.cron import check_times
 from marq.settings.definitions import DEFAULTS_KEY, Definitions, layer_key
 from marq.settings.queue import check_defaults, check_document
@@ -83,9 +84,8 @@ def load_queues(path: Path, decorated: Collection[str] | None = ()) -> QueuesFil
         {check_queue_name(name): check_document(queue, f"{path}: [queues.{name}]") for name, queue in queues.items()},
         _schedules(path, document.get("schedules", {})),
     )
-    _check_topics(file)
     try:
-        file.definitions.check_leases()
+        check_combinations(file.definitions)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     if decorated is not None:
@@ -105,17 +105,6 @@ def _schedules(path: Path, tables: object) -> Mapping[str, Mapping[str, Any]]:
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
     return tables
-
-
-def _check_topics(file: QueuesFile) -> None:
-    owners: dict[str, str] = {}
-    for queue, document in file.queues.items():
-        topic = document.get("topic")
-        if topic is not None and owners.setdefault(topic, queue) != queue:
-            raise ConfigError(
-                f"{file.path}: queues {owners[topic]!r} and {queue!r} have the same topic {topic!r}; a topic belongs to"
-                " one queue"
-            )
 
 
 def _check_groups(file: QueuesFile, decorated: Collection[str]) -> None:

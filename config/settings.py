@@ -10,10 +10,12 @@ import difflib
 import os
 import tomllib
 from enum import StrEnum
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
 from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from marq.settings.client import ClientOptions, ClientSettings
@@ -23,16 +25,17 @@ from marq.wire.names import PREFIX_RULE, Names
 #: Read from the directory in which the worker or the command is started.
 ENV_FILE = Path(".env")
 PROJECT_FILE = Path("marq.toml")
-#: Internal: the parameters of a handlers process.
+#: Internal: the parameters of a handler process.
 HANDLERS_PROCESS = "MARQ_HANDLERS_PROCESS"
 
 
 class Role(StrEnum):
-    """The tasks of a worker: keep leases, run handlers, serve web pages."""
+    """The tasks of a worker: keep leases, run handlers, serve web pages, serve the API of SQS."""
 
     TRACKER = "tracker"
     HANDLERS = "handlers"
     WEB = "web"
+    SQS = "sqs"
 
 
 class LogFormat(StrEnum):
@@ -72,7 +75,15 @@ class AppSettings(BaseModel):
     count_waiting: bool = True
     #: Static membership: restarts of this worker cause no rebalance.
     instance_id: str | None = None
-    roles: frozenset[Role] = frozenset(Role)
+    roles: frozenset[Role] = frozenset(Role) - {Role.SQS}
+    sqs_bind: str = "127.0.0.1"
+    sqs_port: Annotated[int, Field(ge=1, le=65535)] = 9324
+    #: The address in the URLs of queues, if clients use another one than that of their requests.
+    sqs_url: str | None = None
+    #: The file with the access keys of SQS clients.
+    sqs_keys: Path | None = None
+    #: Signs receipt handles; all endpoints of a namespace have the same.
+    sqs_secret: SecretStr | None = None
     #: Modules with functions that are decorated with ``marq.handler``.
     handlers: tuple[str, ...] = ()
 
@@ -106,8 +117,11 @@ class AppSettings(BaseModel):
             return modules
         names = _words(modules)
         for module in names:
-            if not all(part.isidentifier() for part in module.split(".")):
-                raise ValueError(f"expected names of modules, separated by commas; {module!r} is not one")
+            if not _is_module(module):
+                # A path, or a function of marq.toml.
+                meant = module.partition(":")[0].removeprefix("./").removesuffix(".py").replace("/", ".")
+                hint = f"; write {meant!r}" if _is_module(meant) else ""
+                raise ValueError(f"expected names of modules, separated by commas; {module!r} is not one{hint}")
         return tuple(dict.fromkeys(names))
 
     @field_validator("redact", mode="before")
@@ -124,21 +138,36 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def _is_module(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
 def read_environment() -> dict[str, str]:
     """Return the variables of the environment, of ``.env`` and of ``marq.toml``; the first that is not empty counts.
 
-    A handlers process has the settings of its worker: the files may have changed since that was started.
+    A handler process has the settings of its worker: the files may have changed since that was started.
 
     Raises ConfigError if a file can't be read.
     """
     if HANDLERS_PROCESS in os.environ:
         return {name: value for name, value in os.environ.items() if value.strip()}
+    sources: list[dict[str, Any]] = [_project_settings(), _env_file(), dict(os.environ)]
+    return {name: value for source in sources for name, value in source.items() if value and value.strip()}
+
+
+def _env_file() -> dict[str, str | None]:
     try:
-        written = dotenv_values(ENV_FILE) if ENV_FILE.is_file() else {}
+        if not ENV_FILE.is_file():
+            return {}
+        text = ENV_FILE.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(ENV_FILE, error) from error
-    sources: list[dict[str, Any]] = [_project_settings(), dict(written), dict(os.environ)]
-    return {name: value for source in sources for name, value in source.items() if value and value.strip()}
+    for line in parse_stream(StringIO(text)):
+        # python-dotenv would skip it, and the worker would start without a setting.
+        if line.error:
+            blank = len(line.original.string) - len(line.original.string.lstrip("\n"))
+            raise ConfigError(f"{ENV_FILE}, line {line.original.line + blank}: expected NAME=VALUE; correct the line")
+    return dotenv_values(stream=StringIO(text))
 
 
 def _project_settings() -> dict[str, str]:

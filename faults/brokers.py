@@ -10,7 +10,7 @@ from typing import Any
 
 from faults.cluster import Cluster
 from faults.scenario import Play, own_broker, scenario
-from faults.stage import QUEUE, Stage
+from faults.stage import Stage
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq_worker.broker import EmbeddedBroker
@@ -151,7 +151,7 @@ def everything_killed(start: str) -> Play:
 
 async def no_message_is_dead_twice(stage: Stage) -> None:
     async with DeadLetters(stage.servers, prefix=stage.prefix) as letters:
-        ids = Counter([letter.id async for letter in letters.peek(QUEUE)])
+        ids = Counter([letter.id for queue in stage.queues async for letter in letters.peek(queue)])
     if twice := [id_ for id_, count in ids.items() if count > 1]:
         raise RigError(f"{len(twice)} of {len(ids)} messages have two dead letters: {', '.join(twice[:5])}")
 

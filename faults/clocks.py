@@ -89,6 +89,8 @@ def movable_broker() -> Iterator[MovableBroker]:
 async def move(stage: Stage, clock: Clock, seconds: float, target: str) -> None:
     """Move a clock, and let messages pass."""
     stage.note("info", "clock", target=target, seconds=seconds)
+    if target == EVERYBODY:
+        stage.move_brokers_clock(seconds, 2 * MOVE_SECONDS)
     clock.move(seconds)
     await stage.play(MOVE_SECONDS + STAY_SECONDS)
     await stage.delivered_more()
@@ -147,7 +149,7 @@ async def of_the_broker(stage: Stage, here: MovableBroker, seconds: float) -> No
 @scenario(
     "broker-clock-ahead",
     f"the broker's wall clock is set {AHEAD_SECONDS / 3600:+.0f} h; then a consumer is killed",
-    "an alarm (`clock_jump_ms`); messages acquired or released at that moment come back later by the jump",
+    "an alarm (`clock_jump_ms`); messages acquired or released at that moment are redelivered late by that jump",
     movable_broker,
 )
 async def of_the_broker_ahead(stage: Stage, here: MovableBroker) -> None:

@@ -1,8 +1,8 @@
-"""A consumer that writes its history: ``python -m faults.consumer NAME HISTORY QUEUE [--die-at POINT --die-after N]``.
+"""A consumer that writes its history: ``python -m faults.consumer NAME HISTORY QUEUE,... [--die-at POINT]``.
 
 The number in a message's value decides its outcome (``--manner``): most are acknowledged, some released, some rejected,
-some fail. The consumer can kill itself with -9 at each step. `handle` is a handler for workers that writes its history
-into that of its worker: ``handler = "faults.consumer:handle"``.
+some fail. The consumer can kill itself with -9 at each step, the n-th time (``--die-after``). `handle` is a handler for
+workers that writes its history into that of its worker: ``handler = "faults.consumer:handle"``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,22 @@ import marq
 from faults import variants
 from marq.consumer.receiver import Receiver
 from marq.kafka.acquire_strategies import MARKED, STARTS, TRANSACTIONAL
+from marq.kafka.positions import NOT_BEHIND
 from marq.kafka.reader import GroupReader
 from marq.kafka.transactions import MarkerTransactions
 from marq.kafka.writer import KafkaMarkerWriter, MarkerRecord
 from marq.wire.marker_codec import decode
-from marq.wire.markers import Ack, Acquire, Dispatch, Renew
+from marq.wire.markers import LAST, Ack, Acquire, Batch, Dispatch, Release, Renew, Resume
 from proof import history
 from rig.handling import Teller
 from rig.recorder import Recorder
 
-#: Messages of one receive, and how long it waits for the first.
-RECEIVE_MESSAGES = 100
+#: Messages of a queue that a consumer handles at once, and how long it waits for the first.
+MAX_RUNNING = 100
 RECEIVE_SECONDS = 1.0
 KINDS = 20
+#: How much longer some handlers take: less than a lease.
+SLOW_SECONDS = 2.0
 #: Outcomes of first attempts, by the message's number modulo KINDS; all others are acknowledged.
 MANNERS = {
     "mixed": {1: "later", 2: "release", 3: "reject"},
@@ -45,6 +48,10 @@ MANNERS = {
     "rejecting": {3: "reject", 6: ValueError},
     #: A quarter fails at every attempt, and another one at every second offset.
     "hopeless": {**dict.fromkeys(range(5), "hopeless"), **dict.fromkeys(range(5, 10), "moody")},
+    #: Some handlers are still at work when their partitions have moved.
+    "slow": {1: "later", 2: "release", 3: "reject", 4: "slow", 5: "slow"},
+    #: Few fail at every attempt.
+    "unlucky": {1: "later", 2: "release", 3: "reject", 4: "hopeless"},
     "patient": {},
 }
 
@@ -59,6 +66,36 @@ class Point(StrEnum):
     AFTER_SPEND = "after-spend"
     IN_HANDLER = "in-handler"
     BEFORE_ACK = "before-ack"
+    # Only in queues with ordering:
+    BEFORE_RESUME = "before-resume"
+    AFTER_RESUME = "after-resume"
+    BEFORE_VERIFY = "before-verify"
+    AFTER_VERIFY = "after-verify"
+    BEFORE_ACQUIRE_IN_ORDER = "before-acquire-in-order"
+    AFTER_ACQUIRE_IN_ORDER = "after-acquire-in-order"
+    BEFORE_ACQUIRE_AGAIN = "before-acquire-again"
+    AFTER_ACQUIRE_AGAIN = "after-acquire-again"
+    BEFORE_LAST_RELEASE = "before-last-release"
+    AFTER_LAST_RELEASE = "after-last-release"
+
+
+def points_of(batch: Batch) -> Iterator[tuple[Point | None, Point | None]]:
+    """Yield the points right before and right after a batch is written."""
+    match batch:
+        case Ack():
+            yield Point.BEFORE_ACK, None
+        case Acquire():
+            yield Point.BEFORE_ACQUIRE, Point.AFTER_ACQUIRE
+            if batch.in_order and any(payload.attempt > 1 for payload in batch.payloads):
+                yield Point.BEFORE_ACQUIRE_AGAIN, Point.AFTER_ACQUIRE_AGAIN
+            elif batch.in_order:
+                yield Point.BEFORE_ACQUIRE_IN_ORDER, Point.AFTER_ACQUIRE_IN_ORDER
+        case Dispatch():
+            yield Point.BEFORE_SPEND, Point.AFTER_SPEND
+        case Release() if LAST in batch.delays_ms:
+            yield Point.BEFORE_LAST_RELEASE, Point.AFTER_LAST_RELEASE
+        case Resume():
+            yield Point.BEFORE_RESUME, Point.AFTER_RESUME
 
 
 class Death:
@@ -70,8 +107,8 @@ class Death:
         self._passes = itertools.count(1)
         self._after = after
 
-    def at(self, point: Point) -> None:
-        if point == self._point and next(self._passes) >= self._after:
+    def at(self, *points: Point | None) -> None:
+        if self._point is not None and self._point in points and next(self._passes) >= self._after:
             self._recorder.die()
 
 
@@ -82,18 +119,24 @@ class Watched:
         self._recorder = recorder
         self._death = death
         self._careless = careless
-        #: The last ACQUIREs: cycles never overlap, so the next commit covers them.
-        self._acquired: list[dict[str, Any]] = []
+        #: The last ACQUIREs of each queue: its commits never overlap, so the next one covers them.
+        self._acquired: dict[str, list[dict[str, Any]]] = {}
 
     def install(self) -> None:
         """Wrap the library's functions in this process."""
         write, commit, revoked = KafkaMarkerWriter.write, GroupReader.commit, Receiver.revoked
+        verify = GroupReader.verify
 
         async def watched_write(writer: KafkaMarkerWriter, records: Sequence[MarkerRecord], limit_s: float) -> None:
             await self._write(records, lambda: write(writer, records, limit_s))
 
-        async def watched_commit(reader: GroupReader, offsets: Any) -> None:
-            await self._commit(lambda: commit(reader, offsets))
+        async def watched_commit(reader: GroupReader, offsets: Any, behind: Any = NOT_BEHIND) -> None:
+            await self._commit(reader._serving.queues, lambda: commit(reader, offsets, behind))
+
+        async def watched_verify(reader: GroupReader, sources: Any) -> None:
+            self._death.at(Point.BEFORE_VERIFY)
+            await verify(reader, sources)
+            self._death.at(Point.AFTER_VERIFY)
 
         async def watched_revoked(flow: Receiver) -> None:
             self._recorder.add("info", "revoke", target=self._recorder.process)
@@ -105,7 +148,8 @@ class Watched:
             commit_transaction = producer.commit_transaction
 
             async def commit_unless_dead() -> None:
-                self._death.at(Point.AFTER_ACQUIRE)
+                _, after = self._points([decode(value) for _, value in records])
+                self._death.at(*after)
                 await commit_transaction()
 
             producer.commit_transaction = commit_unless_dead
@@ -121,42 +165,47 @@ class Watched:
         MarkerTransactions.write = watched_start  # type: ignore[method-assign]
         KafkaMarkerWriter.write = watched_write  # type: ignore[method-assign]
         GroupReader.commit = watched_commit  # type: ignore[method-assign]
+        GroupReader.verify = watched_verify  # type: ignore[method-assign]
         Receiver.revoked = watched_revoked  # type: ignore[method-assign]
+
+    @staticmethod
+    def _points(batches: Iterable[Batch]) -> tuple[set[Point | None], set[Point | None]]:
+        points = [each for batch in batches for each in points_of(batch)]
+        return {before for before, _ in points}, {after for _, after in points}
 
     async def _write(self, records: Sequence[MarkerRecord], write: Callable[[], Awaitable[None]]) -> None:
         batches = [decode(value) for _, value in records]
-        if any(isinstance(batch, Ack) for batch in batches):
-            self._death.at(Point.BEFORE_ACK)
-        acquires = [_names(batch) for batch in batches if isinstance(batch, Acquire)]
+        acquires = [batch for batch in batches if isinstance(batch, Acquire)]
         if acquires and self._careless:
             return
-        if acquires:
-            self._acquired = acquires
-            self._death.at(Point.BEFORE_ACQUIRE)
+        for batch in acquires:
+            self._acquired[batch.queue] = []
+        for batch in acquires:
+            self._acquired[batch.queue].append(_names(batch))
         # The handler records outcomes.
         renews = [_names(batch) for batch in batches if isinstance(batch, Renew)]
         spends = [_names(batch) for batch in batches if isinstance(batch, Dispatch)]
-        if spends:
-            self._death.at(Point.BEFORE_SPEND)
-        with self._told("acquire", acquires), self._told("renew", renews), self._told("dispatch", spends):
+        before, after = self._points(batches)
+        self._death.at(*before)
+        acquired = [_names(batch) for batch in acquires]
+        with self._told("acquire", acquired), self._told("renew", renews), self._told("dispatch", spends):
             await write()
-        if acquires:
-            self._death.at(Point.AFTER_ACQUIRE)
-        if spends:
-            self._death.at(Point.AFTER_SPEND)
+        self._death.at(*after)
 
     async def _start(self, records: Sequence[MarkerRecord], start: Callable[[], Awaitable[None]]) -> None:
-        self._death.at(Point.BEFORE_ACQUIRE)
-        with self._told("acquire", [_names(decode(value)) for _, value in records]):  # type: ignore[arg-type]
+        batches = [decode(value) for _, value in records]
+        before, _ = self._points(batches)
+        self._death.at(*before)
+        with self._told("acquire", [_names(batch) for batch in batches]):  # type: ignore[arg-type]
             await start()
         self._death.at(Point.AFTER_COMMIT)
 
-    async def _commit(self, commit: Callable[[], Awaitable[None]]) -> None:
-        with self._told("commit", self._acquired):
+    async def _commit(self, queues: Sequence[str], commit: Callable[[], Awaitable[None]]) -> None:
+        acquired = [names for queue in queues for names in self._acquired.pop(queue, ())]
+        with self._told("commit", acquired):
             await commit()
-        if self._acquired:
+        if acquired:
             self._death.at(Point.AFTER_COMMIT)
-        self._acquired = []
 
     @contextmanager
     def _told(self, op: str, named: list[dict[str, Any]]) -> Iterator[None]:
@@ -173,8 +222,8 @@ class Watched:
 
 
 def _names(batch: Acquire | Renew | Dispatch) -> dict[str, Any]:
-    named = {"holder": history.holder_name(batch.holder), "source": history.log_name(batch.source)}
-    return {**named, "offsets": list(batch.offsets)}
+    named = {"holder": history.holder_name(batch.holder), "queue": batch.queue}
+    return {**named, "source": history.log_name(batch.source), "offsets": list(batch.offsets)}
 
 
 class Handler:
@@ -197,7 +246,8 @@ class Handler:
             await self._teller.settle("release", message, message.release)
         elif kind == "reject":
             await self._teller.settle("reject", message, lambda: message.reject("by its number"))
-        elif kind is None:
+        elif kind in (None, "slow"):
+            await asyncio.sleep(SLOW_SECONDS if kind else 0)
             await self._teller.settle("ack", message, message.ack)
         else:
             rejects = kind is ValueError or message._held.at_most_once is not None
@@ -232,35 +282,50 @@ def _worker_recorder() -> Recorder:
 
 
 async def handle(message: marq.Message) -> None:
-    """Acknowledge a message, in a worker's handlers process."""
+    """Acknowledge a message, in a worker's handler process."""
     recorder, lease = _worker_recorder(), message._held
-    names = {"holder": history.holder_name(lease.holder), "source": history.log_name(lease.source)}
+    names = {"holder": history.holder_name(lease.holder), "queue": lease.queue}
+    names["source"] = history.log_name(lease.source)
     # Its ACQUIRE is durable by now, or the message would not be here.
     for type_ in ("invoke", "ok"):
         recorder.add(type_, "acquire", **names, offsets=[message.offset])
     await Handler(recorder, Death(recorder, None, 1), WORK_SECONDS, "patient").handle(message)
 
 
-async def consume(queue: str, options: dict[str, Any], handler: Handler, recorder: Recorder) -> None:
-    """Handle messages until SIGTERM."""
+async def consume(queues: Sequence[str], options: dict[str, Any], handler: Handler, recorder: Recorder) -> None:
+    """Handle the messages of each queue until SIGTERM."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-    async with marq.Consumer(queue, **options) as consumer:
+    async with AsyncExitStack() as opened:
+        consumers = [marq.Consumer(queue, **options) for queue in queues]
+        await asyncio.gather(*map(opened.enter_async_context, consumers))
         recorder.add("info", "ready")
-        while not stopping.is_set():
-            try:
-                messages = await consumer.receive(RECEIVE_MESSAGES, wait=RECEIVE_SECONDS)
-            except marq.BrokerUnavailable:
-                continue
-            await asyncio.gather(*map(handler.handle, messages))
+        await asyncio.gather(*[handle_all(consumer, handler, stopping) for consumer in consumers])
         recorder.add("info", "stop", target=recorder.process)
+
+
+async def handle_all(consumer: marq.Consumer, handler: Handler, stopping: asyncio.Event) -> None:
+    """Handle messages concurrently: none waits for the acks of others, except those of its ordering key."""
+    running: set[asyncio.Task[None]] = set()
+    while not stopping.is_set():
+        try:
+            messages = await consumer.receive(MAX_RUNNING - len(running), wait=RECEIVE_SECONDS)
+        except marq.BrokerUnavailable:
+            continue
+        running |= {asyncio.create_task(handler.handle(message)) for message in messages}
+        if running:
+            timeout_s = 0.0 if len(running) < MAX_RUNNING else None
+            done, running = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for handled in done:
+                handled.result()
+    await asyncio.gather(*running)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m faults.consumer", description=__doc__)
     parser.add_argument("name")
     parser.add_argument("history", type=Path)
-    parser.add_argument("queue")
+    parser.add_argument("queues", metavar="QUEUE,...")
     parser.add_argument("--die-at", choices=list(Point))
     parser.add_argument("--die-after", type=int, default=1, metavar="N")
     parser.add_argument("--work", type=float, default=WORK_SECONDS, metavar="SECONDS")
@@ -269,10 +334,13 @@ def main() -> None:
     parser.add_argument("--start", choices=STARTS, default=MARKED, help="as in marq.Consumer")
     parser.add_argument("--manner", choices=MANNERS, default="mixed", help="outcomes of messages")
     parser.add_argument("--careless", action="store_true", help="write no ACQUIREs, for the test of the checker")
+    parser.add_argument("--hasty", action="store_true", help="break the order of keys, for the test of the checker")
     parser.add_argument("--newer", action="store_true", help="run as the next version")
     options = parser.parse_args()
     if options.newer:
         variants.install_newer()
+    if options.hasty:
+        variants.install_hasty()
     recorder = Recorder(options.name, options.history)
     death = Death(recorder, options.die_at, options.die_after)
     Watched(recorder, death, careless=options.careless).install()
@@ -282,7 +350,7 @@ def main() -> None:
         "transactional": options.start == TRANSACTIONAL,
         "instance_id": options.instance_id,
     }
-    asyncio.run(consume(options.queue, settings, handler, recorder))
+    asyncio.run(consume(options.queues.split(","), settings, handler, recorder))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import marq
@@ -14,10 +16,24 @@ from marq_worker.broker import EmbeddedBroker
 from proof.causes import EVERYBODY
 from rig.stage import SESSION_SECONDS
 
-#: The points of all queues; only at-most-once queues have the others.
-POINTS = [point for point in Point if point not in (Point.BEFORE_SPEND, Point.AFTER_SPEND)]
+#: The points of all queues.
+POINTS = [Point.BEFORE_ACQUIRE, Point.AFTER_ACQUIRE, Point.AFTER_COMMIT, Point.IN_HANDLER, Point.BEFORE_ACK]
+#: Those of queues with ordering: while a source is resumed, and after that.
+RESUMING = [Point.BEFORE_RESUME, Point.AFTER_RESUME, Point.BEFORE_VERIFY, Point.AFTER_VERIFY]
+IN_ORDER = [
+    Point.BEFORE_ACQUIRE_IN_ORDER,
+    Point.AFTER_ACQUIRE_IN_ORDER,
+    Point.BEFORE_ACQUIRE_AGAIN,
+    Point.AFTER_ACQUIRE_AGAIN,
+    Point.BEFORE_LAST_RELEASE,
+    Point.AFTER_LAST_RELEASE,
+]
+#: Attempts before a message of the queue with ordering is released for the last time.
+FEW_ATTEMPTS = 3
+#: How long consumers join and leave, and how often.
+CHURN_SECONDS, CHURN_EVERY_SECONDS = 60.0, 4.0
 HANDLED = "handled"
-#: Time from the start of a handlers process until its broker is killed: then it joins its group.
+#: Time from the start of a handler process until its broker is killed: then it joins its group.
 START_SECONDS = 0.3
 AWAY_SECONDS = 5.0
 #: Time limit until messages are handled; a group that assigned nothing would try again after five minutes.
@@ -30,13 +46,16 @@ RESTART_SECONDS = 20.0
 FENCED_SECONDS = 30.0
 
 
-def killed_at_each_point(start: str) -> Play:
+def killed_at_each_point(start: str, points: Sequence[Point] = POINTS, after: int = 3, manner: str = "mixed") -> Play:
     async def play(stage: Stage, _: Any) -> None:
+        if manner == "unlucky":
+            stage.define(max_attempts=FEW_ATTEMPTS)
+        options = (f"--start={start}", f"--manner={manner}")
         await stage.worker()
         stage.load()
-        await stage.consumer(f"--start={start}")
-        for point in POINTS:
-            victim = await stage.consumer(f"--start={start}", f"--die-at={point}", "--die-after=3")
+        await stage.consumer(*options)
+        for point in points:
+            victim = await stage.consumer(*options, f"--die-at={point}", f"--die-after={after}")
             await stage.dead(victim)
             await stage.delivered_more()
 
@@ -55,6 +74,48 @@ scenario(
     "the same with `transactional=True`: inside the transaction, and before and after it",
     "the same; redelivery in its markers partitions waits until the broker aborts the open transaction",
 )(killed_at_each_point(TRANSACTIONAL))
+
+
+scenario(
+    "ordered-consumer-killed-while-resuming",
+    "kill -9 of a consumer of a queue with `ordering`: before and after RESUME, and before and after the commit that"
+    " verifies its partition",
+    "the next consumer asks again",
+)(killed_at_each_point(MARKED, RESUMING, after=1))
+
+scenario(
+    "ordered-consumer-killed-at-each-point",
+    "kill -9 of a consumer of such a queue: before and after ACQUIRE, the ACQUIRE of a redelivery, and the last"
+    " RELEASE",
+    "messages in flight are redelivered in their place when their leases end; later messages of their keys wait",
+)(killed_at_each_point(MARKED, IN_ORDER, manner="unlucky"))
+
+scenario(
+    "ordered-transactional-consumer-killed",
+    "the same with `transactional=True`, also while it resumes",
+    "the same; answers and redelivery wait until the broker aborts the open transaction",
+)(killed_at_each_point(TRANSACTIONAL, [*RESUMING, *IN_ORDER], after=1, manner="unlucky"))
+
+
+@scenario(
+    "consumers-join-and-leave",
+    f"a consumer joins and leaves every few seconds for {CHURN_SECONDS:.0f} s, every second time by kill -9, while slow"
+    " handlers are at work",
+    "messages in flight are redelivered, those of a killed consumer when their leases end",
+)
+async def join_and_leave(stage: Stage, _: Any) -> None:
+    await stage.worker()
+    stage.load()
+    await stage.consumer("--manner=slow")
+    until_s = time.monotonic() + CHURN_SECONDS
+    end = stage.kill
+    while time.monotonic() < until_s:
+        guest = await stage.consumer("--manner=slow")
+        await stage.play(CHURN_EVERY_SECONDS)
+        await end(guest)
+        end = stage.stop if end == stage.kill else stage.kill
+        await stage.play(CHURN_EVERY_SECONDS / 2)
+    await stage.delivered_more()
 
 
 @scenario(
@@ -102,9 +163,9 @@ scenario(
     own_broker,
 )
 async def handlers_without_a_broker(stage: Stage, broker: EmbeddedBroker) -> None:
-    stage.define(f'[queues.{HANDLED}]\nhandler = "faults.consumer:handle"\n')
+    stage.define(own=f'[queues.{HANDLED}]\nhandler = "faults.consumer:handle"\n')
     worker = await stage.worker(ready=False)
-    await stage.until(lambda: "HandlersApp]: Starting" in worker.log(), "a handlers process starts")
+    await stage.until(lambda: "HandlersApp]: Starting" in worker.log(), "a handler process starts")
     await stage.play(START_SECONDS)
     with stage.fault("cut", EVERYBODY):
         broker.kill()

@@ -6,12 +6,13 @@ import asyncio
 import random
 import shutil
 from collections import defaultdict
+from collections.abc import Sequence
 
 import marq
 from faults.consumer import Point
 from faults.mix import Mix
 from faults.scenario import own_broker, scenario
-from faults.stage import QUEUE, QUICK_BACKOFF, Stage, WorkerProcess
+from faults.stage import QUEUE, Stage, WorkerProcess
 from marq.dead_letters.dead_letters import DeadLetters
 from marq_worker.broker import EmbeddedBroker
 from proof.causes import EVERYBODY
@@ -66,11 +67,12 @@ async def redrive(stage: Stage, *, killed: bool) -> None:
     """Redrive all dead letters, perhaps while the worker is killed."""
     async with DeadLetters(stage.servers, prefix=stage.prefix) as letters:
         offsets_of: dict[str, list[int]] = defaultdict(list)
-        async for letter in letters.peek(QUEUE):
-            offsets_of[f"{stage.settings.names.dead_letters}/{letter.partition}"].append(letter.offset)
+        for queue in stage.queues:
+            async for letter in letters.peek(queue):
+                offsets_of[f"{stage.settings.names.dead_letters}/{letter.partition}"].append(letter.offset)
         for source, offsets in offsets_of.items():
             stage.note("invoke", "redrive", process="redriver", source=source, offsets=offsets)
-        redriving = asyncio.create_task(_redrive_all(letters))
+        redriving = asyncio.create_task(_redrive_all(letters, stage.queues))
         if killed:
             worker = stage.workers[-1]
             await stage.delivered_more(sum(map(len, offsets_of.values())) // 3)
@@ -82,10 +84,11 @@ async def redrive(stage: Stage, *, killed: bool) -> None:
             stage.note("ok", "redrive", process="redriver", source=source, offsets=offsets)
 
 
-async def _redrive_all(letters: DeadLetters) -> None:
+async def _redrive_all(letters: DeadLetters, queues: Sequence[str]) -> None:
     while True:
         try:
-            await letters.redrive(QUEUE, rate=LETTERS_IN_A_SECOND)
+            for queue in queues:
+                await letters.redrive(queue, rate=LETTERS_IN_A_SECOND)
         except marq.BrokerUnavailable:
             await asyncio.sleep(AGAIN_S)
         else:
@@ -143,11 +146,11 @@ async def broker_killed(stage: Stage, broker: EmbeddedBroker) -> None:
 @scenario(
     "queue-with-delay-killed",
     "kill -9 of consumers and of the worker of a queue with the setting `delay`",
-    "nothing comes early; records that were not yet delayed are read again",
+    "nothing is delivered early; records that were not yet delayed are read again",
 )
 async def queue_delays(stage: Stage, _: object) -> None:
     """Only the queue delays these records; any producer writes them."""
-    stage.define(f"delay = {QUEUE_DELAY_S}\n{QUICK_BACKOFF}", delay_ms=int(QUEUE_DELAY_S * 1000))
+    stage.define(own=f"delay = {QUEUE_DELAY_S}\n", delay_ms=int(QUEUE_DELAY_S * 1000))
     worker = await stage.worker()
     stage.load(rate=100)
     consumers = [await stage.consumer(), await stage.consumer()]
@@ -163,10 +166,10 @@ async def queue_delays(stage: Stage, _: object) -> None:
 @scenario(
     "at-most-once-killed",
     "kill -9 of consumers of an at-most-once queue, before and after each of their steps",
-    "undelivered messages come back; delivered ones are abandoned and counted",
+    "undelivered messages return to the queue; delivered ones are abandoned and counted",
 )
 async def at_most_once(stage: Stage, _: object) -> None:
-    stage.define(f'delivery = "at-most-once"\n{QUICK_BACKOFF}', delivery="at-most-once")
+    stage.define(own='delivery = "at-most-once"\n', delivery="at-most-once")
     worker = await stage.worker()
     mix = Mix(stage, delayed=0.0)
     mix.start()
@@ -178,13 +181,14 @@ async def at_most_once(stage: Stage, _: object) -> None:
     await mix.stop()
     await stage.drain()
     counts = await counted(stage, worker)
-    lost = stage.accepted - counts["acked"] - counts["dead"]
+    sent = stage.accepted_by[QUEUE]
+    lost = sent - counts["acked"] - counts["dead_lettered"]
     if not 0 < counts["abandoned"] == lost:
-        raise RigError(f"{stage.accepted} sent, {lost} neither done nor dead, but the worker counts {counts}")
+        raise RigError(f"{sent} sent, {lost} neither done nor dead, but the worker counts {counts}")
 
 
 async def counted(stage: Stage, worker: WorkerProcess) -> dict[str, float]:
-    """Return a worker's counts of the queue; a busy one may not answer at once."""
+    """Return a worker's counts of the queue without ordering; a busy one may not answer at once."""
     counts: dict[str, float] = {}
 
     async def answered() -> bool:
@@ -203,7 +207,7 @@ async def counted(stage: Stage, worker: WorkerProcess) -> dict[str, float]:
 )
 async def at_most_once_and_the_worker(stage: Stage, _: object) -> None:
     """A worker that dies before it commits redelivers messages that no handler has seen; then the next one does."""
-    stage.define(f'delivery = "at-most-once"\n{QUICK_BACKOFF}', delivery="at-most-once")
+    stage.define(own='delivery = "at-most-once"\n', delivery="at-most-once")
     worker = await stage.worker("--die-in-transaction=1")
     mix = Mix(stage, delayed=0.0)
     mix.start()

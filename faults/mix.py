@@ -89,6 +89,7 @@ class Mix:
 
     async def _ask(self, producer: marq.Producer, receipt: marq.Receipt, op: str, later_s: float) -> None:
         names = {"source": f"{receipt.topic}/{receipt.partition}", "offsets": [receipt.offset], "process": "asker"}
+        names["queue"] = receipt.queue
         try:
             if op == "cancel":
                 in_time = await producer.cancel(receipt)
@@ -110,8 +111,8 @@ class Mix:
                     holder = history.holder_name(holders.cancelling if each.when is None else holders.moving)
                     self._holders[each.receipt.id, op] = holder
                     source = f"{each.receipt.topic}/{each.receipt.partition}"
-                    names = {"source": source, "offsets": [each.receipt.offset], "holder": holder}
-                    self._stage.note("invoke", op, process="asker", **names)
+                    names = {"queue": each.receipt.queue, "source": source, "offsets": [each.receipt.offset]}
+                    self._stage.note("invoke", op, process="asker", holder=holder, **names)
             return records(questions, holders)
 
         inquiry._records = watched  # type: ignore[method-assign]

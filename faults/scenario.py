@@ -124,10 +124,10 @@ def dead_again(counts: Mapping[str, Any]) -> list[str]:
     """Return how many messages have a second dead letter, and how many are dead although a handler finished them."""
     texts = []
     if twice := counts.get("dead_twice"):
-        texts.append(f"{twice} second dead letters")
+        texts.append(f"{twice} with two dead letters")
     if done := counts.get("done_and_dead"):
         causes = ", ".join(f"{count} by {cause}" for cause, count in sorted(done.items()))
-        texts.append(f"{sum(done.values())} handled and dead ({causes})")
+        texts.append(f"{sum(done.values())} handled and dead-lettered ({causes})")
     return texts
 
 

@@ -1,12 +1,15 @@
-"""The stage of a scenario: workers, consumers and a steady load on one queue."""
+"""The stage of a scenario: workers, consumers and a steady load on two queues, one of which keeps the order of keys."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import time
 import uuid
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +25,11 @@ from rig.recorder import Recorded, recorded
 from rig.stage import SESSION_SECONDS
 from rig.worker import Worker
 
-QUEUE = "checked"
+QUEUE, ORDERED = "checked", "ordered"
 PARTITIONS = 2
+#: Every third message goes to the ordered queue, every seventh without a key. These numbers and the consumers' KINDS
+#: have no common factors, so each key gets messages with each outcome.
+ORDERED_SHARE, UNKEYED_SHARE, KEYS = 3, 7, 31
 #: Environment variable with the seed of random scenarios.
 SEED_VARIABLE = "MARQ_FAULTS_SEED"
 LEASE_SECONDS = 3.0
@@ -35,20 +41,18 @@ SETTINGS: dict[str, Any] = {
     "group": None,
     "backoff": [100, 2, 200, True],
 }
-QUEUES = f"""
-[queues.{QUEUE}]
-lease = {LEASE_SECONDS}
-"""
 QUICK_BACKOFF = "backoff = { base = 0.1, factor = 2, max = 0.2, jitter = true }\n"
 #: Messages of the load in a second, and in one step of it.
 RATE, STEP = 200, 20
 
 
 class ConsumerProcess(Recorded):
+    """``python -m faults.consumer``, which consumes these queues."""
+
     def __init__(
-        self, name: str, queue: str, options: Sequence[str], environment: Mapping[str, str], folder: Path
+        self, name: str, queues: Sequence[str], options: Sequence[str], environment: Mapping[str, str], folder: Path
     ) -> None:
-        command = recorded(name, folder, "faults.consumer", [queue, *options])
+        command = recorded(name, folder, "faults.consumer", [",".join(queues), *options])
         super().__init__(name, command, environment, folder / f"{name}.log", temporary=[folder])
 
 
@@ -68,25 +72,56 @@ class WorkerProcess(Worker, Recorded):
 
 
 class Stage(rig.stage.Stage):
-    """One queue, ``checked``, and a steady load."""
+    """Two queues, ``checked`` and ``ordered``, and a steady load."""
 
     def __init__(self, servers: str, folder: Path) -> None:
         settings = ClientSettings.read(servers, {"prefix": f"f{uuid.uuid4().hex[:10]}"}, owner="faults")
-        super().__init__(settings, folder, [QUEUE], PARTITIONS)
+        super().__init__(settings, folder, [QUEUE, ORDERED], PARTITIONS)
         #: Seed of scenarios that act by chance.
         self.seed = int(os.environ.get(SEED_VARIABLE, "1"))
-        #: Messages that are known to be in the topic.
-        self.accepted = 0
+        #: Messages that are known to be in the topic, by queue.
+        self.accepted_by: Counter[str] = Counter()
         self._numbers = itertools.count()
         self._names = itertools.count(1)
         self._queues_file = folder / "queues.toml"
+        #: How far the brokers' clock is ahead of this machine's, in ms, from each moment on; None if that is unknown.
+        self._ahead_ms: list[tuple[float, float | None]] = [(0.0, 0.0)]
         self.define()
 
-    def define(self, lines: str = QUICK_BACKOFF, **settings: Any) -> None:
-        """Define the queue, before any program starts: by lines of queues.toml, and for the checker."""
+    @property
+    def accepted(self) -> int:
+        """The number of messages that are known to be in the topic."""
+        return self.accepted_by.total()
+
+    def define(self, lines: str = QUICK_BACKOFF, own: str = "", **settings: Any) -> None:
+        """Define the queues, before any program starts: by lines of queues.toml, and for the checker.
+
+        Args:
+            lines: for both queues.
+            own: only for the queue without ordering, and what else follows it in the file.
+            settings: for the checker; those that are not in SETTINGS only of the queue without ordering.
+        """
         settings = SETTINGS | settings
-        self._queues_file.write_text(f"{QUEUES}max_attempts = {settings['max_attempts']}\n{lines}")
-        self.note("ok", "settings", process="queues", version=1, queues={QUEUE: settings})
+        both = f"lease = {LEASE_SECONDS}\nmax_attempts = {settings['max_attempts']}\n{lines}"
+        text = f'[queues.{ORDERED}]\nordering = "key"\n{both}\n[queues.{QUEUE}]\n{both}{own}'
+        self._queues_file.write_text(text)
+        ordered = {name: settings[name] for name in SETTINGS} | {"ordering": "key"}
+        self.note("ok", "settings", process="queues", version=1, queues={QUEUE: settings, ORDERED: ordered})
+
+    def move_brokers_clock(self, ahead_s: float, within_s: float) -> None:
+        """Note that the brokers' clock is this far ahead soon."""
+        now_ms = time.monotonic() * 1000
+        self._ahead_ms += [(now_ms, None), (now_ms + within_s * 1000, ahead_s * 1000)]
+
+    def take(self, event: Event) -> None:
+        """Add an event; a delivery gets the time that the markers' log had at that moment."""
+        if event["op"] == "deliver":
+            at_ms = event["at_ms"]
+            _, ahead_ms = self._ahead_ms[bisect_right(self._ahead_ms, at_ms, key=lambda each: each[0]) - 1]
+            if ahead_ms is not None:
+                # Rounded up: a marker of the same millisecond counts as written before.
+                event["time_ms"] = math.ceil(at_ms + (time.time() - time.monotonic()) * 1000 + ahead_ms)
+        super().take(event)
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -117,10 +152,10 @@ class Stage(rig.stage.Stage):
         return worker.has_killed_itself or await self.all_owned()
 
     async def consumer(self, *options: str, **environment: str) -> ConsumerProcess:
-        """Start a consumer; return when it has joined its group, or has killed itself."""
+        """Start a consumer of all queues; return when it has joined their groups, or has killed itself."""
         name = f"consumer-{next(self._names)}"
-        consumer = ConsumerProcess(name, QUEUE, options, {**self._environment, **environment}, self.folder).start()
-        self.consumers.append(consumer)
+        consumer = ConsumerProcess(name, self.queues, options, {**self._environment, **environment}, self.folder)
+        self.consumers.append(consumer.start())
         await self.until(lambda: name in self.ready or consumer.has_killed_itself, f"{name} is ready")
         return consumer
 
@@ -154,21 +189,28 @@ class Stage(rig.stage.Stage):
                 next_s = max(next_s + STEP / rate, time.monotonic() - 1)
                 await asyncio.sleep(max(0, next_s - time.monotonic()))
 
-    async def send_one(self, producer: marq.Producer, queue: str = QUEUE, **when: Any) -> marq.Receipt | None:
-        """Send the next message and record it; return its receipt, or None if the outcome is unknown."""
+    async def send_one(self, producer: marq.Producer, queue: str = "", **options: Any) -> marq.Receipt | None:
+        """Send the next message and record it; return its receipt, or None if the outcome is unknown.
+
+        Without a ``queue``, its number decides to which one it goes, and with which ordering key.
+        """
         number = next(self._numbers)
         value = b"%d" % number
+        if not queue:
+            queue = QUEUE if number % ORDERED_SHARE else ORDERED
+        if queue == ORDERED and number % UNKEYED_SHARE:
+            options["ordering_key"] = f"customer-{number % KEYS}"
         headers = {"tenant": b"acme"} if number % 2 else {}
         names = {"process": "sender", "message": str(number), "queue": queue}
         names["content"] = history.content(queue, None, value, tuple(headers.items()))
         self.note("invoke", "send", **names)
         try:
-            receipt = await producer.send(queue, value, headers=headers, **when)
+            receipt = await producer.send(queue, value, headers=headers, **options)
         except marq.MarqError:
             self.note("unknown", "send", **names)
             return None
         self.note("ok", "send", **names, record=receipt.id)
-        self.accepted += 1
+        self.accepted_by[queue] += 1
         return receipt
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from marq.consumer.held_batch import HeldBatch
 from marq.core import due_messages
 from marq.core.leases import LeaseBook
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
@@ -46,3 +47,16 @@ def install_planted() -> None:
 
     LeaseBook.due = due_early  # type: ignore[method-assign]
     due_messages.resolve_due = resolve_disobediently
+
+
+def install_hasty() -> None:
+    """Plant a defect for the test of the checker: deliver the next message of a key before the ack is durable."""
+    ack = HeldBatch.ack
+
+    def ack_and_go_on(held: HeldBatch, offset: int) -> None:
+        ack(held, offset)
+        if held.lines is not None:
+            held.lines.end(offset)
+            held.lines.feed.settled()
+
+    HeldBatch.ack = ack_and_go_on  # type: ignore[method-assign]

@@ -1,7 +1,8 @@
-"""A worker that writes its history: ``python -m faults.worker NAME HISTORY [--die-in-transaction N]``, then as Faust.
+"""A worker that writes its history: ``python -m faults.worker NAME HISTORY [--die-... N]``, then as Faust.
 
 It records when it takes over a markers partition and what it decides before it writes. It can kill itself with -9 after
-the broker has the copies and facts of its n-th firing, and before their transaction is committed.
+the broker has the copies and facts of its n-th firing, and before their transaction is committed. The same before and
+after it commits its n-th answer to a RESUME.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from marq.core.redeliver_or_dead_letter import DueAction
 from marq.owner.write import Write
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode
-from marq.wire.markers import Source, Tick
+from marq.wire.markers import Resumed, Source, Tick
 from marq_worker.agents.ownership import Ownership
 from proof import history
 from rig.recorder import Recorder
@@ -28,10 +29,12 @@ from rig.recorder import Recorder
 class Watched:
     """Records the actions of the owners of markers partitions."""
 
-    def __init__(self, recorder: Recorder, die_in_transaction: int | None) -> None:
+    def __init__(self, recorder: Recorder, options: argparse.Namespace) -> None:
         self._recorder = recorder
-        self._dies_at = die_in_transaction
-        self._firings = itertools.count(1)
+        self._dies_at: int | None = options.die_in_transaction
+        self._dies_in_answer: int | None = options.die_in_answer
+        self._dies_after_answer: int | None = options.die_after_answer
+        self._firings, self._answers = itertools.count(1), itertools.count(1)
         #: Offset of the newest own TICK that each tracker has read back, by holder.
         self._own_ticks: dict[int, int] = {}
 
@@ -48,7 +51,12 @@ class Watched:
             self._note_fires(owner, [fire for fire, _ in write.due])
             if write.due and next(self._firings) == self._dies_at:
                 self._die_before_commit(owner)
+            answers = [next(self._answers) for batch in write.markers if isinstance(batch, Resumed)]
+            if self._dies_in_answer in answers:
+                self._die_before_commit(owner)
             await perform(owner, write)
+            if self._dies_after_answer in answers:
+                self._recorder.die()
 
         async def watched_halt(owner: Ownership, alarm: str) -> None:
             self._recorder.add("ok", "halt", log=_log(owner), reason=alarm)
@@ -86,9 +94,9 @@ class Watched:
         holder, tick = history.holder_name(tracker.holder), self._own_ticks.get(tracker.holder)
         for fire in fires:
             self._recorder.add(
-                "invoke", "fire", holder=holder, source=history.log_name(fire.source), offset=fire.offset,
-                kind=fire.fact_kind.name, attempt=fire.attempt, cause=fire.cause.name, log=_log(owner),
-                applied=tracker.book.applied, tick=tick,
+                "invoke", "fire", holder=holder, queue=fire.lease.queue, source=history.log_name(fire.source),
+                offset=fire.offset, kind=fire.fact_kind.name, attempt=fire.attempt, cause=fire.cause.name,
+                log=_log(owner), applied=tracker.book.applied, tick=tick,
             )  # fmt: skip
 
     def _die_before_commit(self, owner: Ownership) -> None:
@@ -110,6 +118,8 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("history", type=Path)
     parser.add_argument("--die-in-transaction", type=int, metavar="N")
+    parser.add_argument("--die-in-answer", type=int, metavar="N")
+    parser.add_argument("--die-after-answer", type=int, metavar="N")
     parser.add_argument("--newer", action="store_true", help="run as the next version")
     parser.add_argument("--planted", action="store_true", help="plant defects, for the test of the checker")
     options = parser.parse_args()
@@ -117,7 +127,7 @@ def main() -> None:
         variants.install_newer()
     if options.planted:
         variants.install_planted()
-    Watched(Recorder(options.name, options.history), options.die_in_transaction).install()
+    Watched(Recorder(options.name, options.history), options).install()
     cli(["-A", "app", "worker", "-l", "info"])
 
 

@@ -80,6 +80,23 @@ async def killed_in_the_transaction(stage: Stage, _: Any) -> None:
 
 
 @scenario(
+    "worker-killed-in-the-answer",
+    "kill -9 of a worker before and after it commits its answer to a RESUME, each twice",
+    "consumers of queues with `ordering` receive nothing from new partitions before the next owner answers",
+)
+async def killed_in_the_answer(stage: Stage, _: Any) -> None:
+    victim = await stage.worker("--die-in-answer=1")
+    stage.load()
+    await stage.consumer()
+    for options in (["--die-after-answer=1"], ["--die-in-answer=3"], ["--die-after-answer=3"], []):
+        await stage.dead(victim)
+        victim = await stage.worker(*options, data=victim.data)
+        # Its partitions move, so they are resumed again.
+        await stage.consumer()
+    await stage.delivered_more()
+
+
+@scenario(
     "worker-paused-past-the-session",
     "SIGSTOP of a worker until another worker owns its partitions, then SIGCONT",
     "the paused worker is fenced and writes nothing more; redelivery pauses for the session timeout",
@@ -108,7 +125,7 @@ async def rolling_restart(stage: Stage, _: Any) -> None:
 
 @scenario(
     "workers-join-and-leave",
-    f"a worker joins and leaves every few seconds for {CHURN_SECONDS:.0f} s, every second time by kill -9",
+    f"a worker joins and leaves every few seconds for {CHURN_SECONDS:.0f} s, every other time by kill -9",
     "redelivery pauses at each change, after a kill for the session timeout",
 )
 async def join_and_leave(stage: Stage, _: Any) -> None:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from marq_worker.app import commands
 
-LEVELS = click.Choice(["debug", "info", "warn", "error", "crit"])
+#: Exit code after Ctrl-C, as of a shell.
+INTERRUPTED = 130
 SHELLS = click.Choice(["bash", "zsh", "fish"])
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+DATA = click.option(
+    "--data", type=click.Path(path_type=Path), default=Path(".marq/broker"), show_default=True,
+    help="Directory of the broker's data, kept between runs.",
+)  # fmt: skip
+
+
+def _loglevel(default: str) -> Callable[[Function], Function]:
+    levels = click.Choice(["debug", "info", "warn", "error", "crit"])
+    text = "Log nothing below this level."
+    return click.option("-l", "--loglevel", type=levels, default=default, show_default=True, help=text)
 
 
 class Marq(click.Group):
@@ -27,6 +42,22 @@ class Marq(click.Group):
         if any(name in names for names in commands.SECTIONS.values()):
             return commands.load(name)
         return super().get_command(context, name)
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(context, arguments)
+        except click.UsageError as error:
+            if close := difflib.get_close_matches(arguments[0], self.list_commands(context), n=1):
+                error.message = f"{error.message.rstrip('.')}; did you mean {close[0]!r}?"
+            raise
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, names in self._sections().items():
@@ -50,7 +81,7 @@ def cli() -> None:
 
 @cli.command()
 def init() -> None:
-    """Write marq.toml, tasks.py with a handler, and test_tasks.py into this directory."""
+    """Write marq.toml, tasks.py with a handler, and test_tasks.py to the current directory."""
     from marq_worker.project import write_project
 
     with _without_traceback():
@@ -61,12 +92,13 @@ def init() -> None:
 
 @cli.command()
 @click.argument("modules", nargs=-1, metavar="[MODULE]...")
-@click.option("--data", type=click.Path(path_type=Path), default=Path(".marq/broker"), show_default=True)
-@click.option("-l", "--loglevel", type=LEVELS, default="warn", show_default=True)
+@DATA
+@_loglevel("warn")
 def dev(modules: Sequence[str], data: Path, loglevel: str) -> None:
     """Start a broker and a worker with the handlers of MODULE, and restart the worker when files change.
 
-    If MARQ_BOOTSTRAP_SERVERS is set, it uses that broker instead of starting one. The broker's data stays in --data.
+    Without MODULE it runs the handlers of those in MARQ_HANDLERS. If MARQ_BOOTSTRAP_SERVERS is set, it uses that broker
+    instead of starting one.
     """
     from marq_worker.dev import develop
 
@@ -76,13 +108,15 @@ def dev(modules: Sequence[str], data: Path, loglevel: str) -> None:
 
 @cli.command()
 @click.argument("modules", nargs=-1, metavar="[MODULE]...")
-@click.option("-l", "--loglevel", type=LEVELS, default="info", show_default=True)
+@_loglevel("info")
 @click.option("--without-web", is_flag=True, help="Serve no dashboard and no metrics.")
 @click.option("--quiet", is_flag=True, help="Print no table of settings at the start.")
 def worker(modules: Sequence[str], loglevel: str, without_web: bool, quiet: bool) -> None:
     """Run a worker with the handlers of MODULE, or of those in MARQ_HANDLERS."""
     if modules:
         os.environ["MARQ_HANDLERS"] = ",".join(modules)
+    with _without_traceback():
+        _check_start()
     from faust.cli.faust import cli as faust
 
     from marq_worker import app
@@ -95,7 +129,7 @@ def worker(modules: Sequence[str], loglevel: str, without_web: bool, quiet: bool
 
 
 @cli.command()
-@click.option("--data", type=click.Path(path_type=Path), default=Path(".marq/broker"), show_default=True)
+@DATA
 def broker(data: Path) -> None:
     """Run Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 127.0.0.1:9092; for development only."""
     from marq_worker.broker.__main__ import run
@@ -116,15 +150,30 @@ def completion(shell: str) -> None:
     click.echo(kind(cli, {}, "marq", "_MARQ_COMPLETE").source())
 
 
+def _check_start() -> None:
+    """Find simple mistakes now: later, log lines of a start and a stop would precede their errors."""
+    from marq_worker.agents.handler_modules import check_exists
+    from marq_worker.config.queues import load_queues
+    from marq_worker.config.settings import HANDLERS_PROCESS, load_settings
+
+    # A handlers process gets its settings from its worker, because the file may have changed since.
+    if HANDLERS_PROCESS not in os.environ:
+        settings = load_settings()
+        load_queues(settings.queues_file, None)
+        for module in settings.handlers:
+            check_exists(module)
+
+
 @contextmanager
 def _without_traceback() -> Iterator[None]:
     from marq.wire.errors import MarqError
+    from marq_worker.app.readable import end_with
     from marq_worker.broker.errors import BrokerError
 
     try:
         yield
     except (MarqError, BrokerError) as error:
-        raise click.ClickException(str(error)) from error
+        end_with(error)
 
 
 def main() -> NoReturn:

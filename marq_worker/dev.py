@@ -16,30 +16,50 @@ from urllib.request import urlopen
 
 import click
 
+from marq_worker.agents.handler_modules import check_exists
 from marq_worker.app.faust_worker import free_port
 from marq_worker.broker.__main__ import DEFAULT_ADDRESS, prepare
 from marq_worker.broker.embedded import EmbeddedBroker
 from marq_worker.broker.errors import BrokerError
+from marq_worker.broker.ports import is_free, split_address
 from marq_worker.broker.process import watch
+from marq_worker.config.queues import load_queues
 from marq_worker.config.settings import ENV_FILE, PROJECT_FILE, load_settings, read_environment
 
 #: How often to look for changed files and at the worker, and how long to wait for its answer.
 _LOOK_S, _ANSWER_S = 0.5, 1.0
+_IN_USE = (
+    f"{DEFAULT_ADDRESS} is in use: if a Kafka broker listens there, run `MARQ_BOOTSTRAP_SERVERS={DEFAULT_ADDRESS} marq"
+    " dev`. Otherwise stop that program, or run `MARQ_BOOTSTRAP_SERVERS=127.0.0.1:9093 marq broker`, and marq dev and"
+    " the other commands with the same setting"
+)
 #: Directories that are not watched, besides those whose names begin with a dot.
 _FOREIGN = frozenset({"__pycache__", "node_modules", "venv"})
 
 
 def develop(modules: Sequence[str], data: Path, loglevel: str) -> int:
-    """Run until SIGINT, SIGTERM or SIGHUP; return the exit code. Raises BrokerError if the broker ends."""
+    """Run until SIGINT, SIGTERM or SIGHUP; return the exit code.
+
+    Raises:
+        ConfigError: a setting or a definition is wrong.
+        BrokerError: the broker could not be started, or ended.
+    """
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
 
     settings = load_settings()
+    definitions = load_queues(settings.queues_file, None)
+    for module in modules or settings.handlers:
+        check_exists(module)
     with ExitStack() as stack:
         environment, broker = dict(os.environ), None
+        if not (modules or settings.handlers or any("handler" in each for each in definitions.queues.values())):
+            _say("no handlers: name their modules, as in `marq dev tasks`, or set handlers in marq.toml")
         if "MARQ_BOOTSTRAP_SERVERS" not in read_environment():
+            if not is_free(*split_address(DEFAULT_ADDRESS)):
+                raise BrokerError(_IN_USE)
             prepare()
             broker = stack.enter_context(EmbeddedBroker(data, address=DEFAULT_ADDRESS))
             environment["MARQ_BOOTSTRAP_SERVERS"] = broker.bootstrap_servers
@@ -73,6 +93,9 @@ def develop(modules: Sequence[str], data: Path, loglevel: str) -> int:
 def _sources() -> Iterator[tuple[str, int]]:
     """Yield each watched file with its modification time in ns: Python files, marq.toml and .env."""
     for folder, folders, files in os.walk("."):
+        if "pyvenv.cfg" in files:
+            folders.clear()  # a virtual environment
+            continue
         folders[:] = [name for name in folders if not name.startswith(".") and name not in _FOREIGN]
         for name in files:
             if name.endswith(".py") or name in {PROJECT_FILE.name, ENV_FILE.name}:

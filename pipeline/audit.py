@@ -15,8 +15,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.lifecycle import OPEN
-from pipeline.parts import KEY
+from pipeline.lifecycle import OPEN, came_from_elsewhere
+from pipeline.parts import PLACE
 
 #: Counts of a queue; each is a sum over its messages.
 COUNTS = (
@@ -45,11 +45,11 @@ def chosen(lifecycle: DataFrame, queue: str | None, begin_ms: int | None, end_ms
 def judged(messages: DataFrame, handled: DataFrame | None = None) -> DataFrame:
     """Return a row for each message, with a number for each of :data:`COUNTS`, and ``causes``.
 
-    ``handled`` has topic, partition and offset of each delivery that a handler finished.
+    ``handled`` has topic, partition and offset of each delivery that a handler finished, and may have its queue.
     """
     known, state = F.col("known"), F.col("state")
     acked_dead = F.col("acked") & (F.col("dead_letters") > F.col("redrives"))
-    rows = messages if handled is None else messages.join(_finished(messages, handled), "id", "left")
+    rows = messages if handled is None else _with_finished(messages, handled)
     duplicates = _surplus() if handled is None else _ends() - 1
     values = {
         "sent": known,
@@ -111,7 +111,8 @@ def _surplus() -> Column:
         return released | ((delivery["outcome"] == "delivered") & delivery["redriven"])
 
     received = F.filter("deliveries", lambda delivery: delivery["handed_out"])
-    return F.size(received) - 1 - F.size(F.filter("deliveries", explains))
+    explained = F.size(F.filter("deliveries", explains)) - F.when(came_from_elsewhere(), 1).otherwise(0)
+    return F.size(received) - 1 - explained
 
 
 def _ends() -> Column:
@@ -119,10 +120,13 @@ def _ends() -> Column:
     return F.coalesce(F.col("finished"), F.lit(0)) + F.greatest(F.lit(0), F.col("dead_letters") - F.col("redrives"))
 
 
-def _finished(messages: DataFrame, handled: DataFrame) -> DataFrame:
-    records = messages.select("id", F.explode("deliveries").alias("delivery"))
-    records = records.select("id", *[F.col(f"delivery.{name}") for name in KEY])
-    return handled.select(*KEY).join(records, list(KEY)).groupBy("id").agg(F.count("*").alias("finished"))
+def _with_finished(messages: DataFrame, handled: DataFrame) -> DataFrame:
+    """Add how many deliveries of each message handlers finished."""
+    on = [*PLACE, *(["queue"] if "queue" in handled.columns else [])]
+    records = messages.select("id", "queue", F.explode("deliveries").alias("delivery"))
+    records = records.select("id", "queue", *[F.col(f"delivery.{name}") for name in PLACE])
+    finished = handled.select(*on).join(records, on).groupBy("id", "queue").agg(F.count("*").alias("finished"))
+    return messages.join(finished, ["id", "queue"], "left")
 
 
 def _causes() -> Column:

@@ -1,7 +1,7 @@
 """Dead letters as rows, their selection by SQL, and the markers that redrive or delete them.
 
 ``marq.core`` defines what a dead letter contains, which markers settle it and what a note means; this module applies
-that to DataFrames. Trackers take each place of the dead-letters topic once. So markers may be written twice, by a
+that to DataFrames. Trackers take each place of the dead-letter topic once. So markers may be written twice, by a
 retried task or by another client at the same time.
 """
 
@@ -49,7 +49,7 @@ _DIGITS = "^[0-9]{1,15}$"
 
 
 class Place(NamedTuple):
-    """A record of the dead-letters topic, as ``marq.core`` expects it."""
+    """A record of the dead-letter topic, as ``marq.core`` expects it."""
 
     partition: int
     offset: int

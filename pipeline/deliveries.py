@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
-from marq.wire.names import is_synthetic
-from pipeline.parts import KEY, PARTS
+from pipeline.lines import overtakes
+from pipeline.parts import KEY, PARTS, PLACE
+from pipeline.subscriptions import DRAWN, skipped
 from pipeline.tables import LAST_MS, columns
 
 #: {topic: {partition: offset}}, with partitions as text.
@@ -44,17 +44,12 @@ _OUTCOMES = {
 }
 _COPIES = ("REDELIVERED", "DELIVERED")
 
-#: The offsets of a partition that a queue has read, as runs: pairs of the first and the last.
-MARKS = StructType(
-    [
-        *columns("queue string, topic string, partition long").fields,
-        StructField("runs", ArrayType(ArrayType(LongType()))),
-    ]
-)
-
 
 def reads(markers: DataFrame) -> DataFrame:
-    """Return the rows of :data:`MARKS` from ACQUIREs, each of which names the first and the last offset of its read."""
+    """Return the offsets that each queue has read: queue, topic, partition, and runs, pairs of the first and the last.
+
+    Each ACQUIRE names the first and the last offset of its read.
+    """
     place = ("queue", "topic", "partition")
     acquires = markers.where(F.col("kind") == "ACQUIRE").groupBy(*place, "log_partition", "log_offset")
     batches = acquires.agg(F.min("from_offset").alias("first"), F.max("offset").alias("last"))
@@ -70,12 +65,12 @@ def reads(markers: DataFrame) -> DataFrame:
 class Cut:
     """The ends of the tables, which limit what can be concluded about a record.
 
-    ``marks``: what each queue has read (:func:`reads`). ``clocks``: the last activity of each tracker (log_partition,
-    seen_at). ``first`` and ``begins``: the first offset of each partition at its first ingest, and now. ``held_back``:
-    partitions whose readers an open transaction holds back.
+    ``reading``: what each queue reads (:data:`pipeline.subscriptions.READING`). ``clocks``: the last activity of each
+    tracker (log_partition, seen_at). ``first`` and ``begins``: the first offset of each partition at its first ingest,
+    and now. ``held_back``: partitions whose readers an open transaction holds back.
     """
 
-    marks: DataFrame
+    reading: DataFrame
     clocks: DataFrame
     first: Offsets
     begins: Offsets
@@ -85,13 +80,20 @@ class Cut:
     dead_letters_topic: str
     #: True if markers had been removed before the first one was ingested.
     truncated: bool
+    #: True if messages have ordering keys.
+    keyed: bool = False
 
 
 def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
     """Return one row for each record: the ``id`` of its message, its ``delivery``, and what its state follows from."""
-    rows = parts.join(F.broadcast(cut.marks), ["queue", "topic", "partition"], "left")
+    rows = parts.join(F.broadcast(cut.reading), ["queue", "topic", "partition"], "left")
     rows = rows.join(F.broadcast(cut.clocks), "log_partition", "left")
     rows = rows.join(F.broadcast(_bounds(parts.sparkSession, cut)), ["topic", "partition"], "left")
+    if cut.keyed:
+        rows = rows.join(F.broadcast(overtakes(parts)), list(KEY), "left")
+    else:
+        # The join would compute the parts twice.
+        rows = rows.withColumns({"overtaken": F.lit(None).cast("long"), "undecided": F.lit(None).cast("boolean")})
     return _judged(_ended(_held(_opened(rows, cut))), cut)
 
 
@@ -111,7 +113,7 @@ def _opened(rows: DataFrame, cut: Cut) -> DataFrame:
         {
             "place": place,
             "id": F.coalesce("record.id", "acquired.id", "delayed.id", "death.id", place),
-            "drawn": F.col("topic").startswith(_DRAWN),
+            "drawn": F.col("topic").startswith(DRAWN),
             "redriven": (F.col("topic") == cut.dead_letters_topic) & F.col("delayed").isNotNull(),
             "open_pos": F.least("acquired.pos", "delayed.pos"),
         }
@@ -131,11 +133,6 @@ def _opened(rows: DataFrame, cut: Cut) -> DataFrame:
             "end": F.when(F.col("close_pos").isNotNull() & ~F.col("by_ack"), F.col("fact")),
         }
     )
-
-
-#: The prefix of synthetic topics, which Kafka's own topics can't have.
-_DRAWN = "~"
-assert is_synthetic(_DRAWN)
 
 
 def _held(rows: DataFrame) -> DataFrame:
@@ -174,11 +171,12 @@ def _ended(rows: DataFrame) -> DataFrame:
     )
     waits = F.col("wait_until").isNotNull()
     # A CANCEL of a leased message is too late.
-    cancelled = F.col("cancelled.pos") > F.coalesce(back["pos"], F.col("open_pos"))
+    cancelled = _rightly_named("cancelled") & (F.col("cancelled.pos") > F.coalesce(back["pos"], F.col("open_pos")))
+    moved = F.when(_rightly_named("moved"), F.col("moved.due_at"))
     later = _later(back["at"], back["delay_ms"])
     # After the last attempt, the tracker ignores the delay of the RELEASE.
     later = F.when(later > F.when(end["kind"] == "DEAD_LETTERED", end["at"]), end["at"]).otherwise(later)
-    waiting_due = F.coalesce(F.when(cancelled, F.col("cancelled.at")), "moved.due_at", "wait_until", later)
+    waiting_due = F.coalesce(F.when(cancelled, F.col("cancelled.at")), moved, "wait_until", later)
     lease_due = F.greatest(_later(taken["at"], taken["lease_ms"]), _later(kept["at"], kept["lease_ms"]))
     due = F.when(waits | back.isNotNull(), waiting_due).otherwise(lease_due)
     rows = rows.withColumns({"outcome": outcome, "due": due})
@@ -201,7 +199,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
     """Return the columns that messages are computed from."""
     taken, end, handed_out = F.col("taken"), F.col("end"), F.col("handed_out")
     delivery = F.struct(
-        *KEY,
+        *PLACE,
         F.coalesce(taken["attempt"], "delayed.attempt", "record.attempt", F.lit(1)).alias("attempt"),
         "available_at",
         F.when(handed_out, taken["holder"]).alias("holder"),
@@ -227,7 +225,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
     root = ~F.col("copy")
     count = {name: F.coalesce(name, F.lit(0)) for name in ("records", "deaths")}
     is_copy = F.col("copy") & ~F.col("drawn") & ~F.col("redriven")
-    return rows.select(
+    return rows.where(~_skipped()).select(
         "id",
         F.coalesce("acquired.at", "delayed.at", "record.at", "last_at").alias("began_at"),
         delivery.alias("delivery"),
@@ -236,6 +234,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         "seen_at",
         _state().alias("state"),
         (root & (count["records"] > 0) | root & F.col("drawn") & F.col("delayed").isNotNull()).alias("known"),
+        root.alias("root"),
         (F.col("acked").isNotNull() & F.col("open_pos").isNotNull()).alias("acked"),
         F.when(root, F.coalesce("record.at", "acquired.record_at", "delayed.record_at")).alias("root_at"),
         F.coalesce("record.first_sent_at", "record.at", "acquired.record_at", "delayed.record_at").alias("sent_at"),
@@ -254,9 +253,11 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         F.when(is_copy, count["records"] * F.coalesce("record.attempt", F.lit(1))).otherwise(0).alias("copy_attempts"),
         (F.col("offset") < F.col("first_offset")).alias("before_first"),
         _overdue().alias("overdue"),
-        _differences(held_back).alias("differences"),
+        F.coalesce(_differences(held_back), F.when(~F.col("undecided"), _overtook())).alias("differences"),
         # Consumers may read past an open transaction, and ingest does not.
-        F.when(_absent() & held_back, F.concat_ws(": ", F.lit(_NO_RECORD), F.col("place"))).alias("pending"),
+        F.when(_absent() & held_back, F.concat_ws(": ", F.lit(_NO_RECORD), F.col("place")))
+        .when(F.col("undecided"), _overtook())
+        .alias("pending"),
         F.struct(*PARTS.names).alias("parts"),
     )
 
@@ -281,16 +282,27 @@ def _state() -> Column:
     )
 
 
+def _skipped() -> Column:
+    """Return whether it is a record without a message of its queue."""
+    untouched = F.coalesce("open_pos", "acked.pos", "fact.pos").isNull() & F.col("death").isNull()
+    return untouched & F.col("record").isNotNull() & skipped(_passed_over(), _within())
+
+
 def _passed_over() -> Column:
     """Return whether its queue read it or later records, and did not acquire it."""
-    within = F.exists("runs", lambda run: F.col("offset").between(run[0], run[1]))
     behind = F.exists("runs", lambda run: F.col("offset") < run[0]) & (F.col("offset") >= F.col("begin_offset"))
-    return F.coalesce(within | behind, F.lit(False))
+    return _within() | F.coalesce(behind, F.lit(False))
+
+
+def _within() -> Column:
+    return F.coalesce(F.exists("runs", lambda run: F.col("offset").between(run[0], run[1])), F.lit(False))
 
 
 def _overdue() -> Column:
     still_open = F.col("open_pos").isNotNull() & ~F.col("closed")
-    return F.coalesce(still_open & (F.col("due") + F.expr(OVERDUE) < F.col("seen_at")), F.lit(False))
+    # A message of a queue with ordering waits for its consumers, unless one rejected it.
+    in_order = F.coalesce(F.col("taken.in_order") & F.col("refused").isNull(), F.lit(False))
+    return F.coalesce(still_open & ~in_order & (F.col("due") + F.expr(OVERDUE) < F.col("seen_at")), F.lit(False))
 
 
 def _differences(held_back: Column) -> Column:
@@ -311,10 +323,20 @@ def _differences(held_back: Column) -> Column:
 _NO_RECORD = "acquired, but the record does not exist"
 
 
+def _overtook() -> Column:
+    earlier = F.concat_ws("/", "topic", "partition", "overtaken")
+    return F.concat(F.lit("delivered before an earlier message of its key had ended: "), earlier)
+
+
 def _absent() -> Column:
     """Return whether a record was acquired but does not exist, and is not a copy of an aborted transaction."""
     sent = ~F.col("copy") & ~F.col("drawn") & ~F.col("redriven") & (F.col("offset") >= F.col("first_offset"))
     return F.coalesce(F.col("open_pos").isNotNull() & F.col("record").isNull() & sent, F.lit(False))
+
+
+def _rightly_named(name: str) -> Column:
+    """Return whether a request is about this message: it names the message's queue, or none, which means all queues."""
+    return F.coalesce(F.col(f"{name}.queue").isin(F.lit(""), F.col("queue")), F.lit(False))
 
 
 def _count(test: Column) -> Column:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -29,6 +29,7 @@ from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, Topics
 from pipeline.lake import Commit, Lake
 from pipeline.markers import decoded
+from pipeline.subscriptions import Pair, Subscription
 from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
 
 #: Records per batch, of the markers topic and of the others: a process that dies has to read these again.
@@ -63,8 +64,8 @@ class Stream:
 class History:
     """The queues topic: current definitions, and former settings that still matter."""
 
-    #: The queue of each topic that is or was a queue's own.
-    own_topics: dict[str, str] = field(default_factory=dict)
+    #: Each queue and topic that it names or named.
+    pairs: set[Pair] = field(default_factory=set)
     #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
     without_dead_letters: set[str] = field(default_factory=set)
     current: Definitions = field(default_factory=Definitions)
@@ -76,7 +77,7 @@ class History:
             for name in [queue] if queue is not None else self.current.names():
                 settings = self.current.settings(name)
                 if settings.topic is not None:
-                    self.own_topics[settings.topic] = name
+                    self.pairs.add((name, settings.topic))
                 if not settings.dead_letter:
                     self.without_dead_letters.add(name)
             if self.current.defaults.get("dead_letter") is False:
@@ -130,13 +131,14 @@ class Ingest:
         self._lake.belong(self._topics.cluster_id(), names.prefix)
         history = self._definitions() if names.queues in existing else History()
         self._quarantined = [f"{order.place}/{order.sha256}" for order in history.current.quarantines()]
-        own = {topic: queue for topic, queue in history.own_topics.items() if topic in existing}
+        subscriptions = self._subscriptions(history, existing)
+        own = {each.topic for each in subscriptions} & {*existing}
         markers_limit, records_limit = self._limits
         markers = Stream("markers", [names.markers], decoded, markers_limit, "logged_at")
         messages = Stream(
             "messages",
             [names.messages, *sorted(own)],
-            lambda rows: records.messages(rows, own, payload=self._payload),
+            lambda rows: records.messages(rows, names.messages, payload=self._payload),
             records_limit,
         )
         dead_letters = Stream(
@@ -151,7 +153,7 @@ class Ingest:
         written = _named(self._topics.ends(messages.topics + dead_letters.topics, committed=False))
         self._ingest(messages)
         self._ingest(dead_letters)
-        self._close([markers, messages, dead_letters], history, written)
+        self._close([markers, messages, dead_letters], history, subscriptions, written)
         return dict(self._rows)
 
     def _definitions(self) -> History:
@@ -161,6 +163,26 @@ class Ingest:
         for row in read.orderBy("partition", "offset").select("key", "value").collect():
             history.fold(*(None if content is None else bytes(content) for content in row))
         return history
+
+    def _subscriptions(self, history: History, existing: Collection[str]) -> list[Subscription]:
+        """Return all subscriptions, those that earlier rounds found included: compaction removes former settings."""
+        last = self._lake.last_commit(ROUNDS) or {"subscriptions": []}
+        before = {(each["queue"], each["topic"]): each["since"] for each in last["subscriptions"]}
+        pairs = {pair for pair in history.pairs if self._connection.names.is_senders_topic(pair[1])} | before.keys()
+        new = sorted({topic for _, topic in pairs - before.keys()} & {*existing})
+        # Looked up before the markers are read: records that retention removes later may have later ACQUIREs.
+        begins = _named(self._topics.begins(new)) if new else {}
+        current = history.current
+        return [
+            Subscription(
+                queue,
+                topic,
+                current.settings(queue).topic == topic,
+                before[queue, topic] if (queue, topic) in before else begins.get(topic, {}),
+                current.purge(queue),
+            )
+            for queue, topic in sorted(pairs)
+        ]
 
     def _ingest(self, stream: Stream) -> None:
         begins = _named(self._topics.begins(stream.topics))
@@ -281,7 +303,9 @@ class Ingest:
                 f" record: marq quarantine {newer.log_partition} {newer.log_offset}"
             )
 
-    def _close(self, streams: list[Stream], history: History, written: Offsets) -> None:
+    def _close(
+        self, streams: list[Stream], history: History, subscriptions: list[Subscription], written: Offsets
+    ) -> None:
         """Commit the round."""
         lasts = {stream.name: self._lake.last_commit(stream.name) for stream in streams}
         begins = _named(self._topics.begins(written))
@@ -299,6 +323,7 @@ class Ingest:
             "first": {name: first["begin"] for name in lasts if (first := self._lake.commit(name, 0)) is not None},
             "held_back": held_back,
             "without_dead_letters": sorted(history.without_dead_letters),
+            "subscriptions": [each.document() for each in subscriptions],
         }
         before = self._lake.last_commit(ROUNDS)
         self._lake.publish(ROUNDS, 0 if before is None else before["batch"] + 1, {}, commit)

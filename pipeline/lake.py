@@ -60,6 +60,11 @@ class Lake:
             raise PipelineError(
                 f"{self.path} has format {version}, and this pipeline supports up to {FORMAT}: use a newer one"
             )
+        if version < FORMAT:
+            raise PipelineError(
+                f"{self.path} has format {version}, and this pipeline needs format {FORMAT}: start over with an empty"
+                " data directory (--data)"
+            )
 
     def about(self) -> Commit:
         """Return the description of the directory; empty if it is new."""

@@ -1,4 +1,6 @@
-"""One row for each message, across its redeliveries: records with the same id are one message.
+"""One row for each message, across its redeliveries: records of a queue with the same id are one message.
+
+A dead letter that is redriven to another queue becomes a message of that queue, with the same id.
 
 A message's state and its *differences* follow from the ends of its records. A difference is content that the topics
 should have by the rules of docs/protocol.md, but do not. A difference that the next ``ingest`` may still resolve is
@@ -12,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from pipeline.deliveries import DELIVERY, Cut, deliveries
+from pipeline.parts import PLACE
 from pipeline.tables import columns
 
 #: A copy that was sent this shortly before the end of the markers may be ahead of its fact.
@@ -39,19 +42,20 @@ def lifecycle(parts: DataFrame, cut: Cut) -> DataFrame:
     """Return the rows of :data:`LIFECYCLE`, each with its parts in an array (``parts``)."""
     records = deliveries(parts, cut)
     has = {name: F.max(F.col("state") == name).alias(f"is_{name}") for name in (*OPEN, *_ENDED)}
-    messages = records.groupBy("id").agg(
+    messages = records.groupBy("id", "queue").agg(
         F.array_sort(F.collect_list(F.struct("began_at", "delivery"))).alias("told"),
         F.collect_list("parts").alias("parts"),
         F.collect_list("differences").alias("own_differences"),
         F.collect_list("pending").alias("own_pending"),
-        F.coalesce(F.max(F.when(F.col("known"), F.col("queue"))), F.max("queue")).alias("queue"),
         F.coalesce(F.max("root_at"), F.min("sent_at")).alias("sent_at"),
         F.max("wait_until").alias("due_at"),
         F.max(F.when(F.col("delivery.handed_out"), F.col("delivery.attempt"))).alias("attempts"),
         F.max("size").alias("size"),
         F.max("reason").alias("reason"),
         F.max("delivery.ended_at").alias("last_end"),
-        *[F.max(name).alias(name) for name in ("known", "acked", "last_at", "seen_at", "overdue", "before_first")],
+        # Only the first record of a message that came from another queue is elsewhere.
+        (F.max("known") | (F.max("delivery.redriven") & ~F.max("root"))).alias("known"),
+        *[F.max(name).alias(name) for name in ("acked", "last_at", "seen_at", "overdue", "before_first")],
         *[F.sum(name).alias(name) for name in _COUNTS],
         *has.values(),
     )
@@ -62,6 +66,15 @@ _ENDED = ("lost", "expired_unread", "no_queue", "abandoned", "cancelled", "withd
 _COUNTS = (
     "deaths", "died", "redelivered", "redrives", "copy_facts", "copy_fact_attempts", "copies", "copy_attempts",
 )  # fmt: skip
+
+
+def came_from_elsewhere() -> Column:
+    """Return whether a message was redriven from another queue; also true if its first record was read earlier."""
+
+    def is_first(delivery: Column) -> Column:
+        return F.concat_ws("/", *[delivery[name] for name in PLACE]) == F.col("id")
+
+    return (F.col("redrives") > 0) & ~F.exists("deliveries", is_first)
 
 
 def _rows(messages: DataFrame, cut: Cut) -> DataFrame:

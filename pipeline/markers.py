@@ -19,9 +19,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from marq.settings.ordering import line_of
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.marker_codec import VERSION, decode
 from marq.wire.markers import (
+    LAST,
     Acquire,
     Answer,
     Batch,
@@ -39,6 +41,7 @@ from marq.wire.markers import (
     Tick,
 )
 from marq.wire.names import ID_HEADER
+from marq.wire.record_headers import ordering_key
 from pipeline.tables import CORRUPT, LAST_MS, MARKERS, MOST_ATTEMPTS
 
 #: Rows that leave Python at once.
@@ -134,19 +137,19 @@ class _Rows:
 
 _COMMON = (
     "log_partition", "log_offset", "logged_at", "version", "kind", "queue", "holder", "topic", "partition", "lease_ms",
-    "from_offset", "counted", "error", "raw",
+    "from_offset", "counted", "in_order", "error", "raw",
 )  # fmt: skip
-_NUMBERS = ("offset", "attempt", "due_at", "delay_ms", "record_at", "size")
+_NUMBERS = ("offset", "attempt", "due_at", "delay_ms", "record_at", "size", "line")
 _TEXTS = ("text", "cause", "outcome", "id")
 _LONGEST = 2**63 - 1
 #: Limits of columns that are narrower than their fields in the format.
 _MOST = {"attempt": MOST_ATTEMPTS, **dict.fromkeys(("due_at", "record_at", "delay_ms"), LAST_MS)}
 _ARROW = {
     **dict.fromkeys(("log_partition", "version", "attempt", "size"), pa.int32()),
-    **dict.fromkeys(("log_offset", "partition", "offset", "lease_ms", "from_offset", "delay_ms"), pa.int64()),
+    **dict.fromkeys(("log_offset", "partition", "offset", "lease_ms", "from_offset", "delay_ms", "line"), pa.int64()),
     **dict.fromkeys(("logged_at", "due_at", "record_at"), _MILLISECONDS),
     **dict.fromkeys(("kind", "queue", "holder", "topic", "error"), pa.string()),
-    "counted": pa.bool_(),
+    **dict.fromkeys(("counted", "in_order"), pa.bool_()),
     "raw": pa.binary(),
 }
 
@@ -176,14 +179,17 @@ def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, An
         common["from_offset"] = batch.from_offset
     if isinstance(batch, Acquire | Renew | Dispatch):
         common["lease_ms"] = batch.lease_ms
-    if isinstance(batch, Acquire) and batch.dues_ms is not None:
-        columns["due_at"] = batch.dues_ms
+    if isinstance(batch, Acquire):
+        common["in_order"] = batch.in_order
+        columns |= {} if batch.dues_ms is None else {"due_at": batch.dues_ms}
+        columns |= {"line": _lines(batch)} if batch.in_order else {}
     elif isinstance(batch, Delay | Reschedule):
         # Capped before the addition, which would overflow.
         columns["due_at"] = np.minimum(batch.times_ms, LAST_MS) + (logged_ms if batch.relative else 0)
     elif isinstance(batch, Release):
         columns["delay_ms"] = batch.delays_ms
         columns["text"] = [error or None for error in batch.errors]
+        columns["cause"] = ["LAST" if delay_ms == LAST else None for delay_ms in batch.delays_ms]
         common["counted"] = batch.counted
     elif isinstance(batch, Reject):
         columns["text"] = list(batch.reasons)
@@ -216,6 +222,14 @@ def _payload_columns(payloads: Sequence[Payload]) -> dict[str, Any]:
 def _id(payload: Payload) -> str | None:
     ids = [value for name, value in payload.headers if name == ID_HEADER and value is not None]
     return ids[-1].decode("utf-8", "replace") or None if ids else None
+
+
+def _lines(batch: Acquire) -> list[int]:
+    """Return a number for each message's ordering key, or :data:`_NULL`."""
+    queue = batch.queue.encode()
+    # In the messages topic, the record key is the queue's name.
+    keys = [ordering_key(each.headers) if each.key in (None, queue) else each.key for each in batch.payloads]
+    return [line_of(key) >> 1 if key else _NULL for key in keys]
 
 
 def _name(names: Any, number: int) -> str:

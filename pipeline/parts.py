@@ -1,9 +1,9 @@
 """The facts about each delivered record, as parts that add up in any order.
 
-A row of *parts* has a record's place (topic, partition, offset) and a column for each kind of event: the first ACK, the
-last RENEW, the number of ACQUIREs. Each column has a rule that merges two of its values (:data:`RULES`), independent of
-their order. So rows of new markers and rows that an earlier run carried forward are simply concatenated, and a late
-marker has the same effect as one in time.
+A row of *parts* has a record's place (topic, partition, offset), its subscription (:mod:`pipeline.subscriptions`), and
+a column for each kind of event: the first ACK, the last RENEW, the number of ACQUIREs. Each column has a rule that
+merges two of its values (:data:`RULES`), independent of their order. So rows of new markers and rows that an earlier
+run carried forward are simply concatenated, and a late marker has the same effect as one in time.
 
 ``pos`` is the position of a marker in its partition of the markers topic. All markers of one record are in one such
 partition, so ``pos`` tells which of two came first.
@@ -18,11 +18,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
+from pipeline.subscriptions import Subscriptions
 from pipeline.tables import columns
 
-KEY = ("topic", "partition", "offset")
+PLACE = ("topic", "partition", "offset")
+KEY = (*PLACE, "subscription")
 
-_ACQUIRED = "pos long, at timestamp, holder string, attempt int, lease_ms long, due_at timestamp"
+_ACQUIRED = "pos long, at timestamp, holder string, attempt int, lease_ms long, due_at timestamp, in_order boolean"
 _PAYLOAD = "id string, record_at timestamp, size int"
 
 #: The columns of parts with their rules; a column with several fields is a struct.
@@ -35,18 +37,20 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "record": ("max", "at timestamp, id string, attempt int, first_sent_at timestamp, deliver_at timestamp, size int"),
     # Its markers.
     "acquisitions": ("sum", "long"),
-    "acquired": ("min", f"{_ACQUIRED}, {_PAYLOAD}"),
+    "acquired": ("min", f"{_ACQUIRED}, {_PAYLOAD}, line long"),
     "acquired_last": ("max", _ACQUIRED),
     "delayed": ("min", f"pos long, at timestamp, due_at timestamp, attempt int, {_PAYLOAD}"),
-    "moved": ("max", "pos long, due_at timestamp"),
+    "moved": ("max", "pos long, due_at timestamp, queue string"),
     "renewals": ("sum", "long"),
     "renewed": ("max", "pos long, at timestamp, holder string, lease_ms long"),
     "spent": ("min", "pos long, at timestamp, holder string, lease_ms long"),
     "released": ("max", "pos long, at timestamp, holder string, delay_ms long, counted boolean, text string"),
     "rejected": ("max", "pos long, at timestamp, holder string, text string"),
-    "cancelled": ("max", "pos long, at timestamp"),
+    "cancelled": ("max", "pos long, at timestamp, queue string"),
     "acks": ("sum", "long"),
     "acked": ("min", "pos long, at timestamp, holder string"),
+    # The first marker that may have ended it.
+    "ended": ("min", "long"),
     # The tracker's facts.
     "facts": ("sum", "long"),
     "fact": ("min", "pos long, at timestamp, kind string, attempt int, cause string"),
@@ -57,7 +61,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
 RULES = {name: rule for name, (rule, _) in _COLUMNS.items()}
 PARTS = StructType(
     [
-        *columns("topic string, partition long, offset long").fields,
+        *columns("topic string, partition long, offset long, subscription string").fields,
         *[
             StructField(name, columns(kind) if " " in kind else columns(f"x {kind}")["x"].dataType)
             for name, (_, kind) in _COLUMNS.items()
@@ -66,6 +70,8 @@ PARTS = StructType(
 )
 
 _FACTS = ("REDELIVERED", "DEAD_LETTERED", "DELIVERED", "CANCELLED", "ABANDONED")
+#: Kinds of markers after which the next message of a line may be delivered.
+_ENDS = ("ACK", "REJECT", "CANCEL", "DEAD_LETTERED", "CANCELLED", "ABANDONED")
 #: The kinds of markers that columns count or keep.
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "acquisitions": ("ACQUIRE",),
@@ -87,42 +93,49 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 def of_markers(markers: DataFrame) -> DataFrame:
-    about_records = markers.where(~F.col("kind").isin("TICK", "ANSWERED", "DISCARD"))
+    """Return the parts in markers, which have a column ``subscription``."""
+    about_records = markers.where(~F.col("kind").isin("TICK", "ANSWERED", "DISCARD", "RESUME", "RESUMED"))
     # A batch has at most 2^16 markers.
     pos = F.col("log_offset") * 65_536 + F.col("index")
     rows = about_records.withColumn("pos", pos).withColumnRenamed("logged_at", "at")
     kind = F.col("kind")
     columns = {
-        # The other kinds may name any queue.
-        "queue": F.when(kind.isin("ACQUIRE", "DELAY", *_FACTS), F.col("queue")),
+        # An ACK may be of several queues, and in other kinds a client may name a wrong one. A subscription is a queue.
+        "queue": F.when(kind.isin("ACQUIRE", "DELAY", *_FACTS), F.col("queue")).otherwise(
+            F.nullif("subscription", F.lit(""))
+        ),
         "log_partition": F.col("log_partition"),
         "last_at": F.col("at"),
+        "ended": F.when(kind.isin(*_ENDS) | ((kind == "RELEASE") & (F.col("cause") == "LAST")), F.col("pos")),
         **{name: F.when(kind.isin(*kinds), _value(name)) for name, kinds in _KINDS.items()},
     }
     return _row(rows, columns)
 
 
 def of_messages(messages: DataFrame) -> DataFrame:
+    """Return the parts in records, which have a column ``subscription``."""
     rows = messages.withColumnRenamed("sent_at", "at")
     columns = {"queue": F.col("queue"), "last_at": F.col("at"), "records": F.lit(1), "record": _value("record")}
     return _row(rows, columns)
 
 
-def of_dead_letters(letters: DataFrame) -> DataFrame:
+def of_dead_letters(letters: DataFrame, subscriptions: Subscriptions) -> DataFrame:
     """Return the parts in dead letters, for the records that became them."""
     death = F.struct(
         F.coalesce("dead_lettered_at", "sent_at").alias("at"), "reason", "topic", "partition", "offset", "id"
     )
-    place = [F.col(f"origin_{name}").alias(name) for name in KEY]
-    rows = letters.where(F.col("origin_offset").isNotNull()).select(*place, death.alias("death"))
-    return _row(rows, {"last_at": F.col("death.at"), "deaths": F.lit(1), "death": F.col("death")})
+    place = [F.col(f"origin_{name}").alias(name) for name in PLACE]
+    subscription = subscriptions.of(F.col("queue"), F.col("origin_topic")).alias("subscription")
+    rows = letters.where(F.col("origin_offset").isNotNull()).select(*place, subscription, "queue", death.alias("death"))
+    columns = {"queue": F.col("queue"), "last_at": F.col("death.at"), "deaths": F.lit(1), "death": F.col("death")}
+    return _row(rows, columns)
 
 
 def added_up(*frames: DataFrame) -> DataFrame:
-    """Merge rows of parts into one row for each record."""
+    """Merge rows of parts into one row for each record of each subscription."""
     rows = reduce(DataFrame.unionByName, frames)
     # Repartitioned first: partial sums would be wider than the rows, and hardly fewer.
-    grouped = rows.repartition(*KEY).groupBy(*KEY)
+    grouped = rows.repartition(*PLACE).groupBy(*KEY)
     return grouped.agg(*[getattr(F, rule)(name).alias(name) for name, rule in RULES.items()])
 
 

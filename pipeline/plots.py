@@ -257,7 +257,7 @@ def _bars(axes: Axes, counts: Mapping[int, int], most: int) -> None:
     if most <= 10:
         axes.bar_label(bars, [_counted(count) for count in counts.values()], fontsize=8, padding=2)
     axes.set_ylim(0, 1.18)
-    axes.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
+    axes.set_yticks([0, 0.5, 1], ["0%", "50%", "100%"])
     axes.set_xlim(0.4, max(most, 3) + 0.6)
     axes.xaxis.set_major_locator(FixedLocator(range(1, max(most, 3) + 1)))
     axes.grid(visible=True, axis="y", linewidth=0.6)

@@ -1,4 +1,4 @@
-"""Rows from records of the messages and dead-letters topics: their keys, headers and times.
+"""Rows from records of the messages and dead-letter topics: their keys, headers and times.
 
 The rules are those of docs/protocol.md: an unreadable header counts as absent, and of several headers with one name the
 last counts.
@@ -7,7 +7,6 @@ last counts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -32,13 +31,9 @@ from pipeline.tables import DEAD_LETTERS, LAST_MS, MESSAGES, MOST_ATTEMPTS, PAYL
 _PLACE = r"^(.+)/([0-9]{1,10})/([0-9]{1,19})$"
 
 
-def messages(records: DataFrame, own_topics: Mapping[str, str], *, payload: bool = False) -> DataFrame:
-    """Return the rows of :data:`~pipeline.tables.MESSAGES`; ``own_topics`` maps topics of a single queue to it."""
-    queue = reduce(
-        lambda rest, own: F.when(F.col("topic") == own[0], F.lit(own[1])).otherwise(rest),
-        sorted(own_topics.items()),
-        _queue(),
-    )
+def messages(records: DataFrame, messages_topic: str, *, payload: bool = False) -> DataFrame:
+    """Return the rows of :data:`~pipeline.tables.MESSAGES`; only in the messages topic a record's key is its queue."""
+    queue = F.when(F.col("topic") == messages_topic, _queue())
     columns = {"queue": queue, "deliver_at": _time(DELIVER_AT_HEADER), "error": _text(ERROR_HEADER)}
     return _rows(_with_headers(records), columns, MESSAGES, payload)
 

@@ -62,18 +62,18 @@ class Result:
     """Counts: ``done`` by this call, ``already_settled`` by others meanwhile, ``removed`` by retention."""
 
     chosen: int
-    asked: int = 0
+    requested: int = 0
     done: int = 0
     already_settled: int = 0
     removed: int = 0
 
     @property
     def unanswered(self) -> int:
-        return self.asked - self.done - self.already_settled - self.removed
+        return self.requested - self.done - self.already_settled - self.removed
 
 
 class Letters:
-    """The dead-letters topic, as it is at the start."""
+    """The dead-letter topic, as it is at the start."""
 
     def __init__(self, spark: SparkSession, connection: Connection) -> None:
         self.spark = spark

@@ -3,8 +3,10 @@
 ``markers`` has one row for each marker: a batch of a thousand ACKs is a thousand rows. ``log_partition``,
 ``log_offset`` and ``index`` are its position in the markers topic; ``topic``, ``partition`` and ``offset`` name the
 record that it is about. The partition of a synthetic source may be any number of 32 bits. A row of ``messages`` is a
-record of the messages topic or of a queue's own topic. ``id`` is the id of the message that the record redelivers, and
-null in a first delivery, whose id is its own place.
+record of the messages topic, or of a topic that queues name; there ``queue`` is null, because each of them has it as a
+message (:mod:`pipeline.subscriptions`). ``id`` is the id of the message that the record redelivers, and
+null in a first delivery, whose id is its own place. ``line`` is a number made of the ordering key, in ACQUIREs of a
+queue with ordering. ``cause`` is that of a fact, or ``LAST`` for a RELEASE after the last attempt.
 
 Columns are added, never renamed, and are null in older files; any other change needs a new :data:`FORMAT`.
 """
@@ -24,8 +26,8 @@ def columns(text: str) -> StructType:
     )
 
 
-#: The format of a data directory; older pipelines refuse newer ones.
-FORMAT = 1
+#: The format of a data directory; pipelines refuse all others.
+FORMAT = 2
 #: The last time that tables can express: later times of markers are capped to it, those of headers are null.
 LAST_MS = 253_402_300_799_999
 MOST_ATTEMPTS = 2**31 - 1
@@ -37,7 +39,7 @@ MARKERS = columns(
     topic string, partition long, offset long,
     attempt int, lease_ms long, from_offset long, due_at timestamp,
     delay_ms long, counted boolean, text string, cause string, outcome string,
-    record_at timestamp, id string, size int
+    record_at timestamp, id string, size int, in_order boolean, line long
     """
 )
 #: Records of the markers topic that are not marker batches.

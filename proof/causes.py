@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 
+from proof.fold import Key
 from proof.trail import ACK, Fact, Process, Trail
 
 
@@ -29,7 +30,7 @@ class Why(IntEnum):
 
 
 #: Faults that may keep a process from renewing in time.
-_HINDRANCES = {"pause", "cut"}
+HINDRANCES = {"pause", "cut"}
 #: Faults that may make it drop messages that it has acquired and not delivered.
 _INTERRUPTIONS = {"stop", "revoke"}
 EVERYBODY = "*"
@@ -42,15 +43,15 @@ def why_expired(
     decided = [each.number for each in trail.decisions if each.holder == fact.holder]
     until = max(decided, default=fact.number)
     since = min((number for number, each in trail.acquires if each == holder), default=min(trail.events))
-    suffered = _suffered(processes, (process_of.get(holder, ""), EVERYBODY), since, until)
-    if "kill" in suffered:
+    befell = suffered(processes, (process_of.get(holder, ""), EVERYBODY), since, until)
+    if "kill" in befell:
         return Why.KILLED
     troubled = trail.troubled or trail.unanswered or trail.slowest_ms * 4 > trail.lease_ms
-    hindered = bool(suffered & _HINDRANCES or troubled or trail.hung)
-    in_hand = any(each == holder for _, each in trail.deliveries)
-    if hindered or (not in_hand and suffered & _INTERRUPTIONS):
+    hindered = bool(befell & HINDRANCES or troubled or trail.hung)
+    in_hand = any(each.holder == holder for each in trail.deliveries)
+    if hindered or (not in_hand and befell & _INTERRUPTIONS):
         return _cause(trail, fact, in_hand)
-    clock = _suffered(processes, (fact.log, EVERYBODY), 0, until)
+    clock = suffered(processes, (fact.log, EVERYBODY), 0, until)
     return Why.CLOCK if "clock" in clock else None
 
 
@@ -64,7 +65,7 @@ def _cause(trail: Trail, fact: Fact, in_hand: bool) -> Why:
     return Why.ACK_TOO_LATE if trail.acked_at > fact.offset else Why.ACK_BEHIND_COPY
 
 
-def _suffered(processes: Mapping[str, Process], names: Sequence[str], since: int, until: int) -> set[str]:
+def suffered(processes: Mapping[str, Process], names: Sequence[str], since: int, until: int) -> set[str]:
     found: set[str] = set()
     for name in names:
         if name in processes:
@@ -90,7 +91,7 @@ def why_read_again(trail: Trail, moved: Collection[str], lost_offsets: bool) -> 
 
 
 def why_delivered_again(
-    trails: Sequence[Trail], expiries: Mapping[str, Why], read_again: Mapping[str, Why]
+    trails: Sequence[Trail], expiries: Mapping[Key, Why], read_again: Mapping[Key, Why]
 ) -> list[Why]:
     """Return a cause for each delivery of a message that may have been one too many.
 
@@ -100,13 +101,13 @@ def why_delivered_again(
     for trail in trails:
         if trail.key in read_again:
             found += [read_again[trail.key]] * (len(trail.deliveries) - 1)
-        if trail.key != trail.id and trail.deliveries and not trail.committed:
+        if not trail.began and trail.deliveries and not trail.committed:
             found.append(Why.ABORTED_COPY)
     return found + [expiries[trail.key] for trail in trails if trail.key in expiries]
 
 
 def why_done_and_dead(
-    trails: Sequence[Trail], expiries: Mapping[str, Why], read_again: Mapping[str, Why]
+    trails: Sequence[Trail], expiries: Mapping[Key, Why], read_again: Mapping[Key, Why]
 ) -> Why | None:
     """Return why a message is dead although a handler finished it; None if the history does not show it.
 

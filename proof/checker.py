@@ -31,12 +31,17 @@ property            meaning of a violation
 ``transaction``     a redelivery without its fact, or a fact without its redelivery
 ``fidelity``        key, value, headers, id or first sending differ from the original
 ``misplaced``       a redelivery went to another queue
+``misordered``      records of one ordering key are in another order than their sender's calls
 ``delivered-twice`` one record was delivered twice, and its group neither lost its offsets nor changed
 ``unexplained``     a lease ran out, or a message was delivered again, and the history shows no cause
 ``lease-not-noticed``  an ack was reported as in time although the tracker had redelivered the message before
 ``position-lost``   a tracker continued although records that it needed were gone
 ``quarantine``      an unreadable marker is not in quarantine, or a readable one is
 ``not-drained``     a message is open at the end, or was never read
+``order``           a message was delivered before the end of an earlier one of its ordering key, or its consumer had
+                    learned of its own end
+``exclusion``       a message was delivered while one of its ordering key was in flight
+``no-copy``         a message of a queue with ordering was redelivered at the end of its source, not in its place
 ==================  ==================================================================================================
 
 "No delayed message before its time" is ``early`` and ``moved``. "Delivered once" is the same for all messages:
@@ -48,6 +53,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import is_synthetic
 from proof.causes import (
     EVERYBODY,
@@ -70,9 +76,13 @@ from proof.fold import (
     DELAYED,
     DELIVERED,
     REDELIVERED,
+    Key,
     Standing,
 )
 from proof.history import Event
+from proof.lines import is_resumed, is_stranded, judge_lines, redelivered_in_place
+from proof.messages import Messages
+from proof.quarantine import judge_quarantine
 from proof.trail import ACK, BITS, REJECT, RELEASE, Fact, Trail, events_of
 
 
@@ -94,41 +104,42 @@ class _Verdict:
         self._report = evidence.report
         self._find = evidence.report.find
         self._trails = evidence.trails
-        #: All records of each message, by its id.
-        self._messages: dict[str, list[Trail]] = {}
+        self._messages = Messages(evidence)
         #: Causes of leases that ended, and of records that were delivered more than once.
-        self._expiries: dict[str, Why] = {}
-        self._read_again: dict[str, Why] = {}
+        self._expiries: dict[Key, Why] = {}
+        self._read_again: dict[Key, Why] = {}
         #: Messages that ended, or that cannot have ended yet.
-        self._done: set[str] = set()
+        self._done: set[Key] = set()
 
     def give(self) -> Report:
         report, evidence = self._report, self._evidence
         report.events = evidence.number
         for trail in self._trails.values():
-            if trail.id:
-                self._messages.setdefault(trail.id, []).append(trail)
-        for trail in self._trails.values():
             self._judge_record(trail)
-        evidence.sends.finish(report, self._trails)
-        for id_, trails in self._messages.items():
-            self._judge_message(id_, trails)
+        evidence.sends.finish(report, evidence.places)
+        for message, trails in self._messages.trails.items():
+            self._judge_message(message, trails)
         self._judge_ends()
         self._judge_redrives()
-        self._judge_quarantine()
+        judge_quarantine(evidence)
+        judge_lines(evidence)
         return report
 
     # --- records ------------------------------------------------------------------------------------------------------
 
     def _judge_record(self, trail: Trail) -> None:
         evidence, report = self._evidence, self._report
-        if not trail.id and trail.key in evidence.letters:
+        if not trail.id and trail.place in evidence.letters:
             return  # a dead letter that was deleted
+        if trail.queue == ANY_QUEUE and any(each.id for each in evidence.places[trail.place]):
+            self._judge_outcomes(trail)
+            judge_answers(report, trail, evidence.places[trail.place])
+            return
         if not trail.id:
-            self._find("from-nowhere", f"{trail.key}: the record is missing", trail.events)
+            self._find("from-nowhere", f"{trail}: the record is missing", trail.events)
             return
         self._judge_contents(trail)
-        if len(trail.deliveries) > 1:
+        if len(trail.deliveries) > 1 and trail.queue not in evidence.ordered:
             self._judge_deliveries(trail)
         self._judge_outcomes(trail)
         for decision in trail.decisions:
@@ -138,11 +149,11 @@ class _Verdict:
             self._judge_fact(trail, trail.facts[0])
         for fact in trail.facts[1:]:
             first = trail.facts[0]
-            self._find("fired-twice", f"{trail.key}: facts at {first.offset} and {fact.offset}", trail.events)
+            self._find("fired-twice", f"{trail}: facts at {first.offset} and {fact.offset}", trail.events)
         self._judge_deaths(trail)
-        judge_answers(report, trail)
-        if trail.deliver_at_ms is not None and trail.id == trail.key and trail.deliveries:
-            self._find("early", f"{trail.key}: delivered, although due at {trail.deliver_at_ms}", trail.events)
+        judge_answers(report, trail, [trail])
+        if trail.deliver_at_ms is not None and trail.began and trail.deliveries:
+            self._find("early", f"{trail}: delivered, although due at {trail.deliver_at_ms}", trail.events)
         if trail.deliveries and self._is_spent(trail.queue):
             self._judge_spent(trail)
         self._judge_delay(trail)
@@ -154,40 +165,40 @@ class _Verdict:
         lost_offsets = any("offsets" in self._evidence.befell(name) for name in (f"queue {trail.queue}", EVERYBODY))
         why = why_read_again(trail, self._evidence.moved, lost_offsets)
         if why is None:
-            self._find("delivered-twice", f"{trail.key} of {trail.queue}", trail.events)
+            self._find("delivered-twice", f"{trail}", trail.events)
         else:
             self._read_again[trail.key] = why
 
     def _judge_spent(self, trail: Trail) -> None:
-        seen = trail.deliveries[0][0]
+        seen = trail.deliveries[0].number
         if trail.spent_at is None or trail.spent_at > seen:
             self._find(
-                "dispatched", f"{trail.key}: delivered by event {seen}, dispatched by {trail.spent_at}", trail.events
+                "dispatched", f"{trail}: delivered by event {seen}, dispatched by {trail.spent_at}", trail.events
             )
 
     def _judge_delay(self, trail: Trail) -> None:
         """Judge the delay that the queue's settings give a record; the sender's comes first."""
         versions = self._evidence.versions.values()
         delays_ms = {_of(each, trail.queue).get("delay_ms", 0) for each in versions} or {0}
-        if trail.id != trail.key or is_synthetic(trail.key) or trail.deliver_at_ms is not None or 0 in delays_ms:
+        if not trail.began or is_synthetic(trail.place) or trail.deliver_at_ms is not None or 0 in delays_ms:
             return
         first = next((standing for _, standing in trail.changes), None)
         dues_ms = {trail.time_ms + delay_ms for delay_ms in delays_ms}
         wrong = first is not None and (first.state != DELAYED or first.due_ms not in dues_ms)
         if trail.deliveries or wrong:
-            self._find("early", f"{trail.key}: its queue delays it until {dues_ms}, it stood {first}", trail.events)
+            self._find("early", f"{trail}: its queue delays it until {dues_ms}, it stood {first}", trail.events)
 
     def _judge_redriven(self, trail: Trail) -> None:
-        letter, report = self._evidence.letters.get(trail.key), self._report
+        letter, report = self._evidence.letters.get(trail.place), self._report
         delivered = [fact for fact in trail.facts if fact.kind == DELIVERED]
         report.redriven += bool(delivered)
         if letter is None:
-            self._find("redriven", f"{trail.key}: the dead letter is missing", trail.events)
+            self._find("redriven", f"{trail}: the dead letter is missing", trail.events)
         elif (letter["id"], letter["content"]) != (trail.id, trail.content):
-            text = f"{trail.key}: {letter['id']} {letter['content']} came back as {trail.id} {trail.content}"
+            text = f"{trail}: {letter['id']} {letter['content']} came back as {trail.id} {trail.content}"
             self._find("fidelity", text, trail.events)
-        if (settled := self._evidence.settled[trail.key]) != 1:
-            self._find("redriven", f"{trail.key}: {settled} notes say that it is settled", trail.events)
+        if (settled := self._evidence.settled[trail.place]) != 1:
+            self._find("redriven", f"{trail}: {settled} notes say that it is settled", trail.events)
 
     def _is_spent(self, queue: str) -> bool:
         versions = self._evidence.versions.values()
@@ -198,18 +209,18 @@ class _Verdict:
             attempt = what.startswith("attempt")
             expected = f"attempt {trail.attempt}" if attempt else trail.content
             if what != expected:
-                text = f"{trail.key}: {what} in event {number}, the record: {expected}"
+                text = f"{trail}: {what} in event {number}, the record: {expected}"
                 self._find("attempts" if attempt else "fidelity", text, trail.events)
 
     def _judge_outcomes(self, trail: Trail) -> None:
         """Compare requests of clients, confirmations to them, and the log."""
         expected = self._evidence.told | ACK | RELEASE | REJECT
         if unsaid := trail.written & ~trail.said & expected:
-            self._find("from-nowhere", f"{trail.key}: {_names(unsaid)} without a request", trail.events)
+            self._find("from-nowhere", f"{trail}: {_names(unsaid)} without a request", trail.events)
         if trail.said & ACK and not trail.deliveries:
-            self._find("from-nowhere", f"{trail.key}: an ack without a delivery", trail.events)
+            self._find("from-nowhere", f"{trail}: an ack without a delivery", trail.events)
         if missing := trail.confirmed & ~trail.written:
-            self._find("not-durable", f"{trail.key}: {_names(missing)} not in the log", trail.events)
+            self._find("not-durable", f"{trail}: {_names(missing)} not in the log", trail.events)
 
     def _limits_of(self, trail: Trail, version: int | None) -> set[int]:
         """Return the possible max_attempts: of a tracker's version, or of all published versions."""
@@ -224,12 +235,12 @@ class _Verdict:
         report.cancelled += fact.kind == CANCELLED
         report.abandoned += fact.kind == ABANDONED
         judge_fact(report, trail, fact, evidence.logs[fact.log], self._limits_of(trail, None))
-        limit = evidence.limits.get(trail.source.rpartition("/")[0])
+        limit = evidence.limit
         if fact.cause == "TOO_LARGE" and limit is not None and trail.size + HEADER_ROOM_BYTES < limit:
-            self._find("dead-letter", f"{trail.key}: {trail.size} bytes are not too large", trail.events)
+            self._find("dead-letter", f"{trail}: {trail.size} bytes are not too large", trail.events)
         asked = {"RELEASED": RELEASE, "REJECTED": REJECT}.get(fact.cause)
-        if asked is not None and not trail.said & asked:
-            self._find("unexplained", f"{trail.key}: {fact.cause} without a request", trail.events)
+        if asked is not None and not trail.said & asked and not is_resumed(evidence, trail, fact):
+            self._find("unexplained", f"{trail}: {fact.cause} without a request", trail.events)
         if fact.cause == "EXPIRED":
             self._judge_expiry(trail, fact)
 
@@ -241,7 +252,7 @@ class _Verdict:
         trail.read_again = any(offset >= until for offset in trail.acquired_at)
         why = why_expired(trail, fact, holder, evidence.process_of, evidence.processes)
         if why is None:
-            self._find("unexplained", f"{trail.key}: its lease ended without a cause", trail.events)
+            self._find("unexplained", f"{trail}: its lease ended without a cause", trail.events)
         else:
             self._expiries[trail.key] = why
             self._report.expiries[int(why)] += 1
@@ -256,7 +267,7 @@ class _Verdict:
         names = (fact.log, self._evidence.process_of.get(holder, ""))
         befell = {op for name in names for op in self._evidence.befell(name)}
         if not befell & {"clock", "step"}:
-            text = f"{trail.key}: the copy stands at {fact.offset}, the ack at {trail.acked_at}"
+            text = f"{trail}: the copy stands at {fact.offset}, the ack at {trail.acked_at}"
             self._find("lease-not-noticed", text, trail.events)
 
     def _judge_deaths(self, trail: Trail) -> None:
@@ -267,51 +278,59 @@ class _Verdict:
             wanted = {True}
         name = "rejected" if any(fact.cause == "REJECTED" for fact in dead) else "transaction"
         if len(trail.deaths) > len(dead) or (len(trail.deaths) < len(dead) and False not in wanted):
-            self._find(name, f"{trail.key}: {len(dead)} facts, {len(trail.deaths)} dead letters", trail.events)
+            self._find(name, f"{trail}: {len(dead)} facts, {len(trail.deaths)} dead letters", trail.events)
         if trail.deaths and wanted == {False}:
-            self._find(name, f"{trail.key}: {trail.queue} keeps no dead letters", trail.events)
+            self._find(name, f"{trail}: {trail.queue} keeps no dead letters", trail.events)
         for event in trail.deaths:
-            if event["id"] != trail.id or event["attempt"] != trail.attempt:
-                self._find("fidelity", f"{trail.key}: dead letter {event['id']} {event['attempt']}", trail.events)
+            attempts = [trail.attempt, *[fact.attempt for fact in dead if trail.queue in self._evidence.ordered]]
+            if event["id"] != trail.id or event["attempt"] != attempts[-1]:
+                self._find("fidelity", f"{trail}: dead letter {event['id']} {event['attempt']}", trail.events)
         self._report.dead += bool(dead)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def _judge_message(self, id_: str, trails: list[Trail]) -> None:
+    def _judge_message(self, message: Key, trails: list[Trail]) -> None:
         report = self._report
         report.acked += any(trail.acked_at is not None for trail in trails)
         if any(trail.ended for trail in trails):
-            self._done.add(id_)
-        root = self._trails.get(id_)
-        if root is None or root.id != id_:
-            self._find("from-nowhere", f"{trails[0].key}: its id is {id_}, which is not a message", events_of(trails))
+            self._done.add(message)
+        root = self._trails.get(message)
+        if root is None or not root.began:
+            self._find("from-nowhere", f"{trails[0]}: its id is {message[1]}, not a message", events_of(trails))
             return
         judge_copies(report, root, trails)
-        self._judge_duplicates(id_, trails)
-        self._judge_dead(id_, trails)
+        self._judge_duplicates(root, trails)
+        self._judge_dead(root, trails)
 
-    def _judge_duplicates(self, id_: str, trails: list[Trail]) -> None:
+    def _judge_duplicates(self, root: Trail, trails: list[Trail]) -> None:
         delivered = sum(len(trail.deliveries) for trail in trails)
-        surplus = delivered - 1 - deliveries_asked_for(trails)
+        in_place = [redelivered_in_place(self._evidence, trail) for trail in trails]
+        surplus = delivered - 1 - deliveries_asked_for(trails) - sum(asked for asked, _ in in_place)
         if surplus <= 0:
             return
         self._report.duplicates += surplus
-        if self._is_spent(trails[0].queue):
-            self._find("dispatched", f"{id_}: delivered {delivered} times", events_of(trails))
+        if self._is_spent(trails[0].queue) and not self._is_clock_wrong(trails):
+            self._find("dispatched", f"{root}: delivered {delivered} times", events_of(trails))
         causes = why_delivered_again(trails, self._expiries, self._read_again)
+        causes += [why for _, whys in in_place for why in whys]
         if len(causes) < surplus:
-            text = f"{id_}: delivered {delivered} times, {len(causes)} of {surplus} duplicates have a cause"
+            text = f"{root}: delivered {delivered} times, {len(causes)} of {surplus} duplicates have a cause"
             self._find("unexplained", text, events_of(trails))
         self._report.causes.update(int(why) for why in causes[:surplus])
 
-    def _judge_dead(self, id_: str, trails: list[Trail]) -> None:
+    def _is_clock_wrong(self, trails: list[Trail]) -> bool:
+        """Whether a lease may have ended by a log's clock, and not by its holder's, before its DISPATCH."""
+        logs = {trail.log for trail in trails for fact in trail.facts if fact.cause == "EXPIRED"}
+        return any(self._evidence.befell(log) & {"clock", "step"} for log in logs)
+
+    def _judge_dead(self, root: Trail, trails: list[Trail]) -> None:
         """A message ends once, and once more for each redrive and each acquired copy of an aborted transaction."""
         letters = sum(len(trail.deaths) for trail in trails)
         redriven = sum(trail.redriven for trail in trails)
         aborted = sum(bool(trail.acquired_at) and not trail.committed for trail in trails)
         self._report.dead_twice += max(0, letters - 1 - redriven)
         if letters > 1 + redriven + aborted:
-            text = f"{id_}: {letters} dead letters, {redriven} redrives, {aborted} aborted copies"
+            text = f"{root}: {letters} dead letters, {redriven} redrives, {aborted} aborted copies"
             self._find("dead-twice", text, events_of(trails))
         if letters and not redriven and any(trail.said & ACK for trail in trails):
             why = why_done_and_dead(trails, self._expiries, self._read_again)
@@ -327,53 +346,35 @@ class _Verdict:
             if not trail.id or trail.ended or (trail.redriven and not trail.changes):
                 continue
             standing = evidence.logs[trail.log].open.get(trail.key) if trail.log else None
-            if standing is not None and evidence.logs[trail.log].halted:
+            if is_stranded(evidence, trail, standing):
                 report.stranded += 1
-                self._done.add(trail.id)
+                self._done.add(self._messages.of(trail))
             elif standing is not None and _is_far(standing, evidence.logs[trail.log].now_ms):
                 report.waiting += 1
-                self._done.add(trail.id)
+                self._done.add(self._messages.of(trail))
             elif standing is None and trail.offset < evidence.starts.get(trail.source, 0):
                 if trail.committed:
                     self._judge_unread(trail)
             elif standing is not None or trail.committed:
-                self._find("not-drained", f"{trail.key} of {trail.queue}: {_state(standing)}", trail.events)
-        for id_, trails in self._messages.items():
-            if id_ not in self._done and any(trail.committed for trail in trails):
+                self._find("not-drained", f"{trail}: {_state(standing)}", trail.events)
+        for message, trails in self._messages.trails.items():
+            if message not in self._done and any(trail.committed for trail in trails):
                 report.lost += 1
-                text = f"{id_} of {trails[0].queue} is neither acknowledged nor dead"
+                text = f"{message[1]} of {message[0]} is neither acknowledged nor dead"
                 self._find("lost", text, events_of(trails))
 
     def _judge_redrives(self) -> None:
-        for key in self._evidence.redriven:
-            trail = self._trails.get(key)
-            if trail is None or {fact.kind for fact in trail.facts} != {DELIVERED}:
-                self._find("redriven", f"{key}: was reported as redriven, and was not", trail.events if trail else [])
+        for place in self._evidence.redriven:
+            trails = [trail for trail in self._evidence.places.get(place, ()) if trail.redriven]
+            if {fact.kind for trail in trails for fact in trail.facts} != {DELIVERED}:
+                self._find("redriven", f"{place}: was reported as redriven, and was not", events_of(trails))
 
     def _judge_unread(self, trail: Trail) -> None:
-        if trail.id not in self._done:
+        if self._messages.of(trail) not in self._done:
             self._report.expired_unread += 1
-            self._done.add(trail.id)
+            self._done.add(self._messages.of(trail))
         if not any(start <= trail.offset < end for start, end in self._evidence.skipped[trail.source]):
-            self._find("silent", f"{trail.key}: removed before it was read, and no consumer reports it", trail.events)
-
-    def _judge_quarantine(self) -> None:
-        evidence = self._evidence
-        for log in list(evidence.logs.values()):
-            for offset, content in log.unreadable.items():
-                origin = f"{log.name}/{offset}"
-                kept = evidence.quarantined.get(origin, [])
-                if not kept and not log.halted:
-                    self._find("quarantine", f"{origin} is not in quarantine")
-                elif set(kept) - {content}:
-                    self._find("quarantine", f"{origin}: another content in quarantine")
-                elif len(kept) > max(1, evidence.owners[log.name]):
-                    # A new owner does not know of a transaction with an unknown outcome.
-                    self._find("quarantine", f"{origin} is in quarantine {len(kept)} times")
-        for origin in evidence.quarantined:
-            name, _, offset = origin.rpartition("/")
-            if int(offset) not in evidence.log(name).unreadable:
-                self._find("quarantine", f"{origin} is in quarantine, but readable")
+            self._find("silent", f"{trail}: removed before it was read, and no consumer reports it", trail.events)
 
 
 def _is_far(standing: Standing, now_ms: int) -> bool:

@@ -15,7 +15,9 @@ from proof.fold import (
     DEAD_LETTERED,
     DELAYED,
     DISPATCHED,
+    EXHAUSTED,
     HELD,
+    IN_ORDER,
     LEASED,
     REJECTED,
     RELEASED,
@@ -31,7 +33,7 @@ HEADER_ROOM_BYTES = 1_024
 
 def judge_decision(report: Report, trail: Trail, fire: Decision, log: MarkersLog, limits: Collection[int]) -> None:
     """Judge what a tracker was about to do."""
-    where = f"{trail.key} at {log.name}/{fire.applied}"
+    where = f"{trail} at {log.name}/{fire.applied}"
     events = [*trail.events, fire.number]
     clock_ms = None
     if fire.tick is not None and fire.holder in log.ticks:
@@ -42,6 +44,8 @@ def judge_decision(report: Report, trail: Trail, fire: Decision, log: MarkersLog
     standing = trail.at(fire.applied)
     if standing is None:
         _not_open(report, trail, fire.applied, where, events)
+    elif standing.state in IN_ORDER:
+        report.find("no-copy", f"{where}: {fire.kind}, but it stood {standing}", events)
     elif standing.due_ms > clock_ms:
         _early(report, trail, standing, fire.applied, clock_ms, where, events)
     else:
@@ -61,7 +65,8 @@ def decided_on(trail: Trail, fact: Fact, log: MarkersLog) -> tuple[Standing, int
         if offset >= fact.offset or ticks is None:
             continue
         seen = ticks.before(until)
-        if standing is not None and seen is not None and standing.due_ms <= seen[1]:
+        waits = standing is not None and standing.state not in IN_ORDER
+        if standing is not None and waits and seen is not None and standing.due_ms <= seen[1]:
             found.append((standing, until))
         until = offset
     fitting = [each for each in found if _fits(fact.cause, each[0].state)]
@@ -75,13 +80,13 @@ def _fits(cause: str, state: str) -> bool:
 
 _CAUSES = {
     LEASED: "EXPIRED", RELEASED: "RELEASED", REJECTED: "REJECTED", DELAYED: "DUE", CANCELLED: "CANCELLED",
-    DISPATCHED: "EXPIRED",
+    DISPATCHED: "EXPIRED", EXHAUSTED: "RELEASED",
 }  # fmt: skip
 
 
 def judge_fact(report: Report, trail: Trail, fact: Fact, log: MarkersLog, limits: Collection[int]) -> None:
     """Judge a fact in the log, without the tracker's own account of how it decided."""
-    where = f"{trail.key} at {log.name}/{fact.offset}"
+    where = f"{trail} at {log.name}/{fact.offset}"
     ticks = log.ticks.get(fact.holder)
     last = None if ticks is None else ticks.before(fact.offset)
     if last is None:

@@ -7,16 +7,17 @@ process has its own.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from sys import intern
 from typing import Any
 
 from marq.settings.backoff import Backoff
+from marq.wire.markers import ANY_QUEUE, LAST
 from marq.wire.names import is_synthetic
 from marq.wire.notes import Disposition
 from proof.causes import EVERYBODY
 from proof.findings import Report
-from proof.fold import DEFAULT_LIMIT, FACTS
+from proof.fold import DEFAULT_LIMIT, FACTS, Key
 from proof.history import UNREADABLE
 from proof.sends import Sends
 from proof.trail import (
@@ -25,8 +26,10 @@ from proof.trail import (
     BITS,
     DELAY,
     DISPATCH,
+    REJECT,
     RELEASE,
     Decision,
+    Delivery,
     Event,
     Fact,
     MarkersLog,
@@ -36,6 +39,8 @@ from proof.trail import (
     last_standing,
 )
 
+#: Requests that may end a message.
+_FINISHING = (ACK, RELEASE, REJECT)
 _FAULTS = ("kill", "pause", "cut", "stop", "revoke", "clock", "step", "offsets")
 
 
@@ -45,7 +50,9 @@ class Evidence:
     def __init__(self) -> None:
         self.report = Report()
         self.sends = Sends()
-        self.trails: dict[str, Trail] = {}
+        self.trails: dict[Key, Trail] = {}
+        #: The trails of each place, also the one of requests that name no queue.
+        self.places: dict[str, tuple[Trail, ...]] = {}
         self.logs: dict[str, MarkersLog] = {}
         self.processes: dict[str, Process] = defaultdict(Process)
         #: The process behind each holder.
@@ -53,10 +60,16 @@ class Evidence:
         #: Published versions: settings by queue; and queues that changed their groups.
         self.versions: dict[int, dict[str, dict[str, Any]]] = {}
         self.moved: set[str] = set()
-        #: Where logs begin, by retention; and what consumers said that they passed over.
+        #: Queues with ordering; and the RESUMEs of each in each source: where they are, and from which offset they ask.
+        self.ordered: set[str] = set()
+        self.resumes: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+        #: The markers log of each source.
+        self.log_of: dict[str, str] = {}
+        #: Where logs begin, by retention, and since which event; and what consumers said that they passed over.
         self.starts: dict[str, int] = {}
+        self.truncations: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.skipped: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        self.limits: dict[str, int] = {}
+        self.limit: int | None = None
         self.quarantined: dict[str, list[str]] = defaultdict(list)
         #: Dead letters by their records; how often notes settle them; those that a caller was told are redriven.
         self.letters: dict[str, Event] = {}
@@ -93,14 +106,18 @@ class Evidence:
         self.sends.take(event, self.number)
 
     def _named(self, event: Event) -> Iterable[Trail]:
-        source = event["source"]
-        return [self._trail(f"{source}/{offset}") for offset in event["offsets"]]
+        queue, source = intern(event["queue"]), event["source"]
+        return [self._trail((queue, f"{source}/{offset}")) for offset in event["offsets"]]
 
-    def _trail(self, key: str) -> Trail:
+    def _trail(self, key: Key) -> Trail:
         trail = self.trails.get(key)
         if trail is None:
-            trail = self.trails[key] = Trail(key)
+            trail = self.trails[key] = Trail(*key)
+            self.places[trail.place] = (*self.places.get(trail.place, ()), trail)
         return trail
+
+    def _trail_of(self, event: Event, place: str) -> Trail:
+        return self._trail((intern(event["queue"]), place))
 
     def _write(self, event: Event) -> None:
         """A client writes markers: ACQUIRE, an outcome, RENEW, or commits."""
@@ -119,6 +136,9 @@ class Evidence:
                 trail.said |= bit
                 if bit == ACQUIRE:
                     trail.acquires += ((number, holder),)
+                elif bit in _FINISHING:
+                    trail.finish_at = number if trail.finish_at is None else trail.finish_at
+                    trail.gave_up += ((number, holder),) if bit != ACK else ()
             elif type_ != "ok":
                 trail.troubled += 1
             else:
@@ -140,9 +160,10 @@ class Evidence:
                 trail.told += (Told(kind, holder, outcomes[index], -1, self.number),)
 
     def _deliver(self, event: Event) -> None:
-        trail = self._trail(event["record"])
+        trail = self._trail_of(event, event["record"])
         trail.events.append(self.number)
-        trail.deliveries += ((self.number, intern(event["holder"])),)
+        place = event.get("log_end"), event.get("time_ms", -1)
+        trail.deliveries += (Delivery(self.number, intern(event["holder"]), event.get("attempt", 1), *place),)
         if event["group"] not in trail.groups:
             trail.groups += (intern(event["group"]),)
         trail.say_content(self.number, event["content"])
@@ -154,7 +175,7 @@ class Evidence:
             self.redriven += [f"{event['source']}/{offset}" for offset in event["offsets"]]
 
     def _hang(self, event: Event) -> None:
-        trail = self._trail(event["record"])
+        trail = self._trail_of(event, event["record"])
         trail.events.append(self.number)
         trail.hung = True
 
@@ -190,6 +211,8 @@ class Evidence:
             limits = self._limits.setdefault(queue, [])
             if (limit := settings.get("max_attempts", DEFAULT_LIMIT)) not in limits:
                 limits.append(limit)
+            if settings.get("ordering") == "key":
+                self.ordered.add(queue)
             if queue in before and before[queue].get("group") != settings.get("group"):
                 self.moved.add(queue)
 
@@ -203,7 +226,7 @@ class Evidence:
             self._version_of.get(event["process"]),
             self.number,
         )  # fmt: skip
-        trail = self._trail(f"{event['source']}/{event['offset']}")
+        trail = self._trail_of(event, f"{event['source']}/{event['offset']}")
         trail.events.append(self.number)
         trail.decisions += (decision,)
 
@@ -213,23 +236,24 @@ class Evidence:
     # --- logs ---------------------------------------------------------------------------------------------------------
 
     def _record(self, event: Event) -> None:
-        key = f"{event['process']}/{event['offset']}"
-        trail = self._trail(key)
+        place = f"{event['process']}/{event['offset']}"
+        trail = self._trail_of(event, place)
         trail.events.append(self.number)
-        trail.id = event.get("id", key)
-        trail.queue, trail.content, trail.size = intern(event["queue"]), event["content"], event["size"]
+        trail.id = event.get("id", place)
+        trail.content, trail.size = event["content"], event["size"]
         trail.attempt = event.get("attempt", 1)
         trail.error = event.get("error", "")
         trail.time_ms = event["time_ms"]
         trail.first_sent_ms = event.get("first_sent_ms")
         trail.deliver_at_ms = event.get("deliver_at_ms")
+        trail.line = event.get("line", "")
         trail.committed = event["type"] == "ok"
 
     def _dead(self, event: Event) -> None:
         if event["type"] != "ok":
             return
         self.letters[f"{event['process']}/{event['offset']}"] = event
-        trail = self._trail(event["origin"])
+        trail = self._trail_of(event, event["origin"])
         trail.events.append(self.number)
         trail.deaths += (event,)
         trail.say_content(self.number, event["content"])
@@ -244,9 +268,10 @@ class Evidence:
 
     def _truncate(self, event: Event) -> None:
         self.starts[event["process"]] = event["offset"]
+        self.truncations[event["process"]].append((self.number, event["offset"]))
 
     def _limit(self, event: Event) -> None:
-        self.limits[event["log"]] = event["bytes"]
+        self.limit = event["bytes"]
 
     def log(self, name: str) -> MarkersLog:
         log = self.logs.get(name)
@@ -272,44 +297,66 @@ class Evidence:
         log.fold(event)
 
     def _note_markers(self, log: MarkersLog, event: Event) -> None:
-        kind, number, source = event["kind"], self.number, event["source"]
-        bit = BITS.get(kind.lower(), 0)
+        kind, source = event["kind"], event["source"]
+        self.log_of[source] = log.name
+        if kind == "RESUME":
+            if event["onwards"]:
+                self.resumes[event["queue"], source].append((event["offset"], event["offsets"][0]))
+            return
+        if kind == "RESUMED":
+            return
+        if event.get("in_order", False):
+            self.ordered.add(event["queue"])
         for index, offset in enumerate(event["offsets"]):
-            trail = self._trail(f"{source}/{offset}")
-            trail.events.append(number)
-            if bit == RELEASE and not event["counted"]:
-                # The library releases messages that no handler wants, or that it holds when it is stopped.
-                trail.said |= bit
-            trail.written |= bit
-            trail.log = log.name
-            if bit == DELAY:
-                self._note_delay(event, index, trail)
-            elif bit == ACQUIRE:
-                trail.acquired_at += (event["offset"],)
-                trail.say_content(number, event["contents"][index])
-                trail.lease_ms = event["lease_ms"]
-                if not trail.id or trail.attempt != event["attempts"][index]:
-                    self._attempts_of(trail, event["attempts"][index])
-            elif bit == ACK and trail.acked_at is None:
-                trail.acked_at = event["offset"]
-            elif kind in FACTS:
-                self._note_fact(log, event, index, trail)
-            elif kind == "ANSWERED":
-                trail.answers += (Told(kind, event["holder"], event["outcomes"][index], event["offset"], number),)
+            for trail in self._named_by(log, event, offset):
+                self._note_marker(log, event, index, trail)
+
+    def _named_by(self, log: MarkersLog, event: Event, offset: int) -> Sequence[Trail]:
+        """Return the trails that a marker concerns; a request that names no queue has one of its own."""
+        place = f"{event['source']}/{offset}"
+        if event["queue"] != ANY_QUEUE or event["kind"] != "ACK":
+            return [self._trail_of(event, place)]
+        # A late one is of the message that was there.
+        keys = log.acknowledged(event, offset) or log.named(event, offset)
+        return [self._trail(key) for key in keys] or [self._trail_of(event, place)]
+
+    def _note_marker(self, log: MarkersLog, event: Event, index: int, trail: Trail) -> None:
+        kind, number = event["kind"], self.number
+        bit = BITS.get(kind.lower(), 0)
+        trail.events.append(number)
+        trail.written |= bit
+        trail.log = log.name
+        if bit == RELEASE and (not event["counted"] or event["delays_ms"][index] == LAST):
+            # The library releases messages that no handler wants, that it holds when it is stopped, or whose last
+            # lease in order has ended.
+            trail.said |= bit
+        elif bit == DELAY:
+            self._note_delay(event, index, trail)
+        elif bit == ACQUIRE:
+            trail.acquired_at += (event["offset"],)
+            trail.say_content(number, event["contents"][index])
+            trail.lease_ms = event["lease_ms"]
+            # An ordered message is acquired again in its place, with the next attempt.
+            attempt = event["attempts"][index]
+            if not event.get("in_order", False) and (not trail.id or trail.attempt != attempt):
+                # Compared at the end, when the record is known in any case.
+                trail.contents += ((number, f"attempt {attempt}"),)
+        elif bit == ACK and trail.acked_at is None:
+            trail.acked_at = event["offset"]
+        elif kind in FACTS:
+            self._note_fact(log, event, index, trail)
+        elif kind == "ANSWERED":
+            trail.answers += (Told(kind, event["holder"], event["outcomes"][index], event["offset"], number),)
 
     def _note_delay(self, event: Event, index: int, trail: Trail) -> None:
         """It stands for the record that the message has not become yet."""
         if trail.id:
             trail.say_content(self.number, event["contents"][index])
             return
-        trail.redriven = not is_synthetic(trail.key)
-        trail.id, trail.committed = event["ids"][index] if trail.redriven else trail.key, True
-        trail.queue, trail.content = intern(event["queue"]), event["contents"][index]
+        trail.redriven = not is_synthetic(trail.place)
+        trail.id, trail.committed = event["ids"][index] if trail.redriven else trail.place, True
+        trail.content = event["contents"][index]
         trail.attempt, trail.time_ms = event["attempts"][index], event["timestamps_ms"][index]
-
-    def _attempts_of(self, trail: Trail, attempt: int) -> None:
-        """Compared at the end, when the record is known in any case."""
-        trail.contents += ((self.number, f"attempt {attempt}"),)
 
     def _note_fact(self, log: MarkersLog, event: Event, index: int, trail: Trail) -> None:
         before = log.open.get(trail.key)

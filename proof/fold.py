@@ -1,8 +1,7 @@
 """The naive fold of a markers partition: marker by marker and message by message.
 
-It does without heap, index, coalescing, intervals and bytes. It folds the batches as written, one message at a time,
-and never forgets. It is written from docs/protocol.md and shares nothing with the lease book but the backoff's
-formula: if the two differ, one of them is wrong. The checker, the simulation and the stateful test of the book use it.
+It does without heap, index, coalescing, intervals and bytes, folds one message at a time and never forgets. It is
+written from docs/protocol.md and shares only the backoff's formula with the lease book: if they differ, one is wrong.
 
 A queue's backoff and max_attempts may change while messages are released, and no marker says which ones a tracker used.
 Then a message may be due at several moments, and the fold keeps all of them.
@@ -15,10 +14,12 @@ from typing import Any, NamedTuple
 
 from marq.core.storage.rows import row_key
 from marq.settings.backoff import Backoff
-from marq.wire.markers import BACKOFF, MIXED_QUEUES, Source
+from marq.wire.markers import ANY_QUEUE, BACKOFF, BLOCKED_MS, LAST, Source
 from marq.wire.names import is_synthetic
 
 Event = dict[str, Any]
+#: A message: its queue, and the name of its place. Several queues may have a message at one place.
+Key = tuple[str, str]
 
 #: max_attempts where no settings name it.
 DEFAULT_LIMIT = 5
@@ -28,11 +29,16 @@ TOLERATED_JUMP_MS = 5_000
 LEASED, RELEASED, REJECTED = "LEASED", "RELEASED", "REJECTED"
 #: State of a message in flight that is never redelivered, and of its end.
 DISPATCHED, ABANDONED = "DISPATCHED", "ABANDONED"
-HELD = (LEASED, DISPATCHED)
+#: States of messages that keep their place: no tracker ever redelivers them.
+LEASED_IN_ORDER, WAITING_IN_ORDER = "LEASED_IN_ORDER", "WAITING_IN_ORDER"
+#: State of a message whose last delivery in its place failed.
+EXHAUSTED = "EXHAUSTED"
+IN_ORDER = (LEASED_IN_ORDER, WAITING_IN_ORDER)
+HELD = (LEASED, DISPATCHED, LEASED_IN_ORDER)
 #: CANCELLED is a state, and the fact that ends it.
 DELAYED, CANCELLED = "DELAYED", "CANCELLED"
 #: States in which a message may be rescheduled and cancelled.
-WAITING = (DELAYED, RELEASED)
+WAITING = (DELAYED, RELEASED, WAITING_IN_ORDER)
 REDELIVERED, DEAD_LETTERED, DELIVERED = "REDELIVERED", "DEAD_LETTERED", "DELIVERED"
 #: Facts, with what is counted of each.
 FACTS = {
@@ -41,6 +47,8 @@ FACTS = {
 }  # fmt: skip
 #: Facts that come with a record on the queue.
 COPIED = (REDELIVERED, DELIVERED)
+#: The low bits of an ordered message's holder that do not tell the place of its RESUME.
+HOLDER_BITS = 16
 
 
 class Standing(NamedTuple):
@@ -68,10 +76,17 @@ class Ending(NamedTuple):
     cause: str
 
 
+def comes_after(holder: str, other: str) -> bool:
+    """Whether one holder of ordered messages resumed after another, or is the same one."""
+    return int(holder, 16) >> HOLDER_BITS >= int(other, 16) >> HOLDER_BITS
+
+
 def ending(standing: Standing, max_attempts: int) -> Ending:
     """Say what becomes of a message that is due."""
     if standing.state == REJECTED:
         return Ending(DEAD_LETTERED, standing.attempt, "REJECTED")
+    if standing.state == EXHAUSTED:
+        return Ending(DEAD_LETTERED, standing.attempt, "RELEASED")
     if standing.state == DELAYED:
         return Ending(DELIVERED, standing.attempt, "DUE")
     if standing.state == CANCELLED:
@@ -87,7 +102,7 @@ def ending(standing: Standing, max_attempts: int) -> Ending:
 
 
 class Fold:
-    """The state of one markers partition after its record ``applied``; messages by the names of their records."""
+    """The state of one markers partition after its record ``applied``."""
 
     def __init__(self, backoffs: Callable[[str], Sequence[Backoff]], limits: Callable[[str], Sequence[int]]) -> None:
         self._backoffs = backoffs
@@ -98,7 +113,9 @@ class Fold:
         self.skew_ms = 0
         #: Holder, clock and monotonic time of the last TICK.
         self.anchor = ("", 0, 0)
-        self.open: dict[str, Standing] = {}
+        self.open: dict[Key, Standing] = {}
+        #: The queues that ever had an open message at a place.
+        self._queues: dict[str, tuple[str, ...]] = {}
         #: By queue and source, a byte for each offset: whether the queue has acquired it; without a queue: whether it
         #: is a dead letter that was redriven or deleted.
         self.acquired: dict[tuple[str, str], bytearray] = {}
@@ -119,11 +136,20 @@ class Fold:
         if step is not None:
             step(self, event)
 
-    def put(self, key: str, standing: Standing) -> None:
+    def put(self, key: Key, standing: Standing) -> None:
         """A message is open from now on, or stands differently."""
+        queue, place = key
+        queues = self._queues.get(place, ())
+        if queue not in queues:
+            self._queues[place] = (*queues, queue)
         self.open[key] = standing
 
-    def end(self, key: str) -> bool:
+    def named(self, event: Event, offset: int) -> list[Key]:
+        """Return the message that an event names; with ANY_QUEUE, those that were ever open at that place."""
+        queue, place = event["queue"], f"{event['source']}/{offset}"
+        return [(each, place) for each in (self._queues.get(place, ()) if queue == ANY_QUEUE else [queue])]
+
+    def end(self, key: Key) -> bool:
         """A message is closed; return whether it was open."""
         return self.open.pop(key, None) is not None
 
@@ -142,30 +168,51 @@ class Fold:
     def _acquire(self, event: Event) -> None:
         queue, source, offsets = event["queue"], event["source"], event["offsets"]
         acquired = self.acquired.setdefault((queue, source), bytearray())
-        dues_ms = event.get("dues_ms") or [-1] * len(offsets)
+        dues_ms, in_order = event.get("dues_ms") or [-1] * len(offsets), event.get("in_order", False)
         for offset, attempt, due_ms in zip(offsets, event["attempts"], dues_ms, strict=True):
-            key = f"{source}/{offset}"
+            key = queue, f"{source}/{offset}"
             standing = self.open.get(key)
-            if standing is None and not (offset < len(acquired) and acquired[offset]):
-                self._count(queue, "acquired" if due_ms < 0 else "delayed")
+            new = standing is None and not (offset < len(acquired) and acquired[offset])
+            state = DELAYED if due_ms >= 0 else LEASED_IN_ORDER if in_order else LEASED
+            if new:
+                self._count(queue, "delayed" if state == DELAYED else "acquired")
             else:
-                self._count(queue, "reacquired")
-                if standing is None or standing.state != LEASED:
+                taken = standing is not None and _is_taken(standing, state, event["holder"], in_order)
+                self._count_again(queue, standing if taken else None, state, attempt)
+                if not taken:
                     continue
-            if due_ms < 0:
-                self.put(
-                    key, Standing(queue, event["holder"], attempt, (self.now_ms + event["lease_ms"],), self.now_ms)
-                )
-            else:
-                self.put(key, Standing(queue, "", attempt, (due_ms,), self.now_ms, DELAYED))
+            holder, ends_ms = ("", due_ms) if state == DELAYED else (event["holder"], self.now_ms + event["lease_ms"])
+            self.put(key, Standing(queue, holder, attempt, (ends_ms,), self.now_ms, state))
         _mark(acquired, event["from_offset"], offsets[-1] + 1)
+
+    def _count_again(self, queue: str, standing: Standing | None, state: str, attempt: int) -> None:
+        """Count a message that was acquired before; an ordered one may come back in its place."""
+        ordered = standing is not None and state == LEASED_IN_ORDER
+        released = ordered and standing.state == WAITING_IN_ORDER
+        expired = ordered and standing.state == LEASED_IN_ORDER and attempt > standing.attempt
+        self._count(queue, "expired", expired)
+        for name in ("redelivered", "acquired") if released or expired else ("reacquired",):
+            self._count(queue, name)
+
+    def _resume(self, event: Event) -> None:
+        """Records before the first one that a consumer can read are gone: their messages are redelivered."""
+        for key, standing in list(self.open.items()) if event["onwards"] else ():
+            queue, place = key
+            source, _, offset = place.rpartition("/")
+            before = (queue, source) == (event["queue"], event["source"]) and int(offset) < event["offsets"][0]
+            if before and standing.state in IN_ORDER:
+                if standing.state == LEASED_IN_ORDER:
+                    # It is not known whether a handler has seen it.
+                    self.put(key, standing._replace(state=LEASED, counted=False))
+                else:
+                    self.put(key, standing._replace(holder="", state=RELEASED))
 
     def _delay(self, event: Event) -> None:
         queue, source, offsets, from_offset = event["queue"], event["source"], event["offsets"], event["from_offset"]
         spans = self.delayed.get(source, [])
         known = bytearray() if is_synthetic(source) else self.acquired.setdefault(("", source), bytearray())
         for offset, attempt, time_ms in zip(offsets, event["attempts"], event["times_ms"], strict=True):
-            key = f"{source}/{offset}"
+            key = queue, f"{source}/{offset}"
             repeated = from_offset is not None and any(start <= offset < end for start, end in spans)
             if key in self.open or repeated or (offset < len(known) and known[offset]):
                 self._count(queue, "reacquired")
@@ -182,8 +229,10 @@ class Fold:
     def _discard(self, event: Event) -> None:
         known = self.acquired.setdefault(("", event["source"]), bytearray())
         for offset in event["offsets"]:
-            settled = f"{event['source']}/{offset}" in self.open or (offset < len(known) and known[offset])
-            self._count(event["queue"], "discarded", not settled)
+            settled = (event["queue"], f"{event['source']}/{offset}") in self.open or (
+                offset < len(known) and known[offset]
+            )
+            self._count(event["queue"], "deleted", not settled)
         self._settle(event, known)
 
     def _settle(self, event: Event, known: bytearray) -> None:
@@ -196,55 +245,74 @@ class Fold:
 
     def _reschedule(self, event: Event) -> None:
         for offset, time_ms in zip(event["offsets"], event["times_ms"], strict=True):
-            key = f"{event['source']}/{offset}"
-            standing = self.open.get(key)
-            waits = standing is not None and standing.state in WAITING
-            self.ask(key, event, in_time=waits)
-            if standing is not None and waits:
-                self.put(key, standing._replace(dues_ms=(self._due_ms(event, time_ms),)))
+            moved = [key for key in self.named(event, offset) if self._is_movable(key)]
+            self._ask(event, offset, moved)
+            for key in moved:
+                self.put(key, self.open[key]._replace(dues_ms=(self._due_ms(event, time_ms),)))
 
     def _cancel(self, event: Event) -> None:
         for offset in event["offsets"]:
-            key = f"{event['source']}/{offset}"
-            standing = self.open.get(key)
-            waits = standing is not None and standing.state in WAITING
-            self.ask(key, event, in_time=waits or (standing is not None and standing.state == CANCELLED))
-            if standing is not None and waits:
-                self.put(key, standing._replace(dues_ms=(self.now_ms,), state=CANCELLED))
+            keys = [key for key in self.named(event, offset) if key in self.open]
+            moved = [key for key in keys if self._is_movable(key)]
+            self._ask(event, offset, [key for key in keys if key in moved or self.open[key].state == CANCELLED])
+            for key in moved:
+                self.put(key, self.open[key]._replace(dues_ms=(self.now_ms,), state=CANCELLED, holder=""))
 
-    def ask(self, key: str, event: Event, *, in_time: bool) -> None:
-        """Record a request to reschedule or cancel a message."""
+    def _ask(self, event: Event, offset: int, in_time: Sequence[Key]) -> None:
+        for key in in_time:
+            self.ask(key, event, in_time=True)
+        if not in_time:
+            self.ask((event["queue"], f"{event['source']}/{offset}"), event, in_time=False)
+
+    def _is_movable(self, key: Key) -> bool:
+        """Whether a message waits, in order only if it blocks its line."""
+        standing = self.open.get(key)
+        if standing is None:
+            return False
+        if standing.state == WAITING_IN_ORDER:
+            return standing.due_ms - self.now_ms >= BLOCKED_MS // 2
+        return standing.state in WAITING
+
+    def ask(self, key: Key, event: Event, *, in_time: bool) -> None:
+        """Record a request to reschedule or cancel a message; ``key`` may have ANY_QUEUE if it came too late."""
+
+    def acknowledged(self, event: Event, offset: int) -> list[Key]:
+        """Return the messages that an ACK ends; with ANY_QUEUE the only one at that place, or those of its holder."""
+        keys = [key for key in self.named(event, offset) if key in self.open]
+        if event["queue"] != ANY_QUEUE or len(keys) == 1:
+            return keys
+        return [key for key in keys if self.open[key].holder == event["holder"]]
 
     def _ack(self, event: Event) -> None:
-        source = event["source"]
-        if event["queue"] == MIXED_QUEUES:
-            for offset in event["offsets"]:
-                standing = self.open.get(f"{source}/{offset}")
-                if standing is not None:
-                    self._count(standing.queue, "acked", 1)
-                    self.end(f"{source}/{offset}")
-            return
-        closed = sum([self.end(f"{source}/{offset}") for offset in event["offsets"]])
-        self._count(event["queue"], "acked", closed)
-        self._count(event["queue"], "late", len(event["offsets"]) - closed)
+        for offset in event["offsets"]:
+            keys = self.acknowledged(event, offset)
+            for key in keys:
+                self._count(key[0], "acked")
+                self.end(key)
+            if event["queue"] != ANY_QUEUE:
+                self._count(event["queue"], "late", not keys)
 
     def _fact(self, event: Event) -> None:
         queue, source, offsets = event["queue"], event["source"], event["offsets"]
         if "WITHDRAWN" in event["causes"]:
             # By a schedule that says something else now; what it says may be what it said before.
             self.delayed.pop(source, None)
-            self._count(queue, "cancelled", sum([self.end(f"{source}/{offset}") for offset in offsets]))
+            self._count(queue, "cancelled", sum([self.end((queue, f"{source}/{offset}")) for offset in offsets]))
             return
         self._count(queue, FACTS[event["kind"]], len(offsets))
         self._count(queue, "expired", event["causes"].count("EXPIRED"))
         for offset in offsets:
-            self.end(f"{source}/{offset}")
+            self.end((queue, f"{source}/{offset}"))
 
-    def _held(self, event: Event, index: int) -> tuple[str, Standing | None]:
-        key = f"{event['source']}/{event['offsets'][index]}"
+    def _held(self, event: Event, index: int) -> tuple[Key, Standing | None]:
+        key = event["queue"], f"{event['source']}/{event['offsets'][index]}"
         standing = self.open.get(key)
-        # A dispatched message comes back only if its holder says that no handler saw it.
-        states = (LEASED,) if event["kind"] == "RELEASE" and event["counted"] else HELD
+        states: tuple[str, ...] = HELD
+        if event["kind"] == "DISPATCH":
+            states = (LEASED, DISPATCHED)
+        elif event["kind"] == "RELEASE" and event["counted"]:
+            # A dispatched message comes back only if its holder says that no handler saw it.
+            states = (LEASED, LEASED_IN_ORDER)
         if standing is not None and standing.state in states and standing.holder == event["holder"]:
             return key, standing
         return key, None
@@ -264,22 +332,27 @@ class Fold:
                 self._count(event["queue"], "late")
                 continue
             self._count(standing.queue, "released")
-            delays_ms = [delay_ms] if delay_ms != BACKOFF else self._delays_ms(key, standing)
+            delays_ms = [max(delay_ms, 0)] if delay_ms != BACKOFF else self._delays_ms(key, standing)
             # After the last attempt it is a dead letter, at once.
             last = [event["counted"] and standing.attempt >= limit for limit in self._limits(standing.queue)]
+            if delay_ms >= BLOCKED_MS:
+                # It blocks its line instead.
+                last = [False]
             delays_ms = [*([0] if any(last) else []), *([] if all(last) else delays_ms)]
             dues_ms = tuple(sorted({self.now_ms + each for each in delays_ms}))
+            state, holder = RELEASED, ""
+            if delay_ms == LAST and standing.state in (LEASED, LEASED_IN_ORDER):
+                state = EXHAUSTED
+            elif standing.state == LEASED_IN_ORDER:
+                state, holder = WAITING_IN_ORDER, standing.holder
             text = event["errors"][index]
-            self.put(
-                key,
-                standing._replace(
-                    holder="", dues_ms=dues_ms, state=RELEASED, counted=event["counted"], text=text
-                ),
-            )  # fmt: skip
+            released = standing._replace(holder=holder, dues_ms=dues_ms, state=state, counted=event["counted"])
+            self.put(key, released._replace(text=text))
 
-    def _delays_ms(self, key: str, standing: Standing) -> list[int]:
-        topic, partition, offset = key.rsplit("/", 2)
-        seed = row_key(Source(topic, int(partition)), int(offset))
+    def _delays_ms(self, key: Key, standing: Standing) -> list[int]:
+        queue, place = key
+        topic, partition, offset = place.rsplit("/", 2)
+        seed = row_key(queue, Source(topic, int(partition)), int(offset))
         return [backoff.delay_ms(standing.attempt, seed) for backoff in self._backoffs(standing.queue)]
 
     def _reject(self, event: Event) -> None:
@@ -294,6 +367,14 @@ class Fold:
     def _count(self, queue: str, name: str, by: int = 1) -> None:
         counts = self.counts.setdefault(queue, {})
         counts[name] = counts.get(name, 0) + by
+
+
+def _is_taken(standing: Standing, state: str, holder: str, in_order: bool) -> bool:
+    """Whether an ACQUIRE that gives this state takes an open message over; none delays one in order."""
+    if standing.state not in IN_ORDER:
+        # A RESUME takes the order from messages whose records are gone, and leaves them uncounted.
+        return standing.state == LEASED and (standing.counted or not in_order)
+    return state == LEASED or (state == LEASED_IN_ORDER and comes_after(holder, standing.holder))
 
 
 def _mark(known: bytearray, start: int, end: int) -> None:
@@ -313,6 +394,7 @@ _STEPS: dict[str, Callable[[Any, Event], None]] = {
     "DISCARD": Fold._discard,
     "RESCHEDULE": Fold._reschedule,
     "CANCEL": Fold._cancel,
+    "RESUME": Fold._resume,
     **dict.fromkeys(FACTS, Fold._fact),
     "TICK": lambda fold, event: fold.tick(event),
 }

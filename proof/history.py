@@ -8,28 +8,31 @@ the id of the message that it began; a log is named ``topic/partition``.
 =============  ======================================================================================================
 op             fields, and writer
 =============  ======================================================================================================
-``send``       ``message`` (its sender's name for it), ``queue``, ``content``; ``record`` when ok: of a message that is
-               delayed its identity, which names no record. A producer
-``acquire``    ``holder``, ``source``, ``offsets``; when it is over ``took_ms``. A consumer, as all down to ``hang``
+``send``       ``message`` (its sender's name for it), ``queue``, ``content``; ``topic`` where queues name one;
+               ``record`` when ok: of a message that is delayed its identity, which names no record. A producer
+``acquire``    ``holder``, ``queue``, ``source``, ``offsets``; when it is over ``took_ms``. A consumer, as all down to
+               ``hang``
 ``commit``     the same
-``deliver``    ``group``, ``holder``, ``record``, ``queue``, ``attempt``, ``content``: delivered to a handler
-``ack``        ``holder``, ``source``, ``offsets``, ``took_ms``; ``lost``: offsets for which it raised LeaseLost. So
-               with ``release``, ``reject``, ``renew`` and ``dispatch``
-``cancel``     ``holder``, ``source``, ``offsets``; when ok ``outcomes``, of each DONE or TOO_LATE. Any client; so with
-               ``reschedule``
+``deliver``    ``group``, ``holder``, ``record``, ``queue``, ``attempt``, ``content``: delivered to a handler; if known
+               also ``log_end``, where the record's markers log ended then, and ``time_ms``, that log's time
+``ack``        ``holder``, ``queue``, ``source``, ``offsets``, ``took_ms``; ``lost``: offsets for which it raised
+               LeaseLost. So with ``release``, ``reject``, ``renew`` and ``dispatch``
+``cancel``     ``holder``, ``queue`` (empty: of any queue), ``source``, ``offsets``; when ok ``outcomes``, of each DONE
+               or TOO_LATE. Any client; so with ``reschedule``
 ``redrive``    ``source``, ``offsets``: a request to redrive these dead letters. Any client
-``hang``       ``record``: its handler will not return within its lease, which is not renewed
+``hang``       ``queue``, ``record``: its handler will not return within its lease, which is not renewed
 ``skipped``    ``source``, ``start``, ``end``: records that retention removed before they were read
 ``own``        ``holder``, ``log``, ``fenced_at``: a tracker has fenced its predecessor when the log ended there;
                ``position``: where it begins to read, if it begins
 ``settings``   ``version``; a tracker goes by that version from now on. From the queues topic itself: with ``queues``,
                the settings of each by name (``*``: of all others)
-``fire``       ``holder``, ``source``, ``offset``, ``kind``, ``attempt``, ``cause``, ``log``, ``applied``, ``tick``
-               (offset of the TICK): what a tracker decides before it writes
+``fire``       ``holder``, ``queue``, ``source``, ``offset``, ``kind``, ``attempt``, ``cause``, ``log``, ``applied``,
+               ``tick`` (offset of the TICK): what a tracker decides before it writes
 ``halt``       ``log``, ``reason``: a tracker stops that partition with an alarm
 ``record``     a messages topic's record: ``offset``, ``time_ms``, ``queue``, ``content``, ``size``; of a copy ``id``,
-               ``attempt``, ``first_sent_ms``, ``error``; ``deliver_at_ms`` where its sender says so. ``fail``: of an
-               aborted transaction. ``process`` is the log
+               ``attempt``, ``first_sent_ms``, ``error``; ``deliver_at_ms`` where its sender says so; ``line`` if it
+               has an ordering key. ``fail``: of an aborted transaction. ``process`` is the log. Of a topic that several
+               queues name, each record has an event for each queue
 ``dead``       a dead letter: the same, and ``origin``, ``reason``
 ``note``       a note on dead letters: ``offsets`` of those that are settled, what they ``became``
 ``quarantine`` ``origin`` (a marker's place), ``content``
@@ -52,6 +55,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from marq.core.storage.rows import State
+from marq.settings.ordering import line_of
 from marq.wire import notes
 from marq.wire.markers import (
     Acquire,
@@ -68,6 +73,8 @@ from marq.wire.markers import (
     Release,
     Renew,
     Reschedule,
+    Resume,
+    Resumed,
     Source,
     Tick,
 )
@@ -78,6 +85,7 @@ from marq.wire.names import (
     FIRST_SENT_HEADER,
     ID_HEADER,
     KEY_HEADER,
+    ORDERING_KEY_HEADER,
     ORIGIN_HEADER,
     REASON_HEADER,
     RESERVED_HEADER,
@@ -169,7 +177,7 @@ def record(
     committed: bool = True,
     op: str = "record",
 ) -> Event:
-    """Return the event of a record of a messages topic, or (``op="dead"``) of the dead-letters topic."""
+    """Return the event of a record of a messages topic, or (``op="dead"``) of the dead-letter topic."""
     event: Event = {"process": log, "type": "ok" if committed else "fail", "op": op, "offset": offset}
     event |= {"time_ms": time_ms, "queue": queue, "content": content(queue, key, value, headers)}
     event["size"] = len(key or b"") + len(value or b"") + sum(len(n) + len(h or b"") for n, h in headers)
@@ -177,11 +185,21 @@ def record(
         if header is not None and name in _FIELDS:
             field, read_field = _FIELDS[name]
             event[field] = read_field(header)
+    if op == "record" and (ordering_key := _ordering_key(queue, key, headers)):
+        event["line"] = f"{line_of(ordering_key):016x}"
     return event
 
 
+def _ordering_key(queue: str, key: bytes | None, headers: Headers) -> bytes | None:
+    """Return the ordering key: of the shared topic from a header, of a queue's own topic the record's key."""
+    for name, header in headers:
+        if name == ORDERING_KEY_HEADER:
+            return header
+    return None if key == queue.encode() else key
+
+
 def note(log: str, value: bytes | None) -> Event:
-    """Return the event of a note in the dead-letters topic; without ``became``, of an unreadable one."""
+    """Return the event of a note in the dead-letter topic; without ``became``, of an unreadable one."""
     found = notes.decode(Source("", 0), value)
     said = {} if found is None else {"offsets": list(found.offsets), "became": found.became.value}
     return {"process": log, "type": "ok", "op": "note", **said}
@@ -210,6 +228,8 @@ def _columns(batch: Batch) -> Event:
         read_from: Event = {"lease_ms": batch.lease_ms, "from_offset": batch.from_offset}
         if batch.dues_ms is not None:
             read_from["dues_ms"] = list(batch.dues_ms)
+        if batch.in_order:
+            read_from["in_order"] = True
         return {**read_from, **_payloads(batch.queue, batch.payloads)}
     if isinstance(batch, Delay):
         known = {"from_offset": batch.from_offset, "timestamps_ms": [each.timestamp_ms for each in batch.payloads]}
@@ -225,6 +245,13 @@ def _columns(batch: Batch) -> Event:
         return {"delays_ms": list(batch.delays_ms), "counted": batch.counted, "errors": list(batch.errors)}
     if isinstance(batch, Reject):
         return {"reasons": list(batch.reasons)}
+    if isinstance(batch, Resume):
+        return {"onwards": batch.onwards}
+    if isinstance(batch, Resumed):
+        states = [State(state).name if state else "" for state in batch.states]
+        told = {"asked_at": batch.asked_at, "left": batch.left, "acquired": [list(each) for each in batch.acquired]}
+        lists = {"attempts": list(batch.attempts), "waits_ms": list(batch.waits_ms), "errors": list(batch.errors)}
+        return {**told, "states": states, **lists}
     if isinstance(batch, Fact):
         return {"attempts": list(batch.attempts), "causes": [Cause(cause).name for cause in batch.causes]}
     return {}

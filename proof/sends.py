@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from proof.causes import Why
 from proof.findings import Report
-from proof.trail import Trail
+from proof.trail import Trail, events_of
 
 Event = dict[str, Any]
 
@@ -18,8 +18,10 @@ Event = dict[str, Any]
 class Send:
     """One call of send; its outcome is unknown until its end is known."""
 
+    process: str
     message: str
-    queue: str
+    #: The queue, or the topic that queues name.
+    to: str
     content: str
     numbers: list[int]
     outcome: str = "unknown"
@@ -36,7 +38,8 @@ class Sends:
     def take(self, event: Event, number: int) -> None:
         message, key = event["message"], (event["process"], event["message"])
         if event["type"] == "invoke":
-            call = Send(message, event["queue"], event["content"], [number])
+            to = event.get("topic", event["queue"])
+            call = Send(event["process"], message, to, event["content"], [number])
             self._calls.setdefault(message, []).append(call)
             self._open[key] = call
             return
@@ -45,7 +48,7 @@ class Sends:
         call.outcome = event["type"]
         call.record = event.get("record", "")
 
-    def finish(self, report: Report, trails: Mapping[str, Trail]) -> None:
+    def finish(self, report: Report, places: Mapping[str, Sequence[Trail]]) -> None:
         """Find the record of each call that succeeded, and the call of each record that began a message."""
         told: dict[str, Send] = {}
         untold: dict[tuple[str, str], list[Send]] = {}
@@ -55,16 +58,18 @@ class Sends:
                 if call.outcome == "ok":
                     told[call.record] = call
                 elif call.outcome == "unknown":
-                    untold.setdefault((call.queue, call.content), []).append(call)
+                    untold.setdefault((call.to, call.content), []).append(call)
             report.accepted += any(call.outcome == "ok" for call in calls)
         records: Counter[str] = Counter()
-        for trail in trails.values():
-            if trail.id == trail.key:
-                self._match(report, trail, told, untold, records)
+        for place, trails in places.items():
+            began = [trail for trail in trails if trail.began]
+            if began:
+                self._match(report, began, told.get(place), untold, records)
         for record, call in told.items():
-            if not trails[record].id if record in trails else True:
+            if not any(trail.id for trail in places.get(record, ())):
                 report.lost += 1
                 report.find("lost", f"{call.message}: its record {record} is missing", call.numbers)
+        _judge_order(report, places, told.values())
         # Each is a message; for its user the second is a duplicate.
         if again := sum(count - 1 for count in records.values()):
             report.causes[int(Why.SENT_AGAIN)] += again
@@ -72,20 +77,39 @@ class Sends:
     def _match(
         self,
         report: Report,
-        trail: Trail,
-        told: Mapping[str, Send],
+        trails: Sequence[Trail],
+        call: Send | None,
         untold: Mapping[tuple[str, str], list[Send]],
         records: Counter[str],
     ) -> None:
-        call = told.get(trail.key)
+        """Find the call of a record, which began a message of each queue of its topic."""
+        topic = trails[0].source.rpartition("/")[0]
         if call is None:
-            candidates = untold.get((trail.queue, trail.content))
-            if not candidates:
-                report.find("from-nowhere", f"{trail.key} of {trail.queue}: it was not sent", trail.events)
+            to = (topic, *[trail.queue for trail in trails])
+            calls = next((calls for each in to if (calls := untold.get((each, trails[0].content)))), None)
+            if not calls:
+                report.find("from-nowhere", f"{trails[0]}: it was not sent", events_of(trails))
                 return
-            call = candidates.pop()
-        elif (call.queue, call.content) != (trail.queue, trail.content):
-            text = f"{trail.key}: {trail.queue} {trail.content}, but sent {call.queue} {call.content}"
-            report.find("fidelity", text, [*call.numbers, *trail.events])
-        trail.events += call.numbers
+            call = calls.pop()
+        for trail in trails:
+            if call.to not in (topic, trail.queue) or call.content != trail.content:
+                text = f"{trail}: {trail.content}, but sent to {call.to}: {call.content}"
+                report.find("fidelity", text, [*call.numbers, *trail.events])
+            trail.events += call.numbers
         records[call.message] += 1
+
+
+def _judge_order(report: Report, places: Mapping[str, Sequence[Trail]], calls: Iterable[Send]) -> None:
+    """The records of an ordering key are in the order in which their sender called."""
+    newest: dict[tuple[str, str, str, str], Trail] = {}
+    for call in sorted(calls, key=lambda each: each.numbers[0]):
+        for trail in places.get(call.record, ()):
+            if not trail.line:
+                continue
+            line = call.process, trail.queue, trail.line, trail.source
+            before = newest.get(line)
+            if before is None or before.offset < trail.offset:
+                newest[line] = trail
+            else:
+                text = f"{trail}: sent after {before} of its ordering key"
+                report.find("misordered", text, [*before.events, *trail.events])

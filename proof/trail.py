@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from marq.settings.backoff import Backoff
-from proof.fold import Fold, Standing
+from proof.fold import Fold, Key, Standing
 
 Event = dict[str, Any]
 
@@ -18,6 +20,19 @@ BITS = {
     "ack": ACK, "release": RELEASE, "reject": REJECT, "renew": RENEW, "acquire": ACQUIRE,
     "reschedule": RESCHEDULE, "cancel": CANCEL, "delay": DELAY, "dispatch": DISPATCH,
 }  # fmt: skip
+
+
+class Delivery(NamedTuple):
+    """A delivery to a handler: the event's number, and where the markers log of its source ended then, if known.
+
+    ``time_ms`` is that log's time then, -1 if unknown.
+    """
+
+    number: int
+    holder: str
+    attempt: int = 1
+    log_end: int | None = None
+    time_ms: int = -1
 
 
 class Fact(NamedTuple):
@@ -49,8 +64,9 @@ class Decision(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A RESCHEDULE or CANCEL in the log; ``in_time``: the message was waiting."""
+    """A RESCHEDULE or CANCEL in the log; ``in_time``: the message of ``queue`` was waiting."""
 
+    queue: str
     kind: str
     holder: str
     offset: int
@@ -69,15 +85,17 @@ class Told(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Trail:
-    """One record or delayed message: its content, its holders, and its markers.
+    """One record or delayed message of a queue: its content, its holders, and its markers.
 
-    There may be millions, so short sequences are tuples, and all empty ones are one object.
+    With ANY_QUEUE it has the requests that name no queue, and their answers. There may be millions of trails, so short
+    sequences are tuples, and all empty ones are one object.
     """
 
-    key: str
-    #: The message's id; equal to the key for the record that began it. Empty until the record is known.
+    queue: str
+    #: The name of the record.
+    place: str
+    #: The message's id; equal to the place for the record that began it. Empty until the record is known.
     id: str = ""
-    queue: str = ""
     content: str = ""
     error: str = ""
     attempt: int = 1
@@ -86,6 +104,8 @@ class Trail:
     first_sent_ms: int | None = None
     #: Delivery time from a header of the record.
     deliver_at_ms: int | None = None
+    #: Number of its ordering key; empty without one.
+    line: str = ""
     committed: bool = False
     #: True for a redriven dead letter, False for a record.
     redriven: bool = False
@@ -93,10 +113,13 @@ class Trail:
     events: list[int] = field(default_factory=list)
     #: Contents in other events that differ or may differ, with the event's number.
     contents: tuple[tuple[int, str], ...] = ()
-    #: Event and holder of each ACQUIRE that was sent and of each delivery; and the groups of the deliveries.
+    #: Event and holder of each ACQUIRE that was sent; the deliveries; and their groups.
     acquires: tuple[tuple[int, str], ...] = ()
-    deliveries: tuple[tuple[int, str], ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
     groups: tuple[str, ...] = ()
+    #: The first event that asks to end or release it; and event and holder of each RELEASE and REJECT.
+    finish_at: int | None = None
+    gave_up: tuple[tuple[int, str], ...] = ()
     #: Bits: requests of clients, confirmations to clients, and markers in the log.
     said: int = 0
     confirmed: int = 0
@@ -126,6 +149,18 @@ class Trail:
     answers: tuple[Told, ...] = ()
     told: tuple[Told, ...] = ()
 
+    def __str__(self) -> str:
+        return f"{self.place} of {self.queue or 'any queue'}"
+
+    @property
+    def key(self) -> Key:
+        return self.queue, self.place
+
+    @property
+    def began(self) -> bool:
+        """Whether the message began with this record."""
+        return self.id == self.place
+
     def say_content(self, number: int, content: str) -> None:
         """Note its content in an event."""
         if content != self.content or not self.id:
@@ -133,11 +168,11 @@ class Trail:
 
     @property
     def source(self) -> str:
-        return self.key.rpartition("/")[0]
+        return self.place.rpartition("/")[0]
 
     @property
     def offset(self) -> int:
-        return int(self.key.rpartition("/")[2])
+        return int(self.place.rpartition("/")[2])
 
     def at(self, applied: int) -> Standing | None:
         """How it stood after a record of its log."""
@@ -173,6 +208,39 @@ class Process:
 
 
 @dataclass(slots=True, eq=False)
+class Clock:
+    """The clock of a log: after each of its records, the record's own time, and the skew that is taken off it."""
+
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+    now_ms: array[int] = field(default_factory=lambda: array("q"))
+    times_ms: array[int] = field(default_factory=lambda: array("q"))
+    skews_ms: array[int] = field(default_factory=lambda: array("q"))
+    #: For each record the earliest time of it and all later ones, once it is needed: a log's clock may be set back.
+    _earliest_ms: array[int] | None = None
+
+    def note(self, offset: int, now_ms: int, time_ms: int, skew_ms: int) -> None:
+        self.offsets.append(offset)
+        self.now_ms.append(now_ms)
+        self.times_ms.append(time_ms)
+        self.skews_ms.append(skew_ms)
+
+    def end_at(self, time_ms: int) -> int:
+        """Return where the log ended at a time, at the latest; call it when all records are noted."""
+        if self._earliest_ms is None:
+            earliest = array("q", accumulate(reversed(self.times_ms), min))
+            earliest.reverse()
+            self._earliest_ms = earliest
+        index = bisect_right(self._earliest_ms, time_ms)
+        return self.offsets[index - 1] + 1 if index else 0
+
+    def latest(self, since: int, until: int, time_ms: int) -> int:
+        """Return the latest time that the clock showed between two offsets, or showed when the log's time was this."""
+        start, end = bisect_left(self.offsets, since), bisect_left(self.offsets, until)
+        last_ms = time_ms - self.skews_ms[end - 1] if end and time_ms >= 0 else 0
+        return max(last_ms, *self.now_ms[max(start - 1, 0) : end], 0)
+
+
+@dataclass(slots=True, eq=False)
 class Ticks:
     """The TICKs of one holder in one log, in order."""
 
@@ -196,27 +264,34 @@ class MarkersLog(Fold):
         name: str,
         backoffs: Callable[[str], Sequence[Backoff]],
         limits: Callable[[str], Sequence[int]],
-        trail_of: Callable[[str], Trail],
+        trail_of: Callable[[Key], Trail],
     ) -> None:
         super().__init__(backoffs, limits)
         self.name = name
         self.ticks: dict[str, Ticks] = {}
+        self.clock = Clock()
         self.unreadable: dict[int, str] = {}
         self.halted = ""
         self._trail_of = trail_of
 
-    def put(self, key: str, standing: Standing) -> None:
-        self.open[key] = standing
+    def fold(self, event: Event) -> None:
+        super().fold(event)
+        self.clock.note(event["offset"], self.now_ms, event["time_ms"], self.skew_ms)
+
+    def put(self, key: Key, standing: Standing) -> None:
+        super().put(key, standing)
         self._trail_of(key).changes.append((self.applied, standing))
 
-    def end(self, key: str) -> bool:
-        if self.open.pop(key, None) is None:
+    def end(self, key: Key) -> bool:
+        if not super().end(key):
             return False
         self._trail_of(key).changes.append((self.applied, None))
         return True
 
-    def ask(self, key: str, event: Event, *, in_time: bool) -> None:
-        self._trail_of(key).questions += (Question(event["kind"], event["holder"], event["offset"], in_time),)
+    def ask(self, key: Key, event: Event, *, in_time: bool) -> None:
+        queue, place = key
+        question = Question(queue, event["kind"], event["holder"], event["offset"], in_time)
+        self._trail_of((event["queue"], place)).questions += (question,)
 
     def tick(self, event: Event) -> None:
         super().tick(event)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marq.settings.client import ClientSettings
+from marq.wire.markers import LAST
 from proof.history import Event
 from rig.program import ROOT
 
@@ -75,12 +76,24 @@ def audit(settings: ClientSettings, data: Path, events: Sequence[Event], say: Ca
 
 def finished(events: Sequence[Event]) -> list[tuple[str, int, int]]:
     """Return deliveries that were neither released, which asks for another one, nor ended by a dead letter."""
-    seen = Counter(event["record"] for event in events if event["op"] == "deliver")
-    for event in events:
-        if event["op"] == "marker" and event.get("kind") in ("REDELIVERED", "DEAD_LETTERED"):
+    deliveries = [event for event in events if event["op"] == "deliver"]
+    markers = [event for event in events if event["op"] == "marker"]
+    seen = Counter(event["record"] for event in deliveries)
+    held = Counter((event["record"], event.get("holder")) for event in deliveries)
+    ordered = {event["queue"] for event in markers if event.get("in_order")}
+    for event in markers:
+        kind = event["kind"]
+        if kind == "RELEASE" and event["queue"] in ordered:
+            # Delivered again in its place, without a fact. After the last one, it becomes a dead letter.
+            for offset, delay_ms in zip(event["offsets"], event["delays_ms"], strict=True):
+                record, holder = f"{event['source']}/{offset}", event["holder"]
+                if delay_ms != LAST and held[record, holder]:
+                    held[record, holder] -= 1
+                    seen[record] -= 1
+        elif kind in ("REDELIVERED", "DEAD_LETTERED"):
             for index, offset in enumerate(event["offsets"]):
                 record = f"{event['source']}/{offset}"
-                if (event["kind"] == "DEAD_LETTERED" or event["causes"][index] == "RELEASED") and seen[record]:
+                if (kind == "DEAD_LETTERED" or event["causes"][index] == "RELEASED") and seen[record]:
                     seen[record] -= 1
     finished = []
     for record, count in seen.items():

@@ -28,6 +28,7 @@ class Teller:
         named = token.decode(message.token)
         names = {
             "holder": history.holder_name(named.holder),
+            "queue": message.queue,
             "source": history.log_name(named.source),
             "offsets": [named.offset],
         }
@@ -47,7 +48,7 @@ class Teller:
 
     def forget(self, message: marq.Message) -> None:
         """Record that the message will not be settled before its lease ends."""
-        self._add("info", "hang", record=record_of(message))
+        self._add("info", "hang", queue=message.queue, record=record_of(message))
 
 
 def record_of(message: marq.Message) -> str:

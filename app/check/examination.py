@@ -38,10 +38,10 @@ from marq_worker.app.check.permissions import WORKER, Allowed, Use, judge_permis
 from marq_worker.app.check.queues import (
     groups_of,
     judge_defined,
-    judge_file,
     judge_handlers,
     judge_own_topics,
     judge_unreadable,
+    look_at_file,
     own_topics,
 )
 from marq_worker.app.check.reading import (
@@ -179,7 +179,7 @@ class Examination:
         trackers = await self._group(view, self._client.names.app_id)
         pages = await self._trackers(trackers, look)
         if self._worker and file is not None:
-            self._add(*judge_file(definitions, file, published_by=len(trackers.members)))
+            self._add(*await look_at_file(self._client, definitions, file, published_by=len(trackers.members)))
         await self._handlers(definitions, file)
         allowed |= await self._ask(
             "the permissions on own topics", lambda: view.allowed_on_topics(list(owners)), failed={}
@@ -188,7 +188,7 @@ class Examination:
         await self._permissions(view, [definitions, after], allowed, trackers)
         await self._clock(view, look, allowed)
         if readers is not None:
-            absent = {queue for topic, queue in owners.items() if topic not in own.found}
+            absent = {queue for topic, queues in owners.items() if topic not in own.found for queue in queues}
             await self._reading(view, definitions, readers, pages, allowed, absent)
 
     # --- steps --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from marq.kafka.permissions import ROLES, Kind, Permission, grants, principal, tools, worker
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
-from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.names import Names
 from marq_worker.app.check.findings import Finding, fine, problem
 from marq_worker.config.settings import AppSettings, Role
@@ -68,8 +67,10 @@ class Use:
     handled_topics: Collection[str] = ()
     #: Groups whose queues have handlers, by their Kafka names.
     handled_groups: Collection[str] = ()
-    #: A queue with a handler delivers at most once.
+    #: A queue with a handler is transactional.
     transactional: bool = False
+    #: Clients of SQS may use any queue.
+    sqs: bool = False
     #: A queue sets `partitions`, so trackers must know the positions of groups.
     limited_partitions: bool = False
 
@@ -88,8 +89,9 @@ class Use:
             tracker=Role.TRACKER in roles,
             backlog=settings.count_waiting,
             handlers=bool(handled),
+            sqs=Role.SQS in roles,
             limited_partitions=any(queue_settings.partitions is not None for queue_settings in queues.values()),
-            transactional=any(queue_settings.delivery == AT_MOST_ONCE for queue_settings in handled.values()),
+            transactional=any(queue_settings.transactional for queue_settings in handled.values()),
             handled_topics=[
                 queue_settings.topic for queue_settings in handled.values() if queue_settings.topic is not None
             ],
@@ -108,6 +110,7 @@ def missing(client: ClientSettings, role: str, use: Use, allowed: Allowed) -> li
             handlers=use.handlers or (use.tracker and use.limited_partitions),
             handled_topics=use.handled_topics,
             transactional=use.transactional,
+            sqs=use.sqs,
         )
         return [each for each in needed if allowed.lacks(each, use.handled_groups)]
     # A service need not use all queues: a queue's own topic counts if anything is allowed on it.

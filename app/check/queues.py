@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
 
 from marq.kafka.permissions import tools
+from marq.queues.definition_log import definition_log
+from marq.queues.ordered_changes import order_changes, refusal
 from marq.settings.client import ClientSettings
+from marq.settings.combinations import check_combinations, check_topic
 from marq.settings.definitions import Definitions
 from marq.settings.topic_rules import LIMIT, TopicFacts, room_for_markers
-from marq.wire.errors import ConfigError
+from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import Names
 from marq_worker.agents.handler_groups import handler_groups, without_handler
 from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding
 from marq_worker.app.check.findings import Finding, fine, problem, warning
 from marq_worker.app.handlers.role import lacks_handler, part_of_group, publication
-from marq_worker.app.publication import differences
+from marq_worker.app.publication import check_topics, differences
 from marq_worker.config.queues import QueuesFile
 
+#: Time limit of the search for messages of an ordered queue that the file changes.
+ORDER_LIMIT_S = 30.0
 
-def judge_file(definitions: Definitions, file: QueuesFile, *, published_by: int) -> list[Finding]:
+
+def judge_file(definitions: Definitions, names: Names, file: QueuesFile, *, published_by: int) -> list[Finding]:
     """Judge whether the file equals the published definitions; ``published_by``: number of running workers."""
     changes = differences(definitions, file)
     if not changes:
         return []
+    after = definitions.after(changes)
     try:
-        definitions.after(changes).check_leases()
+        check_topics(after, names, file)
+        check_combinations(after)
     except ConfigError as error:
         return [problem(f"{file.path}", str(error), advice="no worker starts with this file until then")]
     listed = ", ".join(f"{key.decode()}{' (removed)' if value is None else ''}" for key, value in changes.items())
@@ -39,12 +48,32 @@ def judge_file(definitions: Definitions, file: QueuesFile, *, published_by: int)
     ]
 
 
-def own_topics(definitions: Definitions) -> dict[str, str]:
-    """Return the queue of each topic that a queue has of its own."""
-    settings = {queue: definitions.settings(queue) for queue in definitions.names()}
-    return {
-        queue_settings.topic: queue for queue, queue_settings in settings.items() if queue_settings.topic is not None
-    }
+async def look_at_file(
+    client: ClientSettings, definitions: Definitions, file: QueuesFile, *, published_by: int
+) -> list[Finding]:
+    """Judge the file as :func:`judge_file`, and whether it would break the order of messages."""
+    findings = judge_file(definitions, client.names, file, published_by=published_by)
+    log = definition_log(client)
+    for queue, key in order_changes(definitions, definitions.after(differences(definitions, file))):
+        try:
+            async with asyncio.timeout(ORDER_LIMIT_S):
+                messages = await log.messages_of(queue, definitions)
+        except (MarqError, TimeoutError) as error:
+            findings.append(warning(f"queue {queue}", f"unknown whether it has messages, so {key} can change: {error}"))
+        else:
+            if messages:
+                said = refusal(queue, key, messages)
+                findings.append(problem(f"{file.path}", said, advice="no worker starts with this file until then"))
+    return findings
+
+
+def own_topics(definitions: Definitions) -> dict[str, list[str]]:
+    """Return the queues of each topic that queues name."""
+    topics: dict[str, list[str]] = {}
+    for queue in definitions.names():
+        if (topic := definitions.settings(queue).topic) is not None:
+            topics.setdefault(topic, []).append(queue)
+    return topics
 
 
 def groups_of(definitions: Definitions, names: Names) -> list[str]:
@@ -55,35 +84,18 @@ def judge_own_topics(
     client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts], unseen: Collection[str]
 ) -> list[Finding]:
     """Judge the topics that queues have of their own; those in ``unseen`` could not be looked up."""
-    owners: dict[str, list[str]] = {}
-    for queue in definitions.names():
-        topic = definitions.settings(queue).topic
-        if topic is not None:
-            owners.setdefault(topic, []).append(queue)
     findings: list[Finding] = []
-    for topic, queues in owners.items():
-        findings += _judge_owners(client, topic, queues)
+    for queue in definitions.names():
+        try:
+            check_topic(definitions, queue, client.names)
+        except ConfigError as error:
+            findings.append(problem(f"queue {queue}", str(error), advice="change marq.toml, or use `marq queue`"))
+    for topic, queues in own_topics(definitions).items():
         if topic in found:
             findings += _judge_limit(client, topic, found)
         elif topic not in unseen and not client.names.is_own_topic(topic):
             findings.append(_absent(client, topic, queues[0]))
     return findings
-
-
-def _judge_owners(client: ClientSettings, topic: str, queues: Sequence[str]) -> list[Finding]:
-    if client.names.is_own_topic(topic):
-        return [problem(f"queue {queues[0]}", f"its topic {topic} belongs to marq", advice="unset its `topic`")]
-    if len(queues) > 1:
-        return [
-            problem(
-                f"topic {topic}",
-                f"belongs to several queues: {', '.join(queues)}",
-                expected="one queue for a topic",
-                advice="remove `topic` from the others, in marq.toml or with",
-                commands=[f"marq queue {queue} --unset topic" for queue in queues[1:]],
-            )
-        ]
-    return []
 
 
 def _absent(client: ClientSettings, topic: str, queue: str) -> Finding:

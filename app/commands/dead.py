@@ -19,6 +19,7 @@ from marq.wire.errors import ConfigError, UnknownQueue
 from marq.wire.names import check_queue_name
 from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, confirm
 from marq_worker.app.commands.terminal import Column, bar, moment_of, quoted, show, text
+from marq_worker.app.commands.unknown import note_about
 from marq_worker.app.readable import read_duration
 
 #: Dead letters to show without --limit.
@@ -33,8 +34,8 @@ FILTERS: Sequence[Callable[..., Any]] = (
         "--header", "headers", metavar="NAME[=VALUE]", multiple=True,
         help="Only those with this header; without VALUE, with any value. Repeatable.",
     ),
-    click.option("--older", metavar="AGE", help="Only those dead-lettered before AGE (90s, 15m, 2h, 7d) or a moment."),
-    click.option("--newer", metavar="AGE", help="Only those dead-lettered since AGE (90s, 15m, 2h, 7d) or a moment."),
+    click.option("--older", metavar="AGE", help="Only those older than AGE (90s, 15m, 2h, 7d) or than a time."),
+    click.option("--newer", metavar="AGE", help="Only those newer than AGE (90s, 15m, 2h, 7d) or than a time."),
     click.option("--id", "identity", metavar="ID", help="Only the message with this id."),
 )  # fmt: skip
 
@@ -93,6 +94,8 @@ async def dead(
             most = limit or DEFAULT_LETTERS
             shown = [letter async for letter in letters.peek(name, limit=most, **filters)]
             _show_letters(name, sorted(shown, key=lambda letter: letter.dead_lettered_at), most, as_json=as_json)
+            if not shown:
+                await note_about(letters, name)
     return 0
 
 
@@ -160,7 +163,7 @@ def _age(option: str, text: str) -> float | datetime:
     moment = moment_of(text)
     if moment is None:
         raise ConfigError(
-            f"{option} {text}: expected an age such as 90s, 15m, 2h or 7d, or a moment with a time zone, as in"
+            f"{option} {text}: expected an age such as 90s, 15m, 2h or 7d, or a time with a time zone, as in"
             " 2030-01-31T08:00:00+00:00"
         )
     return moment
@@ -194,6 +197,8 @@ async def ask_and_act(
                 interrupted = True
     answer = {**document, **asdict(reached), "dry_run": dry_run, "interrupted": interrupted}
     print(json.dumps(answer) if as_json else said(reached, dry_run=dry_run, interrupted=interrupted))
+    if not reached.chosen:
+        await note_about(letters, document["queue"])
     return INTERRUPTED if interrupted else 0
 
 
@@ -205,9 +210,8 @@ def said(reached: Reached, *, dry_run: bool = False, interrupted: bool = False) 
     result = f"{_done(reached)} of {reached.chosen} dead letters {verb}{before}"
     if not interrupted:
         return result
-    return (
-        f"interrupted: {result}, {reached.asked} requested, which will still be done; repeat the command for the rest"
-    )
+    requested = f"{reached.requested} are requested and will still be {verb}"
+    return f"interrupted: {result}. {requested}; repeat the command for the rest"
 
 
 def _done(reached: Reached) -> int:

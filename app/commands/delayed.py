@@ -14,10 +14,12 @@ from marq.kafka.topics import ensure_topics
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
+from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import check_queue_name
 from marq_worker.agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, read_choice
 from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm
 from marq_worker.app.commands.terminal import WATCH, Column, cell, duration, looked, quoted, show
+from marq_worker.app.commands.unknown import note_if_unknown
 from marq_worker.app.web.peers import ask_workers
 from marq_worker.app.web.statistics import merged
 
@@ -35,7 +37,7 @@ _COLUMNS = (
 @command(
     click.argument("name"),
     click.option("--limit", default=DEFAULT_MESSAGES, show_default=True, type=click.IntRange(1, MAX_MESSAGES)),
-    click.option("--until", metavar="MOMENT", help="Only those due before MOMENT: 2030-01-31T08:00:00+00:00."),
+    click.option("--until", metavar="TIME", help="Only those due before TIME: 2030-01-31T08:00:00+00:00."),
     WATCH,
     JSON,
 )
@@ -51,6 +53,8 @@ async def delayed(setup: Setup, name: str, limit: int, until: str | None, watch:
         lambda: _ask(setup.client, name, query, limit), lambda listed: _show(name, listed, limit),
         watch=watch, as_json=as_json,
     )  # fmt: skip
+    if not shown["messages"]:
+        await note_if_unknown(setup.client, name)
     return 0 if shown["complete"] else 1
 
 
@@ -79,29 +83,37 @@ def _show(name: str, found: dict[str, Any], limit: int) -> None:
 
 
 _IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
+_QUEUE = click.option("--queue", metavar="NAME", help="Only messages of this queue. Default: of all queues.")
 
 
-@command(_IDS, JSON, YES)
-async def cancel(setup: Setup, ids: Sequence[str], as_json: bool, yes: bool) -> int:
+@command(_IDS, _QUEUE, JSON, YES)
+async def cancel(setup: Setup, ids: Sequence[str], queue: str | None, as_json: bool, yes: bool) -> int:
     """Cancel delayed messages; exit 1 if one was no longer delayed."""
-    receipts = list(map(Receipt.of, ids))
+    receipts = _receipts(ids, queue)
     messages = "this message" if len(ids) == 1 else f"these {len(ids)} messages"
     confirm(f"Cancel {messages} for good?", yes=yes)
     async with Producer.of(setup.client) as producer:
         outcomes = await producer.cancel(receipts)
-    return _told(ids, outcomes, "cancelled", as_json=as_json)
+    return await _told(setup.client, ids, queue, outcomes, "cancelled", as_json=as_json)
 
 
-@command(_IDS, JSON)
-async def deliver_now(setup: Setup, ids: Sequence[str], as_json: bool) -> int:
+@command(_IDS, _QUEUE, JSON)
+async def deliver_now(setup: Setup, ids: Sequence[str], queue: str | None, as_json: bool) -> int:
     """Deliver delayed messages at once; exit 1 if one was no longer delayed."""
-    receipts = list(map(Receipt.of, ids))
+    receipts = _receipts(ids, queue)
     async with Producer.of(setup.client) as producer:
         outcomes = await producer.reschedule(receipts, delay=0)
-    return _told(ids, outcomes, "delivered", as_json=as_json)
+    return await _told(setup.client, ids, queue, outcomes, "delivered", as_json=as_json)
 
 
-def _told(ids: Sequence[str], outcomes: Sequence[bool], done: str, *, as_json: bool) -> int:
+def _receipts(ids: Sequence[str], queue: str | None) -> list[Receipt]:
+    name = ANY_QUEUE if queue is None else check_queue_name(queue)
+    return [Receipt.of(message_id, name) for message_id in ids]
+
+
+async def _told(
+    client: ClientSettings, ids: Sequence[str], queue: str | None, outcomes: Sequence[bool], done: str, *, as_json: bool
+) -> int:
     by_id = list(zip(ids, outcomes, strict=True))
     if as_json:
         print(json.dumps([{"id": message_id, done: outcome} for message_id, outcome in by_id]))
@@ -109,4 +121,6 @@ def _told(ids: Sequence[str], outcomes: Sequence[bool], done: str, *, as_json: b
         for message_id, outcome in by_id:
             refused = "not waiting: already delivered or cancelled, in flight, or unknown"
             print(f"{message_id}: {done if outcome else refused}")
+    if queue is not None and not any(outcomes):
+        await note_if_unknown(client, queue)
     return 0 if all(outcomes) else 1

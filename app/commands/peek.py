@@ -16,6 +16,7 @@ from marq.wire.record_headers import record_id
 from marq_worker.agents.listing import moment
 from marq_worker.app.commands.command import JSON, Setup, command, open_queues
 from marq_worker.app.commands.terminal import Column, cell, number, quoted, show, text
+from marq_worker.app.commands.unknown import note_if_unknown
 from marq_worker.app.readable import span
 
 DEFAULT_MESSAGES, MAX_MESSAGES = 20, 10_000
@@ -30,7 +31,10 @@ _COLUMNS = (
 
 
 @command(click.argument("name"),
-    click.option("--limit", default=DEFAULT_MESSAGES, show_default=True, type=click.IntRange(1, MAX_MESSAGES)),
+    click.option(
+        "--limit", default=DEFAULT_MESSAGES, show_default=True, type=click.IntRange(1, MAX_MESSAGES),
+        help="Show at most this many messages.",
+    ),
     click.option(
         "--scan", default=MAX_SCANNED, show_default=True, type=click.IntRange(1),
         help="Read at most this many records of the topic, which other queues may share.",
@@ -49,6 +53,8 @@ async def peek(setup: Setup, name: str, limit: int, scan: int, as_json: bool) ->
         print(json.dumps({"queue": name, "complete": complete, "messages": shown}))
     else:
         _show(name, shown, limit, scan, complete=complete)
+    if not shown:
+        await note_if_unknown(client, name)
     return 0 if complete else 1
 
 

@@ -18,6 +18,7 @@ from marq.wire.names import check_queue_name
 from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, confirm, open_queues
 from marq_worker.app.commands.open_messages import opened
 from marq_worker.app.commands.terminal import bar, seconds
+from marq_worker.app.commands.unknown import note_if_unknown
 
 
 @command(
@@ -31,7 +32,7 @@ from marq_worker.app.commands.terminal import bar, seconds
 async def purge(
     setup: Setup, name: str, delayed: bool, dead: bool, dry_run: bool, as_json: bool, yes: bool
 ) -> int:  # fmt: skip
-    """Discard all waiting messages of a queue; messages in flight continue, and the queue is paused meanwhile."""
+    """Discard all waiting messages of a queue; messages in flight continue; the queue is paused during the purge."""
     check_queue_name(name)
     client, interrupted = setup.client, False
     purged, extent = await purging.meant(client, name, delayed=delayed, dead=dead)
@@ -45,6 +46,8 @@ async def purge(
             interrupted = True
     reached = {"queue": name, **asdict(purged), "dry_run": dry_run, "interrupted": interrupted}
     print(json.dumps(reached) if as_json else said(name, purged, dry_run=dry_run, interrupted=interrupted))
+    if not (purged.total or interrupted):
+        await note_if_unknown(client, name)
     return INTERRUPTED if interrupted else 0
 
 
@@ -81,7 +84,7 @@ _PAUSE_S = 0.5
     JSON,
 )
 async def drain(setup: Setup, name: str, timeout: str, as_json: bool) -> int:
-    """Wait until a queue has no waiting, in-flight or delayed message; exit 1 after the timeout."""
+    """Wait until a queue has no waiting, in-flight or delayed messages; exit 1 after the timeout."""
     check_queue_name(name)
     limit_s, began_s = seconds("--timeout", timeout), time.monotonic()
     client, code = setup.client, 1
@@ -101,6 +104,8 @@ async def drain(setup: Setup, name: str, timeout: str, as_json: bool) -> int:
             code = INTERRUPTED
     document = {"queue": name, "drained": code == 0, "seconds": time.monotonic() - began_s, **draining.found}
     print(json.dumps(document) if as_json else _said(document))
+    if code == 0 and not draining.first:
+        await note_if_unknown(client, name)
     return code
 
 

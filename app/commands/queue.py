@@ -6,27 +6,61 @@ import json
 import tomllib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import click
 
 from marq.kafka.topics import ensure_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
-from marq.settings.definitions import LAYERS, ORIGINS, layer_key
-from marq.settings.queue import ALL, CHECKS, NAME_KEYS, UNLIMITED, check_document
+from marq.settings.combinations import ORIGINS
+from marq.settings.definitions import LAYERS, layer_key
+from marq.settings.queue import (
+    ALL,
+    BLOCK,
+    CHECKS,
+    CONTINUE,
+    EARLIEST,
+    LATEST,
+    MAX_SECONDS,
+    ORDERED_BY_KEY,
+    UNLIMITED,
+    UNORDERED,
+    check_document,
+)
 from marq.settings.readable import EffectiveSettings
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
+from marq_worker.agents.blocked_keys import merged_keys
 from marq_worker.agents.consumer_watch import has_no_consumer
 from marq_worker.agents.removed_handlers import removed
 from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm, open_queues
 from marq_worker.app.commands.open_messages import Open, told_by_workers
-from marq_worker.app.commands.terminal import seconds
+from marq_worker.app.commands.terminal import Column, cell, quoted, seconds, show
+from marq_worker.app.commands.unknown import note_if_unknown
 from marq_worker.app.queue_document import queue_document
 from marq_worker.app.readable import paused, span
+from marq_worker.app.web.peers import ask_workers
 
-#: Changes of these settings decide which group reads the queue.
-_ASKED = frozenset(NAME_KEYS)
+#: Settings whose values are names. Their changes decide which group reads the queue.
+_NAMED = frozenset({"group", "topic", "handler"})
+
+
+def _next_attempt(key: Mapping[str, Any]) -> str:
+    return "(operator)" if key["waits_for_operator"] else span(key["due_in_seconds"])
+
+
+_BLOCKED = (
+    Column("blocked key", lambda key: quoted(key["key"]), least=12),
+    Column("attempts", cell("attempt"), right=True),
+    Column("next in", _next_attempt, right=True),
+    Column("first message", cell("id"), rank=2),
+    Column("error", cell("error"), least=20, rank=1),
+)
+#: Blocked keys that a terminal shows.
+_SHOWN_KEYS = 20
+#: Values that need no quotes.
+_WORDS = frozenset({UNLIMITED, ALL, UNORDERED, ORDERED_BY_KEY, CONTINUE, BLOCK, EARLIEST, LATEST})
 
 
 @command(click.argument("name"),
@@ -36,9 +70,9 @@ _ASKED = frozenset(NAME_KEYS)
     ),
     click.option(
         "--unset", "unset", multiple=True, metavar="KEY",
-        help="Undo a change by --set, so that marq.toml applies again. Repeatable.",
+        help="Undo a change made with --set, so that marq.toml applies again. Repeatable.",
     ),
-    click.option("--reset", is_flag=True, help="Undo all changes by --set."),
+    click.option("--reset", is_flag=True, help="Undo all changes made with --set."),
     click.option(
         "--forget", is_flag=True,
         help="Remove the queue's definition; workers that define it publish it again at their next start.",
@@ -70,7 +104,7 @@ async def queue(
             confirm(f"Take back all changes of queue {name!r} that were made at run time?", yes=yes)
             await queues.reset(name)
         elif changes:
-            asked = sorted(_ASKED & changes.keys())
+            asked = sorted(_NAMED & changes.keys())
             if asked:
                 confirm(f"{', '.join(asked)}: another group may read queue {name!r} from now on. Go on?", yes=yes)
             await queues.change(name, **changes)
@@ -79,7 +113,15 @@ async def queue(
             told = await told_by_workers(client)
             shown["messages"] = messages(name, told)
             shown["removed_handler"] = told.removed_handlers.get(name)
-    print(json.dumps(shown) if as_json else "\n".join(lines(shown)))
+            if queues.definitions.settings(name).ordered:
+                shown["blocked_keys"] = await _ask_for_blocked(client, name, told)
+    if as_json:
+        print(json.dumps(shown))
+        return
+    print("\n".join(lines(shown)))
+    if shown.get("blocked_keys") and shown["blocked_keys"]["first"]:
+        print()
+        show(_BLOCKED, shown["blocked_keys"]["first"][:_SHOWN_KEYS])
 
 
 def read_changes(assignments: Sequence[str], unset: Sequence[str]) -> dict[str, Any]:
@@ -106,7 +148,7 @@ def _once(changes: Mapping[str, Any], key: str, option: str) -> None:
 
 
 def _value(key: str, text: str) -> Any:
-    if text in (UNLIMITED, ALL) or (key in NAME_KEYS and not text.startswith(("'", '"'))):
+    if text in _WORDS or (key in _NAMED and not text.startswith(("'", '"'))):
         # A name; the shell removes quotes anyhow.
         return text
     try:
@@ -136,6 +178,30 @@ def messages(name: str, told: Open) -> dict[str, Any] | None:
     }
 
 
+async def _ask_for_blocked(client: ClientSettings, name: str, told: Open) -> dict[str, Any] | None:
+    """Return how many keys of a queue are blocked, and the first messages of these, from the workers.
+
+    None if no worker runs. ``complete``: whether all workers have answered.
+    """
+    if not told.workers:
+        return None
+    members, answers = await ask_workers(client, f"api/queues/{quote(name, safe='')}")
+    return {
+        "complete": told.complete and members.settled and None not in answers,
+        "count": int(told.queues.get(name, {}).get("blocked_keys", 0)),
+        "first": merged_keys([answer for answer in answers if answer is not None]),
+    }
+
+
+def _blocked(keys: Mapping[str, Any] | None) -> str:
+    if keys is None:
+        return "  blocked keys: unknown, because no worker runs; start one with marq worker"
+    more = keys["count"] - _SHOWN_KEYS
+    which = f"; {_SHOWN_KEYS} of them, with the most attempts, are below (--json has more)" if more > 0 else ""
+    missing = "" if keys["complete"] else "; not complete: a worker did not answer, or workers are joining and leaving"
+    return f"  blocked keys: {keys['count']:,}{which}{missing}"
+
+
 def _messages(metrics: Mapping[str, Any] | None) -> str:
     if metrics is None:
         return "  messages: unknown, because no worker counts them; to count them: marq queues"
@@ -157,9 +223,10 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
         f"queue {shown['queue']}: {group} ({shown['consumer_group']}){undefined}",
         *([] if partitions == {"sent_to": ALL, "read": ALL} else [_on(**partitions)]),
         *([_messages(shown["messages"])] if "messages" in shown else []),
+        *([_blocked(shown["blocked_keys"])] if "blocked_keys" in shown else []),
         *([f"  {removed(shown['queue'], **shown['removed_handler'])}"] if shown.get("removed_handler") else []),
         *(
-            f"  {key:<12}  {values[key]:<{width}}  {ORIGINS.get(setting['from'], setting['from'])}"
+            f"  {key:<14}  {values[key]:<{width}}  {ORIGINS.get(setting['from'], setting['from'])}"
             for key, setting in shown["settings"].items()
         ),
     ]
@@ -188,6 +255,8 @@ _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 async def pause(setup: Setup, names: Sequence[str], duration: str | None, as_json: bool) -> None:
     """Pause queues: stop deliveries until `resume` or the end of --for; messages in flight continue."""
     duration_s = None if duration is None else seconds("--for", duration)
+    if duration_s is not None and not 0 < duration_s <= MAX_SECONDS:
+        raise ConfigError(f"--for {duration}: expected a duration above 0, to {span(MAX_SECONDS).replace(' ', '')}")
     await _switch(setup.client, names, as_json, lambda queues, name: queues.pause(name, duration_s))
 
 
@@ -209,6 +278,8 @@ async def _switch(
     outcomes = []
     async with Queues.of(client) as queues:
         for name in dict.fromkeys(names):
+            if name not in queues.definitions.names():
+                await note_if_unknown(client, name)
             before = queues[name].paused
             after = (await switch(queues, name)).paused
             until = after if isinstance(after, str) else None
@@ -218,7 +289,7 @@ async def _switch(
         print(json.dumps(outcomes))
         return
     for outcome in outcomes:
-        until = "then or `resume`" if outcome["paused_until"] else "`resume`"
-        paused_now = f"{paused(outcome['paused_until'])}: nothing of it is delivered until {until}"
+        until = "then or until `resume`" if outcome["paused_until"] else "`resume`"
+        paused_now = f"{paused(outcome['paused_until'])}; no message is delivered until {until}"
         state = paused_now if outcome["paused"] else "delivers"
         print(f"queue {outcome['queue']}: {state}{'' if outcome['changed'] else ', as it was before'}")

@@ -20,12 +20,13 @@ from marq.wire.names import check_queue_name
 from marq.wire.record_headers import record_id
 from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, confirm, say
 from marq_worker.app.commands.terminal import bar, seconds
+from marq_worker.app.commands.unknown import note_if_unknown
 
 
 @command(
     click.argument("name"),
-    click.option("--since", metavar="AGE", help="Messages sent since AGE (90s, 15m, 2h, 7d) or a moment."),
-    click.option("--from", "place", metavar="PLACE", help="One partition from an offset on: topic/partition/offset."),
+    click.option("--since", metavar="AGE", help="Messages sent in the last AGE (90s, 15m, 2h, 7d), or since a time."),
+    click.option("--from", "place", metavar="OFFSET", help="Replay one partition, starting at topic/partition/offset."),
     click.option("--id", "identity", metavar="ID", help="Continue an interrupted replay."),
     DRY_RUN,
     JSON,
@@ -35,7 +36,7 @@ async def replay(
     setup: Setup, name: str, since: str | None, place: str | None, identity: str | None, dry_run: bool, as_json: bool,
     yes: bool,
 ) -> int:  # fmt: skip
-    """Deliver finished messages of a queue again; unfinished ones are left alone."""
+    """Deliver finished messages of a queue again; unfinished ones are not affected."""
     check_queue_name(name)
     start, identity = read_start(since, place), identity or new_id()
     client, interrupted = setup.client, False
@@ -51,12 +52,14 @@ async def replay(
             interrupted = True
     reached = {"queue": name, **asdict(replayed), "dry_run": dry_run, "interrupted": interrupted}
     print(json.dumps(reached) if as_json else said(name, replayed, start, dry_run=dry_run, interrupted=interrupted))
+    if not replayed.messages:
+        await note_if_unknown(client, name)
     return INTERRUPTED if interrupted else 0
 
 
 def read_start(since: str | None, place: str | None) -> Start:
     if (since is None) == (place is None):
-        raise ConfigError("replay: give --since 2h (or a moment), or --from topic/partition/offset")
+        raise ConfigError("replay: give --since 2h (or a time), or --from topic/partition/offset")
     if place is not None:
         receipt = Receipt.of(place)
         return Start(place=(Source(receipt.topic, receipt.partition), receipt.offset))
@@ -65,7 +68,7 @@ def read_start(since: str | None, place: str | None) -> Start:
     except ValueError:
         return Start(max(0, int((time.time() - seconds("--since", since or "")) * 1000)))
     if moment.tzinfo is None:
-        raise ConfigError(f"--since {since}: expected a moment with a time zone, as in 2030-01-31T08:00:00+00:00")
+        raise ConfigError(f"--since {since}: expected a time with a time zone, as in 2030-01-31T08:00:00+00:00")
     return Start(max(0, round(moment.timestamp() * 1000)))
 
 
@@ -83,5 +86,5 @@ def said(name: str, replayed: Replayed, start: Start, *, dry_run: bool, interrup
         options = further(start, replayed.id)
         return f"interrupted: some of {replayed.messages:,} messages are delivered again; continue with {options}"
     verb = "would be delivered again" if dry_run else "are delivered again"
-    left = f"; {replayed.unfinished:,} are unfinished and left alone" if replayed.unfinished else ""
+    left = f"; {replayed.unfinished:,} are unfinished and not affected" if replayed.unfinished else ""
     return f"queue {name!r}: {replayed.messages:,} messages {verb}{left}"

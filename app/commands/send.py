@@ -14,10 +14,12 @@ import click
 from marq.client.receipt import Receipt
 from marq.kafka.topics import ensure_topics
 from marq.producer.producer import Producer
+from marq.settings.ordering import check_ordering_key
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
 from marq.wire.names import check_queue_name
 from marq_worker.app.commands.command import JSON, Interrupted, Setup, command, typing
 from marq_worker.app.commands.terminal import bar, moment_of, seconds
+from marq_worker.app.commands.unknown import note_if_no_consumer
 
 #: Limits of one batch of lines: their number, and their bytes.
 _LINES, _BYTES = 5_000, 8 << 20
@@ -27,24 +29,27 @@ _LINES, _BYTES = 5_000, 8 << 20
     click.argument("name"),
     click.argument("value", required=False),
     click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of the message. Repeatable."),
+    click.option("--ordering-key", metavar="KEY", help='Ordering key, in a queue with ordering = "key".'),
     click.option("--delay", metavar="DURATION", help="Delay before delivery: 90s, 15m, 2h, 7d."),
-    click.option("--at", "moment", metavar="MOMENT", help="Time of delivery: 2030-01-31T08:00:00+00:00."),
-    click.option("--lines", is_flag=True, help="Send each line of the standard input as a message."),
+    click.option("--at", "moment", metavar="TIME", help="Time of delivery: 2030-01-31T08:00:00+00:00."),
+    click.option("--lines", is_flag=True, help="Send each line of standard input as a message."),
     JSON,
 )
 async def send(
-    setup: Setup, name: str, value: str | None, headers: Sequence[str], delay: str | None, moment: str | None,
-    lines: bool, as_json: bool,
+    setup: Setup, name: str, value: str | None, headers: Sequence[str], ordering_key: str | None, delay: str | None,
+    moment: str | None, lines: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Send VALUE, or `-` for all of the standard input; prints the message's id."""
+    """Send VALUE, or `-` for all of standard input; prints the message's id."""
     check_queue_name(name)
     if lines == (value is not None):
-        raise ConfigError("send: give either a VALUE (`-`: the standard input) or --lines")
+        raise ConfigError("send: give either a VALUE (`-`: standard input) or --lines")
     if delay is not None and moment is not None:
         raise ConfigError(f"send: --delay {delay} and --at {moment}: give one of the two")
-    options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment)}
+    key = None if ordering_key is None else check_ordering_key(ordering_key.encode("utf-8", "surrogateescape"))
+    options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment), "ordering_key": key}
     options = {key: option for key, option in options.items() if option is not None}
     limit = (await ensure_topics(setup.client)).messages_limit_bytes
+    await note_if_no_consumer(setup.client, name)
     async with Producer.of(setup.client) as producer:
         if not lines:
             data = _all(limit) if value == "-" else str(value).encode("utf-8", "surrogateescape")
@@ -60,7 +65,7 @@ def _show(receipts: Sequence[Receipt], *, as_json: bool) -> None:
 
 
 async def _send_lines(producer: Producer, queue: str, limit: int, options: dict[str, Any]) -> int:
-    """Send each line of the standard input; return their number. Errors tell how many were sent."""
+    """Send each line of standard input; return their number. Errors tell how many were sent."""
     sent, pieces = 0, pieces_of(_input(), limit)
     with bar(f"to {queue}") as progress:
         while True:
@@ -98,14 +103,14 @@ def _all(limit: int) -> bytes:
     with typing("nothing was sent"):
         data = _input().read(limit + 1)
     if len(data) > limit:
-        raise _too_large("the standard input", limit)
+        raise _too_large("standard input", limit)
     return data
 
 
 def _input() -> BinaryIO:
     if sys.stdin is None:
         # Closed as by `<&-`; the user probably does not mean an empty message.
-        raise ConfigError("send: the standard input is closed: give a VALUE, or pipe one in")
+        raise ConfigError("send: standard input is closed: give a VALUE, or pipe one in")
     return sys.stdin.buffer
 
 
@@ -130,5 +135,5 @@ def _delay(text: str | None) -> float | None:
 def _at(text: str | None) -> datetime | None:
     moment = None if text is None else moment_of(text)
     if moment is None and text is not None:
-        raise ConfigError(f"--at {text}: expected a moment with a time zone, as in 2030-01-31T08:00:00+00:00")
+        raise ConfigError(f"--at {text}: expected a time with a time zone, as in 2030-01-31T08:00:00+00:00")
     return moment

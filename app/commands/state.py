@@ -38,7 +38,7 @@ def _owner_or_last(row: Mapping[str, Any]) -> str:
 _MARKERS = (
     Column("markers", cell("partition"), right=True),
     Column("owner", lambda row: row["owner"] or NO_OWNER, least=16),
-    Column("behind", number("behind"), right=True, rank=1),
+    Column("lag", number("lag"), right=True, rank=1),
     Column("unfinished", number("unfinished"), right=True, rank=1),
     Column("oldest lease", duration("oldest_lease_seconds"), right=True, rank=2),
     Column("last owner", lambda row: row["last_owner"] or "unknown", least=16, rank=4),
@@ -52,7 +52,7 @@ _PARTITIONS = (
     Column("member", lambda row: (row["owner_id"] or "")[-_TAIL:], rank=4),
     Column("earliest", number("earliest"), right=True, rank=5),
     Column("committed", number("committed"), right=True, rank=2),
-    Column("behind", number("behind"), right=True),
+    Column("lag", number("lag"), right=True),
     Column("oldest lease", duration("oldest_lease_seconds"), right=True, rank=3),
 )
 _MEMBERS = (
@@ -121,7 +121,7 @@ def described(
                 **_owner(owners.get(Source(names.markers, partition))),
                 "applied_offset": each.applied,
                 "end": each.end,
-                "behind": each.behind,
+                "lag": each.behind,
                 "unfinished": len(each.tracker.book),
                 "stopped_before": None if each.unknown is None else each.unknown.offset,
                 "oldest_lease_seconds": _age_s(min(leased[partition].values(), default=None), now_ms),
@@ -178,7 +178,7 @@ def _partition(group: Group, source: Source, span: range | None, oldest_lease_s:
         "earliest": start,
         "committed": committed,
         "end": end,
-        "behind": max(0, end - max(start, committed or 0)),
+        "lag": max(0, end - max(start, committed or 0)),
         "oldest_lease_seconds": oldest_lease_s,
     }
 

@@ -1,4 +1,4 @@
-"""A handlers process: the Faust application whose agent consumes one group of queues and runs their handlers.
+"""A handler process: the Faust application whose agent consumes one group of queues and runs their handlers.
 
 A worker starts it (app/handlers/processes.py), so that handlers that block their event loop hold up neither leases nor
 web pages nor the handlers of other groups.
@@ -157,7 +157,7 @@ def trace_handlers() -> None:
 
 
 def create_handlers_app(settings: AppSettings, client: ClientSettings, process: HandlersProcess) -> HandlersApp:
-    """Return the application of a handlers process, which ends when its parent does."""
+    """Return the application of a handler process, which ends when its parent does."""
     follow_parent(process.pipe, settings.stop_timeout)
     if settings.tracing:
         trace_handlers()

@@ -1,4 +1,4 @@
-"""The handlers processes of a worker, one for each group: starts, watches and stops them.
+"""The handler processes of a worker, one for each group: starts, watches and stops them.
 
 A process that ends is restarted after a growing pause. A group whose queues, topics, handlers or concurrency change
 gets a new process once the former one has released its messages. All former processes end before a new one starts: a
@@ -59,7 +59,7 @@ def changes(running: Mapping[str, HandlerGroup], wanted: Mapping[str, HandlerGro
 
 
 def stop_limit_s(timeout_s: float) -> float:
-    """Return the part of the stop timeout for handlers processes: at least half of it."""
+    """Return the part of the stop timeout for handler processes: at least half of it."""
     return max(timeout_s - OWN_STOP_S, timeout_s / 2)
 
 
@@ -186,7 +186,7 @@ class _GroupProcess:
         _, late = await asyncio.wait([living], timeout=limit_s)
         if late and process is not None:
             log.error(
-                "group %s: its handlers process %d has not stopped within %g s: ending it. No message is "
+                "group %s: its handler process %d has not stopped within %g s: ending it. No message is "
                 "lost: its messages are redelivered when their leases expire",
                 self.group.name, process.pid, limit_s,
             )  # fmt: skip
@@ -206,7 +206,7 @@ class _GroupProcess:
                 self._end(EXIT_FENCED)
                 return
             pause_s = pauses.after(time.monotonic() - began_s)
-            log.error("group %s: its handlers process %s; the next one starts in %g s", self.group.name, how, pause_s)
+            log.error("group %s: its handler process %s; the next one starts in %g s", self.group.name, how, pause_s)
             await asyncio.sleep(pause_s)
 
     async def _run(self) -> str:
@@ -227,7 +227,7 @@ class _GroupProcess:
             os.close(writing)
         self._starts += 1
         queues = ", ".join(self.group.queues)
-        log.info("group %s: handlers process %d, queues %s", self.group.name, process.pid, queues)
+        log.info("group %s: handler process %d, queues %s", self.group.name, process.pid, queues)
         code = await process.wait()
         await listening
         return f"{process.pid} has ended with exit code {code}"

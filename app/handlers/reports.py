@@ -1,4 +1,4 @@
-"""Pipes between a worker and its handlers processes: reports to the worker, and the end of the worker.
+"""Pipes between a worker and its handler processes: reports to the worker, and the end of the worker.
 
 A process writes reports (circuit breakers, messages in flight) as lines of JSON into a pipe, at least one every
 ``REPEAT_SECONDS``. So a longer silence means that a handler blocks the event loop.

@@ -17,7 +17,7 @@ from marq.settings.confirmations import CONFIRM_S, EXPIRY_S, Confirmations, deco
 from marq.settings.definitions import Definitions, confirmed_key, layer_key
 from marq.wire.errors import ConfigError
 from marq_worker.agents.handler_groups import HandlerGroup, handler_groups, without_handler
-from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding
+from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding, without_handlers
 from marq_worker.app.handlers.processes import HandlersProcesses
 
 log = logging.getLogger("marq.handlers")
@@ -27,7 +27,7 @@ LOOK_S = 10.0
 
 
 class HandlersRole(Service):
-    """Keeps the handlers processes in step with the definitions of queues."""
+    """Keeps the handler processes in step with the definitions of queues."""
 
     def __init__(self, modules: tuple[str, ...], processes: HandlersProcesses, queues: Queues) -> None:
         super().__init__()
@@ -54,6 +54,10 @@ class HandlersRole(Service):
 
     async def on_start(self) -> None:
         """Run handlers as the definitions say, now and after each change."""
+        for module in without_handlers(self._modules):
+            log.warning(
+                "MARQ_HANDLERS: module %r has no function with @marq.handler(...), so nothing of it runs", module
+            )
         await self.add_runtime_dependency(self._processes)
         self._end_listening = self._queues.listen(self._follow)
         self._follow()

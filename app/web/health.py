@@ -13,7 +13,7 @@ from typing import Any
 from marq_worker.agents.progress import Pace
 from marq_worker.config.settings import Role
 
-#: Longest time that the event loop of the worker or of a handlers process may be blocked.
+#: Longest time that the event loop of the worker or of a handler process may be blocked.
 MAX_LOOP_LAG_SECONDS = 10.0
 #: A worker with a smaller lag is ready, even if the lag grows.
 MAX_LAG_RECORDS = 10_000

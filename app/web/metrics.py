@@ -42,7 +42,7 @@ _QUEUE_COUNTERS = (
     ("marq_leases_renewed", "Renewals of leases.", "renewed"),
     ("marq_settlements_late", "Acks, releases and rejects after the end of the lease.", "late"),
     ("marq_dead_letters_redriven", "Redriven dead letters.", "redriven"),
-    ("marq_dead_letters_discarded", "Deleted dead letters.", "discarded"),
+    ("marq_dead_letters_deleted", "Deleted dead letters.", "deleted"),
 )
 #: Metric, help, and its key among the metrics of a partition.
 _PARTITION_GAUGES = (
@@ -61,9 +61,9 @@ _PARTITION_COUNTERS = (
     ("marq_marker_records_quarantined", "Records that are not markers, moved to the quarantine topic.", "quarantined"),
     ("marq_partition_transactions", "Transactions of the partition's owner.", "transactions"),
 )
-#: Metric, help and key of each gauge of a handlers process.
+#: Metric, help and key of each gauge of a handler process.
 _HANDLER_GAUGES = (
-    ("marq_handlers_messages_in_flight", "Messages that the handlers process has leased.", "in_flight"),
+    ("marq_handlers_messages_in_flight", "Messages that the handler process has leased.", "in_flight"),
     ("marq_handlers_messages_processing", "Messages passed to handlers.", "processing"),
     ("marq_handlers_blocked_seconds", "How long a handler has blocked the event loop.", "blocked_seconds"),
 )
@@ -172,6 +172,9 @@ def _queues(snapshot: Snapshot) -> Iterator[Metric]:
     yield _counter("marq_messages_settled", what, ["queue", "outcome"], settled)
     states = (([queue, state], found[key]) for queue, found in queues for state, key in _STATES.items())
     yield _gauge("marq_queue_messages", "Unfinished messages, by state.", ["queue", "state"], states)
+    blocked = (([queue], found["blocked_keys"]) for queue, found in queues)
+    what = "Ordering keys whose first message waits for its next attempt."
+    yield _gauge("marq_queue_blocked_keys", what, ["queue"], blocked)
     ages = (([queue], found["oldest_lease_seconds"]) for queue, found in queues)
     what = "Age of the oldest unfinished message, since its first delivery."
     yield _gauge("marq_queue_oldest_message_age_seconds", what, ["queue"], ages)
@@ -266,9 +269,9 @@ def _partitions(snapshot: Snapshot) -> Iterator[Metric]:
 def _handlers(snapshot: Snapshot) -> Iterator[Metric]:
     groups = [([process["group"]], process) for process in snapshot.handlers]
     up = ((label, process["pid"] is not None) for label, process in groups)
-    yield _gauge("marq_handlers_up", "Whether the group's handlers process runs.", ["group"], up)
+    yield _gauge("marq_handlers_up", "Whether the group's handler process runs.", ["group"], up)
     starts = ((label, process["starts"]) for label, process in groups)
-    yield _counter("marq_handlers_starts", "Starts of the handlers process.", ["group"], starts)
+    yield _counter("marq_handlers_starts", "Starts of the handler process.", ["group"], starts)
     for name, what, key in _HANDLER_GAUGES:
         yield _gauge(name, what, ["group"], ((label, process[key]) for label, process in groups))
     breakers = [each for _, process in groups for each in process["breakers"].items()]

@@ -1,4 +1,4 @@
-"""Version, uptime, memory and CPU time of a worker and its handlers processes, for /api/queues and the dashboard.
+"""Version, uptime, memory and CPU time of a worker and its handler processes, for /api/queues and the dashboard.
 
 Memory and CPU time come from /proc; on a system without it they are None. A service samples the CPU time, so that the
 load is that of the last seconds, not of the time since the last request.
@@ -45,7 +45,7 @@ def usage_of(pid: int) -> Usage | None:
 
 
 class ProcessUsage(Service):
-    """Samples the CPU time of this process and of its handlers processes; ``pids`` returns the latter."""
+    """Samples the CPU time of this process and of its handler processes; ``pids`` returns the latter."""
 
     def __init__(
         self,

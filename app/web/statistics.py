@@ -54,7 +54,7 @@ class NamespaceStatistics:
 
     worker: Statistics
     group: Group
-    #: The handlers processes of this worker.
+    #: The handler processes of this worker.
     handlers: Callable[[], list[dict[str, Any]]]
     redaction: Redaction = field(default_factory=Redaction)
     usage: ProcessUsage = field(default_factory=ProcessUsage)

@@ -79,6 +79,8 @@ class WorkerApp(MarqApp):
     consumer_watch: ConsumerWatch | None = None
     #: Only with the role tracker.
     removed_handlers: RemovedHandlers | None = None
+    #: Only with the role sqs.
+    sqs: Service | None = None
     watchdog: Watchdog | None = None
     #: True once the group has assigned partitions, possibly none; False without the role tracker.
     assigned = False
@@ -136,7 +138,7 @@ class WorkerApp(MarqApp):
                 self.consumer_watch,
                 self.removed_handlers,
             ]
-        parts += [self.handlers, self.watchdog, self.dashboard, self.usage]
+        parts += [self.handlers, self.watchdog, self.dashboard, self.usage, self.sqs]
         return [part for part in parts if part is not None]
 
     async def _ensure_permissions(self, file: QueuesFile) -> None:
@@ -273,6 +275,11 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
     app.usage = ProcessUsage(app.handlers_pids)
     totals = NamespaceStatistics(app_statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage)
     attach_web(app, totals)
+    if Role.SQS in settings.roles:
+        # Imported only here: it needs botocore.
+        from marq_worker.app.sqs.service import SqsEndpoint
+
+        app.sqs = SqsEndpoint(settings, client, app.queues, lambda: totals.all(app))
     app.dashboard = Dashboard(app, totals, settings, client, app.queues)
     return app
 

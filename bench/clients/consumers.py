@@ -18,6 +18,8 @@ STARTING = 10
 #: While `expiring` takes messages they renew themselves; then all are renewed once at the same time.
 TAKING_S, LEASE_S = 8.0, 8.0
 CHUNK = 20_000
+#: Messages that a consumer of a queue with ordering handles at a time.
+KEYS_AT_ONCE = 1_000
 
 
 class Handled:
@@ -73,6 +75,56 @@ async def timed(servers: str, prefix: str, queue: str, count: int, unmeasured: i
         say(ready=True)
         await until_handled(consumer, consumer.run(handler), done)
     say(**percentiles(milliseconds))
+
+
+async def timed_keys(
+    servers: str, prefix: str, queue: str, count: int, unmeasured: int, keys: int, poison: int
+) -> None:
+    """Measure as :func:`timed` for ordering keys; if ``poison`` is 1, each message of the first key fails."""
+    milliseconds: list[float] = []
+    seen: set[int] = set()
+    expected, done = count - (count + keys - 1) // keys, asyncio.Event()
+
+    async def handler(message: marq.Message) -> None:
+        number, intended_s = read_stamp(message.value)
+        if number % keys == 0:
+            if poison:
+                raise ConnectionError("poisoned")
+            return
+        seen.add(number)
+        if number >= unmeasured:
+            milliseconds.append((time.monotonic() - intended_s) * 1000)
+        if len(seen) == expected:
+            done.set()
+
+    async with marq.Consumer(queue, servers, prefix=prefix) as consumer:
+        say(ready=True)
+        await until_handled(consumer, consumer.run(handler, concurrency=KEYS_AT_ONCE), done)
+    say(**percentiles(milliseconds))
+
+
+async def pausing(servers: str, prefix: str, queue: str, words: int) -> None:
+    """Join when told; at each of the next ``words``, say the longest time without a message since the last; leave."""
+    longest_s = last_s = 0.0
+
+    async def handler(message: marq.Message) -> None:
+        nonlocal longest_s, last_s
+        now_s = time.monotonic()
+        longest_s, last_s = max(longest_s, now_s - last_s), now_s
+
+    say(ready=True)
+    await told()
+    async with marq.Consumer(queue, servers, prefix=prefix) as consumer:
+        running = asyncio.create_task(consumer.run(handler))
+        say(joined=True)
+        for _ in range(words):
+            await told()
+            say(longest_ms=1000 * max(longest_s, time.monotonic() - last_s))
+            longest_s = 0.0
+        await told()
+        running.cancel()
+        await asyncio.wait([running])
+    say(left=True)
 
 
 async def shared(servers: str, prefix: str, path: str) -> None:
@@ -203,4 +255,4 @@ def _count_received() -> list[int]:
 
 
 if __name__ == "__main__":
-    call(group, timed, shared, forgetting, expiring, readers)
+    call(group, timed, timed_keys, pausing, shared, forgetting, expiring, readers)

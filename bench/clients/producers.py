@@ -50,17 +50,24 @@ async def _one_by_one(producer: marq.Producer, messages: list[bytes]) -> None:
     await asyncio.gather(*(work(left) for _ in range(TASKS)))
 
 
-async def paced(servers: str, prefix: str, queue: str, rate: float, count: int, size: int, burst: int) -> None:
-    """Send messages at a steady rate, ``burst`` at a time, however long each takes (an open loop)."""
+async def paced(
+    servers: str, prefix: str, queue: str, rate: float, count: int, size: int, burst: int, keys: int = 0
+) -> None:
+    """Send messages at a steady rate, ``burst`` at a time, however long each takes (an open loop).
+
+    With ``keys``, each message is sent by its own call with one of so many ordering keys, in turn.
+    """
     async with marq.Producer(servers, prefix=prefix) as producer:
         await producer.send("another", b"")
         say(ready=True)
         await told()
-        await _send_paced(producer, queue, rate, count, size, burst)
+        await _send_paced(producer, queue, rate, count, size, burst, keys)
     say(sent=count)
 
 
-async def _send_paced(producer: marq.Producer, queue: str, rate: float, count: int, size: int, burst: int) -> None:
+async def _send_paced(
+    producer: marq.Producer, queue: str, rate: float, count: int, size: int, burst: int, keys: int
+) -> None:
     """Send all messages that are due in one call, and do not wait for it.
 
     A message that is sent late, because the process was busy, still carries the time when it should have been sent.
@@ -73,7 +80,11 @@ async def _send_paced(producer: marq.Producer, queue: str, rate: float, count: i
             if due > sent:
                 intended_s = [start_s + number // burst * burst / rate for number in range(sent, due)]
                 messages = [stamped(n, at, size) for n, at in zip(range(sent, due), intended_s, strict=True)]
-                calls.create_task(_send(producer, queue, messages))
+                if keys:
+                    for number, message in enumerate(messages, sent):
+                        calls.create_task(producer.send(queue, message, ordering_key=str(number % keys)))
+                else:
+                    calls.create_task(_send(producer, queue, messages))
                 sent = due
             await asyncio.sleep(max(0.0, start_s + sent / rate - time.monotonic()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.rows.delays import DELAYS
 from bench.rows.drain import DRAIN, MEMORY, RABBITMQ, WORK_ROWS
 from bench.rows.latency import EXPIRY, LATENCY, NEIGHBOURS, REDELIVERY
+from bench.rows.ordering import ORDERED_ROW, POISONED_ROW, REBALANCE_ROW
 from bench.rows.queues import QUEUES_ROW, READERS_ROW
 from bench.rows.recovery import RECOVERY
 from bench.rows.throughput import SCALE, SEND
@@ -24,6 +25,9 @@ ROWS: tuple[Row, ...] = (
     QUEUES_ROW,
     READERS_ROW,
     NEIGHBOURS,
+    ORDERED_ROW,
+    POISONED_ROW,
+    REBALANCE_ROW,
     MEMORY,
     SCALE,
     IDLE,

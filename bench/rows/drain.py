@@ -198,7 +198,7 @@ WORK = (
     Work("work-1ms", "1 ms of waiting for each message", "1", 1_000, 2_000, (1, 40_000)),
     Work("work-10ms", "10 ms of waiting for each message", "10", 2_000, 4_000, (1, 40_000)),
     Work("work-100ms", "100 ms of waiting for each message", "100", 10_000, 10_000, (1, 40_000)),
-    Work("work-slow", "500 ms of waiting for 1 % of the messages", "500/100", 2_000, 40_000, (4, 10_000)),
+    Work("work-slow", "500 ms of waiting for 1% of the messages", "500/100", 2_000, 40_000, (4, 10_000)),
 )
 
 

@@ -131,7 +131,7 @@ NEIGHBOURS = Row(
 # --- redelivery -------------------------------------------------------------------------------------------------------
 
 MESSAGES, LEASE_S = 20_000, 5.0
-QUIET, BUSY = "nothing else", "with other traffic"
+QUIET, BUSY = "without other traffic", "with other traffic"
 #: Messages a second of another queue in the same partitions, sent, handled and acked meanwhile.
 TRAFFIC_PER_SECOND = 2_000
 #: Limits by figure: name, limit, unit.

@@ -34,7 +34,7 @@ from marq.consumer.receiver_settings import ReceiverSettings
 from marq.core.storage.rows import WAITING, State
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.dead_letters.filters import Snapshot
-from marq.kafka.inspector import Inspector
+from marq.kafka.inspector import Acquired, Inspector
 from marq.kafka.log_reader import LogReader
 from marq.kafka.records import Records
 from marq.kafka.topics import Topics, ensure_topics
@@ -222,6 +222,8 @@ class _Purging:
         self._extent = extent
         self._progress = progress
         self._inspector = Inspector(settings, queues.definitions)
+        #: What consumers of a queue with ordering have acquired: they deliver it.
+        self._acquired: Acquired = {}
         #: The record that this purge published last.
         self._published: Purge | None = queues.definitions.purge(queue)
         self._done = self._of = 0
@@ -278,6 +280,7 @@ class _Purging:
 
     async def _begin(self) -> Purge:
         places = (await self._inspector.places([self._queue]))[self._queue]
+        self._acquired = await self._inspector.acquired([self._queue])
         async with LogReader(self._settings, committed=False) as view:
             spans = await existing_ranges(view, places)
         until_ms = int(time.time() * 1000) + SKEW_MS
@@ -322,10 +325,11 @@ class _Purging:
 
     def _own(self, source: Source, read: Records, purge: Purge) -> list[int]:
         key = self._queue.encode() if source.topic == self._settings.names.messages else None
+        acquired = self._acquired.get((self._queue, source), ())
         return [
             index
             for index, (offset, each, sent_ms) in enumerate(zip(read.offsets, read.keys, read.timestamps, strict=True))
-            if (key is None or each == key) and not purge.left(source, offset, sent_ms)
+            if (key is None or each == key) and offset not in acquired and not purge.left(source, offset, sent_ms)
         ]
 
     def _markers(self, source: Source, own: Records, holder: int) -> Iterator[MarkerRecord]:
@@ -374,7 +378,7 @@ async def _held(
 
 
 def _kind(state: State, source: Source, *, early: bool) -> str:
-    if state is State.RELEASED:
+    if state in (State.RELEASED, State.WAITING_IN_ORDER):
         return "redelivery"
     # Messages left with a tracker while the queue was paused have been due since they were sent.
     return "delayed" if early or is_synthetic(source.topic) else "waiting"

@@ -40,6 +40,8 @@ from marq.wire.markers import Delay, Payload, Source, payload_bytes, spans
 from marq.wire.names import (
     ATTEMPT_HEADER,
     ID_HEADER,
+    KEY_HEADER,
+    ORDERING_KEY_HEADER,
     REPLAYED_HEADER,
     RESERVED_HEADER,
     check_queue_name,
@@ -53,6 +55,8 @@ MAX_MESSAGES = 500
 #: Bytes of a marker besides its messages.
 _HEAD_BYTES = 600
 _STOP_S = 2.0
+#: Marq's headers that are the sender's: they stay.
+_KEPT = (KEY_HEADER, ORDERING_KEY_HEADER)
 
 Progress = Callable[[int, int], None]
 
@@ -105,7 +109,8 @@ async def replay(
     topics = await ensure_topics(settings, changelog=True)
     async with Queues.of(settings) as queues:
         inspector = Inspector(settings, queues.definitions)
-        replaying = _Replaying(settings, topics, inspector, queue, identity)
+        ordered = queues.definitions(queue).ordered
+        replaying = _Replaying(settings, topics, inspector, queue, identity, ordered=ordered)
         await replaying.look(start)
         if not dry_run:
             await replaying.write(progress)
@@ -114,13 +119,21 @@ async def replay(
 
 class _Replaying:
     def __init__(
-        self, settings: ClientSettings, topics: Topics, inspector: Inspector, queue: str, identity: str
+        self,
+        settings: ClientSettings,
+        topics: Topics,
+        inspector: Inspector,
+        queue: str,
+        identity: str,
+        *,
+        ordered: bool,
     ) -> None:
         self._settings = settings
         self._topics = topics
         self._inspector = inspector
         self._queue = queue
         self._key = queue.encode()
+        self._ordered = ordered
         #: Prefixes of the ids of this replay's messages.
         self._prefixes: tuple[bytes, ...] = ()
         #: The end of the ranges requested so far.
@@ -255,6 +268,10 @@ class _Replaying:
         return synthetic_topic(int.from_bytes(digest[:16]))
 
     def _payload(self, source: Source, row: Row) -> Payload:
-        kept = [each for each in row.headers if not each[0].startswith(RESERVED_HEADER)]
+        kept = [each for each in row.headers if each[0] in _KEPT or not each[0].startswith(RESERVED_HEADER)]
+        if source.topic != self._settings.names.messages and row.key is not None:
+            kept = [*(each for each in kept if each[0] not in _KEPT), (KEY_HEADER, row.key)]
+            if self._ordered and row.key:
+                kept.append((ORDERING_KEY_HEADER, row.key))
         came_from = (REPLAYED_HEADER, record_id(source, row.offset).encode())
-        return Payload(int(time.time() * 1000), 1, row.key, [*kept, came_from], row.value)
+        return Payload(int(time.time() * 1000), 1, self._key, [*kept, came_from], row.value)

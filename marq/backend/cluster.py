@@ -94,8 +94,13 @@ class Cluster(Protocol):
     async def markers_reader(self, partitions: Collection[int]) -> MarkersReader:
         """Return a reader of markers that are written to some partitions from now on."""
 
-    def member(self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False) -> GroupMember:
-        """Return a group member; with ``committed`` it skips records of aborted transactions."""
+    def member(
+        self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False, url: str = ""
+    ) -> GroupMember:
+        """Return a group member; with ``committed`` it skips records of aborted transactions.
+
+        ``url`` is the address that it tells its group.
+        """
 
     def acquire_strategy(
         self, how: str, topics: Topics, reader: Reader, group: str, instance_id: str | None
@@ -155,8 +160,10 @@ class KafkaCluster:
         await reader.start()
         return reader
 
-    def member(self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False) -> GroupMember:
-        return GroupReader(self._settings, group, serving, instance_id=instance_id, committed=committed)
+    def member(
+        self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False, url: str = ""
+    ) -> GroupMember:
+        return GroupReader(self._settings, group, serving, instance_id=instance_id, committed=committed, url=url)
 
     def acquire_strategy(
         self, how: str, topics: Topics, reader: Reader, group: str, instance_id: str | None

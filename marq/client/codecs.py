@@ -234,6 +234,8 @@ def codec_for(kind: Any) -> Codec:
 
 def not_bytes(value: object) -> str:
     """Return the text of the error for a value that is sent without a codec, and is not bytes."""
+    if isinstance(value, bytearray | memoryview):
+        return f"a value must be bytes, not {type(value).__name__}: send bytes(value)"
     codec = "TEXT" if isinstance(value, str) else "JSON"
     return (
         f"a value must be bytes, not {type(value).__name__}: encode it, or give the client a codec, such as"

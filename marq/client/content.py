@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from marq.client.codecs import Codec, not_bytes
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
@@ -12,7 +12,8 @@ from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEA
 Header = tuple[str, bytes | None]
 #: A header as a sender gives it; text is sent as UTF-8.
 SentHeader = tuple[str, str | bytes | None]
-Headers = Mapping[str, str | bytes | None] | Iterable[SentHeader]
+#: No Iterable: a dict would be one too, and mypy would infer a type of its own for one with text and bytes.
+Headers = Mapping[str, str | bytes | None] | Sequence[SentHeader]
 
 #: Bytes of an ACQUIRE's envelope that are not headers.
 _ENVELOPE_USED_BYTES = 2_048

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from marq.wire.errors import ConfigError
+from marq.wire.markers import ANY_QUEUE
 
 
 class Receipt(NamedTuple):
@@ -20,8 +21,12 @@ class Receipt(NamedTuple):
     offset: int
 
     @classmethod
-    def of(cls, message_id: str) -> Receipt:
-        """Return the receipt of a message id, which has everything except the queue.
+    def of(cls, message_id: str, queue: str = ANY_QUEUE) -> Receipt:
+        """Return the receipt of a message id.
+
+        Args:
+            queue: the queue, which the id does not have. Without it, ``cancel()`` and ``reschedule()`` concern the
+                messages of all queues on the topic.
 
         Raises:
             ConfigError: it is not a message id.
@@ -30,7 +35,7 @@ class Receipt(NamedTuple):
         topic, _, partition = topic.rpartition("/")
         try:
             if topic and len(topic.encode()) < 256:
-                return cls("-", topic, _number(partition, 32), _number(numbers, 62))
+                return cls(queue, topic, _number(partition, 32), _number(numbers, 62))
         except ValueError:
             pass
         raise ConfigError(f"expected the id of a message, topic/partition/offset, not {message_id!r}")

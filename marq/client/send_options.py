@@ -21,11 +21,13 @@ class SendOptions(TimeOptions, total=False):
     """The options of ``send``."""
 
     headers: Headers | None
+    ordering_key: str | bytes | None
 
 
 class SendManyOptions(TypedDict, total=False):
     """The options of ``send_many``."""
 
     headers: Headers | None
+    ordering_key: str | bytes | None
     delay: Delay | None
     at: At | None

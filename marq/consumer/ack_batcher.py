@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from marq.consumer.held_batch import HeldBatch, Released
+from marq.consumer.lines import Lines
 from marq.kafka.writer import FRAME_BYTES, MarkerRecord, MarkerWriter
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import MAX_TEXT_BYTES, encode
-from marq.wire.markers import MAX_BATCH_MARKERS, MIXED_QUEUES, Ack, Reject, Release, Renew, Source, spans
+from marq.wire.markers import ANY_QUEUE, LAST, MAX_BATCH_MARKERS, Ack, Reject, Release, Renew, Source, spans
 from marq.wire.names import markers_partition
 
 log = logging.getLogger("marq")
@@ -64,7 +65,7 @@ class AckBatcher:
         self._finished = finished
         self._failed = failed
         self._dirty: list[HeldBatch] = []
-        self._foreign: list[Ack] = []
+        self._foreign: list[_Batch] = []
         self._due = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._settled: asyncio.Future[None] | None = None
@@ -99,12 +100,15 @@ class AckBatcher:
             return
         lease.dirty = True
         self._dirty.append(lease)
-        if self._timer is None and not self._due.is_set():
+        if lease.lines is not None and lease.lines.waiting:
+            # Messages wait for it to be durable.
+            self.flush_soon()
+        elif self._timer is None and not self._due.is_set():
             self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.flush_soon)
 
-    def ack_foreign(self, ack: Ack) -> None:
-        """Queue an ACK for messages that this consumer does not hold."""
-        self._foreign.append(ack)
+    def settle_foreign(self, batch: _Batch) -> None:
+        """Queue an outcome or a RENEW of messages that this consumer does not hold."""
+        self._foreign.append(batch)
         self.flush_soon()
 
     def flush_soon(self) -> None:
@@ -154,9 +158,14 @@ class AckBatcher:
 
     async def _write_all(self) -> None:
         dirty, self._dirty = self._dirty, []
-        batches: list[_Batch] = [*self._foreign, *_ack_batches(dirty, self.clock()), *_collect(dirty)]
+        batches: list[_Batch] = [*_joined(self._foreign), *_ack_batches(dirty, self.clock()), *_collect(dirty)]
         self._foreign = []
         renewals = [(lease, lease.take_renewals()) for lease in dirty if lease.renewed]
+        settled = [
+            Settled(lease.lines, lease, tuple(lease.acked), lease.released, lease.rejected)
+            for lease in dirty
+            if lease.lines is not None
+        ]
         for lease in dirty:
             self._settle(lease)
         records = [record for batch in batches for record in self._records(batch)]
@@ -172,6 +181,7 @@ class AckBatcher:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, MAX_RETRY_S)
         self._extend(renewals, now_s)
+        _settle(settled)
 
     def _settle(self, lease: HeldBatch) -> None:
         """Take the outcomes from a batch: its messages are no longer held."""
@@ -183,9 +193,13 @@ class AckBatcher:
             lease.open.difference_update([released.offset for released in lease.released])
         if lease.rejected:
             lease.open.difference_update([offset for offset, _ in lease.rejected])
+        count = before - len(lease.open)
+        if lease.lines is not None:
+            ended = [*lease.acked, *(each.offset for each in lease.released), *(offset for offset, _ in lease.rejected)]
+            count = lease.lines.left(lease, ended)
         lease.forget_outcomes()
-        if before != len(lease.open):
-            self._finished(lease.queue, before - len(lease.open))
+        if count:
+            self._finished(lease.queue, count)
 
     def _extend(self, renewals: Iterable[tuple[HeldBatch, list[tuple[int, int]]]], sent_s: float) -> None:
         """Extend leases whose own RENEW is durable, counted from before it was sent; a late RENEW counts nothing."""
@@ -222,6 +236,18 @@ class AckBatcher:
                 waiter.exception()
 
 
+def _joined(foreign: Sequence[_Batch]) -> Iterator[_Batch]:
+    """Return the batches with one ACK for each queue, holder and source; the others keep their order."""
+    acked: dict[tuple[str, int, Source], set[int]] = {}
+    for batch in foreign:
+        if isinstance(batch, Ack):
+            acked.setdefault((batch.queue, batch.holder, batch.source), set()).update(batch.offsets)
+        else:
+            yield batch
+    for place, offsets in acked.items():
+        yield Ack(*place, sorted(offsets))
+
+
 def _collect(dirty: Sequence[HeldBatch]) -> Iterator[_Batch]:
     """Return the batches of all kinds but ACK, by queue, holder and source; offsets are sorted and unique."""
     groups: dict[tuple[str, int, Source], list[HeldBatch]] = {}
@@ -248,7 +274,8 @@ def _ack_batches(dirty: Sequence[HeldBatch], now_s: float) -> Iterator[Ack]:
     groups: dict[tuple[int, Source, str], list[HeldBatch]] = {}
     for lease in dirty:
         if lease.acked:
-            queue = lease.queue if now_s >= lease.expires_s else MIXED_QUEUES
+            # In an own topic, other queues may have messages at the same places.
+            queue = lease.queue if lease.own_topic or now_s >= lease.expires_s else ANY_QUEUE
             groups.setdefault((lease.holder, lease.source, queue), []).append(lease)
     for (holder, source, queue), leases in groups.items():
         acked = {offset for lease in leases for offset in lease.acked}
@@ -257,8 +284,11 @@ def _ack_batches(dirty: Sequence[HeldBatch], now_s: float) -> Iterator[Ack]:
 
 
 def _releases(queue: str, holder: int, source: Source, released: dict[int, Released]) -> Iterator[Release]:
-    ordered = sorted(released.values(), key=lambda each: (each.counted, each.offset))
-    for counted, group in groupby(ordered, key=lambda each: each.counted):
+    def kind(each: Released) -> tuple[bool, bool]:
+        return each.counted, each.delay_ms == LAST
+
+    ordered = sorted(released.values(), key=lambda each: (kind(each), each.offset))
+    for (counted, _), group in groupby(ordered, key=kind):
         members = list(group)
         offsets = [each.offset for each in members]
         delays, errors = [each.delay_ms for each in members], [each.error for each in members]
@@ -268,3 +298,21 @@ def _releases(queue: str, holder: int, source: Source, released: dict[int, Relea
 def _by_lease(renewed: dict[int, int]) -> Iterator[tuple[int, list[int]]]:
     for lease_ms in set(renewed.values()):
         yield lease_ms, sorted(offset for offset, each in renewed.items() if each == lease_ms)
+
+
+class Settled(NamedTuple):
+    """Outcomes of messages of one batch that are being written."""
+
+    lines: Lines
+    held: HeldBatch
+    acked: Sequence[int]
+    released: Sequence[Released]
+    rejected: Sequence[tuple[int, str]]
+
+
+def _settle(settled: Sequence[Settled]) -> None:
+    """Note outcomes that are durable."""
+    for each in settled:
+        each.lines.settled(each)
+    for feed in {id(each.lines.feed): each.lines.feed for each in settled}.values():
+        feed.settled()

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
+from typing import TYPE_CHECKING
 
+from marq.consumer.readings import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.records import Records
 from marq.kafka.serving import Serving
@@ -19,12 +21,26 @@ from marq.kafka.writer import FRAME_BYTES, MarkerRecord
 from marq.settings.purges import Purge
 from marq.wire.errors import ConfigError
 from marq.wire.marker_codec import encode
-from marq.wire.markers import MAX_BATCH_MARKERS, NOW, Acquire, Columns, Payload, Source, payload_bytes, spans
-from marq.wire.names import markers_partition
+from marq.wire.markers import (
+    MAX_BATCH_MARKERS,
+    NOW,
+    Acquire,
+    Columns,
+    Payload,
+    Source,
+    headers_bytes,
+    payload_bytes,
+    spans,
+)
+from marq.wire.names import ATTEMPT_HEADER, DELIVER_AT_HEADER, markers_partition
 from marq.wire.record_headers import deliver_at_ms, origin
 
-#: Bytes of an ACQUIRE for each message besides its value, without headers and keys of its own.
-_COLUMNS_BYTES = 24
+if TYPE_CHECKING:
+    from marq.consumer.lines import Lines
+    from marq.consumer.ordering import Ordering
+
+#: Bytes of an ACQUIRE for each message besides its value, without headers and keys of its own, and at most.
+_COLUMNS_BYTES, _ALL_COLUMNS_BYTES = 24, 48
 #: Bytes of the head of an ACQUIRE: queue, topic, numbers.
 _HEAD_BYTES = 600
 
@@ -46,6 +62,10 @@ class Acquisition:
     settings: ReceiverSettings
     #: True if the source is the queue's own topic, where keys are the senders'.
     own_topic: bool
+    #: The lines of a queue with ordering, in which its messages are delivered in order.
+    lines: Lines | None = None
+    #: True if the messages have a place in their lines.
+    again: bool = False
 
     def __str__(self) -> str:
         first, last = self.offsets[0], self.offsets[-1]
@@ -73,6 +93,7 @@ class Acquisition:
             self.from_offset,
             columns,
             self.dues_ms,
+            self.lines is not None,
         )
 
 
@@ -87,9 +108,15 @@ class AcquiredOffsets:
         self._ends: dict[tuple[str, Source], int] = {}
 
     def acquisitions(
-        self, serving: Serving, records: Mapping[Source, Records], holder: int, settings: ReceiverSettings
+        self,
+        serving: Serving,
+        records: Mapping[Source, Records],
+        holder: int,
+        settings: ReceiverSettings,
+        ordering: Ordering,
+        readings: list[Reading],
     ) -> Iterator[Acquisition]:
-        """Return the ACQUIREs for the next records.
+        """Return the ACQUIREs for the next records; append to ``readings`` those of queues with ordering.
 
         Raises:
             ConfigError: a single message does not fit into a record of the markers topic.
@@ -97,7 +124,13 @@ class AcquiredOffsets:
         for source, read in records.items():
             for queue, own in serving.own(source, read):
                 key = (queue, source)
-                own, known_to = unpurged(settings.purge(queue), source, own)
+                lines = ordering.lines(queue, source)
+                if lines is not None:
+                    own, known = lines.select(own)
+                    readings.append(Reading(lines, known, min(known.offsets, default=None)))
+                    if not len(own):
+                        continue
+                own, known_to = unskipped(settings.skipped(queue), source, own)
                 if known_to:
                     self._ends[key] = max(self._ends.get(key, known_to), known_to)
                 if not len(own):
@@ -106,7 +139,11 @@ class AcquiredOffsets:
                 begin = min(self._ends.get(key, read.offsets[0]), own.offsets[0])
                 self._ends[key] = own.offsets[-1] + 1
                 own_topic = serving.is_own(source.topic)
-                yield from acquisitions(key, holder, own, begin, settings, own_topic=own_topic)
+                by = holder
+                if lines is not None:
+                    readings[-1] = readings[-1].before(own)
+                    by = lines.holder
+                yield from acquisitions(key, by, own, begin, settings, own_topic=own_topic, lines=lines)
 
     def rewind(self, serving: Serving, sources: Iterable[Source]) -> None:
         """Forget these partitions, which are read again."""
@@ -126,6 +163,8 @@ def acquisitions(
     settings: ReceiverSettings,
     *,
     own_topic: bool,
+    lines: Lines | None = None,
+    again: bool = False,
 ) -> Iterator[Acquisition]:
     """Split the messages of one queue and partition into ACQUIREs; raise ConfigError if one message does not fit."""
     queue, source = key
@@ -134,12 +173,15 @@ def acquisitions(
     for part in _parts(queue, messages, room, own_topic):
         piece = messages if len(messages) == part.stop - part.start else messages[part]
         offsets = piece.offsets
-        dues_ms = _parked_ms(piece, rules.delay_ms) if rules.paused else _dues_ms(piece, rules.delay_ms)
-        yield Acquisition(queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic)
+        parks = rules.paused and lines is None
+        dues_ms = _parked_ms(piece, rules.delay_ms) if parks else _dues_ms(piece, rules.delay_ms)
+        yield Acquisition(
+            queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic, lines, again
+        )
         from_offset = offsets[-1] + 1
 
 
-def unpurged(purge: Purge | None, source: Source, own: Records) -> tuple[Records, int]:
+def unskipped(purge: Purge | None, source: Source, own: Records) -> tuple[Records, int]:
     """Return the records that a purge leaves, and the offset from which on ACQUIREs may count records as known, or 0.
 
     Purged records must not count as known: the tracker would ignore the purge's own markers.
@@ -153,7 +195,7 @@ def unpurged(purge: Purge | None, source: Source, own: Records) -> tuple[Records
 
 
 def _dues_ms(messages: Records, delay_ms: int) -> Sequence[int] | None:
-    if not delay_ms and messages.headers is None:
+    if not delay_ms and not messages.has_header(DELIVER_AT_HEADER):
         return None
     dues_ms = [deliver_at_ms(record.timestamp, record.headers, delay_ms) for record in messages]
     return None if dues_ms.count(NOW) == len(dues_ms) else dues_ms
@@ -166,9 +208,13 @@ def _parked_ms(messages: Records, delay_ms: int) -> Sequence[int]:
 
 def _parts(queue: str, messages: Records, room: int, own_topic: bool) -> Iterator[slice]:
     count = len(messages)
-    if not own_topic and count <= MAX_BATCH_MARKERS and messages.headers is None:
+    if count <= MAX_BATCH_MARKERS:
         total = sum([len(value or b"") for value in messages.values])
-        if total + count * _COLUMNS_BYTES <= room:
+        if own_topic:
+            total += sum([len(key or b"") for key in messages.keys])
+        if messages.headers is not None:
+            total += headers_bytes(chain.from_iterable(messages.headers))
+        if total + count * (_ALL_COLUMNS_BYTES if own_topic or messages.headers else _COLUMNS_BYTES) <= room:
             yield slice(0, count)
             return
     sizes = [payload_bytes(Payload(0, 1, record.key, record.headers, record.value)) for record in messages]
@@ -185,15 +231,17 @@ def _columns(queue: str, source: Source, messages: Records, own_topic: bool) -> 
     keys = messages.keys if own_topic else None
     if messages.headers is None:
         return Columns(queue.encode(), messages.timestamps, messages.values, keys=keys)
-    attempts = [
-        origin(source, record.offset, record.timestamp, record.headers).attempt if record.headers else 1
-        for record in messages
-    ]
+    attempts = None
+    if messages.has_header(ATTEMPT_HEADER):
+        attempts = [
+            origin(source, record.offset, record.timestamp, record.headers).attempt if record.headers else 1
+            for record in messages
+        ]
     return Columns(
         queue.encode(),
         messages.timestamps,
         messages.values,
-        attempts=attempts if attempts.count(1) != len(attempts) else None,
+        attempts=None if attempts is None or attempts.count(1) == len(attempts) else attempts,
         keys=keys,
         headers=messages.headers,
     )

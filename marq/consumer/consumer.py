@@ -49,23 +49,24 @@ class Consumer(Lifecycle[MemberSession]):
     """Receives the messages of a queue, or of all queues of a group: by iteration, :meth:`receive`, or :meth:`run`.
 
     Args:
-        queue: the queue's name; or
-        group: a group's name, to receive from all queues whose settings name it.
-        bootstrap_servers: ``host:port``, several separated by commas (default MARQ_BOOTSTRAP_SERVERS).
+        queue: the queue's name. Pass either ``queue`` or ``group``.
+        group: a group's name, to receive from all queues whose setting ``group`` is this name.
+        bootstrap_servers: one ``host:port``, or several separated by commas (default MARQ_BOOTSTRAP_SERVERS).
         lease: how long the consumer holds a message before it is redelivered, in seconds or as a timedelta (default:
             the queue's setting). The consumer renews its leases.
-        max_lease: how long a lease is renewed at most; then a hanging handler loses its message (default: the queue's
-            setting, 1 h unless it is changed).
-        max_in_flight: maximum number of messages in flight, prefetched ones included (default 20,000). The consumer
-            holds about as many as it finishes in a second, and at least twice the ``concurrency`` of :meth:`run`.
-        codec: decodes :attr:`Message.value`, unless the handler says how (default: bytes).
-        instance_id: a name for static membership: a restart within the session timeout moves no partitions. Each
+        max_lease: maximum time for which the consumer renews a lease; a handler that runs longer loses its lease
+            (default: the queue's setting, which is 1 h unless changed).
+        max_in_flight: maximum number of messages in flight, including prefetched ones (default 20,000). The consumer
+            normally has about as many as it finishes in a second, but at least twice the ``concurrency`` of
+            :meth:`run`.
+        codec: decodes :attr:`Message.value`, unless the handler has a codec (default: values are bytes).
+        instance_id: a name for static membership: a restart within the session timeout does not move partitions. Each
             consumer of a group needs its own; if another one joins with the same id, this one stops with a ConfigError.
         shutdown_timeout: how long :meth:`stop` waits for running handlers (default 3 s).
         transactional: whether the consumer writes the marker and commits the offset in one Kafka transaction, and
-            receives nothing from transactions that are open or aborted (default False: it writes the marker first).
-            That avoids some duplicates when a consumer or a worker is killed, but costs throughput; see
-            docs/guarantees.md.
+            receives nothing from transactions that are open or aborted (default False). The setting ``transactional``
+            of any of its queues has the same effect. Transactions avoid some duplicates when a consumer or a worker is
+            killed, but cost throughput; see docs/guarantees.md.
         options: see :class:`marq.settings.client.ClientOptions`.
     """
 
@@ -119,12 +120,12 @@ class Consumer(Lifecycle[MemberSession]):
 
     @property
     def in_flight(self) -> int | None:
-        """How many messages are in flight, prefetched ones included; None if stopped."""
+        """The number of messages in flight, including prefetched ones; None if stopped."""
         return None if self._running is None else self._running.prefetch.in_flight
 
     @property
     def processing(self) -> int | None:
-        """How many messages your code is processing; None if stopped."""
+        """The number of messages that your code is processing; None if stopped."""
         return None if self._running is None else self._running.prefetch.processing
 
     @property
@@ -150,7 +151,7 @@ class Consumer(Lifecycle[MemberSession]):
             limit_bytes=topics.markers_limit_bytes,
             codec=self._codec,
             queue=definitions.settings,
-            purge=definitions.purge,
+            skipped=definitions.skipped,
         )
         if self._lease_ms is not None or self._max_lease_ms is not None:
             for queue in self._membership.queues(definitions):
@@ -160,12 +161,12 @@ class Consumer(Lifecycle[MemberSession]):
     async def stop(self, release: bool = True) -> None:
         """Stop receiving, wait up to ``shutdown_timeout`` for handlers, write all outcomes, and leave the group.
 
-        Prefetched messages are released, or with ``release=False`` redelivered when their leases end. Messages taken by
-        iteration or :meth:`receive` that have no outcome stay leased until their leases end. Does nothing when stopped.
-        With the default timeout it ends within 10 s, even if the broker is gone.
+        Prefetched messages are released, or with ``release=False`` redelivered when their leases end. Messages that you
+        received by iteration or :meth:`receive` and have not settled stay leased until their leases end. Does nothing
+        if the consumer is stopped. With the default timeout it returns within 10 s, even if the broker is gone.
 
         Raises:
-            MarqError: a handler of this consumer called it, and it would wait for that handler.
+            MarqError: a handler of this consumer made the call, which would wait for that handler.
         """
         running = self._running
         if running is not None and any(asyncio.current_task() in pool.tasks for pool in running.prefetch.pools):
@@ -204,15 +205,15 @@ class Consumer(Lifecycle[MemberSession]):
     async def receive(
         self, max_messages: int = 100, wait: Duration = 20.0, lease: Duration | None = None
     ) -> list[Message]:
-        """Return up to ``max_messages`` as soon as there are any, or [] if none arrived within ``wait``.
+        """Return up to ``max_messages`` as soon as any are available, or [] if none arrive within ``wait``.
 
-        ``lease`` replaces the consumer's lease for these messages. Messages of a queue that delivers at most once are
-        returned when their DISPATCH marker is durable. If the broker does not confirm it within ``wait``, or within 2 s
-        if that is longer, they are released and the call returns [].
+        ``lease`` replaces the consumer's lease for these messages. Messages of an at-most-once queue are returned when
+        their DISPATCH marker is durable. If the broker does not confirm it within ``wait``, or within 2 s if that is
+        longer, the messages are released and the call returns [].
 
         Raises:
             ConfigError: the lease is longer than ``max_lease``.
-            MarqError: receiving has stopped for good; the text says why.
+            MarqError: the consumer can no longer receive; the error says why.
         """
         running = self._started()
         count = whole_number("max_messages", max_messages, most=MAX_MAX_IN_FLIGHT)
@@ -255,9 +256,9 @@ class Consumer(Lifecycle[MemberSession]):
         returns, the message is acked. ``raise Retry(delay=…)`` releases the message, ``raise Reject("why")``
         dead-letters it, and any other exception releases it with the queue's backoff.
 
-        A coroutine function is cancelled when the lease of its message ends, because another consumer may have the
-        message then; a thread continues. If this call is cancelled, running handlers are cancelled and their messages
-        released; the attempt does not count.
+        A coroutine function is cancelled when the lease of its message ends, because another consumer may then receive
+        the message; a thread keeps running. If this call is cancelled, running handlers are cancelled and their
+        messages released; the attempt does not count.
 
         Args:
             handler: takes the message, the value, or both, as for :func:`marq.handler`. If it is decorated, the
@@ -266,9 +267,9 @@ class Consumer(Lifecycle[MemberSession]):
             middleware: runs around each call, the first one outermost; see :func:`marq.middleware`.
 
         Raises:
-            ConfigError: the handler takes something else, or is decorated for another queue; or a middleware can't be
-                called.
-            MarqError: receiving has stopped for good; the text says why.
+            ConfigError: the handler takes other arguments or is decorated for another queue, or a middleware is not
+                callable.
+            MarqError: the consumer can no longer receive; the error says why.
         """
         check_handler(handler)
         for each in middleware:
@@ -294,10 +295,10 @@ class Consumer(Lifecycle[MemberSession]):
         """Call a handler with lists of messages until the consumer is stopped.
 
         Each list contains the messages that are available, from 1 to ``max_messages`` (and at most ``max_in_flight``).
-        When the handler returns, all messages without an outcome of their own are acked. If it raises, the exception
-        applies to all of these, as with :meth:`run`. Give a message its own outcome with
+        When the handler returns, all messages that it has not settled are acked. If it raises an exception, the
+        exception applies to all of these, as with :meth:`run`. Settle a single message with
         ``await message.reject("why", wait=False)``. A coroutine function is cancelled when the lease of one of its
-        messages ends; the messages it still holds are released with the queue's backoff.
+        messages ends; those it still has are released with the queue's backoff.
 
         Args:
             handler: a coroutine function, or a plain function, which runs in a thread; not decorated.
@@ -306,7 +307,7 @@ class Consumer(Lifecycle[MemberSession]):
 
         Raises:
             ConfigError: the handler can't be called with a list of messages.
-            MarqError: receiving has stopped for good; the text says why.
+            MarqError: the consumer can no longer receive; the error says why.
         """
         check_handler(handler, "a list of messages")
         if definitions_of(handler):
@@ -320,11 +321,11 @@ class Consumer(Lifecycle[MemberSession]):
 
     @point("ack_many")
     async def ack(self, messages: Message | str | Iterable[Message | str]) -> None:
-        """Ack a message, several, or messages named by their tokens; durable on return.
+        """Ack one or several messages, given as messages or tokens; durable on return.
 
         Raises:
-            LeaseLost: some leases had ended before; their acks were written anyway.
-            ValueError: a token can't be read.
+            LeaseLost: some leases ended before the acks were durable; these acks were written anyway.
+            ValueError: a token is invalid.
         """
         running = self._started()
         items = [messages] if isinstance(messages, Message | str) else list(messages)
@@ -336,7 +337,7 @@ class Consumer(Lifecycle[MemberSession]):
         receiver = running.receiver
         for each in tokens:
             ack_by_token(each, receiver.renewal, receiver.acks)
-        await receiver.settle()
+        await receiver.acks.settled()
         now_s = running.cluster.now_s()
         lost = [message.id for message, expiry_s in zip(held, expiries, strict=True) if expiry_s <= now_s]
         if lost:
@@ -346,10 +347,10 @@ class Consumer(Lifecycle[MemberSession]):
             )
 
     async def flush(self) -> None:
-        """Return when all outcomes so far are durable.
+        """Wait until all outcomes so far are durable.
 
         Raises:
-            BrokerUnavailable: the consumer was stopped before that.
+            BrokerUnavailable: the consumer was stopped first.
         """
         if self._running is not None:
-            await self._running.receiver.settle()
+            await self._running.receiver.acks.settled()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from marq.consumer.acquisition import Acquisition
+from marq.consumer.readings import Reading
 from marq.kafka.acquire_strategies import AcquireStrategy
 from marq.kafka.reader import NotCommitted
 from marq.kafka.records import Records
@@ -30,8 +31,10 @@ class Taking(NamedTuple):
     strategy: AcquireStrategy
     acquisitions: Sequence[Acquisition]
     markers: Sequence[MarkerRecord]
+    #: Empty for messages that are acquired again: nothing new was read.
     offsets: Mapping[Source, int]
     limit_s: float
+    readings: Sequence[Reading] = ()
 
     def __str__(self) -> str:
         return " ".join(f"partition={source.partition} end={offset}" for source, offset in self.offsets.items())
@@ -57,6 +60,17 @@ class Cycles(deque[Cycle]):
     def pending(self) -> int:
         """The maximum number of messages that will be delivered."""
         return sum([cycle.pending for cycle in self])
+
+    def starts(self, records: Mapping[Source, Records], assignment: int) -> dict[Source, int]:
+        """Return where the cycles of an assignment began to read, from the one with these records on."""
+        starts: dict[Source, int] = {}
+        # If several have read a partition, the earliest counts.
+        for cycle in reversed(self):
+            if cycle.assignment == assignment:
+                starts |= {source: read.offsets[0] for source, read in cycle.records.items()}
+            if cycle.records is records:
+                break
+        return starts
 
     def have_to_end(self, waiting: int) -> bool:
         """Whether the first cycle has ended, or must end before the ``waiting`` records get one."""
@@ -87,6 +101,8 @@ class FetchedRecords:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._records: dict[Source, Records] = {}
+        #: Records of sources from which nothing may be acquired yet.
+        self._held: dict[Source, Records] = {}
 
     def __bool__(self) -> bool:
         return bool(self._records)
@@ -99,13 +115,33 @@ class FetchedRecords:
     def put(self, records: Mapping[Source, Records]) -> None:
         """Add the records that follow."""
         for source, read in records.items():
-            before = self._records.get(source)
-            self._records[source] = Records.joined([before, read]) if before is not None else read
+            kept = self._held if source in self._held else self._records
+            before = kept.get(source)
+            kept[source] = Records.joined([before, read]) if before is not None else read
+
+    def hold(self, sources: Iterable[Source]) -> None:
+        """Keep the records of sources back."""
+        for source in sources:
+            self._held[source] = self._records.pop(source)
+
+    def let_go(self, source: Source) -> None:
+        """Continue with the records of a source that were kept back."""
+        if source in self._held:
+            self._records[source] = self._held.pop(source)
+
+    @property
+    def held(self) -> int:
+        """The number of records that are kept back."""
+        return sum(map(len, self._held.values()))
+
+    @property
+    def records(self) -> Mapping[Source, Records]:
+        return self._records
 
     def clear(self) -> dict[Source, int]:
         """Forget all records; return where reading has to continue."""
-        starts = {source: read.offsets[0] for source, read in self._records.items()}
-        self._records = {}
+        starts = {source: read.offsets[0] for source, read in (self._records | self._held).items()}
+        self._records, self._held = {}, {}
         return starts
 
     def cut(self, room: int) -> dict[Source, Records]:

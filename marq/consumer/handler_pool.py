@@ -194,6 +194,10 @@ class HandlerPool(ABC, Generic[Work]):
             text = _describe(messages)
             replaced = LeaseLost(f"of {text}") if lost else RuntimeError("CancelledError in the handler")
             replaced.__cause__, error = error, replaced
+        elif isinstance(error, SystemExit):
+            # sys.exit() in the handler or a library: it would end the event loop, and with it all other handlers.
+            replaced = RuntimeError(f"SystemExit in the handler: {error}")
+            replaced.__cause__, error = error, replaced
         decided = sum([message.offset in message._held.decided for message in messages])
         settlement.fail_all(messages, error, only_open=lost and not stopping)
         if not isinstance(error, Exception):

@@ -7,6 +7,7 @@ changes nothing, and programs that run handlers name the modules to search.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import inspect
 import sys
@@ -29,6 +30,7 @@ from marq.wire.names import check_group_name, check_queue_name
 DEFAULT_CONCURRENCY = 64
 
 _ATTRIBUTE = "__marq_handlers__"
+_KEYWORDS = ("concurrency", "codec", "group")
 #: Names of queue settings in other systems.
 _FOREIGN_SETTINGS = {"max_retries": "max_attempts", "visibility_timeout": "lease"}
 
@@ -178,7 +180,8 @@ def handlers_in(*modules: ModuleType) -> list[HandlerDefinition]:
             if definition.queue not in by_queue:
                 raise ConfigError(
                     f"queue {definition.queue!r}: its handler {definition.name} is a method, and the module names no"
-                    f" instance to call it on: write, for example, handle = {_class_of(definition.name)}().handle"
+                    f" instance to call it on: write, for example, {_method_of(definition.name)} ="
+                    f" {_class_of(definition.name)}().{_method_of(definition.name)}"
                 )
     return list(by_queue.values())
 
@@ -286,15 +289,23 @@ def _sending(function: Handler) -> Callable[..., Any]:
 def _add(by_queue: dict[str, HandlerDefinition], definition: HandlerDefinition) -> None:
     other = by_queue.setdefault(definition.queue, definition)
     if other is not definition:
-        raise ConfigError(
-            f"queue {definition.queue!r} has two handlers, {other.name} and {definition.name}, but a queue has one:"
-            " remove one of the decorators"
-        )
+        raise two_handlers(other, definition)
+
+
+def two_handlers(one: HandlerDefinition, other: HandlerDefinition) -> ConfigError:
+    """Return the error for two handlers of one queue."""
+    return ConfigError(
+        f"queue {one.queue!r} has two handlers, {one.name} and {other.name}, but a queue has one: remove one of the"
+        " decorators"
+    )
 
 
 def _refuse(queue: str, unknown: Mapping[str, object]) -> None:
     for name in unknown:
-        setting = _FOREIGN_SETTINGS.get(name, name)
+        close = difflib.get_close_matches(name, [*_KEYWORDS, *CHECKS], n=1)
+        setting = _FOREIGN_SETTINGS.get(name) or (close[0] if close else name)
+        if setting in _KEYWORDS:
+            raise UnknownOption(f"handler() has no keyword {name!r}; did you mean {setting!r}?")
         if setting in CHECKS:
             raise UnknownOption(
                 f"handler() has no keyword {name!r}: {OURS.get(name, setting)} is a setting of the queue; write"
@@ -347,3 +358,7 @@ def _methods(module: ModuleType) -> Iterator[HandlerDefinition]:
 
 def _class_of(name: str) -> str:
     return name.partition(":")[2].rpartition(".")[0]
+
+
+def _method_of(name: str) -> str:
+    return name.rpartition(".")[2]

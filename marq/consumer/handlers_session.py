@@ -14,6 +14,7 @@ from marq.consumer.lifespan import Resources
 from marq.consumer.middleware import Middleware
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.session import ConsumerSession
+from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.reader import Reader
 from marq.kafka.serving import Serving
 from marq.kafka.topics import Topics
@@ -26,7 +27,7 @@ WORKER_MAX_IN_FLIGHT, WORKER_SHUTDOWN_S = 10_000, 3.0
 class HandlersSession(ConsumerSession):
     """The session of a worker's handlers: a pool for each queue, a producer for ``handler.send``, and resources.
 
-    ``group`` is the Kafka group, if the reader can commit in transactions, as queues that deliver at most once need.
+    ``group`` is the Kafka group of a transactional session, whose reader can commit in transactions.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class HandlersSession(ConsumerSession):
         instance_id: str | None = None,
     ) -> None:
         settings = _worker_settings(topics, definitions, handlers)
-        super().__init__(cluster, topics, serving, reader, settings, group=group, instance_id=instance_id)
+        how = MARKED if group is None else TRANSACTIONAL
+        super().__init__(cluster, topics, serving, reader, settings, group=group, how=how, instance_id=instance_id)
         self._producer = producer
         self._definitions = definitions
         self._handlers = handlers
@@ -87,5 +89,5 @@ def _worker_settings(topics: Topics, definitions: Definitions, handlers: Mapping
         limit_bytes=topics.markers_limit_bytes,
         codecs=codecs,
         queue=definitions.settings,
-        purge=definitions.purge,
+        skipped=definitions.skipped,
     )

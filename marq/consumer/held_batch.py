@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from marq.client.codecs import Codec
 from marq.client.failures import Failures
 from marq.kafka.records import Records, Row
-from marq.wire.markers import Source
+from marq.wire.markers import BLOCKED_MS, LAST, Source
 
 if TYPE_CHECKING:
     from marq.consumer.ack_batcher import AckBatcher
     from marq.consumer.at_most_once import AtMostOnce
     from marq.consumer.breaker import QueueBreaker
+    from marq.consumer.lines import Lines
 
 # Shared empty containers, replaced at the first write. With thousands of queues nearly each message has its own batch,
 # and a garbage collector that visits all their containers takes longer than everything else.
@@ -43,8 +44,8 @@ class HeldBatch:
 
     __slots__ = (
         "acked", "acks", "at_most_once", "breaker", "codec", "decided", "dirty", "errors", "expires_s", "fixed_ms",
-        "holder", "lease_s", "open", "own_expiry_s", "own_topic", "queue", "records", "rejected", "released", "renewed",
-        "renewing", "source", "taken_s",
+        "holder", "lease_s", "lines", "open", "own_expiry_s", "own_topic", "queue", "records", "rejected", "released",
+        "renewed", "renewing", "source", "taken_s",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +71,8 @@ class HeldBatch:
         self.breaker: QueueBreaker | None = None
         #: Set if the queue delivers at most once.
         self.at_most_once: AtMostOnce | None = None
+        #: Set if the queue has ordering.
+        self.lines: Lines | None = None
         self.acks = acks
         self.queue = queue
         self.source = source
@@ -108,7 +111,7 @@ class HeldBatch:
         )  # fmt: skip
         part.open = set(offsets)
         part.fixed_ms, part.errors, part.breaker = lease_ms, self.errors, self.breaker
-        part.at_most_once = self.at_most_once
+        part.at_most_once, part.lines = self.at_most_once, self.lines
         part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))
         self.open.difference_update(offsets)
         for offset in offsets:
@@ -131,12 +134,19 @@ class HeldBatch:
             self.acks.touch(self)
 
     def release(self, offset: int, delay_ms: int, *, counted: bool = True, error: str = "") -> None:
+        if self.lines is not None and self.lines.is_last(self, offset, counted=counted):
+            delay_ms = LAST
+        if delay_ms == LAST and self.lines is not None and self.lines.blocks:
+            delay_ms = BLOCKED_MS
         if not self.released:
             self.released = []
         self.released.append(Released(offset, delay_ms, counted, error))
         self.acks.touch(self)
 
     def reject(self, offset: int, reason: str) -> None:
+        if self.lines is not None and self.lines.blocks:
+            self.release(offset, LAST, error=reason)
+            return
         if not self.rejected:
             self.rejected = []
         self.rejected.append((offset, reason))

@@ -27,7 +27,7 @@ def lifespan(function: Function) -> Function:
     """Decorate an async generator function that opens what handlers need, yields it once, and closes it.
 
     What it yields is :attr:`Message.state`. A worker runs the lifespans in the modules of MARQ_HANDLERS and in the
-    modules of its handlers, once in each handlers process: from before the first message until the last handler has
+    modules of its handlers, once in each handler process: from before the first message until the last handler has
     ended and its outcome is written. Several lifespans are entered in their order and exited in reverse. Their states
     are merged, so each must yield a mapping or nothing, and no key twice.
 

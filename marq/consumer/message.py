@@ -32,11 +32,12 @@ else:
 
 
 class Message(Hinted, Generic[T_co]):
-    """A leased message. End it with :meth:`ack`, :meth:`release` or :meth:`reject`; the first call counts.
+    """A leased message. Settle it with :meth:`ack`, :meth:`release` or :meth:`reject`; only the first call counts.
 
-    ``async with message:`` acks at a clean exit. If an exception leaves the block, the message is released with the
-    queue's backoff, and the exception propagates, except ``Retry`` and ``Reject``. The block continues when the lease
-    ends; only handlers called by :meth:`Consumer.run` or a worker are cancelled then.
+    ``async with message:`` acks the message when the block ends without an exception. If an exception leaves the block,
+    the message is released with the queue's backoff, and the exception propagates. ``Retry`` and ``Reject`` work as in
+    :meth:`Consumer.run` and do not propagate. If the lease ends, the block keeps running; Marq cancels only handlers
+    that :meth:`Consumer.run` or a worker called.
     """
 
     __slots__ = ("_held", "_offset", "_raw", "_value")
@@ -49,7 +50,7 @@ class Message(Hinted, Generic[T_co]):
 
     @property
     def id(self) -> str:
-        """``topic/partition/offset`` of the first record, the same for every delivery."""
+        """``topic/partition/offset`` of the message's first record; the same at every delivery."""
         return self._origin.id
 
     @property
@@ -58,7 +59,7 @@ class Message(Hinted, Generic[T_co]):
 
     @property
     def value(self) -> T_co:
-        """The value, decoded by the codec at first use; without a codec :attr:`body`.
+        """The value, decoded by the codec on first access; without a codec, the same as :attr:`body`.
 
         Raises:
             DecodeError: the codec can't decode it. If a handler lets it propagate, the message is dead-lettered.
@@ -88,14 +89,14 @@ class Message(Hinted, Generic[T_co]):
 
     @property
     def attempt(self) -> int:
-        """The number of this delivery, from 1."""
+        """The number of this delivery, starting at 1."""
         return 1 if self._held.records.headers is None else self._origin.attempt
 
     @property
     def last_error(self) -> str | None:
         """Type and text of the last exception of an earlier delivery, as ``ValueError: no such user``, or None.
 
-        Cut at 1,024 bytes.
+        Truncated to 1,024 bytes.
         """
         errors = [value for name, value in self._record.headers if name == ERROR_HEADER]
         return errors[-1].decode("utf-8", "replace") if errors and errors[-1] else None
@@ -113,9 +114,9 @@ class Message(Hinted, Generic[T_co]):
 
     @property
     def state(self) -> Any:
-        """What the lifespans of a worker's handlers yielded (:func:`marq.lifespan`); None without one.
+        """The state that the lifespans of a worker's handlers yielded (:func:`marq.lifespan`), or None.
 
-        Messages of a :class:`Consumer` have None.
+        It is None for messages of a :class:`Consumer`.
         """
         return self._held.acks.state
 
@@ -129,13 +130,13 @@ class Message(Hinted, Generic[T_co]):
 
     @property
     def token(self) -> str:
-        """A short text that lets another process ack the message: ``await consumer.ack(token)``."""
+        """A short string that lets another process ack the message: ``await consumer.ack(token)``."""
         held = self._held
         return token.encode(token.Token(held.queue, held.holder, held.source, self._offset))
 
     @point("ack")
     async def ack(self, *, wait: bool = True) -> None:
-        """Ack the message; durable on return, or only queued with ``wait=False``.
+        """Ack the message; durable on return. With ``wait=False``, only queue the ack.
 
         Raises:
             LeaseLost: the lease ended before the ack was durable. The ack was written anyway.
@@ -152,8 +153,8 @@ class Message(Hinted, Generic[T_co]):
         """Release the message after ``delay`` (seconds or timedelta; 0: at once), or after the queue's backoff.
 
         Raises:
-            LeaseLost: the lease ended before.
-            MarqError: the queue delivers at most once.
+            LeaseLost: the lease ended before the release was durable.
+            MarqError: the queue is an at-most-once queue.
         """
         refuse("release", unknown)
         if self._held.at_most_once is not None:
@@ -172,7 +173,7 @@ class Message(Hinted, Generic[T_co]):
         """Dead-letter the message with ``reason``.
 
         Raises:
-            LeaseLost: the lease ended before.
+            LeaseLost: the lease ended before the rejection was durable.
         """
         refuse("reject", unknown)
         self._check_lease("reject", self._expiry_s)
@@ -187,7 +188,7 @@ class Message(Hinted, Generic[T_co]):
         A lease never gets shorter: if it already ends later, nothing is written.
 
         Raises:
-            LeaseLost: the lease ended before.
+            LeaseLost: the lease ended before the renewal was durable.
         """
         refuse("renew", unknown)
         lease_ms = int(self._held.lease_s * 1000) if seconds is None else duration_ms("seconds", seconds, least_ms=1)
@@ -250,5 +251,5 @@ class Message(Hinted, Generic[T_co]):
         if late_s >= 0:
             raise LeaseLost(
                 f"queue {self.queue!r}, message {self.id}, attempt {self.attempt}: its lease ran out {late_s:.1f} s"
-                f" before {call}() was done, so it may be delivered again; use a longer lease, or renew() in time"
+                f" before {call}() completed, so it may be delivered again; use a longer lease, or renew() in time"
             )

@@ -63,9 +63,14 @@ def surround(handler: Callable[[Any], Awaitable[Any]], chain: Sequence[Middlewar
 
 def _around(function: Middleware, handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
     async def call(message: Message) -> Any:
-        is_called = False
+        is_called = is_begun = False
 
-        async def call_next(message: Message) -> Any:
+        async def call_handler(message: Message) -> Any:
+            nonlocal is_begun
+            is_begun = True
+            return await handler(message)
+
+        def call_next(message: Message) -> Awaitable[Any]:
             nonlocal is_called
             if is_called:
                 raise MarqError(
@@ -73,8 +78,15 @@ def _around(function: Middleware, handler: Callable[[Any], Awaitable[Any]]) -> C
                     " one call of the handler; raise marq.Retry to have the message redelivered"
                 )
             is_called = True
-            return await handler(message)
+            return call_handler(message)
 
-        return await function(message, call_next)
+        result = await function(message, call_next)
+        if is_called and not is_begun:
+            # Its return would ack a message that no handler has seen.
+            raise MarqError(
+                f"middleware {name_of(function)}: call_next() was not awaited, so the handler did not run: write await"
+                " call_next(message)"
+            )
+        return result
 
     return call

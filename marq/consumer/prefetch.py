@@ -140,14 +140,17 @@ class PrefetchBuffer:
     """Prefetched messages of one queue or group, the calls that wait for them, and how many are in flight.
 
     ``handler_demand`` is how many messages handlers want prefetched, ``call_demand`` how many the waiting calls want.
+    Without ``ahead`` it gets only as many as calls wait for.
     """
 
     __slots__ = (
-        "_takers", "call_demand", "closed", "handler_demand", "held", "pools", "queue", "ready", "wanted_s", "window",
+        "_ahead", "_takers", "call_demand", "closed", "handler_demand", "held", "pools", "queue", "ready", "wanted_s",
+        "window",
     )  # fmt: skip
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, *, ahead: bool = True) -> None:
         self.queue = queue
+        self._ahead = ahead
         self.ready = Ready()
         self.held = 0
         self.handler_demand = 0
@@ -164,7 +167,7 @@ class PrefetchBuffer:
         self.held += count
         self.window.busy(now_s)
         self.ready.add(messages, count)
-        self._wake(count)
+        self.wake(count)
 
     def take(self, now_s: float) -> Message | None:
         """Return the next message whose lease has not ended, or None."""
@@ -194,7 +197,7 @@ class PrefetchBuffer:
         except asyncio.CancelledError:
             # Woken and cancelled in the same turn: wake the next taker instead.
             if taker.done() and not taker.cancelled() and self.ready:
-                self._wake(1)
+                self.wake(1)
             raise
 
     def close(self) -> None:
@@ -204,17 +207,18 @@ class PrefetchBuffer:
 
     def wake_all(self) -> None:
         """Let all takers look again."""
-        self._wake(len(self._takers))
+        self.wake(len(self._takers))
 
     def room(self, most: int, now_s: float, pending: int = 0) -> int:
         """Return how many messages to fetch besides those ``pending``, or 0 if that is not worth a fetch yet."""
-        wanted = self.handler_demand or self.held or self.call_demand
+        wanted = self._ahead and (self.handler_demand or self.held or self.call_demand)
         window = self.window.window(self.handler_demand, most, now_s) if wanted else 0
         room = max(window - self.held, self.call_demand - len(self.ready)) - pending
         worth = 1 if self.call_demand or not self.ready else max(1, window // 4)
         return room if room >= worth else 0
 
-    def _wake(self, count: int) -> None:
+    def wake(self, count: int) -> None:
+        """Let this many takers look again."""
         takers = self._takers
         while takers and count > 0:
             taker = takers.popleft()
@@ -273,6 +277,14 @@ class Prefetch:
         buffer.held += len(held.open) - count
         if count:
             buffer.put(messages, count, self._clock())
+
+    def add(self, queue: str, messages: Sequence[Message], in_flight: int) -> None:
+        """Count messages as in flight, and buffer some of them."""
+        self.in_flight += in_flight
+        buffer = self.buffers[queue]
+        buffer.held += in_flight - len(messages)
+        if messages:
+            buffer.put(messages, len(messages), self._clock())
 
     def take_of(self, queue: str) -> list[Message]:
         """Take all buffered messages of one queue."""

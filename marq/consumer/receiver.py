@@ -2,21 +2,20 @@
 
 1. **Fetch** a batch and keep the records of our own queues (:mod:`marq.kafka.serving`). Crash: nothing has happened.
 2. **Acquire**: one marker batch for each queue and source partition, with the payloads; wait until all are durable.
-   From here on the tracker redelivers the messages unless they end. Crash: they are in flight but not committed. The
-   next reader of the partition acquires them again, which takes the lease over; nothing is lost or doubled.
+   From here on the tracker redelivers the messages unless they end. Crash: the next reader of the partition acquires
+   them again, which takes the lease over; nothing is lost or doubled.
 3. **Commit** the offset after the last record read. The marker goes first: a crash between commit and marker would lose
-   the messages. Commit unknown: see 2, or they come back when the lease ends. Both may be one transaction
-   (:mod:`marq.kafka.acquire_strategies`), of which a crash in between leaves nothing.
-4. **Deliver** to handlers and waiting calls, except messages that are due later. A cycle that fails before delivers
-   nothing and is tried again from its first record. Crash: the lease ends and the tracker redelivers, with the next
-   attempt. If a queue delivers at most once, a message is dispatched when it is taken
-   (:mod:`marq.consumer.at_most_once`).
+   the messages. Both may be one transaction (:mod:`marq.kafka.acquire_strategies`).
+4. **Deliver** to handlers and waiting calls (:mod:`marq.consumer.deliveries`), except messages that are due later. A
+   cycle that fails before delivers nothing and is tried again from its first record. Crash: the lease ends and the
+   tracker redelivers, with the next attempt.
 5. **Settle**: outcomes are written in batches of some milliseconds (:mod:`marq.consumer.settlement`,
    :mod:`marq.consumer.ack_batcher`). Crash before they are durable: a processed message is redelivered, which is the
    duplicate that at-least-once delivery allows.
 
 While handlers work on one batch the next cycles run (docs/decisions/0026), and :mod:`marq.consumer.renewal` renews the
-leases of all messages in flight.
+leases of all messages in flight. :mod:`marq.consumer.ordering` has what differs for queues with ordering, and
+:mod:`marq.consumer.at_most_once` for those that deliver at most once.
 """
 
 from __future__ import annotations
@@ -25,20 +24,23 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from itertools import repeat
 
 from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.acquisition import AcquiredOffsets, Acquisition
 from marq.consumer.at_most_once import AtMostOnce
 from marq.consumer.cycles import BeforeFailed, Cycle, Cycles, FetchedRecords, Taking, ended
-from marq.consumer.held_batch import HeldBatch
-from marq.consumer.message import Message
+from marq.consumer.deliveries import Deliveries
+from marq.consumer.fetching import MAX_CYCLE_RECORDS, Fetching
+from marq.consumer.ordering import Ordering
 from marq.consumer.prefetch import Prefetch, PrefetchBuffer
+from marq.consumer.questions import Questions
+from marq.consumer.readings import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.renewal import Renewal
 from marq.consumer.rules import Rules
+from marq.consumer.settlement import put_back
 from marq.kafka.acquire_strategies import AcquireStrategy
 from marq.kafka.reader import NotCommitted, Reader
 from marq.kafka.records import Records
@@ -50,8 +52,6 @@ from marq.wire.markers import Source
 
 log = logging.getLogger("marq")
 
-#: Maximum number of records of one fetch.
-MAX_CYCLE_RECORDS = 6_000
 #: Pause after a failed cycle, doubled each time.
 FIRST_RETRY_S, MAX_RETRY_S = 0.1, 5.0
 #: Maximum number of holders of messages in flight that a member reports to its group, newest first.
@@ -82,13 +82,13 @@ class Receiver:
         wall: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         new_holder: Callable[[], int] = lambda: secrets.randbits(64),
+        questions: Questions | None = None,
     ) -> None:
         self._serving = serving
         self._reader = reader
         self._strategy, self._transactional = strategy, transactional or strategy
         self._settings = settings
-        self._clock = clock
-        self._new_holder = new_holder
+        self._clock, self._new_holder = clock, new_holder
         self.error: MarqError | None = None
         self.prefetch = Prefetch(serving.queues, settings, clock, buffer)
         self.rules = Rules(settings.queue, serving.queues, self.prefetch, clock, sleep, self.demand)
@@ -96,7 +96,7 @@ class Receiver:
             writer,
             markers_partitions=settings.markers_partitions,
             limit_bytes=settings.limit_bytes,
-            finished=self._finished,
+            finished=self.finished,
             failed=self.fail,
             clock=clock,
             wall=wall,
@@ -105,13 +105,29 @@ class Receiver:
             writer,
             settings,
             queues=lambda: self._serving.queues,
-            finished=self._finished,
+            finished=self.finished,
             before=self.prefetch.release_unwanted,
             lost=self.prefetch.lost,
             clock=clock,
             sleep=sleep,
         )
         self._at_most_once = AtMostOnce(writer, settings, clock, sleep)
+        self.deliveries = Deliveries(self, settings, self._at_most_once, clock)
+        self.ordering = Ordering(
+            settings,
+            questions,
+            deliver=self.deliveries.deliver_first,
+            acquire=self._acquire_again,
+            verify=reader.verify,
+            changed=self.demand,
+            resumed=self._resumed,
+            failed=self.fail,
+            clock=clock,
+            sleep=sleep,
+            new_holder=new_holder,
+        )
+        #: Where the last successful cycle of this assignment ended.
+        self._committed_to: dict[Source, int] = {}
         self._holder = new_holder()
         #: The holders reported for the next assignment; its own holder comes first.
         self._next_holders: list[int] = []
@@ -124,34 +140,42 @@ class Receiver:
         self._held_up = 0
         self._changed = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
+        self._fetching = Fetching(reader, self._changed, lambda: self._assignment)
         self._stopping = False
 
     def start(self) -> None:
         self.apply_pauses()
         self.acks.start()
         self.renewal.start()
+        self.ordering.start()
         self._reading = asyncio.create_task(self._read(), name="marq-receiver")
 
     async def stop_reading(self, limit_s: float) -> None:
         """Stop fetching and dispatching; wait up to ``limit_s`` for cycles in progress."""
         self._stopping = True
         await self._at_most_once.stop()
+        await self.ordering.stop()
         self.rules.stop()
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-        cycles = self._cycles.tasks
-        if cycles:
+        await self._fetching.stop()
+        if cycles := self._cycles.tasks:
             await asyncio.wait(cycles, timeout=limit_s)
             for task in cycles:
                 task.cancel()
             await asyncio.gather(*cycles, return_exceptions=True)
+        put_back(self.ordering.undelivered)
 
     async def stop(self, limit_s: float) -> bool:
         """Write the outcomes and end; return whether all were written within ``limit_s``."""
         self.prefetch.close()
         # Leases must not end while their outcomes wait for a slow broker: the tracker would redeliver the messages.
         written = await self.acks.stop(limit_s)
+        if self.ordering.moved and self._committed_to:
+            with suppress(NotCommitted, TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._reader.commit(self._committed_to, self.ordering.behind((), self._committed_to))
         await self.renewal.stop()
         return written
 
@@ -169,6 +193,7 @@ class Receiver:
     def apply_pauses(self) -> None:
         """Pause and resume queues as their settings say."""
         self.rules.apply_pauses(self._serving.queues)
+        self.ordering.serve(self._serving.queues)
 
     # --- assignment ---------------------------------------------------------------------------------------------------
 
@@ -220,9 +245,11 @@ class Receiver:
         self._assignment += 1
         self._acquired.clear()
         self._fetched.clear()
+        self._committed_to.clear()
+        put_back(self.ordering.give_up())
+        for queue in self.ordering.queues:
+            put_back(self.prefetch.take_of(queue))
         self._changed.set()
-
-    # --- cycles -------------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
         try:
@@ -243,14 +270,20 @@ class Receiver:
             room = 0 if self._held_up else self._room()
             if not room:
                 await self._wait()
-            elif not self._fetched:
-                await self._fetch()
+            elif self._fetched:
+                self._fetched.hold(self.ordering.unresumed(self._serving, self._fetched.records))
+                if self._fetched:
+                    self._start_cycle(room)
+            elif self._fetched.held > MAX_CYCLE_RECORDS:
+                await self._wait()
             else:
-                self._start_cycle(room)
+                await self._fetching.fetch(self._fetched)
 
     def _room(self) -> int:
         """Return how many messages to acquire now."""
         most, pending = self._settings.max_in_flight, self._cycles.pending
+        if not self.ordering.has_room:
+            return 0
         return max(0, min(self.rules.room(most, pending), most - self.prefetch.in_flight - pending))
 
     async def _wait(self) -> None:
@@ -263,11 +296,13 @@ class Receiver:
 
     def _start_cycle(self, room: int) -> None:
         records = self._fetched.cut(room)
+        self._begin_cycle(records, self._take(records), min(room, sum(map(len, records.values()))))
+
+    def _begin_cycle(self, records: Mapping[Source, Records], taking: Taking, pending: int) -> Cycle:
         before = self._cycles[-1].task if self._cycles else None
-        pending = min(room, sum(map(len, records.values())))
-        cycle = self._cycle(records, self._take(records), self._assignment, before)
-        task = asyncio.create_task(cycle, name="marq-cycle")
-        self._cycles.append(Cycle(records, self._assignment, pending, task))
+        task = asyncio.create_task(self._cycle(records, taking, self._assignment, before), name="marq-cycle")
+        self._cycles.append(cycle := Cycle(records, self._assignment, pending, task))
+        return cycle
 
     async def _end_cycle(self) -> None:
         """Wait for the first cycle. If it failed, all that follow it fail, too: then pause, longer each time."""
@@ -288,13 +323,12 @@ class Receiver:
     ) -> bool:
         """Take steps 2 to 4 for one fetched batch; return False if it will be read again.
 
-        ``before`` is the previous cycle: ACQUIREs are written while it commits; nothing else overlaps. A cycle ends
-        after all previous ones, so none is started behind one that has failed: the reader would not go back for it.
+        ``before`` is the previous cycle: ACQUIREs are written while it commits; nothing else overlaps.
         """
         try:
             sent_s = self._clock()
             try:
-                await self._acquire(taking)
+                await taking.strategy.acquire(taking.markers, taking.limit_s)
                 await ended(before)
                 # A rebalance gave up waiting for this cycle: another consumer may have the partitions.
                 if assignment != self._assignment:
@@ -309,90 +343,58 @@ class Receiver:
                     await ended(before)
                     self._go_back(records)
                 return False
-            self._deliver(taking.acquisitions, sent_s)
+            self.deliveries.deliver(taking, sent_s)
             return True
         finally:
             self._changed.set()
 
     def _go_back(self, records: Mapping[Source, Records]) -> None:
         """Read again from where the cycle of these records began, at once: a call may wait for the next fetch."""
-        # Later cycles go back, too. If several have read a partition, the earliest counts.
-        starts = self._fetched.clear()
-        for cycle in reversed(self._cycles):
-            if cycle.assignment == self._assignment:
-                starts |= {source: read.offsets[0] for source, read in cycle.records.items()}
-            if cycle.records is records:
-                break
+        # Later cycles go back, too.
+        starts = self._fetched.clear() | self._cycles.starts(records, self._assignment)
         self._acquired.rewind(self._serving, starts)
         self._reader.rewind(starts)
 
-    # --- the five steps -----------------------------------------------------------------------------------------------
-
-    async def _fetch(self) -> None:
-        """Step 1."""
-        assignment = self._assignment
-        records = await self._reader.fetch(MAX_CYCLE_RECORDS)
-        # After a reassignment reading begins again at the committed offsets; these records would come twice.
-        if assignment == self._assignment:
-            self._fetched.put(records)
-
-    async def _acquire(self, taking: Taking) -> None:
-        """Step 2."""
-        await taking.strategy.acquire(taking.markers, taking.limit_s)
-
     async def _commit(self, taking: Taking) -> None:
         """Step 3: commit the offsets after all records that were read, other queues' included."""
-        await taking.strategy.commit(taking.markers, taking.offsets, taking.limit_s)
-
-    def _deliver(self, acquisitions: Sequence[Acquisition], sent_s: float) -> None:
-        """Step 4; leases begin before their ACQUIRE was sent."""
-        acquisitions = [each for each in acquisitions if each.messages]
-        late = acquisitions and self._clock() >= sent_s + min(each.lease_ms for each in acquisitions) / 1000
-        for each in acquisitions:
-            if late:
-                # The offsets are committed, so they are not read again: the tracker redelivers them.
-                log.warning("the lease expired before the messages were acquired, they will be redelivered: %s", each)
-            else:
-                self._deliver_one(each, sent_s)
-
-    async def settle(self) -> None:
-        """Step 5: return when all outcomes so far are durable."""
-        await self.acks.settled()
-
-    # --- deliveries ---------------------------------------------------------------------------------------------------
+        offsets = taking.offsets or self._committed_to
+        behind = self.ordering.behind(taking.readings, offsets)
+        await taking.strategy.commit(taking.markers, offsets, taking.limit_s, behind)
+        self._committed_to.update(taking.offsets)
 
     def _take(self, records: Mapping[Source, Records]) -> Taking:
-        acquisitions = list(self._acquired.acquisitions(self._serving, records, self._holder, self._settings))
-        at_most_once = any(self._settings.queue(each.queue).delivery == AT_MOST_ONCE for each in acquisitions)
-        return Taking(
-            # One strategy for both steps: one may leave the ACQUIRE to the commit.
-            self._transactional if at_most_once else self._strategy,
-            acquisitions,
-            [marker for each in acquisitions for marker in each.records()],
-            {source: read.offsets[-1] + 1 for source, read in records.items()},
-            min([each.lease_ms for each in acquisitions], default=self._settings.default_lease_ms) / 1000,
+        readings: list[Reading] = []
+        settings, serving = self._settings, self._serving
+        acquisitions = list(
+            self._acquired.acquisitions(serving, records, self._holder, settings, self.ordering, readings)
         )
+        return self._taking(acquisitions, {source: read.offsets[-1] + 1 for source, read in records.items()}, readings)
 
-    def _hold(self, acquisition: Acquisition, sent_s: float) -> HeldBatch:
-        queue, records, settings = acquisition.queue, acquisition.messages, self._settings
-        holder, source, lease_s = acquisition.holder, acquisition.source, acquisition.lease_ms / 1000
-        codec = settings.codecs.get(queue, settings.codec)
-        return HeldBatch(self.acks, queue, source, holder, records, sent_s, lease_s, codec, acquisition.own_topic)
+    def _taking(
+        self, acquisitions: Sequence[Acquisition], ends: Mapping[Source, int], readings: Sequence[Reading]
+    ) -> Taking:
+        settings = self._settings
+        at_most_once = any(settings.queue(each.queue).delivery == AT_MOST_ONCE for each in acquisitions)
+        limit_s = min([each.lease_ms for each in acquisitions], default=settings.default_lease_ms) / 1000
+        markers = [marker for each in acquisitions for marker in each.records()]
+        # One strategy for both steps: one may leave the ACQUIRE to the commit.
+        strategy = self._transactional if at_most_once else self._strategy
+        return Taking(strategy, acquisitions, markers, ends, limit_s, readings)
 
-    def _deliver_one(self, acquisition: Acquisition, sent_s: float) -> None:
-        held, records = self._hold(acquisition, sent_s), acquisition.messages
-        self.rules.apply(held)
-        if self._settings.queue(held.queue).delivery == AT_MOST_ONCE:
-            held.at_most_once = self._at_most_once
-        self.renewal.add(held)
-        messages: Iterable[Message] = map(Message, repeat(held), records.offsets, records.values)
-        count = len(records)
-        if self.rules.restricts(held):
-            messages = self.rules.admitted(held, list(messages))
-            count = len(messages)
-        self.prefetch.put(held, messages, count)
+    async def _acquire_again(self, acquisitions: Sequence[Acquisition]) -> bool:
+        """Acquire messages that have a place in their lines; without any only commit. Return whether it succeeded."""
+        # Before an assignment's first commit, only messages of former ones can have ended: nothing to commit again.
+        if self._held_up or self._stopping or not self._committed_to:
+            return False
+        cycle = self._begin_cycle({}, self._taking(acquisitions, {}, ()), 0)
+        await asyncio.wait([cycle.task])
+        return not cycle.task.cancelled() and cycle.task.result()
 
-    def _finished(self, queue: str, count: int) -> None:
+    def _resumed(self, source: Source) -> None:
+        self._fetched.let_go(source)
+        self._changed.set()
+
+    def finished(self, queue: str, count: int) -> None:
         self.prefetch.finished(queue, count)
         self.rules.finished(queue)
         self._changed.set()

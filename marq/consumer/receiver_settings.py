@@ -29,10 +29,12 @@ class ReceiverSettings:
     #: Decodes values; ``codecs`` overrides it for some queues.
     codec: Codec | None = None
     codecs: Mapping[str, Codec] = field(default_factory=dict)
+    #: Whether to acquire messages before a call asks for them.
+    prefetch: bool = True
     #: Returns the current settings of a queue.
     queue: Callable[[str], QueueSettings] = lambda _: _DEFAULT
     #: Returns the purge of a queue, whose records are skipped.
-    purge: Callable[[str], Purge | None] = lambda _: None
+    skipped: Callable[[str], Purge | None] = lambda _: None
 
     @property
     def default_lease_ms(self) -> int:
@@ -50,7 +52,7 @@ class ReceiverSettings:
         if lease_ms > max_lease_ms:
             raise ConfigError(
                 f"queue {queue!r}: lease={plain_seconds(lease_ms)} is longer than"
-                f" max_lease={plain_seconds(max_lease_ms)}, but each message is held for at least its lease: pass a"
+                f" max_lease={plain_seconds(max_lease_ms)}, but each message is leased for at least that long: pass a"
                 " shorter lease to the consumer or a longer max_lease, or change these settings of the queue"
             )
 

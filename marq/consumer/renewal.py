@@ -182,10 +182,14 @@ class Renewal:
             if not lost:
                 continue
             lease.open.difference_update(lost)
-            self._finished(lease.queue, len(lost))
+            count = len(lost) if lease.lines is None else lease.lines.lost(lease, lost)
+            if count:
+                self._finished(lease.queue, count)
             log.warning(
-                "leases lost, the messages will be redelivered: queue=%s partition=%d messages=%d first_offset=%d",
+                "leases lost, the messages will be redelivered: queue=%s partition=%d messages=%d first_offset=%d"
+                " held=%.0fs max_lease=%gs",
                 lease.queue, lease.source.partition, len(lost), min(lost),
+                now_s - lease.taken_s, self._settings.max_lease_of(lease.queue) / 1000,
             )  # fmt: skip
             self._lost(lease, lost)
 

@@ -18,6 +18,7 @@ from marq.consumer.handler_pool import HandlerPool
 from marq.consumer.membership import Membership
 from marq.consumer.message import Message
 from marq.consumer.prefetch import PrefetchBuffer
+from marq.consumer.questions import Questions
 from marq.consumer.receiver import Receiver
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
@@ -27,7 +28,6 @@ from marq.kafka.topics import Topics
 from marq.queues.tracker_watch import watch_for_tracker
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
-from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
 
 log = logging.getLogger("marq")
@@ -84,6 +84,9 @@ class ConsumerSession:
             clock=cluster.now_s,
             wall=cluster.wall_s,
             sleep=cluster.sleep,
+            questions=Questions(
+                cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep
+            ),
         )
         self.prefetch = self.receiver.prefetch
 
@@ -161,9 +164,14 @@ class ConsumerSession:
 
 
 async def join(
-    membership: Membership, settings: ClientSettings, make: MakeSettings, how: str, instance_id: str | None
+    membership: Membership,
+    settings: ClientSettings,
+    make: MakeSettings,
+    how: str,
+    instance_id: str | None,
+    url: str = "",
 ) -> MemberSession:
-    """Join the group and begin to receive; ``make`` creates the receiver's settings.
+    """Join the group and begin to receive; ``make`` creates the receiver's settings, ``url`` is told to the group.
 
     Raises:
         BrokerUnavailable: no broker answered in time, or it refused.
@@ -178,7 +186,7 @@ async def join(
         # Before the group is joined, which takes time: a queue that is defined meanwhile is served, too.
         queues.listen(changed.set)
         membership.refuse_empty(queues.definitions)
-        session = MemberSession(membership, settings, cluster, topics, queues, make, how, instance_id, changed)
+        session = MemberSession(membership, settings, cluster, topics, queues, make, how, instance_id, changed, url)
         await session.connect()
         session.start()
     except BaseException:
@@ -201,6 +209,7 @@ class MemberSession(ConsumerSession):
         how: str,
         instance_id: str | None,
         changed: asyncio.Event,
+        url: str,
     ) -> None:
         self.cluster = cluster
         self._membership = membership
@@ -212,18 +221,19 @@ class MemberSession(ConsumerSession):
         definitions = queues.definitions
         self._serving = membership.serving(settings.names, definitions)
         self._group = membership.kafka_group(settings.names, definitions)
+        if any(definitions.settings(queue).transactional for queue in self._serving.queues):
+            how = TRANSACTIONAL
         # A redelivery from an aborted transaction could end on its own, as a second dead letter with the same id.
-        committed = how == TRANSACTIONAL or any(
-            definitions.settings(queue).delivery == AT_MOST_ONCE for queue in self._serving.queues
-        )
-        self._reader = cluster.member(self._group, self._serving, instance_id, committed=committed)
-        self.buffer = PrefetchBuffer(membership.name)
+        committed = how == TRANSACTIONAL
+        self._reader = cluster.member(self._group, self._serving, instance_id, committed=committed, url=url)
+        receiver_settings = make(topics, definitions)
+        self.buffer = PrefetchBuffer(membership.name, ahead=receiver_settings.prefetch)
         super().__init__(
             cluster,
             topics,
             self._serving,
             self._reader,
-            make(topics, definitions),
+            receiver_settings,
             group=self._group,
             how=how,
             instance_id=instance_id,
@@ -307,7 +317,12 @@ class MemberSession(ConsumerSession):
     async def hold(self, messages: Sequence[Message], lease_ms: int) -> None:
         """Lease messages for ``lease_ms`` from now on, and renew them by as much; durable on return."""
         settlement.hold(messages, lease_ms, self.receiver.renewal)
-        await self.receiver.settle()
+        await self.receiver.acks.settled()
+
+    def detach(self, messages: Sequence[Message]) -> None:
+        """Leave messages to the holders of their tokens: their leases are not renewed."""
+        for queue, count in settlement.detach(messages).items():
+            self.receiver.finished(queue, count)
 
     async def end(self, shutdown_s: float, *, release: bool) -> None:
         """Stop and leave the group; after :meth:`hurry` it does not wait for handlers any longer."""

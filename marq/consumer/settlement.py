@@ -114,11 +114,22 @@ def hold(messages: Iterable[Message], lease_ms: int, renewal: Renewal) -> None:
         renewal.add(part)
 
 
+def detach(messages: Iterable[Message]) -> dict[str, int]:
+    """Leave messages to the holders of their tokens: their leases are not renewed; return how many of each queue."""
+    counts: dict[str, int] = {}
+    for message in messages:
+        held, offset = message._held, message._offset
+        if offset in held.open:
+            held.open.discard(offset)
+            counts[held.queue] = counts.get(held.queue, 0) + 1
+    return counts
+
+
 def ack_by_token(token: Token, renewal: Renewal, acks: AckBatcher) -> None:
     """Ack a message held by this or another consumer."""
     held = renewal.find(token.holder, token.source, token.offset)
     if held is None:
-        acks.ack_foreign(Ack(token.queue, token.holder, token.source, [token.offset]))
+        acks.settle_foreign(Ack(token.queue, token.holder, token.source, [token.offset]))
     elif held.decide(token.offset):
         held.ack(token.offset)
 
@@ -149,7 +160,7 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> No
             held.reject(offset, _text(error))
         else:
             # The seed that the tracker uses for the queue's own backoff.
-            seed = row_key(held.source, offset)
+            seed = row_key(held.queue, held.source, offset)
             delay_ms = BACKOFF if policy is None else policy.delay_ms(message.attempt, seed)
             _release_failed(message, delay_ms, error, call)
     else:

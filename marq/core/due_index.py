@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from marq.core.storage.open_messages import OpenMessages
-from marq.core.storage.rows import LeaseRow
+from marq.core.storage.rows import IN_ORDER, LeaseRow
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import Source
 
@@ -70,7 +70,9 @@ class DueIndex:
         self._resumed_ms: dict[str, int] = {}
 
     def push(self, opened: OpenMessages, offsets: Sequence[int], lease: LeaseRow) -> None:
-        """Hint at messages that share a lease."""
+        """Hint at messages that share a lease; those that keep their place are never due."""
+        if lease.state in IN_ORDER:
+            return
         count = len(offsets)
         number = lease.due_ms // SPAN_MS
         if number <= self._begun or count > FEW:
@@ -145,8 +147,8 @@ class DueIndex:
     def _begin(self, number: int, span: _Span) -> None:
         for opened, offset in zip(span.opened, span.offsets, strict=True):
             lease = opened.leases.get(offset)
-            # A rescheduled message has another hint.
-            if lease is not None and lease.due_ms // SPAN_MS == number:
+            # A rescheduled message has another hint, and one that keeps its place since then needs none.
+            if lease is not None and lease.due_ms // SPAN_MS == number and lease.state not in IN_ORDER:
                 self._push(opened, (offset,), lease)
             else:
                 self.size -= 1

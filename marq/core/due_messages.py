@@ -38,12 +38,12 @@ class DueMessages(TableImage):
     def _drop_stale_hints(self) -> None:
         # Hints of closed messages would otherwise stay until their leases expire.
         if self._due.size > 2 * self._open_count + MAX_STALE_HINTS:
-            for _ in self._due.rebuild(self._sources.values()):
+            for _ in self._due.rebuild(self._each()):
                 pass
 
     def restoring(self, table: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
         yield from super().restoring(table)
-        yield from self._due.rebuild(self._sources.values())
+        yield from self._due.rebuild(self._each())
 
     @property
     def next_due_ms(self) -> int | None:
@@ -81,7 +81,7 @@ class DueMessages(TableImage):
 
     def forget_firing(self) -> None:
         """Note that nothing is firing: every committed fact has been folded, so open messages were not sent."""
-        for opened in self._sources.values():
+        for opened in self._each():
             if opened.firing:
                 fired = sorted(opened.firing)
                 opened.firing.clear()
@@ -95,9 +95,13 @@ class DueMessages(TableImage):
             self._due.push(opened, [offset], lease)
             self._drop_stale_hints()
 
-    def hold_back(self, source: Source) -> bool:
-        """Treat all messages of a source as firing until a fact ends them; return False if some are firing already."""
-        opened = self._sources.get(source, NO_MESSAGES)
+    def is_firing(self, queue: str, source: Source, offset: int) -> bool:
+        """Return whether a message was sent and its fact is not read back yet."""
+        return offset in self._sources.get(source, {}).get(queue, NO_MESSAGES).firing
+
+    def hold_back(self, queue: str, source: Source) -> bool:
+        """Treat all messages of a queue in a source as firing until a fact ends them; False if some already are."""
+        opened = self._sources.get(source, {}).get(queue, NO_MESSAGES)
         if opened.firing:
             return False
         opened.firing.update(opened.leases)

@@ -7,22 +7,24 @@ that were acquired together share a lease. :class:`marq.core.storage.table_image
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
+from marq.core.attempts_and_times import group_by_due, runs_by_due
 from marq.core.due_messages import DueMessages
 from marq.core.redeliver_or_dead_letter import release_delay_ms
 from marq.core.replies import PendingReplies
 from marq.core.storage.invalid_times import InvalidTimes
-from marq.core.storage.open_messages import NO_MESSAGES, OpenMessages
-from marq.core.storage.rows import LeaseRow, State, row_key
+from marq.core.storage.open_messages import OpenMessages
+from marq.core.storage.rows import IN_ORDER, LeaseRow, State, row_key
 from marq.core.transitions import END, ENDED, HOLDER_ONLY, NEW, TRANSITIONS, Absent, Marker, Moves
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import (
+    ANY_QUEUE,
+    BLOCKED_MS,
     FACTS,
-    MIXED_QUEUES,
+    LAST,
     NOW,
     Ack,
     Acquire,
@@ -38,21 +40,22 @@ from marq.wire.markers import (
     Release,
     Renew,
     Reschedule,
+    Resume,
+    Resumed,
     Tick,
-    group_by_due,
-    runs_by_due,
 )
-from marq.wire.names import is_scheduled, is_synthetic
+from marq.wire.names import follows, is_scheduled, is_synthetic
 
 #: The count of each fact, as a field of Counts.
 _FACT_COUNTS = {kind: kind.name.lower() for kind in FACTS}
 
 # Looked up for every batch.
 _ACQUIRE, _ACQUIRE_EARLY = TRANSITIONS[Marker.ACQUIRE], TRANSITIONS[Marker.ACQUIRE_EARLY]
+_ACQUIRE_IN_ORDER = TRANSITIONS[Marker.ACQUIRE_IN_ORDER]
 _ACK, _FACT = TRANSITIONS[Marker.ACK], TRANSITIONS[Marker.FACT]
 
 _Selective = Renew | Dispatch | Release | Reject | Reschedule | Cancel
-_Moved = list[tuple[LeaseRow, list[int], State]]
+_Moved = list[tuple[OpenMessages, LeaseRow, list[int], State]]
 
 
 class LeaseBook(DueMessages):
@@ -84,7 +87,7 @@ class LeaseBook(DueMessages):
 
     def _fold_acquire(self, batch: Acquire) -> None:
         source, offsets = batch.source, batch.offsets
-        opened, marks = self._of(source), self._marks_of(batch.queue, source)
+        opened, marks = self._of(batch.queue, source), self._marks_of(batch.queue, source)
         if offsets[0] >= marks.end:
             self._acquire(opened, batch, NEW, offsets)
         else:
@@ -100,14 +103,21 @@ class LeaseBook(DueMessages):
     def _acquire(self, opened: OpenMessages, batch: Acquire, state: State | Absent, offsets: Sequence[int]) -> None:
         """Acquire messages that are all in the same state."""
         counts, now_ms = self._count(batch.queue), self.clock.now_ms
-        for attempt, due_ms, group in group_by_due(batch, offsets):
+        taken, redelivered = offsets, 0
+        if batch.in_order and state in IN_ORDER:
+            taken = [offset for offset in offsets if follows(batch.holder, opened.leases[offset].holder)]
+        elif batch.in_order and state is State.LEASED:
+            # Uncounted: a RESUME has taken its order, because its record is gone.
+            taken = [offset for offset in offsets if opened.leases[offset].counted]
+        for attempt, due_ms, group in group_by_due(batch, taken):
             early = due_ms != NOW
-            to = (_ACQUIRE_EARLY if early else _ACQUIRE).get(state)
+            to = (_ACQUIRE_EARLY if early else _ACQUIRE_IN_ORDER if batch.in_order else _ACQUIRE).get(state)
             if not isinstance(to, State):
                 continue
             holder, due_ms = (0, due_ms) if early else (batch.holder, now_ms + batch.lease_ms)
             lease = LeaseRow(batch.queue, holder, attempt, due_ms, now_ms, to)
             if isinstance(state, State):
+                redelivered += self._count_redelivered(opened, group, lease)
                 self._replace(opened, group, lease)
                 continue
             opened.leases.update(dict.fromkeys(group, lease))
@@ -120,11 +130,24 @@ class LeaseBook(DueMessages):
         if state is NEW:
             counts.invalid_deliver_at += self.invalid_times.note(batch, offsets)
         else:
-            counts.reacquired += len(offsets)
+            counts.reacquired += len(offsets) - redelivered
+
+    def _count_redelivered(self, opened: OpenMessages, offsets: Sequence[int], lease: LeaseRow) -> int:
+        """Count the messages that a consumer acquires to deliver them again in their place; return how many."""
+        if lease.state not in IN_ORDER:
+            return 0
+        former = [opened.leases[offset] for offset in offsets]
+        released = [each for each in former if each.state is State.WAITING_IN_ORDER]
+        expired = [each for each in former if each.state is lease.state and each.attempt < lease.attempt]
+        counts, redelivered = self._count(lease.queue), len(released) + len(expired)
+        counts.expired += len(expired)
+        counts.redelivered += redelivered
+        counts.acquired += redelivered
+        return redelivered
 
     def _fold_delay(self, batch: Delay) -> None:
         source, offsets = batch.source, batch.offsets
-        opened, counts = self._of(source), self._count(batch.queue)
+        opened, counts = self._of(batch.queue, source), self._count(batch.queue)
         new = [offset for offset in offsets if offset not in opened.leases]
         if batch.from_offset is not None and not is_synthetic(source.topic):
             new = self.settlements.settle(batch, new)
@@ -154,42 +177,50 @@ class LeaseBook(DueMessages):
         self._drop_stale_hints()
 
     def _fold_discard(self, batch: Discard) -> None:
-        opened = self._known_of(batch.source)
+        opened = self._known_of(batch.queue, batch.source)
         new = [offset for offset in batch.offsets if offset not in opened.leases]
-        self._count(batch.queue).discarded += len(self.settlements.settle(batch, new))
+        self._count(batch.queue).deleted += len(self.settlements.settle(batch, new))
 
     def _fold_renew(self, batch: Renew | Dispatch) -> None:
-        opened, due_ms = self._known_of(batch.source), self.clock.now_ms + batch.lease_ms
-        moved, _ = self._moves(opened, batch, Marker.DISPATCH if isinstance(batch, Dispatch) else Marker.RENEW)
-        for lease, offsets, to in moved:
+        due_ms = self.clock.now_ms + batch.lease_ms
+        moved, _ = self._moves(batch, Marker.DISPATCH if isinstance(batch, Dispatch) else Marker.RENEW)
+        for opened, lease, offsets, to in moved:
             self._count(lease.queue).renewed += len(offsets)
-            renewed = LeaseRow(lease.queue, lease.holder, lease.attempt, due_ms, lease.since_ms, to)
+            renewed = LeaseRow(
+                lease.queue, lease.holder, lease.attempt, due_ms, lease.since_ms, to, lease.counted, lease.text
+            )  # fmt: skip
             self._replace(opened, offsets, renewed)
 
     def _fold_release(self, batch: Release) -> None:
-        opened, now_ms, counted = self._known_of(batch.source), self.clock.now_ms, batch.counted
-        moved, late = self._moves(opened, batch, Marker.RELEASE if counted else Marker.RELEASE_UNCOUNTED)
+        now_ms, counted = self.clock.now_ms, batch.counted
+        moved, late = self._moves(batch, Marker.RELEASE if counted else Marker.RELEASE_UNCOUNTED)
         index = dict(zip(batch.offsets, zip(batch.delays_ms, batch.errors, strict=True), strict=True))
-        for lease, offsets, to in moved:
+        for opened, lease, offsets, to in moved:
             self._count(lease.queue).released += len(offsets)
-            settings = self._settings(lease.queue)
-            groups: dict[tuple[int, str], list[int]] = {}
+            settings, last = self._settings(lease.queue), TRANSITIONS[Marker.RELEASE_LAST].get(lease.state, to)
+            groups: dict[tuple[int, str, State | Absent], list[int]] = {}
             for offset in offsets:
                 delay_ms, error = index[offset]
-                seed = row_key(batch.source, offset)
+                into = last if delay_ms == LAST else to
+                seed = row_key(batch.queue, batch.source, offset)
                 delay_ms = release_delay_ms(lease.attempt, counted, delay_ms, settings, seed)
-                groups.setdefault((now_ms + delay_ms, error), []).append(offset)
-            for (due_ms, error), group in groups.items():
-                released = LeaseRow(lease.queue, 0, lease.attempt, due_ms, lease.since_ms, to, counted, error)
+                groups.setdefault((now_ms + delay_ms, error, into), []).append(offset)
+            for (due_ms, error, into), group in groups.items():
+                assert isinstance(into, State)
+                # Kept, so that a late ACQUIRE of a former holder does not take the message.
+                holder = lease.holder if into in IN_ORDER else 0
+                released = LeaseRow(
+                    lease.queue, holder, lease.attempt, due_ms, lease.since_ms, into, counted, error
+                )  # fmt: skip
                 self._replace(opened, group, released)
         if late:
             self._count(batch.queue).late += len(late)
 
     def _fold_reject(self, batch: Reject) -> None:
-        opened, now_ms = self._known_of(batch.source), self.clock.now_ms
-        moved, late = self._moves(opened, batch, Marker.REJECT)
+        now_ms = self.clock.now_ms
+        moved, late = self._moves(batch, Marker.REJECT)
         index = dict(zip(batch.offsets, batch.reasons, strict=True))
-        for lease, offsets, to in moved:
+        for opened, lease, offsets, to in moved:
             self._count(lease.queue).rejected += len(offsets)
             for offset in offsets:
                 rejected = LeaseRow(lease.queue, 0, lease.attempt, now_ms, lease.since_ms, to, text=index[offset])
@@ -198,42 +229,73 @@ class LeaseBook(DueMessages):
             self._count(batch.queue).late += len(late)
 
     def _fold_reschedule(self, batch: Reschedule) -> None:
-        opened, base_ms = self._known_of(batch.source), self.clock.now_ms if batch.relative else 0
-        moved, late = self._moves(opened, batch, Marker.RESCHEDULE)
+        base_ms = self.clock.now_ms if batch.relative else 0
+        moved, late = self._moves(batch, Marker.RESCHEDULE)
         index = dict(zip(batch.offsets, batch.times_ms, strict=True))
-        for lease, offsets, to in moved:
+        for opened, lease, offsets, to in moved:
             groups: dict[int, list[int]] = {}
             for offset in offsets:
                 groups.setdefault(base_ms + index[offset], []).append(offset)
             for due_ms, group in groups.items():
-                later = LeaseRow(lease.queue, 0, lease.attempt, due_ms, lease.since_ms, to, lease.counted, lease.text)
+                holder = lease.holder if to in IN_ORDER else 0
+                later = LeaseRow(
+                    lease.queue, holder, lease.attempt, due_ms, lease.since_ms, to, lease.counted, lease.text
+                )  # fmt: skip
                 self._replace(opened, group, later)
                 self._replies.ask(batch, group, later)
         self._replies.ask(batch, late, None)
 
     def _fold_cancel(self, batch: Cancel) -> None:
-        opened, now_ms = self._known_of(batch.source), self.clock.now_ms
-        moved, late = self._moves(opened, batch, Marker.CANCEL)
-        for lease, offsets, to in moved:
+        now_ms = self.clock.now_ms
+        moved, late = self._moves(batch, Marker.CANCEL)
+        for opened, lease, offsets, to in moved:
             if lease.state is not to:
                 final = LeaseRow(lease.queue, 0, lease.attempt, now_ms, lease.since_ms, to, lease.counted, lease.text)
                 self._replace(opened, offsets, final)
         self._replies.ask(batch, late, None)
 
-    def _moves(self, opened: OpenMessages, batch: _Selective, marker: Marker) -> tuple[_Moved, list[int]]:
-        """Return the messages that a marker moves, by lease, with their new states; and all others."""
-        groups: dict[LeaseRow | None, list[int]] = {}
-        for lease, run in groupby(batch.offsets, opened.leases.get):
-            groups.setdefault(lease, []).extend(run)
-        moved: _Moved = []
-        others: list[int] = []
+    def _fold_resume(self, batch: Resume) -> None:
+        if batch.onwards:
+            self._release_before(self._known_of(batch.queue, batch.source), batch)
+        self._replies.ask_open(batch, self.applied)
+
+    def _release_before(self, opened: OpenMessages, batch: Resume) -> None:
+        """Take the places from messages whose records are gone: the tracker redelivers them."""
+        begin, moves = batch.offsets[0], TRANSITIONS[Marker.RESUME]
+        groups: dict[LeaseRow, list[int]] = {}
+        for offset, lease in opened.leases.items():
+            if offset < begin and lease.state in moves:
+                groups.setdefault(lease, []).append(offset)
         for lease, offsets in groups.items():
-            to = TRANSITIONS[marker].get(ENDED if lease is None else lease.state)
-            if lease is None or not isinstance(to, State) or (marker in HOLDER_ONLY and lease.holder != batch.holder):
-                others += offsets
-            else:
-                moved.append((lease, offsets, to))
-        return moved, others
+            to = State(moves[lease.state])
+            # Whether a handler has seen a leased one is unknown, so its attempt does not count.
+            holder, counted = (lease.holder, False) if to is State.LEASED else (0, lease.counted)
+            again = LeaseRow(
+                lease.queue, holder, lease.attempt, lease.due_ms, lease.since_ms, to, counted, lease.text
+            )  # fmt: skip
+            self._replace(opened, offsets, again)
+
+    def _moves(self, batch: _Selective, marker: Marker) -> tuple[_Moved, list[int]]:
+        """Return the messages that a marker moves, by lease, with their new states; and the places of all others."""
+        moved: _Moved = []
+        others = set(batch.offsets)
+        for opened in self._all_of(batch.queue, batch.source):
+            groups: dict[LeaseRow | None, list[int]] = {}
+            for lease, run in groupby(batch.offsets, opened.leases.get):
+                groups.setdefault(lease, []).extend(run)
+            for lease, offsets in groups.items():
+                to = TRANSITIONS[marker].get(ENDED if lease is None else lease.state)
+                if lease is not None and isinstance(to, State) and self._may(marker, lease, batch.holder):
+                    moved.append((opened, lease, offsets, to))
+                    others.difference_update(offsets)
+        return moved, sorted(others)
+
+    def _may(self, marker: Marker, lease: LeaseRow, holder: int) -> bool:
+        """Return whether a marker by this holder may move a message in this state."""
+        if marker in (Marker.RESCHEDULE, Marker.CANCEL) and lease.state is State.WAITING_IN_ORDER:
+            # Unless it blocks its line, its consumer may be about to deliver it again.
+            return lease.due_ms - self.clock.now_ms >= BLOCKED_MS // 2
+        return marker not in HOLDER_ONLY or lease.holder == holder
 
     def _replace(self, opened: OpenMessages, offsets: Sequence[int], lease: LeaseRow) -> None:
         opened.replace(offsets, lease)
@@ -241,20 +303,30 @@ class LeaseBook(DueMessages):
         self._drop_stale_hints()
 
     def _fold_ack(self, batch: Ack) -> None:
-        opened = self._known_of(batch.source)
-        if batch.queue == MIXED_QUEUES:
-            queues = [lease.queue for lease in map(opened.leases.get, batch.offsets) if lease is not None]
-            for queue, count in Counter(queues).items():
-                self._count(queue).acked += count
-            self._close(opened, batch.offsets, _ACK)
+        if batch.queue == ANY_QUEUE:
+            for opened, offsets in self._acknowledged(batch):
+                self._count(opened.queue).acked += self._close(opened, offsets, _ACK)
             return
-        closed = self._close(opened, batch.offsets, _ACK)
+        closed = self._close(self._known_of(batch.queue, batch.source), batch.offsets, _ACK)
         counts = self._count(batch.queue)
         counts.acked += closed
         counts.late += len(batch.offsets) - closed
 
+    def _acknowledged(self, batch: Ack) -> list[tuple[OpenMessages, list[int]]]:
+        """Return the messages that an ACK without a queue ends: at a place of several, only those of its holder."""
+        asked, seen, shared = set(batch.offsets), set[int](), set[int]()
+        found = [(opened, opened.leases.keys() & asked) for opened in self._all_of(ANY_QUEUE, batch.source)]
+        for _, offsets in found:
+            shared |= seen & offsets
+            seen |= offsets
+        return [
+            (opened, [each for each in offsets if each not in shared or opened.leases[each].holder == batch.holder])
+            for opened, offsets in found
+            if offsets
+        ]
+
     def _fold_fact(self, batch: Fact) -> None:
-        opened = self._known_of(batch.source)
+        opened = self._known_of(batch.queue, batch.source)
         before = len(opened.firing)
         opened.firing.difference_update(batch.offsets)
         self._firing_count -= before - len(opened.firing)
@@ -280,9 +352,9 @@ class LeaseBook(DueMessages):
             self.scheduled_changes += 1
         return closed
 
-    def take_answers(self) -> list[Answer]:
-        """Return the answers to RESCHEDULEs and CANCELs; write them before the next redeliveries."""
-        return self._replies.take(lambda source: self._sources.get(source, NO_MESSAGES))
+    def take_answers(self) -> list[Answer | Resumed]:
+        """Return the answers to RESCHEDULEs, CANCELs and RESUMEs; write them before the next redeliveries."""
+        return self._replies.take(self, self.clock.now_ms)
 
 
 _FOLDS: dict[type, Callable[[LeaseBook, Any], None]] = {
@@ -295,7 +367,9 @@ _FOLDS: dict[type, Callable[[LeaseBook, Any], None]] = {
     Delay: LeaseBook._fold_delay,
     Reschedule: LeaseBook._fold_reschedule,
     Cancel: LeaseBook._fold_cancel,
+    Resume: LeaseBook._fold_resume,
     Discard: LeaseBook._fold_discard,
     Answer: lambda book, batch: None,
+    Resumed: lambda book, batch: None,
     Fact: LeaseBook._fold_fact,
 }

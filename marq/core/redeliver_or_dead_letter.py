@@ -8,7 +8,7 @@ from enum import IntEnum
 from marq.core.storage.rows import LeaseRow
 from marq.core.transitions import DUE, TO_QUEUE
 from marq.settings.queue import QueueSettings
-from marq.wire.markers import BACKOFF, Cause, Kind, Source
+from marq.wire.markers import BACKOFF, BLOCKED_MS, Cause, Kind, Source
 
 
 class Destination(IntEnum):
@@ -46,9 +46,9 @@ def release_delay_ms(attempt: int, counted: bool, delay_ms: int, settings: Queue
 
     After the last attempt it becomes a dead letter, and waits for neither the delay of its RELEASE nor the backoff.
     """
-    if is_exhausted(attempt, counted, settings):
+    if is_exhausted(attempt, counted, settings) and delay_ms < BLOCKED_MS:
         return 0
-    return settings.backoff.delay_ms(attempt, seed) if delay_ms == BACKOFF else delay_ms
+    return settings.backoff.delay_ms(attempt, seed) if delay_ms == BACKOFF else max(delay_ms, 0)
 
 
 def is_delivery(lease: LeaseRow, settings: QueueSettings) -> bool:

@@ -1,4 +1,4 @@
-"""The answers that a tracker owes: whether a RESCHEDULE or CANCEL came in time.
+"""The answers that a tracker owes: whether a RESCHEDULE or CANCEL came in time, and what a RESUME asks.
 
 A CANCEL that came in time needs no answer: its fact is one. A RESCHEDULE of a firing message is answered when it is
 known whether the message left. A client that asks again is answered again, so an answer that is lost with its owner
@@ -7,12 +7,39 @@ costs a moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple, Protocol
 
-from marq.core.storage.open_messages import OpenMessages
-from marq.core.storage.rows import LeaseRow
-from marq.wire.markers import Answer, Cancel, Outcome, Reschedule, Source
+from marq.core.storage.acquired_ranges import AcquiredRanges
+from marq.core.storage.rows import LeaseRow, State
+from marq.wire.marker_codec import MAX_TEXT_BYTES
+from marq.wire.markers import (
+    BLOCKED_MS,
+    BLOCKED_WAIT_MS,
+    Answer,
+    Cancel,
+    Outcome,
+    Reschedule,
+    Resume,
+    Resumed,
+    Source,
+    spans,
+)
+
+#: Bytes of a message without its error in an answer to a RESUME, and of a batch of the answer.
+_MESSAGE_BYTES, _BATCH_BYTES = 20, 64 * 1024
+
+
+class Messages(Protocol):
+    """The open messages that are asked about."""
+
+    @property
+    def marks(self) -> Mapping[tuple[str, Source], AcquiredRanges]: ...
+
+    def open_in(self, queue: str, source: Source) -> Mapping[int, LeaseRow]: ...
+    def is_firing(self, queue: str, source: Source, offset: int) -> bool: ...
 
 
 class _Question(NamedTuple):
@@ -30,27 +57,89 @@ class PendingReplies:
 
     def __init__(self) -> None:
         self._open: list[_Question] = []
+        #: The RESUMEs and their places in the log; of a repeated one only the last.
+        self._resumes: dict[tuple[object, ...], tuple[Resume, int]] = {}
 
     def ask(self, batch: Reschedule | Cancel, offsets: Sequence[int], lease: LeaseRow | None) -> None:
         """Note a question about some messages of a batch."""
         self._open += [_Question(batch.holder, batch.queue, batch.source, offset, lease) for offset in offsets]
 
-    def take(self, find: Callable[[Source], OpenMessages]) -> list[Answer]:
-        """Return the answers that can be given now."""
+    def ask_open(self, batch: Resume, asked_at: int) -> None:
+        """Note a question about open messages, whose record is at this offset."""
+        question = batch.holder, batch.queue, batch.source, tuple(batch.offsets), batch.onwards
+        self._resumes[question] = batch, asked_at
+
+    def take(self, messages: Messages, now_ms: int) -> list[Answer | Resumed]:
+        """Return the answers that can be given now; ``now_ms`` is the log's clock."""
+        resumes, self._resumes = self._resumes, {}
+        resumed = [_resumed(batch, asked_at, messages, now_ms) for batch, asked_at in resumes.values()]
+        return [*self._outcomes(messages), *chain.from_iterable(resumed)]
+
+    def _outcomes(self, messages: Messages) -> list[Answer]:
         if not self._open:
             return []
         groups: dict[tuple[str, int, Source], dict[int, Outcome]] = {}
         unanswered: list[_Question] = []
         for question in self._open:
             holder, queue, source, offset, lease = question
-            opened = find(source)
-            if lease is not None and offset in opened.firing:
+            if lease is not None and messages.is_firing(lease.queue, source, offset):
                 unanswered.append(question)
                 continue
-            outcome = Outcome.TOO_LATE if lease is None or offset not in opened.leases else Outcome.DONE
-            groups.setdefault((queue, holder, source), {})[offset] = outcome
+            left = lease is None or offset not in messages.open_in(lease.queue, source)
+            outcomes = groups.setdefault((queue, holder, source), {})
+            # Several queues may have a message at this place: one that was in time counts.
+            outcomes[offset] = min(Outcome.TOO_LATE if left else Outcome.DONE, outcomes.get(offset, Outcome.TOO_LATE))
         self._open = unanswered
         return [
             Answer(*asked, sorted(outcomes), [outcomes[offset] for offset in sorted(outcomes)])
             for asked, outcomes in groups.items()
         ]
+
+
+def _resumed(batch: Resume, asked_at: int, messages: Messages, now_ms: int) -> Iterator[Resumed]:
+    queue, source, offsets = batch.queue, batch.source, batch.offsets
+    leases = messages.open_in(queue, source)
+    acquired: list[tuple[int, int]] = []
+    if batch.onwards:
+        begin = offsets[0]
+        offsets = [begin, *sorted([offset for offset in leases if offset > begin])]
+        marks = messages.marks.get((queue, source))
+        acquired = [] if marks is None else marks.within(begin, max(marks.end, begin))
+    rows = [leases.get(offset) for offset in offsets]
+    sizes = [_MESSAGE_BYTES + (0 if row is None else min(MAX_TEXT_BYTES, 4 * len(row.text))) for row in rows]
+    parts = list(_parts(offsets, sizes))
+    for number, part in enumerate(parts, 1):
+        some = rows[part]
+        yield Resumed(
+            queue,
+            batch.holder,
+            source,
+            offsets[part],
+            asked_at,
+            len(parts) - number,
+            acquired if number == 1 else (),
+            [0 if row is None else row.state for row in some],
+            [0 if row is None else _attempt(row) for row in some],
+            [0 if row is None else _wait_ms(row.due_ms - now_ms) for row in some],
+            ["" if row is None else row.text for row in some],
+        )
+
+
+def _parts(offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[slice]:
+    """Cut messages into runs that fit into a batch, by their bytes and by their distance."""
+    for span in spans(sizes, _BATCH_BYTES):
+        start = span.start
+        while start < span.stop:
+            stop = bisect_left(offsets, offsets[start] + 2**32, start, span.stop)
+            yield slice(start, stop)
+            start = stop
+
+
+def _wait_ms(left_ms: int) -> int:
+    """Return the time until a lease or delay ends, as far as an answer can state it."""
+    return BLOCKED_WAIT_MS if left_ms >= BLOCKED_MS // 2 else min(max(left_ms, 0), BLOCKED_WAIT_MS - 1)
+
+
+def _attempt(lease: LeaseRow) -> int:
+    """Return the attempt of a released message's next delivery, or of another one's last."""
+    return lease.attempt + (lease.counted and lease.state in (State.RELEASED, State.WAITING_IN_ORDER))

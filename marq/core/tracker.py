@@ -6,8 +6,8 @@ The engine (marq/owner/engine.py) drives it, and the shell (agents/ownership.py)
 2. reads the table's changelog to its end. Before step 1, the former owner could still append rows, and a row whose ACK
    is folded together with its ACQUIRE would then never be deleted,
 3. writes a TICK and reads the markers from ``book.applied`` + 1 on,
-4. after it has read its own TICK back, answers the RESCHEDULEs and CANCELs that it has read. Before that, a fact of the
-   former owner may follow, and the message is gone,
+4. after it has read its own TICK back, answers the RESCHEDULEs, CANCELs and RESUMEs that it has read. Before that, a
+   fact of the former owner may follow, and the message is gone,
 5. and fires the messages that are due by the clock of that TICK. By then it has folded all earlier markers, so it
    overlooks no ACK or RENEW that reached the log in time.
 """
@@ -24,7 +24,7 @@ from marq.core.storage.rows import LeaseRow
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.marker_codec import decode
-from marq.wire.markers import Ack, Answer, Fact, Kind, Source, Tick
+from marq.wire.markers import Ack, Answer, Fact, Kind, Resumed, Source, Tick
 from marq.wire.notes import Note
 from marq.wire.quarantines import Quarantine
 
@@ -84,7 +84,7 @@ class Tracker:
         # One ACK per ms: sampling many small ones would cost more than folding them.
         if isinstance(batch, Ack) and append_time_ms != self._sampled_ms:
             self._sampled_ms = append_time_ms
-            ended += samples(batch, self.book.open_in(batch.source))
+            ended += samples(batch, self.book.open_in(batch.queue, batch.source))
         jump_ms = self.book.fold(batch, append_time_ms, offset)
         for lease, messages in ended:
             self.handling.note(lease.queue, self.book.clock.now_ms - lease.since_ms, messages)
@@ -153,7 +153,7 @@ class Tracker:
         """Whether this owner has read everything that was written before its last takeover."""
         return self._tick_clock_ms is not None
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[Answer | Resumed]:
         """Return the answers to write before anything is fired, each once."""
         return [] if self._tick_clock_ms is None else self.book.take_answers()
 

@@ -9,6 +9,10 @@ Every open message has a due time. When that time comes before another marker, t
 it does in each state, and the fact that it writes ends the message. A redelivery is a new record with a new identity.
 So a late marker of a former holder names the old record, finds an ENDED message and is ignored: the identity fences.
 
+Messages of a queue with ordering keep their place instead. In the states LEASED_IN_ORDER and WAITING_IN_ORDER the
+tracker never acts: the consumer that reads their source acquires the same record again and delivers it again. Here the
+holder fences: see the rule about ordered ACQUIREs.
+
 Rules that are easy to get wrong, and the reason for each:
 
 * ACQUIRE does nothing to an ENDED record: a consumer read it a second time because its commit had failed. Opening it
@@ -21,6 +25,21 @@ Rules that are easy to get wrong, and the reason for each:
   says that no handler has seen it.
 * A redriven dead letter (a DELAY of its place) or a deleted one (DISCARD) is settled for good: a second request changes
   nothing.
+* An ordered ACQUIRE takes a message over only from a holder whose RESUME is not after its own. The holder of ordered
+  messages contains the place of its RESUME in the log (:func:`marq.wire.names.ordered_holder`), and a WAITING_IN_ORDER
+  message keeps its holder. So a late marker of a consumer that lost the source takes nothing from its successor.
+* An ACQUIRE without order takes ordered messages over, too: its consumer does not know about the ordering. From then on
+  the tracker redelivers them, because no consumer would.
+* RESUME takes the place from messages before the place from which its consumer reads on: their records are gone from
+  the source, so no consumer could deliver them in their place. The tracker redelivers them when their leases or delays
+  end. The attempt of a LEASED one does not count then, because it may never have been delivered. A RENEW leaves it
+  uncounted: consumers also renew what still waits in its line. Only another ACQUIRE makes it count.
+* A last RELEASE makes a dead letter of a message, also if the tracker knows a higher ``max_attempts``: a redelivery
+  would be behind later messages.
+* Consumers of a queue with ordering write early ACQUIREs for new records only: the tracker delivers those when they are
+  due, behind all others.
+* RESCHEDULE and CANCEL concern WAITING_IN_ORDER messages only while they block their lines: no consumer delivers such a
+  message before an operator moves it. Any other one may be about to be delivered again.
 * A RELEASE that counts and uses up the last attempt is due at once, because the message becomes a dead letter.
   ``max_attempts`` is read when the RELEASE is folded, and again when the message is due.
 """
@@ -31,7 +50,7 @@ from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from marq.core.storage.rows import State
+from marq.core.storage.rows import IN_ORDER, State
 from marq.wire.markers import Cause, Kind
 
 
@@ -48,6 +67,8 @@ class Marker(StrEnum):
     ACQUIRE = "ACQUIRE"
     #: A consumer found the message before its delivery time: it holds no lease.
     ACQUIRE_EARLY = "early ACQUIRE"
+    #: A consumer of a queue with ordering takes the message, or takes it again to deliver it again.
+    ACQUIRE_IN_ORDER = "ordered ACQUIRE"
     DELAY = "DELAY"
     DISCARD = "DISCARD"
     RENEW = "RENEW"
@@ -55,6 +76,10 @@ class Marker(StrEnum):
     RELEASE = "RELEASE"
     #: The attempt does not count: the consumer shut down before its handler began.
     RELEASE_UNCOUNTED = "uncounted RELEASE"
+    #: Its consumer will not deliver it again.
+    RELEASE_LAST = "last RELEASE"
+    #: The message is before the place from which its consumer reads on.
+    RESUME = "RESUME"
     REJECT = "REJECT"
     RESCHEDULE = "RESCHEDULE"
     CANCEL = "CANCEL"
@@ -64,7 +89,7 @@ class Marker(StrEnum):
 
 
 NEW, ENDED = Absent
-LEASED, RELEASED, REJECTED, DELAYED, CANCELLED, DISPATCHED = State
+LEASED, RELEASED, REJECTED, DELAYED, CANCELLED, DISPATCHED, LEASED_IN_ORDER, WAITING_IN_ORDER, EXHAUSTED = State
 
 Moves = Mapping[State | Absent, State | Absent]
 
@@ -72,23 +97,45 @@ Moves = Mapping[State | Absent, State | Absent]
 END: Moves = dict.fromkeys(State, ENDED)
 
 TRANSITIONS: Mapping[Marker, Moves] = {
-    Marker.ACQUIRE: {NEW: LEASED, LEASED: LEASED},
+    Marker.ACQUIRE: {NEW: LEASED, LEASED: LEASED, **dict.fromkeys(IN_ORDER, LEASED)},
     Marker.ACQUIRE_EARLY: {NEW: DELAYED, LEASED: DELAYED},
+    Marker.ACQUIRE_IN_ORDER: {
+        NEW: LEASED_IN_ORDER,
+        LEASED: LEASED_IN_ORDER,
+        LEASED_IN_ORDER: LEASED_IN_ORDER,
+        WAITING_IN_ORDER: LEASED_IN_ORDER,
+    },
     Marker.DELAY: {NEW: DELAYED},
     Marker.DISCARD: {NEW: ENDED},
-    Marker.RENEW: {LEASED: LEASED, DISPATCHED: DISPATCHED},
+    Marker.RENEW: {LEASED: LEASED, DISPATCHED: DISPATCHED, LEASED_IN_ORDER: LEASED_IN_ORDER},
     Marker.DISPATCH: {LEASED: DISPATCHED, DISPATCHED: DISPATCHED},
-    Marker.RELEASE: {LEASED: RELEASED},
-    Marker.RELEASE_UNCOUNTED: {LEASED: RELEASED, DISPATCHED: RELEASED},
-    Marker.REJECT: {LEASED: REJECTED, DISPATCHED: REJECTED},
-    Marker.RESCHEDULE: {DELAYED: DELAYED, RELEASED: RELEASED},
-    Marker.CANCEL: {DELAYED: CANCELLED, RELEASED: CANCELLED, CANCELLED: CANCELLED},
+    Marker.RELEASE: {LEASED: RELEASED, LEASED_IN_ORDER: WAITING_IN_ORDER},
+    Marker.RELEASE_UNCOUNTED: {LEASED: RELEASED, DISPATCHED: RELEASED, LEASED_IN_ORDER: WAITING_IN_ORDER},
+    Marker.RELEASE_LAST: {LEASED: EXHAUSTED, LEASED_IN_ORDER: EXHAUSTED},
+    Marker.RESUME: {LEASED_IN_ORDER: LEASED, WAITING_IN_ORDER: RELEASED},
+    Marker.REJECT: {LEASED: REJECTED, DISPATCHED: REJECTED, LEASED_IN_ORDER: REJECTED},
+    Marker.RESCHEDULE: {DELAYED: DELAYED, RELEASED: RELEASED, WAITING_IN_ORDER: WAITING_IN_ORDER},
+    Marker.CANCEL: {
+        DELAYED: CANCELLED,
+        RELEASED: CANCELLED,
+        WAITING_IN_ORDER: CANCELLED,
+        CANCELLED: CANCELLED,
+    },
     Marker.ACK: END,
     Marker.FACT: END,
 }
 
 #: Markers that have no effect on a message that another consumer holds.
-HOLDER_ONLY = frozenset({Marker.RENEW, Marker.DISPATCH, Marker.RELEASE, Marker.RELEASE_UNCOUNTED, Marker.REJECT})
+HOLDER_ONLY = frozenset(
+    {
+        Marker.RENEW,
+        Marker.DISPATCH,
+        Marker.RELEASE,
+        Marker.RELEASE_UNCOUNTED,
+        Marker.RELEASE_LAST,
+        Marker.REJECT,
+    }
+)
 
 
 class Due(NamedTuple):
@@ -105,6 +152,7 @@ DUE: Mapping[State, Due] = {
     REJECTED: Due(Cause.REJECTED, Kind.DEAD_LETTERED, exhausted=Kind.DEAD_LETTERED),
     DELAYED: Due(Cause.DUE, Kind.DELIVERED, exhausted=Kind.DELIVERED),
     CANCELLED: Due(Cause.CANCELLED, Kind.CANCELLED, exhausted=Kind.CANCELLED),
+    EXHAUSTED: Due(Cause.RELEASED, Kind.DEAD_LETTERED, exhausted=Kind.DEAD_LETTERED),
     DISPATCHED: Due(Cause.EXPIRED, Kind.ABANDONED, exhausted=Kind.ABANDONED),
 }
 

@@ -1,7 +1,7 @@
 """Dead letters: peek, count, redrive, delete.
 
 A dead letter is never moved. A redrive is a marker with its message and its place in the topic. The tracker accepts
-each place once, delivers the message, and writes a note to the dead-letters topic (:mod:`marq.wire.notes`). So you can
+each place once, delivers the message, and writes a note to the dead-letter topic (:mod:`marq.wire.notes`). So you can
 repeat an interrupted call: redriven messages are skipped, and a redrive requested twice, even by two clients at the
 same time, happens once.
 """
@@ -62,13 +62,13 @@ class Kind(NamedTuple):
 class Redriven:
     """The progress of a redrive.
 
-    ``chosen`` counts the matching dead letters when it began, ``asked`` those whose request is durable, so that they
-    are redriven even if the call is cancelled, ``redriven`` those that this call sent back, and ``already_settled``
-    those that another call had redriven or deleted meanwhile.
+    ``chosen`` counts the dead letters that matched when the redrive began. ``requested`` counts those whose request is
+    durable: they are redriven even if the call is cancelled. ``redriven`` counts those that this call sent back, and
+    ``already_settled`` those that another call had already redriven or deleted.
     """
 
     chosen: int
-    asked: int = 0
+    requested: int = 0
     redriven: int = 0
     already_settled: int = 0
 
@@ -78,7 +78,7 @@ class Deleted:
     """The progress of a deletion; as :class:`Redriven`, with ``deleted`` for those that this call deleted."""
 
     chosen: int
-    asked: int = 0
+    requested: int = 0
     deleted: int = 0
     already_settled: int = 0
 

@@ -1,4 +1,4 @@
-"""The dead-letters topic as a log, read from any offset without a consumer group."""
+"""The dead-letter topic as a log, read from any offset without a consumer group."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DeadLetterLog(Protocol):
 
 
 class KafkaDeadLetterLog:
-    """The dead-letters topic."""
+    """The dead-letter topic."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._topic = settings.names.dead_letters

@@ -44,7 +44,7 @@ class RedriveLimits(NamedTuple):
 
 
 class RedriveProgress(Generic[T]):
-    """The progress of a call; ``make`` creates the result from chosen, asked, done and already settled."""
+    """The progress of a call; ``make`` creates the result from chosen, requested, done and already settled."""
 
     def __init__(
         self, topic: str, chosen: int, make: Callable[[int, int, int, int], T], progress: Callable[[T], None] | None

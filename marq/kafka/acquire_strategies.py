@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from marq.kafka.positions import Behind
 from marq.kafka.reader import Reader, TransactionalReader
 from marq.kafka.transactions import MarkerTransactions
 from marq.kafka.writer import MarkerRecord, MarkerWriter
@@ -30,8 +31,12 @@ class AcquireStrategy(Protocol):
         Raises BrokerUnavailable if they are not known to be written within ``limit_s``, or were refused.
         """
 
-    async def commit(self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float) -> None:
+    async def commit(
+        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, behind: Behind
+    ) -> None:
         """Commit the offsets after the last records read, when all earlier ones are committed.
+
+        ``behind`` has the positions of queues with ordering.
 
         Raises BrokerUnavailable as :meth:`acquire`; NotCommitted if refused, or the outcome is unknown.
         """
@@ -48,8 +53,10 @@ class MarkerFirst:
         if records:
             await self._writer.write(records, limit_s)
 
-    async def commit(self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float) -> None:
-        await self._reader.commit(offsets)
+    async def commit(
+        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, behind: Behind
+    ) -> None:
+        await self._reader.commit(offsets, behind)
 
 
 class Transactional:
@@ -62,11 +69,13 @@ class Transactional:
     async def acquire(self, records: Sequence[MarkerRecord], limit_s: float) -> None:
         """Do nothing: of two open transactions, the later one could not be committed first."""
 
-    async def commit(self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float) -> None:
+    async def commit(
+        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, behind: Behind
+    ) -> None:
         if not records:
-            await self._reader.commit(offsets)
+            await self._reader.commit(offsets, behind)
             return
         # The current generation, in which we own the partitions: the group refuses it after a rebalance.
-        commit = self._reader.commit_of(offsets)
+        commit = self._reader.commit_of(offsets, behind)
         await self._transactions.write(records, commit, limit_s)
         self._reader.committed(commit)

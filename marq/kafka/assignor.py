@@ -34,15 +34,19 @@ Reads = Mapping[str, tuple[int, ...]]
 
 
 class SpreadAssignor(RoundRobinPartitionAssignor):  # type: ignore[misc]
-    """One member's assignor; ``reads`` and ``holders`` are called when it joins."""
+    """One member's assignor; ``reads`` and ``holders`` are called when it joins.
 
-    def __init__(self, reads: Callable[[], Reads], holders: Callable[[], Sequence[int]] = tuple) -> None:
+    ``url`` is the address at which other members reach this one, "" for none.
+    """
+
+    def __init__(self, reads: Callable[[], Reads], holders: Callable[[], Sequence[int]] = tuple, url: str = "") -> None:
         self._reads = reads
         self._holders = holders
+        self._url = url
 
     # Class methods in the base; aiokafka calls them on the instance that it was given.
     def metadata(self, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:
-        user_data = encoded(self._reads(), self._holders(), os.getpid())
+        user_data = encoded(self._reads(), self._holders(), os.getpid(), self._url)
         return ConsumerProtocolMemberMetadata(_VERSION, list(topics), user_data)
 
     def assign(
@@ -79,8 +83,8 @@ def shared_out(
     return shares
 
 
-def encoded(reads: Reads, holders: Sequence[int] = (), pid: int | None = None) -> bytes:
-    """Return a member's user data: the partitions that it reads, if not all, its holders and its process id.
+def encoded(reads: Reads, holders: Sequence[int] = (), pid: int | None = None, url: str = "") -> bytes:
+    """Return a member's user data: the partitions that it reads, if not all, its holders, process id and address.
 
     The process id lets people tell two consumers on the same machine apart.
     """
@@ -90,6 +94,8 @@ def encoded(reads: Reads, holders: Sequence[int] = (), pid: int | None = None) -
         said[_HOLDERS] = [f"{holder:016x}" for holder in holders]
     if pid is not None:
         said["pid"] = pid
+    if url:
+        said["url"] = url
     return json.dumps(said, separators=(",", ":")).encode()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from aiokafka.errors import (
     IllegalSaslStateError,
+    KafkaConnectionError,
     KafkaError,
     SaslAuthenticationFailed,
     UnsupportedSaslMechanismError,
@@ -25,6 +26,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.client.threads import in_thread
 from marq.kafka.paced_clients import pacer_of
+from marq.kafka.reconnect_pacer import reason_of
 from marq.kafka.token_logins import NoToken, TokenSource, open_connection, tokens_of
 from marq.settings.client import ClientSettings
 
@@ -36,6 +38,8 @@ _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
 #: The first bytes of an HTTP server's answer.
 _HTTP = (b"HTTP/", b"<!DOC", b"<html")
 _CERTIFICATE_WANTED = ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE")
+#: Errors of a broker that is down or cut off, if it was up before.
+_DOWN = (ConnectionError, TimeoutError, KafkaConnectionError)
 _ADDRESS = "(MARQ_BOOTSTRAP_SERVERS or bootstrap_servers)"
 
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -105,10 +109,15 @@ class _Path:
             ) from None
 
     async def _knock(self) -> None:
-        known = self._pacer.fresh_error((self._host, self._port))
+        address = self._host, self._port
+        known = self._pacer.fresh_error(address)
+        # A client of this process has just tried; another attempt would count against the limit.
         if isinstance(known, ConnectionRefusedError):
-            # A client of this process has just tried; another attempt would count against the limit.
             raise self._not_listening(known)
+        # Without a token, the broker was not asked.
+        if isinstance(known, _DOWN) and not isinstance(known, NoToken) and self._pacer.has_answered(address):
+            what = f"{self._address} answered before, but not now ({reason_of(known)})"
+            raise Obstacle(what, "see the broker's log", steps=1)
         try:
             async with asyncio.timeout(self._limit_s / 2):
                 _, writer = await asyncio.open_connection(self._host, self._port)

@@ -24,10 +24,13 @@ from marq.wire.markers import Source
 _AT_ONCE = 128
 
 
-async def fetch_records(consumer: Any, wait_s: float, max_records: int) -> dict[Source, Records]:
+async def fetch_records(
+    consumer: Any, wait_s: float, max_records: int, woken: asyncio.Future[None] | None = None
+) -> dict[Source, Records]:
     """Return the next records of each partition, or nothing if none came in time; raises KafkaError as ``getmany``.
 
     The last record batch may exceed ``max_records``. The consumer's position is then after the returned records.
+    ``woken`` ends the wait early.
     """
     fetcher, subscription = consumer._fetcher, consumer._subscription
     consumer._coordinator.check_errors()
@@ -42,8 +45,9 @@ async def fetch_records(consumer: Any, wait_s: float, max_records: int) -> dict[
             if taken or left_s <= 0:
                 return taken
             waiter = fetcher._create_fetch_waiter()
-            done, _ = await asyncio.wait([waiter], timeout=left_s)
-            if not done:
+            waiters = [waiter] if woken is None else [waiter, woken]
+            done, _ = await asyncio.wait(waiters, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if waiter not in done:
                 waiter.cancel()
                 return {}
             # Raises an error of the fetch, such as a missing permission.

@@ -1,6 +1,8 @@
 """Inspects a namespace from outside: joins no group, leases and commits nothing, and needs no worker.
 
-Waiting messages are the records of a queue after the furthest position that any group has committed for it.
+Waiting messages are the records of a queue after the furthest position that any group has committed for it. The
+position of a queue with ordering is its first unfinished message, so of the records after it those wait that no
+consumer has acquired.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import NamedTuple
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.kafka.connection import admin_client
 from marq.kafka.log_reader import LogReader
 from marq.kafka.offsets import AT_ONCE, groups_of, positions_of
@@ -35,6 +38,9 @@ MAX_SCANNED = 1_000_000
 
 #: The position of each queue in each partition where it may have records.
 Places = Mapping[str, Mapping[Source, int]]
+#: The offsets that queues with ordering have acquired.
+Acquired = Mapping[tuple[str, Source], AcquiredRanges]
+_NONE = AcquiredRanges()
 
 
 @dataclass(frozen=True)
@@ -109,13 +115,14 @@ class Inspector:
     async def waiting(self, queues: Iterable[str], limit: int = MAX_SCANNED) -> Waiting:
         """Count waiting messages."""
         places = await self.places(queues)
+        acquired = await self.acquired(places)
         found = Waiting()
         async with LogReader(self._settings, committed=False) as view:
             ranges, complete = _cut(await self._unread(view, places), limit)
             scanned = 0
             async for fetched in view.read(ranges):
                 for source, read in fetched.items():
-                    self._count(found, source, read, places)
+                    self._count(found, source, read, places, acquired)
                     scanned += len(read)
         ends = {source: span.stop for source, span in ranges.items()}
         return replace(found, scanned=scanned, complete=complete, ends=ends)
@@ -123,12 +130,13 @@ class Inspector:
     async def peek(self, queue: str, count: int, limit: int = MAX_SCANNED) -> tuple[list[Peeked], bool]:
         """Return the messages of a queue that waited longest, and whether all records were read."""
         places = await self.places([queue])
+        acquired = await self.acquired([queue])
         found: list[Peeked] = []
         async with LogReader(self._settings, committed=False) as view:
             ranges, complete = _cut(await self._unread(view, places), limit)
             async for fetched in view.read(ranges):
                 for source, read in fetched.items():
-                    found += [Peeked(source, read[place]) for place in self._of(queue, source, read, places)]
+                    found += [Peeked(source, read[place]) for place in self._of(queue, source, read, places, acquired)]
                 # Drop the newer ones now, to limit memory.
                 found = sorted(found, key=lambda each: (each.row.timestamp, each.source, each.row.offset))[:count]
         return found, complete
@@ -140,45 +148,56 @@ class Inspector:
         async with LogReader(self._settings, committed=False) as view:
             async for fetched in view.read(await self._unread(view, starts)):
                 for source, read in fetched.items():
-                    self._count(found, source, read, starts)
+                    self._count(found, source, read, starts, {})
         return found.counts[queue]
+
+    async def acquired(self, queues: Iterable[str]) -> Acquired:
+        """Return the offsets that those of these queues have acquired that have ordering."""
+        ordered = {queue for queue in queues if self._definitions.settings(queue).ordered}
+        owned = await self.owned(incomplete=True) if ordered else {}
+        return {
+            (queue, source): ranges
+            for each in owned.values()
+            for (queue, source), ranges in each.tracker.book.marks.items()
+            if queue in ordered
+        }
 
     async def marker_ends(self) -> dict[int, int]:
         """Return where each markers partition ends."""
         async with LogReader(self._settings, committed=False) as view:
             return {source.partition: span.stop for source, span in (await view.ranges(self._names.markers)).items()}
 
-    def _count(self, found: Waiting, source: Source, read: Records, places: Places) -> None:
+    def _count(self, found: Waiting, source: Source, read: Records, places: Places, acquired: Acquired) -> None:
         shared = source.topic == self._names.messages
         starts = {queue.encode(): (queue, each[source]) for queue, each in places.items() if source in each}
-        owner = None if shared else next(iter(starts.values()))
+        everyone = list(starts.values())
         counts, oldest_ms = found.counts, found.oldest_ms
-        purges = {queue: purge for queue in places if (purge := self._definitions.purge(queue)) is not None}
+        skipped = {queue: purge for queue in places if (purge := self._definitions.skipped(queue)) is not None}
         for offset, key, sent_ms in zip(read.offsets, read.keys, read.timestamps, strict=True):
-            whose = starts.get(key) if shared else owner  # type: ignore[arg-type]
-            if whose is None:
-                if shared and key:
-                    found.unknown_keys[key] += 1
-            elif offset >= whose[1]:
-                queue = whose[0]
-                if queue in purges and not purges[queue].left(source, offset, sent_ms):
+            if shared and key and key not in starts:
+                found.unknown_keys[key] += 1
+            for queue, start in ([starts[key]] if key in starts else ()) if shared else everyone:
+                if offset < start or offset in acquired.get((queue, source), _NONE):
+                    continue
+                if queue in skipped and not skipped[queue].left(source, offset, sent_ms):
                     continue
                 counts[queue] += 1
                 if sent_ms < oldest_ms.get(queue, sent_ms + 1):
                     oldest_ms[queue] = sent_ms
 
-    def _of(self, queue: str, source: Source, read: Records, places: Places) -> list[int]:
+    def _of(self, queue: str, source: Source, read: Records, places: Places, acquired: Acquired) -> list[int]:
         """Return the indexes of a queue's waiting records."""
         start = places[queue].get(source)
         if start is None:
             return []
         key = queue.encode() if source.topic == self._names.messages else None
-        purge = self._definitions.purge(queue)
+        purge, taken = self._definitions.skipped(queue), acquired.get((queue, source), _NONE)
         return [
             place
             for place, (offset, each, sent_ms) in enumerate(zip(read.offsets, read.keys, read.timestamps, strict=True))
             if (key is None or each == key)
             and offset >= start
+            and offset not in taken
             and (purge is None or purge.left(source, offset, sent_ms))
         ]
 
@@ -198,7 +217,7 @@ class Inspector:
         return {topic for queue in queues if (topic := self._definitions.settings(queue).topic) is not None}
 
     def _places_of(
-        self, queue: str, ranges: Collection[Source], known: Mapping[Source, Mapping[str, int]]
+        self, queue: str, ranges: Mapping[Source, range], known: Mapping[Source, Mapping[str, int]]
     ) -> dict[Source, int]:
         own, reads = self._definitions.settings(queue).topic, self._definitions.placement(queue).reads
         here = [
@@ -207,7 +226,14 @@ class Inspector:
             if source.topic == own
             or (source.topic == self._names.messages and (reads is None or source.partition in reads))
         ]
-        return {source: known[source].get(queue, 0) for source in here}
+        begin = self._definitions.begin(queue)
+        starts = {} if begin is None else begin.ends
+        # A start behind the end of a partition is that of a topic which was recreated.
+        return {
+            source: max(known[source].get(queue, 0), start if (start := starts.get(source, 0)) <= span.stop else 0)
+            for source, span in ranges.items()
+            if source in here
+        }
 
     async def _furthest(self, queues: Collection[str], sources: Collection[Source]) -> dict[Source, dict[str, int]]:
         """Return the furthest position that any group has committed for each queue.

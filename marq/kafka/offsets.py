@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from aiokafka import TopicPartition
@@ -20,6 +20,7 @@ from aiokafka.errors import KafkaError, for_code
 from aiokafka.structs import OffsetAndMetadata
 
 from marq.kafka.connection import client_options, close_admin
+from marq.kafka.log_reader import LogReader
 from marq.kafka.offset_snapshots import (
     MAX_METADATA_BYTES,
     OffsetSnapshot,
@@ -35,6 +36,7 @@ from marq.kafka.positions import Positions, is_older
 from marq.kafka.protocol import UNSTABLE_OFFSET_COMMIT, stable_offsets
 from marq.kafka.serving import Serving
 from marq.settings.client import ClientSettings
+from marq.settings.purges import Purge
 from marq.wire.errors import BrokerUnavailable, Forbidden
 from marq.wire.markers import Source
 from marq.wire.names import Names
@@ -118,10 +120,10 @@ class Search:
     def consider(self, group: str, committed: Offsets, snapshots: Mapping[str, OffsetSnapshot]) -> None:
         """Take the commits of another group of the namespace into account. Raises UnknownPositions."""
         for source, positions in self._positions.items():
-            theirs = _positions(self._names, group, committed.get(source), snapshots).by_queue
-            newcomers = self._newcomers[source]
+            other = _positions(self._names, group, committed.get(source), snapshots)
+            theirs, newcomers = other.by_queue, self._newcomers[source]
             for queue in [queue for queue in theirs if queue in newcomers]:
-                positions.advance([queue], theirs[queue])
+                positions.advance([queue], theirs[queue], other.behind)
 
     def places(self) -> dict[Source, Place]:
         """Return the places of all partitions."""
@@ -185,10 +187,34 @@ async def _places(
             known = {}
         for other, offsets in theirs.items():
             search.consider(other, offsets, known)
-    found = search.places()
+    found = await _past_skipped(settings, serving, search.places())
     # Before anything is read: a commit must not name a snapshot that is not durable.
     await snapshots.write(group, {source: place.snapshot for source, place in found.items() if place.snapshot})
     return found
+
+
+async def _past_skipped(
+    settings: ClientSettings, serving: Serving, found: Mapping[Source, Place]
+) -> dict[Source, Place]:
+    """Move places past records of own topics that their queues skip, so that they are not read.
+
+    Those of queues with ordering stay: a purge leaves messages that a consumer has received in their places.
+    """
+    places, purges = dict(found), dict[Source, Purge]()
+    for source, place in found.items():
+        queues = serving.queues_in(source.topic) if serving.is_own(source.topic) else ()
+        for queue in [queue for queue in queues if queue not in place.positions.behind]:
+            purge = serving.skipped(queue)
+            if purge is not None and place.start < purge.ends.get(source, 0):
+                purges[source] = purge
+    if purges:
+        async with LogReader(settings, committed=False) as view:
+            for source, purge in purges.items():
+                # If the topic was recreated, its records are newer, and none is skipped.
+                newer = (await view.offsets_at([source], purge.until_ms + 1))[source]
+                end = (await view.ends([source]))[source] if newer is None else newer
+                places[source] = replace(places[source], start=max(places[source].start, min(end, purge.ends[source])))
+    return places
 
 
 def _named(committed: Iterable[Offsets]) -> set[str]:

@@ -93,17 +93,19 @@ def worker(
     handlers: bool = True,
     handled_topics: Iterable[str] = (),
     transactional: bool = False,
+    sqs: bool = False,
 ) -> list[Permission]:
     """Return the permissions of a worker by its roles; ``handled_topics`` belong to queues with handlers.
 
-    ``backlog``: as a tracker it counts waiting messages. ``transactional``: some handlers' queues deliver at most once.
+    ``backlog``: as a tracker it counts waiting messages. ``transactional``: some handlers' queues are transactional.
+    ``sqs``: clients of SQS send, receive and delay through it.
     """
     permissions = _every_role(names, handled_topics if handlers else ()) + _topics("Write", [names.queues])
     if tracker:
         permissions += [
             *_topics("Read", [names.markers, names.changelog]),
             *_topics("Write", [names.markers, names.changelog]),
-            *_topics("Write", [names.messages, names.dead_letters, names.quarantine, *own_topics]),
+            *_topics("Write", [names.messages, names.dead_letters, names.quarantine]),
             # Faust asks for the changelog's creation at every start, although it exists.
             *(Permission(Kind.TOPIC, names.changelog, operation) for operation in ("Create", "DescribeConfigs")),
             Permission(Kind.GROUP, names.app_id, "Read"),
@@ -122,6 +124,8 @@ def worker(
         ]
     if handlers and transactional:
         permissions.append(Permission(Kind.TRANSACTIONAL_ID, names.start_ids, "Write", prefixed=True))
+    if sqs:
+        permissions += [*transactional_consumer(names, own_topics), *delayer(names, own_topics)]
     return permissions
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from marq.kafka.offset_snapshots import MAX_METADATA_BYTES, OffsetSnapshot, UnknownPositions, document_of, plain
@@ -23,8 +24,15 @@ from marq.kafka.serving import Serving
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 
-#: The JSON keys of the committer, and of its knowledge of the definitions, in the metadata.
-_BY, _CHANGED_AT = "by", "changed_at"
+#: The JSON keys of the committer, of its knowledge of the definitions, and of positions of queues with ordering, in the
+#: metadata.
+_BY, _CHANGED_AT, _BEHIND = "by", "changed_at", "behind"
+
+
+#: Positions of queues with ordering: their lowest open messages.
+Behind = Mapping[tuple[str, Source], int]
+_NONE: Mapping[str, int] = MappingProxyType({})
+NOT_BEHIND: Behind = MappingProxyType({})
 
 
 class Positions:
@@ -42,6 +50,8 @@ class Positions:
         self._members: frozenset[str] = frozenset()
         self._reached = 0
         self._furthest_own = max(self._own.values(), default=0)
+        #: Positions of queues with ordering, which are in the metadata on their own.
+        self._behind: dict[str, int] = {}
 
     @classmethod
     def decode(
@@ -63,13 +73,21 @@ class Positions:
             return cls({owner: offset})
         named = document_of(metadata)
         if named is not None:
-            return cls(_of_snapshot(offset, named, snapshots or {}))
+            return cls._with_behind(_of_snapshot(offset, named, snapshots or {}), named)
         try:
             document = json.loads(metadata)
             here, past = list(document["at"]), dict(document["past"])
-            return cls({**dict.fromkeys(map(str, here), offset), **{str(q): int(p) for q, p in past.items()}})
-        except (ValueError, KeyError, TypeError):
+            by_queue = {**dict.fromkeys(map(str, here), offset), **{str(q): int(p) for q, p in past.items()}}
+            return cls._with_behind(by_queue, document)
+        except (ValueError, KeyError, TypeError, AttributeError):
             return cls()
+
+    @classmethod
+    def _with_behind(cls, by_queue: Mapping[str, int], document: Mapping[str, Any]) -> Positions:
+        behind = {str(queue): int(at) for queue, at in document.get(_BEHIND, {}).items()}
+        positions = cls({**by_queue, **behind})
+        positions._behind = behind
+        return positions
 
     def encode(self, offset: int, by: str = "", changed_at: int = -1) -> str:
         """Return the metadata to commit with an offset. Raises ConfigError if there are too many queues.
@@ -78,6 +96,12 @@ class Positions:
         is left out if there is no room for it.
         """
         metadata = self._metadata if self._metadata is not None else self._without_snapshot(offset)
+        if self._behind:
+            metadata = f'{metadata[:-1]},"{_BEHIND}":{json.dumps(self._behind, ensure_ascii=False)}}}'
+            if len(metadata.encode()) > MAX_METADATA_BYTES:
+                raise ConfigError(
+                    f"{len(self._behind)} queues with ordering are too many for one group: put some into another group"
+                )
         for key, value in ((_CHANGED_AT, changed_at if changed_at >= 0 else None), (_BY, by or None)):
             longer = f'{metadata[:-1]},"{key}":{json.dumps(value, ensure_ascii=False)}}}'
             if value is not None and len(longer.encode()) <= MAX_METADATA_BYTES:
@@ -85,7 +109,7 @@ class Positions:
         return metadata
 
     def _without_snapshot(self, offset: int) -> str:
-        by_queue = self.by_queue
+        by_queue = {queue: at for queue, at in self.by_queue.items() if queue not in self._behind}
         here = {queue: position for queue, position in by_queue.items() if position == offset}
         past = {queue: position for queue, position in by_queue.items() if position != offset}
         metadata = plain(here, past)
@@ -115,18 +139,41 @@ class Positions:
         by_queue = self.by_queue
         return max(min((by_queue.get(queue, 0) for queue in queues), default=0), log_start)
 
+    def number(self, queues: Sequence[str], offset: int) -> int:
+        """Return the offset to commit: the lowest position if all of these queues have ordering."""
+        behind = self._behind
+        return min(behind.values()) if behind and behind.keys() >= set(queues) else offset
+
     def newcomers(self, queues: Iterable[str], offset: int | None) -> list[str]:
         """Return the queues that are not at the group's offset: another group may have read them further."""
         by_queue = self.by_queue
-        return [queue for queue in queues if offset is None or by_queue.get(queue) != offset]
+        return [
+            queue for queue in queues if offset is None or (by_queue.get(queue) != offset and queue not in self._behind)
+        ]
+
+    @property
+    def behind(self) -> Collection[str]:
+        """The queues with ordering: some of their messages at their positions are open."""
+        return self._behind.keys()
 
     @property
     def furthest(self) -> int:
         """The highest position of a queue."""
         return max(self._furthest_own, self._reached)
 
-    def after(self, queues: Sequence[str], offset: int) -> Positions:
-        """Return the positions when these queues have received all records before an offset."""
+    def after(self, queues: Sequence[str], offset: int, behind: Mapping[str, int] = _NONE) -> Positions:
+        """Return the positions when these queues have received all records before an offset.
+
+        Those of ``behind`` have received all records before an offset of their own.
+        """
+        if behind:
+            after = self.after(tuple([queue for queue in queues if queue not in behind]), offset)
+            before = self.by_queue
+            # A position never goes back: records before it are finished.
+            after._behind = {queue: max(at, before.get(queue, 0)) for queue, at in behind.items()}
+            after._own = {**after._own, **after._behind}
+            after._furthest_own = max(after._own.values())
+            return after
         if queues == self._together:
             after = copy(self)
             after._reached = max(self._reached, offset)
@@ -151,11 +198,13 @@ class Positions:
             ]
         )
 
-    def advance(self, queues: Iterable[str], offset: int) -> None:
-        """Note that these queues have received all records before an offset."""
+    def advance(self, queues: Iterable[str], offset: int, behind: Collection[str] = ()) -> None:
+        """Note that these queues have received all records before an offset; those of ``behind`` have ordering."""
         for queue in queues:
             self._own[queue] = max(self._own.get(queue, 0), offset)
             self._furthest_own = max(self._furthest_own, offset)
+            if queue in behind:
+                self._behind[queue] = self._own[queue]
 
 
 def committer(name: str) -> str:
@@ -207,16 +256,19 @@ class Progress:
     def __init__(self) -> None:
         self._positions: dict[Source, Positions] = {}
         self._starts: dict[Source, int] = {}
+        #: The offsets that belong to the positions.
+        self._reached: dict[Source, int] = {}
 
     def begin(self, source: Source, positions: Positions, start: int) -> None:
         """Start to read a partition."""
         self._positions[source] = positions
-        self._starts[source] = start
+        self._starts[source] = self._reached[source] = start
 
     def clear(self) -> None:
         """Stop reading all partitions."""
         self._positions.clear()
         self._starts.clear()
+        self._reached.clear()
 
     def recreated(self, fetched: Mapping[Source, Records]) -> dict[Source, int]:
         """Return partitions that returned records from before the offset where reading started, with that offset.
@@ -230,27 +282,46 @@ class Progress:
         }
 
     def unmet(self, serving: Serving, fetched: Mapping[Source, Records]) -> dict[Source, Records]:
-        """Remove the keys of records that their queues have received, where queues are at different positions."""
+        """Remove the keys of records that their queues have received, where queues are at different positions.
+
+        In a queue's own topic, all records are the queue's; the keys are their senders'.
+        """
         return {
             source: positions.unmet(serving, source, read)
-            if (positions := self._positions.get(source)) is not None and read.offsets[0] < positions.furthest
+            if (positions := self._positions.get(source)) is not None
+            and read.offsets[0] < positions.furthest
+            and not serving.is_own(source.topic)
             else read
             for source, read in fetched.items()
         }
 
-    def after(self, serving: Serving, offsets: Mapping[Source, int]) -> dict[Source, Positions]:
+    def after(
+        self, serving: Serving, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND
+    ) -> dict[Source, Positions]:
         """Return the positions when all records before these offsets are read, without partitions that are not read.
 
         Pass them to :meth:`take` when they are committed.
         """
         return {
-            source: positions.after(serving.queues_in(source.topic), offset)
+            source: positions.after(
+                serving.queues_in(source.topic),
+                offset,
+                {queue: at for (queue, place), at in behind.items() if place == source} if behind else _NONE,
+            )
             for source, offset in offsets.items()
             if (positions := self._positions.get(Source(*source))) is not None
         }
 
-    def take(self, after: Mapping[Source, Positions]) -> None:
+    def current(self, sources: Iterable[Source]) -> tuple[dict[Source, int], dict[Source, Positions]]:
+        """Return the offsets and positions of partitions as they are, to commit them again."""
+        known = [source for source in sources if source in self._positions]
+        return {source: self._reached[source] for source in known}, {
+            source: self._positions[source] for source in known
+        }
+
+    def take(self, offsets: Mapping[Source, int], after: Mapping[Source, Positions]) -> None:
         """Take over committed positions of partitions that are still read."""
         for source, positions in after.items():
             if source in self._positions:
                 self._positions[source] = positions
+                self._reached[source] = offsets[source]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from marq.kafka.fetching import fetch_records
 from marq.kafka.group_consumer import GroupConsumer
 from marq.kafka.offsets import places
 from marq.kafka.permissions import refused
-from marq.kafka.positions import Positions, Progress, committer
+from marq.kafka.positions import NOT_BEHIND, Behind, Positions, Progress, committer
 from marq.kafka.protocol import Generation
 from marq.kafka.records import Records
 from marq.kafka.serving import Serving
@@ -55,6 +55,8 @@ class GroupCommit:
     generation: Generation
     offsets: Mapping[TopicPartition, OffsetAndMetadata]
     after: Mapping[Source, Positions]
+    #: The offsets of these positions.
+    ends: Offsets
 
 
 class Reader(Protocol):
@@ -72,11 +74,14 @@ class Reader(Protocol):
         Raises BrokerUnavailable if a retry can't help.
         """
 
-    async def commit(self, offsets: Offsets) -> None:
-        """Commit the offset *after* the last record read, for each partition.
+    async def commit(self, offsets: Offsets, behind: Behind = NOT_BEHIND) -> None:
+        """Commit the offset *after* the last record read, for each partition; ``behind``: positions of some queues.
 
         Raises NotCommitted if the group refused, or the outcome is unknown.
         """
+
+    async def verify(self, sources: Collection[Source]) -> None:
+        """Commit again what is committed. Raises NotCommitted as :meth:`commit`, so also if a source is another's."""
 
     def rewind(self, offsets: Offsets) -> None:
         """Continue from these offsets; partitions that are not assigned are ignored."""
@@ -88,7 +93,7 @@ class Reader(Protocol):
 class TransactionalReader(Reader, Protocol):
     """A reader whose offsets can be committed in a transaction."""
 
-    def commit_of(self, offsets: Offsets) -> GroupCommit:
+    def commit_of(self, offsets: Offsets, behind: Behind = NOT_BEHIND) -> GroupCommit:
         """Return what :meth:`commit` would commit now; call :meth:`committed` after committing it elsewhere.
 
         Raises NotCommitted if a partition is no longer assigned.
@@ -141,6 +146,7 @@ class GroupReader:
         *,
         instance_id: str | None = None,
         committed: bool = False,
+        url: str = "",
     ) -> None:
         self.keep_alive_s = settings.max_poll_interval_ms / 3000
         self._settings = settings
@@ -149,11 +155,14 @@ class GroupReader:
         self._instance_id = instance_id
         self._committer = committer(instance_id or settings.client_id)
         self._committed = committed
+        self._url = url
         self._consumer: GroupConsumer | None = None
         self._listener: _Listener
         self._holders: Callable[[], Sequence[int]] = tuple
         #: Assigned partitions whose places are not known yet; they are paused.
         self._unplaced: set[Source] = set()
+        #: Ends the wait of a fetch when there are such partitions.
+        self._woken: asyncio.Future[None] | None = None
         self._progress = Progress()
         #: Partitions whose log was found to end before the place where reading began, with that place.
         self._recreated: dict[Source, int] = {}
@@ -203,7 +212,9 @@ class GroupReader:
             # aborted transactions, and each can end its message a second time (docs/guarantees.md, cause 6). Only
             # transactional consumers and queues that deliver at most once use read_committed.
             isolation_level="read_committed" if self._committed else "read_uncommitted",
-            partition_assignment_strategy=(SpreadAssignor(lambda: self._serving.reads, lambda: self._holders()),),
+            partition_assignment_strategy=(
+                SpreadAssignor(lambda: self._serving.reads, lambda: self._holders(), self._url),
+            ),
             max_partition_fetch_bytes=PARTITION_FETCH_BYTES,
             max_poll_interval_ms=self._settings.max_poll_interval_ms,
             session_timeout_ms=self._settings.session_timeout_ms,
@@ -231,6 +242,8 @@ class GroupReader:
         self._changes += 1
         self._progress.clear()
         self._unplaced = set(sources)
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
         self._consumer.pause(*[TopicPartition(*source) for source in sources])
 
     def revoked(self) -> None:
@@ -297,8 +310,10 @@ class GroupReader:
 
     async def _poll(self, max_records: int) -> dict[Source, Records]:
         assert self._consumer is not None
+        self._woken = asyncio.get_running_loop().create_future()
+        wait_s = FETCH_WAIT_S if max_records and not self._unplaced else 0.0
         try:
-            return await fetch_records(self._consumer, FETCH_WAIT_S if max_records else 0.0, max_records)
+            return await fetch_records(self._consumer, wait_s, max_records, self._woken)
         except KafkaError as error:
             if self._fenced is not None:
                 raise self._fenced from error
@@ -311,9 +326,15 @@ class GroupReader:
             await asyncio.sleep(FETCH_WAIT_S)
             return {}
 
-    async def commit(self, offsets: Offsets) -> None:
+    async def commit(self, offsets: Offsets, behind: Behind = NOT_BEHIND) -> None:
+        await self._commit(self.commit_of(offsets, behind))
+
+    async def verify(self, sources: Collection[Source]) -> None:
+        offsets, current = self._progress.current(sources)
+        await self._commit(self._commit_of(offsets, current, sources))
+
+    async def _commit(self, commit: GroupCommit) -> None:
         assert self._consumer is not None
-        commit = self.commit_of(offsets)
         try:
             async with asyncio.timeout(COMMIT_LIMIT_S):
                 await self._consumer.commit(commit.offsets)
@@ -321,19 +342,27 @@ class GroupReader:
             raise NotCommitted(str(error) or type(error).__name__) from error
         self.committed(commit)
 
-    def commit_of(self, offsets: Offsets) -> GroupCommit:
+    def commit_of(self, offsets: Offsets, behind: Behind = NOT_BEHIND) -> GroupCommit:
         """Return what :meth:`commit` would commit now; call :meth:`committed` after committing it elsewhere.
 
         Raises NotCommitted if a partition is no longer assigned.
         """
+        return self._commit_of(offsets, self._progress.after(self._serving, offsets, behind), offsets)
+
+    def _commit_of(
+        self, offsets: Offsets, after: Mapping[Source, Positions], wanted: Collection[Source]
+    ) -> GroupCommit:
         assert self._consumer is not None
-        after = self._progress.after(self._serving, offsets)
-        for topic, partition in offsets.keys() - after.keys():
+        for topic, partition in set(wanted) - after.keys():
             raise NotCommitted(f"{topic}/{partition} is no longer assigned")
         by, changed_at = self._committer, self._serving.changed_at
-        commits = {
-            TopicPartition(*source): OffsetAndMetadata(offset, after[source].encode(offset, by, changed_at))
+        numbers = {
+            source: after[source].number(self._serving.queues_in(source.topic), offset)
             for source, offset in offsets.items()
+        }
+        commits = {
+            TopicPartition(*source): OffsetAndMetadata(number, after[source].encode(number, by, changed_at))
+            for source, number in numbers.items()
         }
         # Partitions and generation are ours from the end of a rebalance to the start of the next one.
         coordinator = self._consumer._coordinator
@@ -341,11 +370,11 @@ class GroupReader:
         if generation.number < 0:
             # Without a generation the group would accept it as the commit of an administrator.
             raise NotCommitted("the group has removed this member")
-        return GroupCommit(self._group, generation, commits, after)
+        return GroupCommit(self._group, generation, commits, after, offsets)
 
     def committed(self, commit: GroupCommit) -> None:
         """Note that this commit has succeeded."""
-        self._progress.take(commit.after)
+        self._progress.take(commit.ends, commit.after)
 
     def rewind(self, offsets: Offsets) -> None:
         assert self._consumer is not None

@@ -144,6 +144,12 @@ class Pacer:
                 return None
             return broker.error
 
+    def has_answered(self, address: Address) -> bool:
+        """Whether this process has reached a broker before."""
+        with self._lock:
+            broker = self._brokers.get(address)
+            return broker is not None and broker.answered
+
     # --- whose turn it is ---------------------------------------------------------------------------------------------
 
     async def _turn(self, address: Address, others: tuple[Address, ...], patient: bool) -> _Turn:

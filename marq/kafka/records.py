@@ -27,7 +27,7 @@ class Row(NamedTuple):
 class Records(Sequence[Row]):
     """Records of one source partition, in order; ``timestamps`` in ms, ``headers`` None where no record has any."""
 
-    __slots__ = ("headers", "keys", "offsets", "timestamps", "values")
+    __slots__ = ("_names", "headers", "keys", "offsets", "timestamps", "values")
 
     def __init__(
         self,
@@ -42,6 +42,15 @@ class Records(Sequence[Row]):
         self.keys = keys
         self.values = values
         self.headers = headers
+        self._names: set[str] | None = None
+
+    def has_header(self, name: str) -> bool:
+        """Return whether a record has a header of this name."""
+        if self.headers is None:
+            return False
+        if self._names is None:
+            self._names = {header for headers in self.headers for header, _ in headers}
+        return name in self._names
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Records:

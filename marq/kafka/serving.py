@@ -6,11 +6,12 @@ topic, if it has one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marq.kafka.records import Records
 from marq.settings.partitions import Partitions, union
+from marq.settings.purges import Purge
 from marq.wire.markers import Source
 
 #: Up to this many queues, one pass for each is faster than one pass that sorts.
@@ -21,8 +22,8 @@ _FEW = 4
 class Serving:
     """``messages`` is the shared topic, ``partitions`` its partitions in which these queues may have records.
 
-    ``own_topics`` has the topics that belong to queues. None of the queues has changed its group after the record at
-    ``changed_at`` of the queues topic.
+    ``own_topics`` has the topics that queues name. None of the queues has changed its group after the record at
+    ``changed_at`` of the queues topic. ``skipped`` returns which records of a queue are not delivered.
     """
 
     messages: str
@@ -30,6 +31,7 @@ class Serving:
     own_topics: Mapping[str, str] = field(default_factory=dict)
     partitions: Partitions = None
     changed_at: int = field(default=-1, compare=False)
+    skipped: Callable[[str], Purge | None] = field(default=lambda _: None, repr=False, compare=False)
     _keys: Mapping[bytes, str] = field(init=False, repr=False, compare=False)
     _owners: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
@@ -107,6 +109,7 @@ def serving(
     own_topics: Mapping[str, str | None],
     reads: Mapping[str, Partitions] | None = None,
     changed_at: int = -1,
+    skipped: Callable[[str], Purge | None] = lambda _: None,
 ) -> Serving:
     """Return the serving of queues; ``own_topics`` may have None for a queue without a topic.
 
@@ -115,4 +118,4 @@ def serving(
     names = tuple(sorted(queues))
     own = {queue: topic for queue in names if (topic := own_topics.get(queue))}
     partitions = union((reads or {}).get(queue) for queue in names) if names else None
-    return Serving(messages, names, own, partitions, changed_at)
+    return Serving(messages, names, own, partitions, changed_at, skipped)

@@ -100,6 +100,15 @@ async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Top
     return {name: facts[name].partitions for name in wanted}
 
 
+async def topic_exists(settings: ClientSettings, topic: str) -> bool:
+    """Return whether a topic exists.
+
+    Raises BrokerUnavailable as :func:`ensure_topics`; ConfigError if the permission to describe it is missing.
+    """
+    async with _admin(settings) as admin:
+        return topic in await _Topics(admin, settings).describe([topic])
+
+
 async def offset_snapshot_topic(settings: ClientSettings, *, make: bool) -> bool:
     """Return whether the topic of offset snapshots exists, which few namespaces need; with ``make``, create it.
 

@@ -28,7 +28,7 @@ from marq.owner.payloads import Table, find_payloads
 from marq.owner.write import Due, Write
 from marq.wire import record_headers
 from marq.wire.errors import UnknownVersion
-from marq.wire.markers import Answer, Batch, Cause, Payload, Source
+from marq.wire.markers import Answer, Batch, Cause, Payload, Resumed, Source
 from marq.wire.notes import Note
 
 #: Limits for folded but unwritten rows and marker bytes, shared evenly by the owners of a process. A pending row takes
@@ -101,8 +101,8 @@ class OwnerEngine:
         self.skipped = 0
         #: Unconfirmed rows; None deletes a row.
         self.pending: dict[bytes, bytes | None] = {}
-        #: Unconfirmed answers to RESCHEDULEs and CANCELs.
-        self.answers: list[Answer] = []
+        #: Unconfirmed answers to RESCHEDULEs, CANCELs and RESUMEs.
+        self.answers: list[Answer | Resumed] = []
         #: Unconfirmed notes about dead letters.
         self.notes: list[Note] = []
         #: True while the shell delivers records from the position on.
@@ -359,9 +359,9 @@ class OwnerEngine:
 
     # --- what to write ------------------------------------------------------------------------------------------------
 
-    def payload(self, source: Source, offset: int) -> Payload | None:
+    def payload(self, queue: str, source: Source, offset: int) -> Payload | None:
         """Return the payload of an open message, else None."""
-        return find_payloads(self.tracker.book, self.pending, self._table, [(source, offset)])[0]
+        return find_payloads(self.tracker.book, self.pending, self._table, [(queue, source, offset)])[0]
 
     def _next_due(self) -> list[Due]:
         """Return due messages for one transaction."""
@@ -372,7 +372,7 @@ class OwnerEngine:
         room = MAX_COPIES_BYTES
         while self._due and room > 0 and len(due) < MAX_COPIES:
             fires, self._due = self._due[:LOOKED_UP], self._due[LOOKED_UP:]
-            ids = [(fire.source, fire.offset) for fire in fires]
+            ids = [(fire.lease.queue, fire.source, fire.offset) for fire in fires]
             payloads = find_payloads(self.tracker.book, self.pending, self._table, ids)
             for fire, payload in zip(fires, payloads, strict=True):
                 assert payload is not None, f"no row for {record_headers.record_id(fire.source, fire.offset)}"

@@ -21,7 +21,7 @@ class Table(Protocol):
 
 
 def find_payloads(
-    book: LeaseBook, pending: Mapping[bytes, bytes | None], table: Table, messages: Sequence[tuple[Source, int]]
+    book: LeaseBook, pending: Mapping[bytes, bytes | None], table: Table, messages: Sequence[tuple[str, Source, int]]
 ) -> list[Payload | None]:
     """Return the payloads of messages, None for each that is not open; the table is asked once for all of them."""
     payloads = [book.fresh_payload(*message) for message in messages]

@@ -38,6 +38,6 @@ class Write:
     #: Rows for the changelog and then the table (None: delete), which hold the fold up to ``applied``.
     rows: Mapping[bytes, bytes | None] | None = None
     applied: int = -1
-    #: Records for the dead-letters topic and the quarantine topic; only with rows.
+    #: Records for the dead-letter topic and the quarantine topic; only with rows.
     notes: Sequence[Note] = ()
     quarantine: Sequence[Unreadable] = ()

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiokafka.errors import KafkaError
@@ -219,6 +219,29 @@ class Batcher:
         failures = (outcome for outcome in outcomes if isinstance(outcome, BaseException))
         return receipts, next(failures, failure)
 
+    async def send_line(
+        self, queue: str, items: Sequence[bytes], find: Callable[[], Awaitable[tuple[Route, list[Header]]]]
+    ) -> tuple[list[Receipt | None], BaseException | None]:
+        """Send messages of one ordering key, each batch after the one before, so that a failure leaves no gap.
+
+        Returns what :meth:`send_many` does.
+        """
+        receipts: list[Receipt | None] = []
+        try:
+            while len(receipts) < len(items):
+                # For each batch, because the queue may move before the last items are sent.
+                route, headers = await find()
+                if self._stopped:
+                    raise MarqError("the producer was stopped")
+                topic, partition = route.cursor.topic, route.cursor.take()
+                batch = ProducerBatch(self._sender, topic, partition, self._routes.placements)
+                batch.fill(route.key, items, len(receipts), len(items), headers)
+                offset = await self._track(self._send(batch))
+                receipts += [Receipt(queue, topic, partition, offset + index) for index in range(batch.count)]
+        except MarqError as error:
+            return receipts + [None] * (len(items) - len(receipts)), error
+        return receipts, None
+
     # --- to Kafka -----------------------------------------------------------------------------------------------------
 
     def _track(self, coroutine: Any) -> asyncio.Task[Any]:
@@ -230,7 +253,6 @@ class Batcher:
     async def _send(self, batch: ProducerBatch) -> int:
         """Send a batch and return the offset of its first message."""
         try:
-            await self._routes.check(self._limit_s)
             first_offset = await self._send_to_kafka(batch)
             if not await self._routes.still_hold(batch.placements, self._limit_s):
                 raise self._unknown(batch, "its queue has moved to other partitions")
@@ -242,10 +264,14 @@ class Batcher:
 
     async def _send_to_kafka(self, batch: ProducerBatch) -> int:
         # One batch waits for its partition at a time: aiokafka 0.14 adds up the waiting times of several, and so
-        # gives up too early.
+        # gives up too early. The check is in the turn, too: otherwise, a later batch that needs none would overtake.
         turn = self._turns.setdefault((batch.topic, batch.partition), asyncio.Lock())
         try:
-            async with turn, asyncio.timeout(self._limit_s):
+            async with asyncio.timeout(self._limit_s) as limit, turn:
+                if not self._routes.are_recent:
+                    limit.reschedule(None)
+                    await self._routes.check(self._limit_s)
+                    limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
                 sent = await batch.sender.send_batch(batch.batch, batch.topic, partition=batch.partition)
             async with asyncio.timeout(self._limit_s):
                 return int((await sent).offset)

@@ -21,7 +21,7 @@ from marq.kafka.writer import MarkerRecord
 from marq.producer.delays import Delays
 from marq.wire.errors import BrokerUnavailable, CorruptMarker, MarqError
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import Answer, Batch, Cancel, Fact, Kind, Outcome, Reschedule, Source
+from marq.wire.markers import ANY_QUEUE, Answer, Batch, Cancel, Fact, Kind, Outcome, Reschedule, Source
 from marq.wire.names import markers_partition
 
 #: How long to wait for an answer before a request is repeated.
@@ -159,16 +159,22 @@ def _take(batch: Fact | Answer, pending: dict[tuple[Source, int], list[_Request]
     for index, offset in enumerate(batch.offsets):
         target = (batch.source, offset)
         for request in pending.pop(target, ()):
-            cancels = request.when is None
-            if isinstance(batch, Fact):
-                came_in_time = cancels and batch.kind is Kind.CANCELLED
-            elif batch.holder == (holders.cancelling if cancels else holders.moving):
-                came_in_time = batch.outcomes[index] == Outcome.DONE
-            else:
+            came_in_time = _came_in_time(request, batch, index, holders)
+            if came_in_time is None:
                 pending.setdefault(target, []).append(request)
-                continue
-            if not request.future.done():
+            elif not request.future.done():
                 request.future.set_result(came_in_time)
+
+
+def _came_in_time(request: _Request, batch: Fact | Answer, index: int, holders: _Holders) -> bool | None:
+    """Return what a marker about its place says about a request, None if that is undecided."""
+    queue, cancels = request.receipt.queue, request.when is None
+    if isinstance(batch, Fact):
+        cancelled = cancels and batch.kind is Kind.CANCELLED
+        # Several queues may have a message at this place. If the request names no queue, one in time is enough.
+        return cancelled if batch.queue == queue or (cancelled and queue == ANY_QUEUE) else None
+    holder = holders.cancelling if cancels else holders.moving
+    return batch.outcomes[index] == Outcome.DONE if (batch.holder, batch.queue) == (holder, queue) else None
 
 
 def _all_done(requests: list[_Request]) -> bool:

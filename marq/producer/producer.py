@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, Unpack, overload
 
 from marq.backend.cluster import Cluster, cluster_of
 from marq.client.codecs import Codec
-from marq.client.content import Content, Headers, check_headers, check_queues, encode
+from marq.client.content import Content, Header, Headers, check_headers, check_queues, encode
 from marq.client.current_producer import note_started, note_stopped
 from marq.client.hooks import point
 from marq.client.lifecycle import CodecClient, Lifecycle
@@ -22,10 +23,12 @@ from marq.consumer.handlers import target_of
 from marq.producer.batches import Batcher, Counts
 from marq.producer.delay_control import DelayControl
 from marq.producer.delays import Delays
-from marq.producer.routes import Routes
+from marq.producer.ordering import Lines
+from marq.producer.routes import Route, Routes
 from marq.settings.client import ClientSettings
 from marq.settings.durations import Duration
 from marq.settings.hints import Unknown, refuse
+from marq.settings.ordering import check_ordering_key
 from marq.wire.errors import BrokerUnavailable, ConfigError
 
 T = TypeVar("T")
@@ -37,10 +40,10 @@ _DELAYS_STOP_S = 1.0
 
 
 class SendManyFailed(BrokerUnavailable):
-    """``send_many``, or ``send`` to several queues, failed.
+    """Some messages of ``send_many``, or of ``send`` to several queues, were not confirmed.
 
-    Items are values, or queues. ``index`` is the first unconfirmed item; ``receipts`` has the receipt
-    of each item, or None, in order.
+    ``receipts`` has one entry for each value (``send_many``) or queue (``send``), in order: its receipt, or None if it
+    was not confirmed. ``index`` is the position of the first None.
     """
 
     def __init__(self, queue: str, index: int, receipts: Sequence[Receipt | None], cause: BaseException) -> None:
@@ -48,8 +51,8 @@ class SendManyFailed(BrokerUnavailable):
         self.receipts = list(receipts)
         sent = sum(receipt is not None for receipt in self.receipts)
         super().__init__(
-            f"queue {queue!r}: item {index} of {len(self.receipts)} is not known to be sent ({cause}); {sent} items"
-            " were, see .receipts: send those without one again"
+            f"queue {queue!r}: item {index} of {len(self.receipts)} was not confirmed ({cause}); {sent} items were;"
+            " send the items without a receipt in .receipts again"
         )
 
 
@@ -58,16 +61,17 @@ class _Running(NamedTuple):
 
     content: Content
     routes: Routes
+    lines: Lines
     batches: Batcher
     delays: Delays
     delay_control: DelayControl
 
 
 class Producer(CodecClient[_Running]):
-    """Sends messages: idempotent, confirmed by all in-sync replicas, batched.
+    """Sends messages in batches. Sends are idempotent and confirmed by all in-sync replicas.
 
     Args:
-        bootstrap_servers: ``host:port``, several separated by commas (default MARQ_BOOTSTRAP_SERVERS).
+        bootstrap_servers: one ``host:port``, or several separated by commas (default MARQ_BOOTSTRAP_SERVERS).
         codec: encodes values (default: values are bytes).
         options: see :class:`marq.settings.client.ClientOptions`.
     """
@@ -81,12 +85,12 @@ class Producer(CodecClient[_Running]):
 
     @property
     def sent(self) -> int:
-        """The number of confirmed messages, without delayed ones."""
+        """The number of confirmed messages, not counting delayed ones."""
         return self._counts.sent
 
     @property
     def failed(self) -> int:
-        """The number of unconfirmed messages, without delayed ones."""
+        """The number of messages that were not confirmed, not counting delayed ones."""
         return self._counts.failed
 
     async def _open(self, opened: AsyncExitStack) -> _Running:
@@ -98,6 +102,7 @@ class Producer(CodecClient[_Running]):
         opened.push_async_callback(queues.stop)
         routes = Routes(cluster, settings.names, topics, queues)
         opened.callback(routes.close)
+        lines = Lines(routes, queues, settings.names.messages, limit_s)
         batches = Batcher(cluster, settings, topics, routes, await cluster.sender(topics), self._counts)
         opened.push_async_callback(batches.close)
         delays = Delays(cluster, topics, limit_s)
@@ -108,7 +113,7 @@ class Producer(CodecClient[_Running]):
         if not self._internal:
             note_started(self)
             opened.callback(note_stopped, self)
-        return _Running(Content(topics.messages_limit_bytes), routes, batches, delays, delay_control)
+        return _Running(Content(topics.messages_limit_bytes), routes, lines, batches, delays, delay_control)
 
     def _hurry(self, running: _Running) -> None:
         running.batches.give_up()
@@ -131,33 +136,45 @@ class Producer(CodecClient[_Running]):
         headers: Headers | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
+        ordering_key: str | bytes | None = None,
         **unknown: Unknown,
     ) -> Receipt | list[Receipt]:
         """Send one message; durable on return.
 
-        If ``queue`` is a function with ``@marq.handler``, its queue gets the message, encoded for the function. If it
-        is a list, each queue gets it, and the receipts come in the same order; all queues are checked before the first
-        send. With ``delay`` (seconds or timedelta) or ``at`` (a datetime with a time zone) the
-        message is delivered later; until then pass its receipt to :meth:`cancel` or :meth:`reschedule`. Delays count by
-        the brokers' clocks, from the moment the message is durable. ``headers`` are a dict or pairs; text is sent as
-        UTF-8, and consumers receive bytes.
+        If ``queue`` is a function decorated with ``@marq.handler``, the message goes to its queue, encoded for the
+        function. If ``queue`` is a list, the message goes to each queue, and the receipts have the same order; the
+        producer checks all queues before it sends anything. ``headers`` are a dict or pairs; text is sent as UTF-8, and
+        consumers receive bytes.
+
+        With ``delay`` (seconds or timedelta) or ``at`` (a datetime with a time zone) the message is delivered later.
+        Until then you can pass its receipt to :meth:`cancel` or :meth:`reschedule`. A delay starts when the message is
+        durable, and is measured by the brokers' clocks.
+
+        In a queue with ``ordering = "key"``, messages with the same ``ordering_key`` (text or bytes, up to 1,024 bytes)
+        are delivered one at a time, in the order in which this producer sent them. A delayed message takes its place
+        when it is due. Messages without a key have no order.
 
         Raises:
             TypeError, ValueError: the value is not bytes, or the codec can't encode it; nothing was sent.
-            MessageTooLarge: it does not fit; nothing was sent.
-            ConfigError: a queue's name, a header or the time is not allowed; nothing was sent.
-            BrokerUnavailable: the broker did not confirm in time: unknown whether the message was sent.
-            SendManyFailed: the same for several queues; its ``receipts`` show which were sent.
+            MessageTooLarge: the topic does not accept a message of this size; nothing was sent.
+            ConfigError: a queue's name, a header, the time or the ordering key is invalid; nothing was sent.
+            BrokerUnavailable: the broker did not confirm in time; the message may or may not have been sent.
+            SendManyFailed: the same for several queues; its ``receipts`` show which messages were sent.
         """
         if unknown:
             refuse("send", unknown)
         due = None if delay is None and at is None else when("send()", delay, at)
+        key = None if ordering_key is None else check_ordering_key(ordering_key)
         codec = self._codec
         if not isinstance(queue, str):
             if isinstance(queue, Sequence):
-                return await self._send_to_each(check_queues(queue), value, headers, due)
+                return await self._send_to_each(check_queues(queue), value, headers, due, key)
             queue, codec = target_of(queue, codec)
         running = self._running or self._started()
+        if key is not None:
+            if codec is not None:
+                value = encode(codec, queue, value)
+            return await self._send_in_line(running, queue, value, check_headers(headers or ()), due, key)
         route = running.routes.known.get(queue) or await running.routes.find(queue)
         pairs = check_headers(headers) if headers else []
         if codec is not None:
@@ -168,29 +185,53 @@ class Producer(CodecClient[_Running]):
         partition, future = running.batches.post(route, value, pairs)
         return Receipt(queue, route.cursor.topic, partition, await future)
 
+    async def _send_in_line(
+        self, running: _Running, queue: str, value: Any, headers: list[Header], due: When | None, key: bytes
+    ) -> Receipt:
+        async with running.lines.turn([queue], key):
+            route, pairs = await running.lines.find(queue, key, headers, delayed=due is not None)
+            running.content.check(queue, route.key, value, pairs)
+            if due is None:
+                partition, future = running.batches.post(route, value, pairs)
+            else:
+                delayed = running.delays.post(queue, value, pairs, due)
+        # The next call may post before this message is confirmed, because batches keep their order.
+        return await delayed if due is not None else Receipt(queue, route.cursor.topic, partition, await future)
+
     async def _send_to_each(
-        self, queues: Sequence[str], value: Any, headers: Headers | None, due: When | None
+        self, queues: Sequence[str], value: Any, headers: Headers | None, due: When | None, key: bytes | None
     ) -> list[Receipt]:
         running = self._started()
         pairs = check_headers(headers) if headers else []
         if self._codec is not None:
             value = encode(self._codec, queues, value)
-        for queue in queues:
-            await running.routes.find(queue)
-        # Again, and now without waiting: the first routes may be outdated by now.
-        routes = [await running.routes.find(queue) for queue in queues]
-        for queue, route in zip(queues, routes, strict=True):
-            running.content.check(queue, route.key, value, pairs)
+
+        async def find(queue: str) -> tuple[Route, list[Header]]:
+            if key is None:
+                return await running.routes.find(queue), pairs
+            return await running.lines.find(queue, key, pairs, delayed=due is not None)
+
+        async with running.lines.turn(queues if key is not None else (), key or b""):
+            for queue in queues:
+                await find(queue)
+            # Again, and now without waiting: the first routes may be outdated by now.
+            routes = [await find(queue) for queue in queues]
+            for queue, (route, own) in zip(queues, routes, strict=True):
+                running.content.check(queue, route.key, value, own)
+            if due is not None:
+                delayed = [
+                    running.delays.post(queue, value, own, due) for queue, (_, own) in zip(queues, routes, strict=True)
+                ]
+            else:
+                posts = [running.batches.post(route, value, own) for route, own in routes]
         if due is not None:
-            delayed = [running.delays.post(queue, value, pairs, due) for queue in queues]
             outcomes: list[Any] = await asyncio.gather(*delayed, return_exceptions=True)
             receipts = [None if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
         else:
-            posts = [running.batches.post(route, value, pairs) for route in routes]
             outcomes = await asyncio.gather(*[future for _, future in posts], return_exceptions=True)
             receipts = [
                 None if isinstance(outcome, BaseException) else Receipt(queue, route.cursor.topic, partition, outcome)
-                for queue, route, (partition, _), outcome in zip(queues, routes, posts, outcomes, strict=True)
+                for queue, (route, _), (partition, _), outcome in zip(queues, routes, posts, outcomes, strict=True)
             ]
         for index, outcome in enumerate(outcomes):
             if isinstance(outcome, BaseException):
@@ -216,15 +257,17 @@ class Producer(CodecClient[_Running]):
         headers: Headers | None = None,
         delay: Delay | None = None,
         at: At | None = None,
+        ordering_key: str | bytes | None = None,
         **unknown: Unknown,
     ) -> list[Receipt]:
         """Send messages with the same headers; return their receipts in order when all are durable.
 
-        ``delay`` and ``at`` are as for :meth:`send`, one for all messages or a list with one for each.
+        ``delay`` and ``at`` work as in :meth:`send`; pass one value for all messages, or a list with one per message.
+        ``ordering_key`` applies to all messages. If it is set and a message fails, no later one is sent.
 
         Raises:
-            TypeError, ValueError, MessageTooLarge: an item is not allowed (the text names it); nothing was sent.
-            ConfigError: the queue's name, a header or a time is not allowed; nothing was sent.
+            TypeError, ValueError, MessageTooLarge: an item is invalid (the error names it); nothing was sent.
+            ConfigError: the queue's name, a header, a time or the ordering key is invalid; nothing was sent.
             SendManyFailed: the broker did not confirm an item in time; its ``receipts`` show which were sent.
         """
         if unknown:
@@ -234,25 +277,44 @@ class Producer(CodecClient[_Running]):
                 f"send_many() sends to one queue, not to {queue!r}: call it for each of them,"
                 " or send(queues, value) for each value"
             )
+        key = None if ordering_key is None else check_ordering_key(ordering_key)
         codec = self._codec
         if not isinstance(queue, str):
             queue, codec = target_of(queue, codec)
         running = self._started()
-        route = running.routes.known.get(queue) or await running.routes.find(queue)
         pairs = check_headers(headers) if headers else []
         items = list(values)
         if codec is not None:
             items = [encode(codec, queue, value, item) for item, value in enumerate(items)]
-        running.content.check_many(queue, route.key, items, pairs)
         dues = None if delay is None and at is None else whens("send_many()", delay, at, len(items))
-        failure: BaseException | None
-        if dues and items:
-            receipts, failure = await running.delays.send_many(queue, items, pairs, dues)
+        if key is not None:
+            receipts, failure = await self._send_line(running, queue, items, pairs, dues, key)
         else:
-            receipts, failure = await running.batches.send_many(queue, route, items, pairs)
+            route = running.routes.known.get(queue) or await running.routes.find(queue)
+            running.content.check_many(queue, route.key, items, pairs)
+            if dues and items:
+                receipts, failure = await running.delays.send_many(queue, items, pairs, dues)
+            else:
+                receipts, failure = await running.batches.send_many(queue, route, items, pairs)
         if failure is not None:
             raise SendManyFailed(queue, receipts.index(None), receipts, failure) from failure
         return receipts  # type: ignore[return-value]
+
+    async def _send_line(
+        self,
+        running: _Running,
+        queue: str,
+        items: list[Any],
+        headers: list[Header],
+        dues: Sequence[When] | None,
+        key: bytes,
+    ) -> tuple[list[Receipt | None], BaseException | None]:
+        async with running.lines.turn([queue], key):
+            route, pairs = await running.lines.find(queue, key, headers, delayed=bool(dues))
+            running.content.check_many(queue, route.key, items, pairs)
+            if dues and items:
+                return await running.delays.send_many(queue, items, pairs, dues)
+            return await running.batches.send_line(queue, items, partial(running.lines.find, queue, key, headers))
 
     # --- delayed messages ---------------------------------------------------------------------------------------------
 
@@ -263,15 +325,16 @@ class Producer(CodecClient[_Running]):
     async def cancel(self, receipt: Several) -> list[bool]: ...
 
     async def cancel(self, receipt: One | Several) -> bool | list[bool]:
-        """Cancel delayed messages, named by receipt or id; return True for each that will not be delivered.
+        """Cancel one or several delayed messages, given as receipts or ids.
 
-        False means that it was delivered or cancelled before. Needs a running tracker, and the permission to read the
-        markers topic.
+        Return True for each message that this call cancelled, and False if it was no longer delayed. Needs a running
+        tracker, and permission to read the markers topic.
 
         Raises:
-            TypeError: an argument is not a receipt.
-            ConfigError: a text is not the id of a message.
-            BrokerUnavailable: no tracker answered within the request timeout: unknown whether it is cancelled.
+            TypeError: an argument is neither a receipt nor an id.
+            ConfigError: a string is not the id of a message.
+            BrokerUnavailable: no tracker answered within the request timeout; the outcome is unknown. You can safely
+                retry.
         """
         return await self._ask("cancel", receipt, None)
 
@@ -284,10 +347,12 @@ class Producer(CodecClient[_Running]):
     async def reschedule(
         self, receipt: One | Several, *, delay: Duration | None = None, at: datetime | None = None
     ) -> bool | list[bool]:
-        """Deliver delayed messages at another time (``delay=0``: at once); otherwise as :meth:`cancel`.
+        """Deliver delayed messages at another time (``delay=0``: at once).
+
+        The argument, the result and the other errors are those of :meth:`cancel`.
 
         Raises:
-            ConfigError: the time is missing or not allowed.
+            ConfigError: the time is missing or invalid.
         """
         if delay is None and at is None:
             raise ConfigError("reschedule(): say when: delay=… (seconds or timedelta) or at=… (datetime)")

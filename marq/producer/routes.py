@@ -90,14 +90,23 @@ class Routes:
             self.known[queue] = route
         return route
 
+    async def own_partitions(self, topic: str) -> int:
+        """Return the number of partitions of a queue's own topic; raises as :meth:`find`."""
+        return (await self._own_cursor(topic)).partitions
+
     @property
     def placements(self) -> PlacementVersion:
         """The placements that routes follow now."""
         return PlacementVersion(self._queues.synced_s, self._definitions.moves)
 
+    @property
+    def are_recent(self) -> bool:
+        """Whether the placements are recent enough to send by."""
+        return time.monotonic() - self._queues.synced_s <= SYNCED_S
+
     async def check(self, limit_s: float) -> None:
         """Wait until the placements are recent enough; raises as :meth:`marq.queues.queues.Queues.sync`."""
-        if time.monotonic() - self._queues.synced_s > SYNCED_S:
+        if not self.are_recent:
             await self._queues.sync(limit_s)
 
     async def still_hold(self, placements: PlacementVersion, limit_s: float) -> bool:

@@ -8,16 +8,20 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from marq.client.backends import backend_of
+from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
-from marq.kafka.topics import ensure_topics
+from marq.kafka.topics import ensure_topics, topic_exists
 from marq.kafka.writer import write_once
 from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 
 #: Longest wait of the broker before it answers an empty fetch: an idle client costs about one request a second.
 FETCH_WAIT_MS = 1_000
 #: Longest wait of a read; it ends at the first record.
 READ_WAIT_S = 5.0
+#: Records that are read at most to count the waiting messages of a queue.
+MAX_SCANNED = 200_000
 
 
 class Entry(NamedTuple):
@@ -53,6 +57,12 @@ class DefinitionLog(Protocol):
 
     async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
         """Write records; return their offsets by key when all are durable."""
+
+    async def messages_of(self, queue: str, definitions: Definitions) -> str:
+        """Return in words which messages of a queue are waiting or in flight, "" if there are none."""
+
+    async def ends_of(self, topic: str) -> dict[Source, int]:
+        """Return the end offset of each partition of a topic; nothing if it does not exist."""
 
     def wall_s(self) -> float:
         """Return the seconds since 1970."""
@@ -91,11 +101,32 @@ class KafkaDefinitionLog:
     async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
         return await write_once(self._settings, self._source.topic, records)
 
+    async def messages_of(self, queue: str, definitions: Definitions) -> str:
+        inspector = Inspector(self._settings, definitions)
+        gauges = [each.tracker.book.gauges().get(queue) for each in (await inspector.owned()).values()]
+        opened = sum(each.in_flight + each.released + each.rejected for each in gauges if each is not None)
+        waiting = await inspector.waiting([queue], MAX_SCANNED)
+        return unfinished(opened, waiting.counts[queue], MAX_SCANNED if not waiting.complete else 0)
+
+    async def ends_of(self, topic: str) -> dict[Source, int]:
+        if not await topic_exists(self._settings, topic):
+            return {}
+        async with LogReader(self._settings, committed=False) as view:
+            return {source: span.stop for source, span in (await view.ranges(topic)).items()}
+
     def wall_s(self) -> float:
         return time.time()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+def unfinished(opened: int, waiting: int, unread: int = 0) -> str:
+    """Return the text of :meth:`DefinitionLog.messages_of`; ``unread``: records of all queues that were searched."""
+    texts = [f"{waiting:,} waiting", f"{opened:,} in flight"]
+    if unread and not waiting:
+        texts[0] = f"more than {unread:,} records without a consumer's position, which may be waiting messages"
+    return " and ".join(texts) if opened or waiting or unread else ""
 
 
 def definition_log(settings: ClientSettings) -> DefinitionLog:

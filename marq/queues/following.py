@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marq.queues.definition_log import DefinitionLog, Entry, definition_log
+from marq.queues.ordered_changes import check_order
+from marq.queues.subscriptions import start_document, starting
 from marq.settings.client import ClientSettings
-from marq.settings.definitions import Definitions
+from marq.settings.definitions import Definitions, start_key
 from marq.wire.errors import BrokerUnavailable, ConfigError
 
 log = logging.getLogger("marq")
@@ -83,6 +85,24 @@ class DefinitionsFollower:
                 f"the definitions of queues could not be read within {limit_s:g} s ({self._where})"
             ) from None
         self.synced_s = max(self.synced_s, began_s)
+
+    async def check_order(self, after: Definitions) -> None:
+        """Refuse a change to these definitions; raises as :func:`marq.queues.ordered_changes.check_order`."""
+        await check_order(self._log, self.definitions, after)
+
+    async def new_starts(self, after: Definitions) -> dict[bytes, Mapping[str, Any] | None]:
+        """Return the records to write before a change (see :mod:`marq.queues.subscriptions`).
+
+        Raises:
+            ConfigError: the permission to describe a topic is missing.
+            BrokerUnavailable: the end of a topic is not known.
+        """
+        return {
+            start_key(queue): start_document(
+                topic, await self._log.ends_of(topic), self.wall_s, self.definitions.begin(queue)
+            )
+            for queue, topic in starting(self.definitions, after)
+        }
 
     async def write(self, documents: Mapping[bytes, Mapping[str, Any] | None]) -> list[Entry]:
         """Write, wait until that is read back, and return the records that other clients wrote since the call.

@@ -35,6 +35,12 @@ async def known_queues(settings: ClientSettings, wanted: str) -> set[str]:
     return names
 
 
+async def defined_or_consumed(settings: ClientSettings) -> set[str]:
+    """Return the queues that have a definition or a consumer group of their own. Raises Forbidden."""
+    async with Queues.of(settings) as queues:
+        return {*queues.definitions.names(), *await _consumed(settings)}
+
+
 async def _add_messages(names: set[str], inspector: Inspector, wanted: str) -> None:
     """Add the queues with open messages, and if ``wanted`` is not among them those with waiting ones."""
     with suppress(Forbidden):

@@ -13,13 +13,22 @@ from marq.client.lifecycle import Lifecycle
 from marq.kafka.offset_snapshots import check_room
 from marq.queues.following import DefinitionsFollower, document_of, fold
 from marq.settings.client import ClientOptions, ClientSettings
-from marq.settings.definitions import LEASE_KEYS, Definitions, layer_key
+from marq.settings.combinations import (
+    LEASE_KEYS,
+    ORDERING_KEYS,
+    TOPIC_KEYS,
+    check_lease,
+    check_ordering,
+    check_start,
+    check_topic,
+)
+from marq.settings.definitions import Definitions, group_of, layer_key
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.hints import refuse
 from marq.settings.pauses import pause_end
 from marq.settings.queue import MAX_SECONDS, check_document
 from marq.settings.readable import EffectiveSettings
-from marq.wire.errors import ConfigError, MarqError
+from marq.wire.errors import MarqError
 from marq.wire.names import check_queue_name
 
 log = logging.getLogger("marq")
@@ -44,8 +53,12 @@ class QueueOptions(TypedDict, total=False):
     concurrency: int | None
     delay: Duration | None
     delivery: str | None
+    transactional: bool | None
     partitions: int | str | None
     paused: bool | str | None
+    ordering: str | None
+    on_dead_letter: str | None
+    start: str | None
 
 
 class Queues(Lifecycle[DefinitionsFollower]):
@@ -111,8 +124,8 @@ class Queues(Lifecycle[DefinitionsFollower]):
         Durations are seconds or timedeltas; None for a key removes a former change of it.
 
         Raises:
-            ConfigError: a name or a value is wrong, a topic belongs to another queue, the group has no room for another
-                queue, or the permission to write is missing.
+            ConfigError: a name or a value is wrong, the group has no room for another queue or reads its topic already,
+                an ordered queue has messages that would lose their order, or the permission to write is missing.
             BrokerUnavailable: it is unknown whether the change was made.
             TypeError: unknown setting.
         """
@@ -157,10 +170,11 @@ class Queues(Lifecycle[DefinitionsFollower]):
         """Write checked layers by their keys; return when they are read back.
 
         Raises:
-            ConfigError: the permission to write is missing.
+            ConfigError: the permission to write is missing, or an ordered queue with messages would change.
             BrokerUnavailable: it is unknown whether they were written.
         """
         follower = self._started()
+        await self._prepare(self.definitions.after(documents))
         async with self._writing:
             if documents:
                 await follower.write(documents)
@@ -204,13 +218,27 @@ class Queues(Lifecycle[DefinitionsFollower]):
 
     async def _merge(self, queue: str, wanted: Mapping[str, Any], *, keep: bool) -> EffectiveSettings:
         """Write the queue's layer of changes, with or without its former keys."""
+        key = layer_key("change", queue)
+        former = self.definitions.layer("change", queue) or {}
+        document = self._merged(queue, former if keep else {}, wanted)
+        await self._prepare(self.definitions.after({key: document or None}))
         await self.merge(
             f"queue {queue!r}",
-            layer_key("change", queue),
+            key,
             lambda definitions: definitions.layer("change", queue),
             lambda former: self._merged(queue, former if keep else {}, wanted),
         )
         return EffectiveSettings.of(self.definitions(queue))
+
+    async def _prepare(self, after: Definitions) -> None:
+        """Check a change, and write the starts of new queues before it."""
+        follower, before = self._started(), self.definitions
+        for queue in after.names():
+            one, other = before.settings(queue), after.settings(queue)
+            if (one.topic, group_of(one)) != (other.topic, group_of(other)):
+                check_topic(after, queue, self._settings.names)
+        await follower.check_order(after)
+        await self.replace(await follower.new_starts(after))
 
     async def merge(
         self,
@@ -249,28 +277,17 @@ class Queues(Lifecycle[DefinitionsFollower]):
         later = self.definitions.after({layer_key("change", queue): document})
         if wanted.keys() & LEASE_KEYS:
             # Other changes, like a pause, are possible even if a race of two writers left such a combination.
-            later.check_lease(queue)
-        self._check_topic(queue, later.settings(queue).topic)
+            check_lease(later, queue)
+        if wanted.keys() & ORDERING_KEYS:
+            check_ordering(later, queue)
+        if wanted.keys() & TOPIC_KEYS:
+            check_topic(later, queue, self._settings.names)
+        if "start" in wanted:
+            check_start(later, queue)
         group = later.group(queue)
         if group is not None and group != self.definitions.group(queue):
             check_room(group, later.queues_of(group))
         return document
-
-    def _check_topic(self, queue: str, topic: str | None) -> None:
-        if topic is None:
-            return
-        names = self._settings.names
-        if names.is_own_topic(topic):
-            raise ConfigError(
-                f"queue {queue!r}: topic {topic!r} belongs to marq; a queue without a topic gets its messages from"
-                f" {names.messages}"
-            )
-        owner = self.definitions.queue_of_topic(topic)
-        if owner not in (None, queue):
-            raise ConfigError(
-                f"queue {queue!r}: topic {topic!r} belongs to queue {owner!r}; give each queue another topic, or take"
-                f" it from {owner!r} first"
-            )
 
 
 def plain(value: object) -> Any:

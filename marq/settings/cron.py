@@ -55,7 +55,7 @@ def check_times(schedule: Schedule, now_s: float) -> None:
     except ModuleNotFoundError:
         return
     if next_time(schedule, int(now_s)) is None:
-        raise ConfigError(f"schedule {schedule.name!r}: cron: {schedule.cron!r} names no time within the next 50 years")
+        raise ConfigError(f"schedule {schedule.name!r}: cron: {schedule.cron!r} matches no time in the next 50 years")
 
 
 class Times:

@@ -8,6 +8,8 @@ The topic is compacted. Each record is one layer of one queue or schedule, or th
 * ``change:NAME``: changes at run time;
 * ``placement:NAME``: the partitions of the messages topic for a queue (:mod:`marq.settings.partitions`), from workers;
 * ``purge:NAME``: the purged records of a queue (:mod:`marq.settings.purges`);
+* ``start:NAME``: the records of its topic that came before the queue (:mod:`marq.settings.purges`);
+* ``sqs:NAME``: what a queue has for SQS clients only, or when it was deleted (app/sqs/directory.py);
 * ``quarantine:PARTITION/OFFSET``: a request to quarantine one marker record (:mod:`marq.wire.quarantines`);
 * ``confirmed:MODULE``: a worker that runs the decorated handlers of this module was alive (agents/removed_handlers.py);
 * ``schedule-file:NAME``, ``schedule:NAME``: schedules (:mod:`marq.settings.schedules`), from the file and at run time;
@@ -28,7 +30,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from marq.settings.durations import plain_seconds
 from marq.settings.partitions import EVERYWHERE, Placement
 from marq.settings.purges import Purge
 from marq.settings.queue import CHECKS, QueueSettings, check_defaults, check_document, queue_settings
@@ -43,17 +44,9 @@ HANDLERS_GROUP = "handlers"
 #: Layers of one queue, weakest first.
 LAYERS = ("handler", "file", "change")
 DEFAULTS_KEY = b"defaults"
-#: The settings that :meth:`Definitions.check_lease` compares.
-LEASE_KEYS = frozenset({"lease", "max_lease"})
-#: What the layers of a setting are called, by :meth:`Definitions.origin`.
-ORIGINS = {
-    "": "default",
-    "defaults": "[defaults] of marq.toml",
-    "handler": "the handler's code",
-    "file": "marq.toml",
-    "change": "changed at run time",
-}
-_RECORDS = _PLACEMENT, _PURGE, _QUARANTINE, _CONFIRMED = "placement", "purge", "quarantine", "confirmed"
+_PLACEMENT, _PURGE, _START, _QUARANTINE, _CONFIRMED = "placement", "purge", "start", "quarantine", "confirmed"
+_SQS = "sqs"
+_RECORDS = (_PLACEMENT, _PURGE, _START, _QUARANTINE, _CONFIRMED, _SQS)
 #: A record without a value, from which `marq check` learns the broker's time.
 CHECK_KEY = b"check"
 
@@ -69,6 +62,14 @@ def placement_key(queue: str) -> bytes:
 
 def purge_key(queue: str) -> bytes:
     return layer_key(_PURGE, queue)
+
+
+def start_key(queue: str) -> bytes:
+    return layer_key(_START, queue)
+
+
+def sqs_key(queue: str) -> bytes:
+    return layer_key(_SQS, queue)
 
 
 def quarantine_key(quarantine: Quarantine) -> bytes:
@@ -98,6 +99,8 @@ class Definitions:
         self._placements: dict[str, Placement] = {}
         self._moved: dict[str, int] = {}
         self._purges: dict[str, Purge] = {}
+        self._starts: dict[str, Purge] = {}
+        self._sqs: dict[str, Mapping[str, Any]] = {}
         #: Orders of quarantine, by partition and offset.
         self._quarantines: dict[tuple[int, int], Quarantine] = {}
         self._confirmations = 0
@@ -128,7 +131,7 @@ class Definitions:
                 self._note(layer, queue, document)
             except ConfigError as error:
                 raise ConfigError(f"the record '{layer}:{queue}': {error}") from error
-            return queue if layer in (_PLACEMENT, _PURGE) else None
+            return queue if layer in (_PLACEMENT, _PURGE, _START) else None
         if document is None:
             self._drop(layer, queue)
         else:
@@ -150,8 +153,8 @@ class Definitions:
         # Layers are replaced, never changed, so both may share them.
         later.schedules = copy.deepcopy(self.schedules)
         later._defaults, later._default_settings = self._defaults, self._default_settings
-        later._purges = dict(self._purges)
-        later._quarantines = dict(self._quarantines)
+        later._purges, later._starts = dict(self._purges), dict(self._starts)
+        later._quarantines, later._sqs = dict(self._quarantines), dict(self._sqs)
         later._layers, later._settings = dict(self._layers), dict(self._settings)
         later._pause_ends = dict(self._pause_ends)
         for key, document in records.items():
@@ -202,9 +205,9 @@ class Definitions:
                     self._by_group.setdefault(named, []).append(queue)
         return list(self._by_group.get(group, ()))
 
-    def queue_of_topic(self, topic: str) -> str | None:
-        """Return the queue that a topic belongs to; of several, which writers do not allow, the first."""
-        return next((queue for queue in self.names() if self.settings(queue).topic == topic), None)
+    def queues_of_topic(self, topic: str) -> list[str]:
+        """Return the queues that name a topic, sorted."""
+        return [queue for queue in self.names() if self.settings(queue).topic == topic]
 
     def placement(self, queue: str) -> Placement:
         """Return the current placement of a queue."""
@@ -212,13 +215,34 @@ class Definitions:
 
     def placed(self) -> list[str]:
         """Return all queues that have a placement or need one, sorted."""
+        settings = {name: self.settings(name) for name in self._layers}
         return sorted(
-            {*self._placements, *[name for name in self._layers if self.settings(name).partitions is not None]}
+            {
+                *self._placements,
+                *[name for name, each in settings.items() if each.ordered or each.partitions is not None],
+            }
         )
 
     def purge(self, queue: str) -> Purge | None:
         """Return the purge of a queue, None if it was never purged."""
         return self._purges.get(queue)
+
+    def begin(self, queue: str) -> Purge | None:
+        """Return which records of its topic came before a queue, None if all are the queue's."""
+        return self._starts.get(queue)
+
+    def skipped(self, queue: str) -> Purge | None:
+        """Return which records of a queue are not delivered: purged ones, and those from before its start."""
+        purge, begin = self._purges.get(queue), self._starts.get(queue)
+        return begin if purge is None else purge if begin is None else purge.along_with(begin)
+
+    def sqs(self, queue: str) -> Mapping[str, Any]:
+        """Return what a queue has for SQS clients only, as it was written; empty if nothing was."""
+        return self._sqs.get(queue, {})
+
+    def sqs_names(self) -> list[str]:
+        """Return all queues with something for SQS clients only, sorted."""
+        return sorted(self._sqs)
 
     def confirmed(self, module: str) -> int:
         """Return a number that changes when a worker confirms the handlers of a module, 0 if they were removed."""
@@ -246,6 +270,11 @@ class Definitions:
         return sorted(self._layers)
 
     @property
+    def default_settings(self) -> QueueSettings:
+        """The settings of queues without a definition."""
+        return self._default_settings
+
+    @property
     def defaults(self) -> Mapping[str, Any]:
         """The layer of all queues, as it was written."""
         return self._defaults
@@ -259,33 +288,6 @@ class Definitions:
         layers = self._layers.get(queue, {})
         sources = [name for name in LAYERS if key in layers.get(name, {})]
         return sources[-1] if sources else "defaults" if key in self._defaults else ""
-
-    def check_lease(self, queue: str) -> None:
-        """Check that a queue's ``max_lease`` is not shorter than its lease.
-
-        Only writers check it. Readers accept any combination, so that the settings do not depend on the order of
-        records; a message is then held for its lease.
-        """
-        settings = self.settings(queue)
-        if settings.max_lease_ms < settings.lease_ms:
-            lease, max_lease = [
-                f"{key} = {plain_seconds(ms)} ({ORIGINS[self.origin(queue, key)]})"
-                for key, ms in (("lease", settings.lease_ms), ("max_lease", settings.max_lease_ms))
-            ]
-            raise ConfigError(
-                f"queue {queue!r}: {max_lease} is shorter than {lease}, but each message is held for at least its"
-                " lease: raise max_lease, or shorten lease"
-            )
-
-    def check_leases(self) -> None:
-        """Check the leases of all queues, and those of queues without a definition; raises as :meth:`check_lease`."""
-        for queue in self.names():
-            self.check_lease(queue)
-        if self._default_settings.max_lease_ms < self._default_settings.lease_ms:
-            raise ConfigError(
-                f"[defaults]: max_lease = {plain_seconds(self._default_settings.max_lease_ms)} is shorter than"
-                f" lease = {plain_seconds(self._default_settings.lease_ms)}: raise max_lease, or shorten lease"
-            )
 
     def _drop(self, layer: str, queue: str) -> None:
         layers = {name: each for name, each in self._layers.get(queue, {}).items() if name != layer}
@@ -309,6 +311,10 @@ class Definitions:
             notes, read = self._placements, Placement.read
         elif layer == _PURGE:
             notes, read = self._purges, Purge.read
+        elif layer == _SQS:
+            notes, read = self._sqs, _document
+        elif layer == _START:
+            notes, read = self._starts, partial(_first_start, self._starts.get(name))
         else:
             notes, key, read = self._quarantines, read_place(name), partial(Quarantine.read, name)
         if document is None:
@@ -330,6 +336,18 @@ class Definitions:
             self._pause_ends.pop(queue, None)
         else:
             self._pause_ends[queue] = settings.paused_until_ms
+
+
+def _first_start(former: Purge | None, document: object) -> Purge:
+    """Return the start of a queue in its topics: of two writers that define it at the same time, the first decides."""
+    start = Purge.read(document)
+    return start if former is None else start.decided_by(former)
+
+
+def _document(document: object) -> Mapping[str, Any]:
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"expected an object, not {document!r}")
+    return document
 
 
 def _resumed(settings: QueueSettings) -> QueueSettings:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Never
 Unknown = Never
 
 OURS = {
+    "compression_type": "compression",
     "countdown": "delay (seconds or timedelta)",
     "max_retries": "max_attempts (it counts deliveries, the first one too)",
     "nack": "release (back to the queue) or reject (to the dead letters)",

@@ -1,8 +1,11 @@
-"""Purges: the records of a queue that must no longer be delivered.
+"""Purges: the records of a queue that must not be delivered.
 
 Markers (ACQUIRE with a due time, CANCEL) end the waiting messages that trackers know. But consumers deliver records
 without asking a tracker. So the purge is also in the queues topic, under the key ``purge:NAME``: for each partition the
 offset before which consumers skip the queue's records.
+
+The records that a topic had before a queue with ``start = "latest"`` are skipped in the same way, under the key
+``start:NAME`` (:mod:`marq.queues.subscriptions`). They are not the queue's, so they get no markers.
 
 Offsets of a recreated topic start at 0 again. So records with a timestamp after the purge are never skipped.
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from marq.wire.errors import ConfigError
@@ -35,6 +39,22 @@ class Purge:
     def done(self) -> Purge:
         """Return the purge after all its records have their markers."""
         return Purge(self.until_ms, self.ends)
+
+    @property
+    def topics(self) -> set[str]:
+        """The topics of the purged records."""
+        return {source.topic for source in self.ends}
+
+    def along_with(self, other: Purge) -> Purge:
+        """Return a purge of the records of both."""
+        former, latter = sorted((self, other), key=attrgetter("until_ms"))
+        # The former end is larger only if the topic was recreated since.
+        return Purge(latter.until_ms, {**former.ends, **latter.ends}, self.starts)
+
+    def decided_by(self, former: Purge) -> Purge:
+        """Return the starts of a queue, in each topic the first one."""
+        ends = {source: end for source, end in self.ends.items() if source.topic not in former.topics}
+        return Purge(max(self.until_ms, former.until_ms), {**ends, **former.ends}) if ends else former
 
     def after(self, former: Purge | None) -> Purge:
         """Return this purge merged with the one before it."""

@@ -36,10 +36,8 @@ REJECT = "reject"
 #: A ``partitions`` over all partitions.
 ALL = "all"
 MAX_SPREAD = 10_000
-#: Keys whose values are names.
-NAME_KEYS = ("group", "topic", "handler")
 #: Keys that [defaults] may not have.
-OWN_KEYS = (*NAME_KEYS, "partitions")
+OWN_KEYS = ("group", "topic", "handler", "partitions", "ordering", "on_dead_letter", "start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,12 @@ class Breaker:
 
 
 AT_LEAST_ONCE, AT_MOST_ONCE = "at-least-once", "at-most-once"
+#: Values of ``start``.
+EARLIEST, LATEST = "earliest", "latest"
+#: Values of ``ordering``.
+UNORDERED, ORDERED_BY_KEY = "none", "key"
+#: Values of ``on_dead_letter``: whether the later messages of a dead letter's ordering key are delivered.
+CONTINUE, BLOCK = "continue", "block"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +67,16 @@ class QueueSettings:
 
     The consumer renews a lease until ``max_lease_ms`` after the delivery. ``max_attempts`` counts deliveries; after the
     last one a message becomes a dead letter, or is dropped if ``dead_letter`` is False. ``group`` is the named group
-    whose consumers serve the queue. ``topic`` is a topic that belongs to the queue. ``handler`` is a
-    ``module:function`` that workers run, with ``concurrency`` calls at a time. Messages are delivered ``delay_ms``
-    after sending. ``partitions`` is the number of partitions of the messages topic, None for all. ``errors`` maps names
-    of exceptions to backoffs, None for those that no retry can fix. While
-    ``paused``, nothing is delivered; messages in flight end as usual, and senders continue. A pause ends at
+    whose consumers serve the queue. The records of ``topic`` are messages of the queue, from the first one on or, with
+    ``start`` LATEST, after the last one when the queue is defined. ``handler`` is a ``module:function`` that workers
+    run, with ``concurrency`` calls at a time. Messages are delivered ``delay_ms`` after sending. A consumer of a
+    ``transactional`` queue acquires the messages of all its queues in transactions; a queue that delivers at most once
+    is always transactional. ``partitions`` is the number of partitions of the messages topic, None for all. ``errors``
+    maps names of exceptions to backoffs, None for those that no retry can fix. With ``ordering`` ORDERED_BY_KEY, a
+    message is delivered after all earlier ones of its ordering key; with ``on_dead_letter`` BLOCK, a dead letter blocks
+    the later ones of its key.
+
+    While ``paused``, nothing is delivered; messages in flight end as usual, and senders continue. A pause ends at
     ``paused_until_ms``: :meth:`marq.settings.definitions.Definitions.end_pauses` replaces the settings then.
     """
 
@@ -81,12 +90,21 @@ class QueueSettings:
     concurrency: int = 64
     delay_ms: int = 0
     delivery: str = AT_LEAST_ONCE
+    transactional: bool = False
     errors: Mapping[str, Backoff | None] = field(default_factory=dict)
     breaker: Breaker | None = None
     partitions: int | None = None
     paused: bool = False
     max_lease_ms: int = MAX_LEASE_MS
     paused_until_ms: int | None = None
+    ordering: str = UNORDERED
+    on_dead_letter: str = CONTINUE
+    start: str = EARLIEST
+
+    @property
+    def ordered(self) -> bool:
+        """Whether messages of the same ordering key are delivered one after the other."""
+        return self.ordering == ORDERED_BY_KEY
 
     @property
     def paused_until(self) -> str | None:
@@ -124,6 +142,9 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
         values["max_lease_ms"] = max(MAX_LEASE_MS, values.get("lease_ms", 0))
     if "delay" in values:
         values["delay_ms"] = _ms(values.pop("delay"))
+    if values.get("delivery") == AT_MOST_ONCE:
+        # With the marker first, a crash between ACQUIRE and commit doubles messages.
+        values["transactional"] = True
     if values.get("max_attempts") == UNLIMITED:
         values["max_attempts"] = UNLIMITED_ATTEMPTS
     if "backoff" in values:
@@ -153,10 +174,14 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
         "concurrency": settings.concurrency,
         "delay": _seconds(settings.delay_ms),
         "delivery": settings.delivery,
+        "transactional": settings.transactional,
         "errors": {name: REJECT if said is None else _backoff_document(said) for name, said in settings.errors.items()},
         "breaker": False if settings.breaker is None else _breaker_document(settings.breaker),
         "partitions": ALL if settings.partitions is None else settings.partitions,
         "paused": settings.paused_until or settings.paused,
+        "ordering": settings.ordering,
+        "on_dead_letter": settings.on_dead_letter,
+        "start": settings.start,
     }
 
 
@@ -304,9 +329,12 @@ def _paused(name: str, value: object) -> None:
         _named(pause_end_ms)(name, value)
 
 
-def _delivery(name: str, value: object) -> None:
-    if value not in (AT_LEAST_ONCE, AT_MOST_ONCE):
-        raise ConfigError(f"{name}: expected {AT_LEAST_ONCE!r} or {AT_MOST_ONCE!r}, not {value!r}")
+def _either(one: str, other: str) -> Check:
+    def check(name: str, value: object) -> None:
+        if value not in (one, other):
+            raise ConfigError(f"{name}: expected {one!r} or {other!r}, not {value!r}")
+
+    return check
 
 
 def _handler(name: str, value: object) -> None:
@@ -360,9 +388,13 @@ CHECKS: Mapping[str, Check] = {
     "handler": _handler,
     "concurrency": _count(MAX_CONCURRENCY),
     "delay": _SECONDS,
-    "delivery": _delivery,
+    "delivery": _either(AT_LEAST_ONCE, AT_MOST_ONCE),
+    "transactional": _switch,
     "errors": _errors,
     "breaker": _breaker_said,
     "partitions": _count_or(MAX_SPREAD, ALL, "number of partitions"),
     "paused": _paused,
+    "ordering": _either(UNORDERED, ORDERED_BY_KEY),
+    "on_dead_letter": _either(CONTINUE, BLOCK),
+    "start": _either(EARLIEST, LATEST),
 }

@@ -29,10 +29,14 @@ class EffectiveSettings:
     concurrency: int
     delay: float
     delivery: str
+    transactional: bool
     errors: Mapping[str, Any]
     breaker: Mapping[str, Any] | bool
     partitions: int | str
     paused: bool | str
+    ordering: str
+    on_dead_letter: str
+    start: str
 
     @classmethod
     def of(cls, settings: QueueSettings) -> Self:

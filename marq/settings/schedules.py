@@ -161,7 +161,7 @@ def check_schedule(document: object, place: str, *, whole: bool = False) -> dict
             raise ConfigError(f"{place}: {key}: {error}") from error
     missing = [key for key in REQUIRED if whole and key not in document]
     if missing:
-        raise ConfigError(f"{place}: {missing[0]}: it is missing; a schedule has at least {' and '.join(REQUIRED)}")
+        raise ConfigError(f"{place}: {missing[0]} is missing; a schedule needs at least {' and '.join(REQUIRED)}")
     return dict(document)
 
 

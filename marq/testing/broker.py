@@ -15,9 +15,11 @@ from marq.consumer.consumer import Consumer
 from marq.consumer.lifespan import Lifespan, is_lifespan
 from marq.core.storage.rows import HELD, State
 from marq.producer.producer import Producer
+from marq.queues.ordered_changes import order_changes, refusal
 from marq.queues.queues import QueueOptions, Queues, plain
 from marq.queues.schedules import Schedules
 from marq.settings.client import ClientSettings
+from marq.settings.combinations import check_combinations, check_lease, check_ordering, check_start, check_topic
 from marq.settings.definitions import DEFAULTS_KEY, layer_key
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.queue import check_defaults, check_document
@@ -78,7 +80,7 @@ class Broker:
         self.schedules = Schedules.of(self.queues)
         if defaults is not None:
             for_all = check_defaults(defaults, "[defaults]")
-            self._namespace.definitions.after({DEFAULTS_KEY: for_all}).check_leases()
+            check_combinations(self._namespace.definitions.after({DEFAULTS_KEY: for_all}))
             self._namespace.define(DEFAULTS_KEY, encoded(for_all))
         for queue, settings in (queues or {}).items():
             self._define(queue, settings)
@@ -141,7 +143,14 @@ class Broker:
         check_queue_name(queue)
         document = check_document({name: plain(value) for name, value in settings.items()}, f"queue {queue!r}")
         key = layer_key("file", queue)
-        self._namespace.definitions.after({key: document}).check_lease(queue)
+        after = self._namespace.definitions.after({key: document})
+        check_lease(after, queue)
+        check_ordering(after, queue)
+        check_start(after, queue)
+        check_topic(after, queue, self._namespace.names)
+        for changed, setting in order_changes(self._namespace.definitions, after):
+            if messages := self._memory.messages_of(self._namespace, changed):
+                raise ConfigError(refusal(changed, setting, messages))
         self._namespace.define(key, encoded(document))
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
@@ -264,8 +273,8 @@ class Broker:
         """Return all messages ever sent to a queue, in the order of each partition."""
         return [
             seen(queue, source, record, check_codec(codec))
-            for source in self._sources(queue)
-            for record in self._log(queue, source)
+            for source in self._memory.sources(self._namespace, queue)
+            for record in self._memory.records(self._namespace, queue, source)
             if all(name != ID_HEADER for name, _ in record.headers)
         ]
 
@@ -318,21 +327,7 @@ class Broker:
         ]
 
     def _waiting(self, queue: str) -> Iterator[tuple[Source, LogRecord]]:
-        names = self._namespace.names
-        for source in self._sources(queue):
-            start = self._memory.acquired(names, queue, source)
-            yield from ((source, record) for record in self._log(queue, source, start))
-
-    def _sources(self, queue: str) -> list[Source]:
-        own = self._namespace.definitions(queue).topic
-        names = [self._namespace.names.messages, *([own] if own in self._memory.topics else [])]
-        return [Source(name, each) for name in names if name for each in range(self._memory.topics[name].partitions)]
-
-    def _log(self, queue: str, source: Source, start: int = 0) -> Iterator[LogRecord]:
-        shared = source.topic == self._namespace.names.messages
-        for record in self._memory.topics[source.topic].logs[source.partition][start:]:
-            if not shared or record.key == queue.encode():
-                yield record
+        return self._memory.waiting(self._namespace, queue)
 
     def _queues(self) -> list[str]:
         namespace = self._namespace

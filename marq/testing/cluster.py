@@ -17,11 +17,13 @@ from marq.kafka.writer import MarkerRecord
 from marq.queues.definition_log import Entry
 from marq.queues.queues import Queues
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
+from marq.settings.definitions import Definitions
 from marq.testing.group import Member
 from marq.testing.memory import Memory, memory_at
 from marq.testing.namespace import Namespace
 from marq.testing.topics import Headers, TopicReader
 from marq.wire.errors import ConfigError
+from marq.wire.markers import Source
 
 T = TypeVar("T")
 
@@ -149,6 +151,12 @@ class MemoryDefinitionLog:
         self._memory.stir()
         return offsets
 
+    async def messages_of(self, queue: str, definitions: Definitions) -> str:
+        return self._memory.messages_of(self._memory.namespace(self._settings), queue)
+
+    async def ends_of(self, topic: str) -> dict[Source, int]:
+        return self._memory.topics[topic].ends if topic in self._memory.topics else {}
+
     def wall_s(self) -> float:
         return self._memory.clock.wall_ms / 1000
 
@@ -160,7 +168,7 @@ class MemoryDefinitionLog:
 
 
 class MemoryDeadLetterLog:
-    """The dead-letters topic in memory."""
+    """The dead-letter topic in memory."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
@@ -236,7 +244,9 @@ class MemoryCluster:
         markers = self._namespace.markers
         return MemoryMarkersReader(TopicReader(markers, {each: len(markers.logs[each]) for each in partitions}))
 
-    def member(self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False) -> MemoryMember:
+    def member(
+        self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False, url: str = ""
+    ) -> MemoryMember:
         return MemoryMember(self._memory, group, self._settings, serving)
 
     def acquire_strategy(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marq.kafka.offset_snapshots import OffsetSnapshot
 from marq.kafka.offsets import Committed, Search
-from marq.kafka.positions import Positions, Progress
+from marq.kafka.positions import NOT_BEHIND, Behind, Positions, Progress
 from marq.kafka.reader import Assignee, NotCommitted
 from marq.kafka.records import Records
 from marq.kafka.serving import Serving
@@ -185,15 +185,21 @@ class Member:
                 self._read_to[source] = records[-1].offset + 1
         return taken
 
-    async def commit(self, offsets: Mapping[Source, int]) -> None:
-        after = self._progress.after(self._serving, offsets)
+    async def commit(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> None:
+        after = self._progress.after(self._serving, offsets, behind)
         for topic, partition in offsets.keys() - after.keys():
             raise NotCommitted(f"{topic}/{partition} is no longer assigned")
         for source, offset in offsets.items():
+            number = after[source].number(self._serving.queues_in(source.topic), offset)
             self._group.committed[source] = Committed(
-                offset, after[source].encode(offset, changed_at=self._serving.changed_at)
+                number, after[source].encode(number, changed_at=self._serving.changed_at)
             )
-        self._progress.take(after)
+        self._progress.take(offsets, after)
+
+    async def verify(self, sources: Collection[Source]) -> None:
+        # Members never time out here, and a cycle in progress keeps its partitions.
+        if any(source not in self._read_to for source in sources):
+            raise NotCommitted("a partition is no longer assigned")
 
     def rewind(self, offsets: Mapping[Source, int]) -> None:
         for source, offset in offsets.items():

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
+from marq.core.storage.rows import State
 from marq.kafka.offset_snapshots import OffsetSnapshot
+from marq.queues.definition_log import unfinished
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.testing.clock import Clock
 from marq.testing.group import Group
 from marq.testing.namespace import Namespace
 from marq.testing.passage import Passage
-from marq.testing.topics import Topic
+from marq.testing.topics import LogRecord, Topic
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
-from marq.wire.names import Names
 
 
 class Memory:
@@ -115,10 +117,41 @@ class Memory:
         """Return a consumer group, which may have no members."""
         return self.groups.setdefault(name, Group(name, self.snapshots))
 
-    def acquired(self, names: Names, queue: str, source: Source) -> int:
+    def acquired(self, namespace: Namespace, queue: str, source: Source) -> int:
         """Return how far a queue was read in a partition; later messages are waiting."""
+        names = namespace.names
         groups = [group for name, group in self.groups.items() if names.is_group(name)]
-        return max([group.position(queue, source, names) for group in groups], default=0)
+        position = max([group.position(queue, source, names) for group in groups], default=0)
+        # The position of a queue with ordering is its lowest open message.
+        marks = [owner.tracker.book.marks.get((queue, source)) for owner in namespace.owners]
+        return max([position, *[each.first_free(position) for each in marks if each is not None]])
+
+    def sources(self, namespace: Namespace, queue: str) -> list[Source]:
+        """Return the partitions of the topics in which a queue may have records."""
+        own, shared = namespace.definitions(queue).topic, namespace.names.messages
+        names = [shared, *([own] if own in self.topics else [])]
+        return [Source(name, each) for name in names if name for each in range(self.topics[name].partitions)]
+
+    def records(self, namespace: Namespace, queue: str, source: Source, start: int = 0) -> Iterator[LogRecord]:
+        """Return the records of a queue in a partition."""
+        shared = source.topic == namespace.names.messages
+        for record in self.topics[source.topic].logs[source.partition][start:]:
+            if not shared or record.key == queue.encode():
+                yield record
+
+    def waiting(self, namespace: Namespace, queue: str) -> Iterator[tuple[Source, LogRecord]]:
+        """Return the waiting messages of a queue."""
+        for source in self.sources(namespace, queue):
+            start, skipped = self.acquired(namespace, queue, source), namespace.definitions.skipped(queue)
+            for record in self.records(namespace, queue, source, start):
+                if skipped is None or skipped.left(source, record.offset, record.timestamp):
+                    yield source, record
+
+    def messages_of(self, namespace: Namespace, queue: str) -> str:
+        """Return in words which messages of a queue are waiting or in flight, "" if there are none."""
+        states = [lease.state for _, _, lease, _ in namespace.open_messages(queue)]
+        opened = sum(state is not State.DELAYED for state in states)
+        return unfinished(opened, sum(1 for _ in self.waiting(namespace, queue)))
 
 
 _memories: dict[str, Memory] = {}

@@ -12,9 +12,11 @@ from marq.core.deliveries import redeliveries
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow
 from marq.kafka.topics import Topics
+from marq.queues.subscriptions import start_document, starting
 from marq.settings.client import ClientSettings
-from marq.settings.definitions import Definitions, placement_key
-from marq.settings.partitions import Placement, subset
+from marq.settings.definitions import Definitions, placement_key, start_key
+from marq.settings.ordering import partition_of
+from marq.settings.partitions import Placement
 from marq.settings.topic_rules import room_for_markers
 from marq.testing.clock import Clock, Timer
 from marq.testing.owner import Acked, Owner
@@ -24,6 +26,7 @@ from marq.wire.errors import ConfigError
 from marq.wire.markers import Payload, Source
 from marq.wire.names import ORIGIN_HEADER, REASON_HEADER, Names
 from marq.wire.notes import Note
+from marq.wire.record_headers import ordering_key
 
 
 class Namespace:
@@ -74,6 +77,7 @@ class Namespace:
 
     def define(self, key: bytes, value: bytes | None) -> int:
         """Append a definition and return its offset."""
+        self._start(key, value)
         offset = self.queues.append(0, self.clock.wall_ms, key, value)
         # Clients log a definition that can't be read; the former one stays in effect.
         with suppress(ConfigError, ValueError):
@@ -82,6 +86,16 @@ class Namespace:
                 self._place(queue)
         self._end_pauses()
         return offset
+
+    def _start(self, key: bytes, value: bytes | None) -> None:
+        """Publish where new queues start in their topics, as writers do before a definition."""
+        with suppress(ConfigError, ValueError):
+            after = self.definitions.after({key: None if value is None else json.loads(value)})
+            for queue, topic in starting(self.definitions, after):
+                ends = self.topics[topic].ends if topic in self.topics else {}
+                former = self.definitions.begin(queue)
+                document = start_document(topic, ends, self.clock.wall_ms / 1000, former)
+                self.define(start_key(queue), encoded(document))
 
     def _end_pauses(self) -> None:
         """Apply the definitions as they are now, and again when the next pause ends."""
@@ -96,9 +110,10 @@ class Namespace:
 
     def _place(self, queue: str) -> None:
         """Publish the placement as workers do, in one step: their later steps only reduce reading."""
-        wanted = subset(queue, self.messages.partitions, self.definitions(queue).partitions)
-        if self.definitions.placement(queue).sends != wanted:
-            placement = Placement(wanted)
+        former = self.definitions.placement(queue)
+        following = former.following(queue, self.messages.partitions, self.definitions(queue))
+        if following is not None:
+            placement = Placement(following.sends, fixed=following.fixed)
             self.define(placement_key(queue), encoded(placement.document() or None))
 
     def open_messages(self, queue: str) -> Iterator[tuple[Source, int, LeaseRow, Payload]]:
@@ -110,18 +125,17 @@ class Namespace:
 
     # --- records of owners --------------------------------------------------------------------------------------------
 
-    def send(self, record: redeliveries.Redelivery, source: Source) -> None:
+    def send(self, record: redeliveries.Redelivery) -> None:
         if record.destination is Destination.DEAD_LETTERS:
             topic, partition = self.dead_letters, self.dead_letters.next_partition(record.key)
-        elif record.own_topic:
-            topic, partition = self.topics[source.topic], source.partition
         else:
-            assert record.key is not None, "the key is the queue's name"
-            topic, partition = self.messages, self._partition(record.key.decode())
+            topic, partition = self.messages, self._partition(record.key.decode(), ordering_key(record.headers))
         topic.append(partition, self.clock.wall_ms, record.key, record.value, record.headers)
 
-    def _partition(self, queue: str) -> int:
+    def _partition(self, queue: str, key: bytes | None) -> int:
         sends = self.definitions.placement(queue).sends
+        if key is not None:
+            return partition_of(key, sends or range(self.messages.partitions))
         if sends is None:
             return self.messages.next_partition()
         self._turns[queue] += 1

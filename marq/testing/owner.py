@@ -97,7 +97,7 @@ class Owner:
     def open_messages(self) -> Iterator[tuple[Source, int, LeaseRow, Payload]]:
         """Return each message that was received and has not ended."""
         for source, offset, lease in self.tracker.book.open_leases():
-            yield source, offset, lease, self._payload(source, offset)
+            yield source, offset, lease, self._payload(lease.queue, source, offset)
 
     def append(self, value: bytes | None) -> None:
         """Append a marker, fold it, and send what is due."""
@@ -139,18 +139,22 @@ class Owner:
 
     def _perform(self, write: Write) -> None:
         """Append all parts of a write; no other task runs in between."""
-        namespace, definitions = self._namespace, self._namespace.definitions
+        namespace = self._namespace
+        names, settings = namespace.names, namespace.definitions
         sent = [
-            (
-                redeliveries.redelivery(action, payload, write.now_ms, definitions(action.lease.queue).topic),
-                action.source,
+            redeliveries.redelivery(
+                action,
+                payload,
+                write.now_ms,
+                own_topic=names.is_senders_topic(action.source.topic),
+                ordered=settings(action.lease.queue).ordered,
             )
             for action, payload in write.due
             if action.destination is not Destination.NOWHERE
         ]
         offsets = [self._append(encode(batch)) for batch in write.markers]
-        for redelivery, source in sent:
-            namespace.send(redelivery, source)
+        for redelivery in sent:
+            namespace.send(redelivery)
         for note in write.notes:
             namespace.note(note)
         for offset, value, reason in write.quarantine:
@@ -169,13 +173,14 @@ class Owner:
         batch = _decoded(value)
         if not isinstance(batch, Ack):
             return
-        opened = self.tracker.book.open_in(batch.source)
+        opened = self.tracker.book.open_in(batch.queue, batch.source)
         for offset in filter(opened.__contains__, batch.offsets):
-            payload = self._payload(batch.source, offset)
-            self._namespace.acked.append(Acked(opened[offset].queue, batch.source, offset, payload))
+            queue = opened[offset].queue
+            payload = self._payload(queue, batch.source, offset)
+            self._namespace.acked.append(Acked(queue, batch.source, offset, payload))
 
-    def _payload(self, source: Source, offset: int) -> Payload:
-        payload = self._engine.payload(source, offset)
+    def _payload(self, queue: str, source: Source, offset: int) -> Payload:
+        payload = self._engine.payload(queue, source, offset)
         assert payload is not None, f"no payload of {record_headers.record_id(source, offset)}"
         return payload
 

@@ -148,10 +148,14 @@ class Passage:
             self._hanging |= busy
         return busy > self._hanging
 
+    def _expects(self) -> bool:
+        """Whether some message will be delivered as time passes."""
+        return self._awaits() or any(receiver.ordering.awaits for receiver in self._receivers.values())
+
     def _move(self) -> bool:
         """Move to the next event if a call may wait for it."""
         next_ms = self._clock.next_ms
-        if next_ms is None or not (any(self._waits.values()) or (self._waits and self._awaits())):
+        if next_ms is None or not (any(self._waits.values()) or (self._waits and self._expects())):
             return False
         self._clock.move(next_ms)
         return True
@@ -194,7 +198,7 @@ class Passage:
                 await self._settle(limit, left)
                 if not (remains := left()):
                     return
-                if later and self._awaits() and (next_ms := self._clock.next_ms) is not None:
+                if later and self._expects() and (next_ms := self._clock.next_ms) is not None:
                     self._clock.move(next_ms)
                     limit.check(remains)
                 else:

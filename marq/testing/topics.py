@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from marq.settings.topic_rules import DEFAULT_LIMIT_BYTES
+from marq.wire.markers import Source
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -35,6 +36,11 @@ class Topic:
         self._listeners: dict[Callable[[], None], asyncio.AbstractEventLoop] = {}
         self._appending = threading.Lock()
         self._turn = -1
+
+    @property
+    def ends(self) -> dict[Source, int]:
+        """The end offset of each partition."""
+        return {Source(self.name, partition): len(log) for partition, log in enumerate(self.logs)}
 
     def append(
         self,

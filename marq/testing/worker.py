@@ -14,7 +14,7 @@ from typing import Any, Self
 from marq.client.current_producer import SharedProducer
 from marq.client.outcomes import Outcome
 from marq.consumer.binding import Handler
-from marq.consumer.handlers import HandlerDefinition, check_handler, definitions_of, handlers_in
+from marq.consumer.handlers import HandlerDefinition, check_handler, definitions_of, handlers_in, two_handlers
 from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Lifespan, Resources, lifespans_in
 from marq.consumer.message import Message
@@ -22,6 +22,7 @@ from marq.consumer.middleware import CallNext, Middleware, middleware_in
 from marq.kafka.serving import serving
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
+from marq.settings.combinations import check_topic
 from marq.settings.definitions import HANDLERS_GROUP, Definitions, layer_key
 from marq.testing.cluster import MemoryCluster, MemoryMember
 from marq.testing.namespace import Namespace, encoded
@@ -117,9 +118,15 @@ class Worker:
         """Return the handler of each queue, and publish the decorated ones."""
         definitions = self._namespace.definitions
         handlers: dict[str, Handler] = {}
+        decorated: dict[str, HandlerDefinition] = {}
         for each in _decorated(self._sources):
+            other = decorated.setdefault(each.queue, each)
+            if other.function is not each.function:
+                raise two_handlers(other, each)
             document = {**each.document, "handler": _importable(each.name)}
-            self._namespace.define(layer_key("handler", each.queue), encoded(document))
+            key = layer_key("handler", each.queue)
+            check_topic(definitions.after({key: document}), each.queue, self._namespace.names)
+            self._namespace.define(key, encoded(document))
             handlers[each.queue] = each.function
         for queue in definitions.names():
             name = definitions.settings(queue).handler

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.markers import (
-    BACKOFF,
     FACTS,
+    LAST,
     MAX_BATCH_MARKERS,
     NOW,
     Ack,
@@ -39,6 +39,8 @@ from marq.wire.markers import (
     Release,
     Renew,
     Reschedule,
+    Resume,
+    Resumed,
     Source,
     Tick,
 )
@@ -56,6 +58,8 @@ MAX_TEXT_BYTES = 1024
 
 #: Flags of a batch; the others are those of its payloads (:mod:`marq.wire.payload_columns`).
 CONTIGUOUS, UNCOUNTED, TEXTS, DUES, RELATIVE = 1, 16, 32, 64, 128
+#: The flag of an ACQUIRE in order, and that of a RESUME onwards.
+IN_ORDER, ONWARDS = 128, 16
 
 _HEAD = Struct(">B2sBBQB")  # version, magic, kind, flags, holder, length of the queue's name
 _U8, _U32, _U64, _I64 = (Struct(f">{code}") for code in "BIQq")
@@ -107,6 +111,41 @@ class _Lease:
 
     def read(self, reader: Reader, flags: int, frame: _Frame) -> int:
         return reader.number(_U32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """A number of the batch."""
+
+    name: str
+    layout: Struct
+
+    def write(self, batch: Any, parts: list[bytes]) -> int:
+        parts.append(self.layout.pack(getattr(batch, self.name)))
+        return 0
+
+    def read(self, reader: Reader, flags: int, frame: _Frame) -> int:
+        return reader.number(self.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Intervals:
+    """Ascending intervals of offsets, each from its first to the one after its last."""
+
+    name: str
+
+    def write(self, batch: Any, parts: list[bytes]) -> int:
+        numbers = [number for interval in getattr(batch, self.name) for number in interval]
+        if any(map(ge, numbers, numbers[1:])):
+            raise ValueError(f"{self.name} that do not rise: {numbers}")
+        parts.append(pack(f">I{len(numbers)}Q", len(numbers) // 2, *numbers))
+        return 0
+
+    def read(self, reader: Reader, flags: int, frame: _Frame) -> tuple[tuple[int, int], ...]:
+        numbers = reader.numbers("Q", 2 * reader.number(_U32))
+        if any(map(ge, numbers, numbers[1:])):
+            raise CorruptMarker(f"{self.name} that do not rise")
+        return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +246,13 @@ _RELATIVE_TIMES = (_Flag("relative", RELATIVE, True), _Numbers("times_ms", "q", 
 LAYOUTS: dict[int, tuple[Callable[..., Batch], tuple[_Field, ...]]] = {
     Kind.ACQUIRE: (
         Acquire,
-        (_Lease(), _FromOffset(least=0), _Numbers("dues_ms", "q", least=NOW, flag=DUES), _Payloads()),
+        (
+            _Lease(),
+            _FromOffset(least=0),
+            _Flag("in_order", IN_ORDER, True),
+            _Numbers("dues_ms", "q", least=NOW, flag=DUES),
+            _Payloads(),
+        ),
     ),
     Kind.RENEW: (Renew, (_Lease(),)),
     Kind.ACK: (Ack, ()),
@@ -215,7 +260,7 @@ LAYOUTS: dict[int, tuple[Callable[..., Batch], tuple[_Field, ...]]] = {
         Release,
         (
             _Flag("counted", UNCOUNTED, False),
-            _Numbers("delays_ms", "q", least=BACKOFF),
+            _Numbers("delays_ms", "q", least=LAST),
             _Texts("errors", flag=TEXTS),
         ),
     ),
@@ -225,8 +270,21 @@ LAYOUTS: dict[int, tuple[Callable[..., Batch], tuple[_Field, ...]]] = {
     Kind.CANCEL: (Cancel, ()),
     Kind.DISCARD: (Discard, ()),
     Kind.DISPATCH: (Dispatch, (_Lease(),)),
+    Kind.RESUME: (Resume, (_Flag("onwards", ONWARDS, True),)),
     **{kind: (partial(Fact, kind), (_Numbers("attempts", "I"), _Numbers("causes", "B"))) for kind in FACTS},
     Kind.ANSWERED: (Answer, (_Numbers("outcomes", "B"),)),
+    Kind.RESUMED: (
+        Resumed,
+        (
+            _Number("asked_at", _I64),
+            _Number("left", _U32),
+            _Intervals("acquired"),
+            _Numbers("states", "B"),
+            _Numbers("attempts", "I"),
+            _Numbers("waits_ms", "I"),
+            _Texts("errors", flag=TEXTS),
+        ),
+    ),
 }
 _KINDS = {make: kind for kind, (make, _) in LAYOUTS.items()}
 

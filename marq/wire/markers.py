@@ -15,15 +15,20 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import repeat
 from typing import NamedTuple, Protocol
 
 #: The release delay that means the backoff of the queue.
 BACKOFF = -1
+#: The release delay of a message of a queue with ordering that its consumers will not deliver again.
+LAST = -2
+#: The delay of a release, a hundred years, that blocks a line: an operator moves or cancels the message.
+BLOCKED_MS = 100 * 365 * 24 * 3_600_000
+#: The wait in a RESUMED of a message that was released for half as long or longer.
+BLOCKED_WAIT_MS = 2**32 - 1
 #: The due time of a message that may be delivered immediately.
 NOW = -1
-#: The queue of an ACK whose messages are of several queues.
-MIXED_QUEUES = ""
+#: The queue of an ACK, RESCHEDULE or CANCEL of messages of any queues.
+ANY_QUEUE = ""
 #: Markers in one batch; a longer one is split by the encoder's caller.
 MAX_BATCH_MARKERS = 65_536
 
@@ -58,12 +63,14 @@ class Kind(IntEnum):
     CANCEL = 8
     DISCARD = 9
     DISPATCH = 10
+    RESUME = 11
     REDELIVERED = 33
     DEAD_LETTERED = 34
     DELIVERED = 35
     CANCELLED = 36
     ANSWERED = 37
     ABANDONED = 38
+    RESUMED = 39
     TICK = 64
 
 
@@ -173,12 +180,14 @@ class Acquire(_Markers):
     Each message of the queue from ``from_offset`` to the batch's last offset is in this batch. So the tracker can tell
     a record that it has seen before from one whose marker was lost. ``dues_ms`` has for each message the time before
     which it must not be delivered, and it is then not leased, or :data:`NOW`; None if all are leased.
+    With ``in_order`` the messages keep their places: consumers, not the tracker, deliver them again.
     """
 
     lease_ms: int
     from_offset: int
     payloads: Sequence[Payload]
     dues_ms: Sequence[int] | None = None
+    in_order: bool = False
 
     @property
     def attempts(self) -> Sequence[int] | None:
@@ -241,12 +250,12 @@ class Dispatch(_Markers):
 
 @dataclass(frozen=True, slots=True)
 class Ack(_Markers):
-    """These messages are done; ``queue`` may be :data:`MIXED_QUEUES`: the tracker knows the queue of each."""
+    """These messages are done; ``queue`` may be :data:`ANY_QUEUE`: the tracker knows the queue of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release(_Markers):
-    """The holder releases these messages, each after its delay (or :data:`BACKOFF`).
+    """The holder releases these messages, each after its delay (or :data:`BACKOFF`, :data:`LAST`).
 
     ``counted`` is False at a shutdown: the attempt does not count. ``errors`` has the error of each message, or "".
     """
@@ -287,6 +296,38 @@ class Answer(_Markers):
 
 
 @dataclass(frozen=True, slots=True)
+class Resume(_Markers):
+    """A consumer of a queue with ordering asks which of these messages are open; ``holder`` is the question's own.
+
+    With ``onwards`` there is one offset, from which the consumer will read the source. Then the question is about all
+    messages from there on, and the tracker redelivers earlier ones: their records are gone from the source.
+    """
+
+    onwards: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(_Markers):
+    """The answer to the RESUME by ``holder``, whose record is ``asked_at`` in the markers partition.
+
+    It has the messages that were asked about, or the first one and all open ones behind it. ``states`` are those of
+    open messages (:class:`marq.core.storage.rows.State`), 0 for others. ``attempts`` are the numbers of their last
+    deliveries, or of the next ones if they were released; ``waits_ms`` tells how long their leases or delays last from
+    the answer on; ``errors`` are those of their releases. ``left`` is the number of batches that follow for the same
+    question. The first batch of an answer to a question ``onwards`` has the offsets that the queue has acquired before,
+    as ``acquired``: intervals of a first offset and the one after the last.
+    """
+
+    asked_at: int
+    left: int
+    acquired: Sequence[tuple[int, int]]
+    states: Sequence[int]
+    attempts: Sequence[int]
+    waits_ms: Sequence[int]
+    errors: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A tracker's clock: its own monotonic time when it wrote this."""
 
@@ -295,7 +336,21 @@ class Tick:
 
 
 Batch = (
-    Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Discard | Dispatch | Fact | Answer | Tick
+    Acquire
+    | Renew
+    | Ack
+    | Release
+    | Reject
+    | Delay
+    | Reschedule
+    | Cancel
+    | Discard
+    | Dispatch
+    | Resume
+    | Fact
+    | Answer
+    | Resumed
+    | Tick
 )
 
 
@@ -305,43 +360,6 @@ def attempts_of(payloads: Sequence[Payload]) -> Sequence[int] | None:
         return payloads.attempts
     attempts = [payload.attempt for payload in payloads]
     return attempts if attempts.count(1) != len(attempts) else None
-
-
-# --- taking apart -----------------------------------------------------------------------------------------------------
-
-
-def group_by_due(batch: Acquire, offsets: Sequence[int]) -> Iterable[tuple[int, int, Sequence[int]]]:
-    """Group offsets of a batch by their attempts and times, which are nearly always 1 and :data:`NOW`."""
-    attempts, times = batch.attempts, batch.dues_ms
-    if not offsets:
-        return ()
-    if attempts is None and times is None:
-        return ((1, NOW, offsets),)
-    groups: dict[tuple[int, int], list[int]] = {}
-    for offset in offsets:
-        index = bisect_left(batch.offsets, offset)
-        group_by_due = (1 if attempts is None else attempts[index], NOW if times is None else times[index])
-        groups.setdefault(group_by_due, []).append(offset)
-    return [(attempt, time_ms, group) for (attempt, time_ms), group in groups.items()]
-
-
-def runs_by_due(batch: Delay, offsets: Sequence[int]) -> Iterator[tuple[int, int, Sequence[int]]]:
-    """Cut offsets of a batch into runs of one attempt and time; each may have a time of its own."""
-    attempts = repeat(1) if batch.attempts is None else batch.attempts
-    members: Iterable[tuple[int, int, int]] = zip(batch.offsets, attempts, batch.times_ms, strict=False)
-    if len(offsets) < len(batch.offsets):
-        wanted = set(offsets)
-        members = [member for member in members if member[0] in wanted]
-    last_attempt, last_ms, run = 0, 0, list[int]()
-    for offset, attempt, time_ms in members:
-        if time_ms == last_ms and attempt == last_attempt:
-            run.append(offset)
-            continue
-        if run:
-            yield last_attempt, last_ms, run
-        last_attempt, last_ms, run = attempt, time_ms, [offset]
-    if run:
-        yield last_attempt, last_ms, run
 
 
 def payload_of(batch: Acquire | Delay, offset: int) -> Payload:
@@ -354,8 +372,12 @@ def payload_of(batch: Acquire | Delay, offset: int) -> Payload:
 
 def payload_bytes(payload: Payload) -> int:
     """Return an upper limit for the bytes of a payload in an ACQUIRE or DELAY."""
-    headers = sum([6 + 4 * len(name) + len(value or b"") for name, value in payload.headers])
-    return 40 + len(payload.key or b"") + len(payload.value or b"") + headers
+    return 40 + len(payload.key or b"") + len(payload.value or b"") + headers_bytes(payload.headers)
+
+
+def headers_bytes(headers: Iterable[tuple[str, bytes | None]]) -> int:
+    """Return an upper limit for the bytes of headers."""
+    return sum([6 + 4 * len(name) + len(value or b"") for name, value in headers])
 
 
 def spans(sizes: Iterable[int], limit_bytes: int) -> Iterator[slice]:

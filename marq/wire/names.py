@@ -31,7 +31,9 @@ SETTLED_HEADER = "marq-settled"
 PREVIOUS_HEADER = "marq-previous-time"
 #: Header of a replayed message: the place of the original record.
 REPLAYED_HEADER = "marq-replayed-from"
-#: The sender's record key, if the redelivery has another.
+#: The ordering key of a message in the messages topic, as bytes.
+ORDERING_KEY_HEADER = "marq-ordering-key"
+#: The sender's record key, because that of a redelivery is the queue's name.
 KEY_HEADER = "marq-key"
 
 #: The first characters of the synthetic topics of schedules; see :func:`is_synthetic`.
@@ -129,6 +131,10 @@ class Names:
             self.changelog,
         }
 
+    def is_senders_topic(self, topic: str) -> bool:
+        """Return whether the records of a message's topic have keys of their senders: it is or was a queue's own."""
+        return not is_synthetic(topic) and not self.is_own_topic(topic)
+
     def owner_of_group(self, group: str) -> str | None:
         """Return the queue that has a consumer group to itself; None for any other group."""
         head = self.group("")
@@ -156,6 +162,20 @@ class Names:
     def start_ids(self) -> str:
         """The prefix of the ids of all transactional consumers' producers."""
         return f"{self.prefix}-start-"
+
+
+#: The low bits of the holder of ordered messages, which are random; the place of a RESUME in the log is above them.
+_HOLDER_BITS = 16
+
+
+def ordered_holder(asked_at: int, random: int) -> int:
+    """Return the holder for the ordered messages of a consumer whose RESUME is at this offset."""
+    return asked_at << _HOLDER_BITS | random & (1 << _HOLDER_BITS) - 1 or 1
+
+
+def follows(holder: int, other: int) -> bool:
+    """Return whether the RESUME of one holder of ordered messages is not before that of another."""
+    return holder >> _HOLDER_BITS >= other >> _HOLDER_BITS
 
 
 def markers_partition(topic: str, partition: int, count: int) -> int:

@@ -1,4 +1,4 @@
-"""Notes in the dead-letters topic: they tell its readers which dead letters are settled.
+"""Notes in the dead-letter topic: they tell its readers which dead letters are settled.
 
 A note is in the partition of the dead letters that it names, after them. Its key is empty, unlike any queue's name, so
 a reader of a queue's dead letters never takes it for one. Its content is the header ``marq-settled`` (the disposition)
@@ -77,7 +77,7 @@ def _runs(offsets: Iterable[int]) -> Iterator[list[int]]:
 
 
 def is_note(headers: Headers) -> bool:
-    """Return whether a record of the dead-letters topic is a note."""
+    """Return whether a record of the dead-letter topic is a note."""
     return any(name == SETTLED_HEADER for name, _ in headers)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from struct import Struct, pack
 
@@ -139,9 +140,14 @@ def encode_headers(headers: Headers) -> bytes:
     """Return the headers of one record as bytes, in their order and with duplicates."""
     parts = [_U16.pack(len(headers))]
     for name, value in headers:
-        encoded = name.encode()
-        parts += [_U16.pack(len(encoded)), encoded, _I32.pack(-1 if value is None else len(value)), value or b""]
+        parts += (_encoded_name(name), _I32.pack(-1 if value is None else len(value)), value or b"")
     return b"".join(parts)
+
+
+@lru_cache(maxsize=1_024)
+def _encoded_name(name: str) -> bytes:
+    encoded = name.encode()
+    return _U16.pack(len(encoded)) + encoded
 
 
 def decode_headers(data: bytes) -> Headers:

@@ -7,7 +7,7 @@ from struct import Struct, unpack_from
 from marq.wire.errors import CorruptMarker
 
 #: Bytes of one number with each format code.
-_SIZES = {"B": 1, "H": 2, "I": 4, "i": 4, "q": 8}
+_SIZES = {"B": 1, "H": 2, "I": 4, "i": 4, "q": 8, "Q": 8}
 
 
 class Reader:

@@ -15,6 +15,7 @@ from marq.wire.names import (
     DELIVER_AT_HEADER,
     FIRST_SENT_HEADER,
     ID_HEADER,
+    ORDERING_KEY_HEADER,
     RESERVED_HEADER,
     UNCOUNTED_HEADER,
 )
@@ -66,6 +67,12 @@ def has_invalid_deliver_at(headers: Iterable[tuple[str, bytes | None]]) -> bool:
 def is_redelivery(headers: Iterable[tuple[str, bytes | None]]) -> bool:
     """Return whether a tracker has sent the record; it keeps the headers of the first one."""
     return any(name == ATTEMPT_HEADER for name, _ in headers)
+
+
+def ordering_key(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
+    """Return the ordering key of a record of the messages topic, or None."""
+    values = [value for name, value in headers if name == ORDERING_KEY_HEADER]
+    return (values[-1] or None) if values else None
 
 
 def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:

@@ -130,7 +130,7 @@ def text_lines(result: Plan) -> list[str]:
     lines = ["A GUESS: the messages were described by options, not measured."] if result.guess else []
     lines = [*(lines or ["From measured messages."]), "", *_queues(result), "", *_summary(result), ""]
     lines += [f"{what}: {_shown(result.values[key], unit)}" for key, (what, unit) in QUANTITIES.items()]
-    lines += ["", f"Headroom: {result.target.headroom:g} x on processes and partitions; disks 70 % full."]
+    lines += ["", f"Headroom: {result.target.headroom:g} x on processes and partitions; disks 70% full."]
     lines += ["Not in the model: processor time of brokers and handlers, compression."]
     return [*lines, *(f"WARNING: {text}" for text in result.warnings)]
 

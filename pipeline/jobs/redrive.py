@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     _report(options, request, preview, result, interrupted)
     if interrupted:
         return 130
-    return 1 if result.unanswered or (result.asked < result.chosen and not options.dry_run) else 0
+    return 1 if result.unanswered or (result.requested < result.chosen and not options.dry_run) else 0
 
 
 def _request(options: argparse.Namespace) -> Request:
@@ -136,5 +136,5 @@ def _report(
             f"{result.unanswered:,} requests are not answered yet: is a worker running (marq worker)? The"
             " requests are durable and a worker will carry them out once, even if you run the same command again"
         )
-    if result.asked < result.chosen:
-        print(f"{result.chosen - result.asked:,} were not requested: the same command again does the rest")
+    if result.requested < result.chosen:
+        print(f"{result.chosen - result.requested:,} were not requested: the same command again does the rest")

@@ -50,7 +50,7 @@ def test_a_result_becomes_tables_in_which_an_unmet_bar_is_seen() -> None:
     assert "`bench/results/suite-x.json`" in lines[0]
     assert "| Marq, `run`: a handler for each message | 123,000 | 0.25 s | 2.00 + 0.50 + 1.00 |" in lines
     assert "| 10 ms | 60,000 | 60,000 | 1,200 |" in lines
-    assert "| 500 ms for 1 % of them | 60,000 | 60,000 | 1,200 |" in lines
+    assert "| 500 ms for 1% of them | 60,000 | 60,000 | 1,200 |" in lines
     assert "RabbitMQ was not measured: there is none." in lines
     assert "| drain | at least 0.55 times | 0.6 | yes |" in lines
     assert "| lateness | at most 250 ms | 300 | **no** |" in lines

@@ -36,17 +36,21 @@ NOW = datetime(2026, 11, 22, 6, 0, 0, tzinfo=UTC)
 HANDLED = [0, 0, 5, 80, 15, *[0] * (len(BOUNDS_MS) - 4)]
 URLS = ("http://10.0.0.7:6066", "http://10.0.0.8:6066")
 QUEUES = ("emails", "invoices", "reports", "thumbnails", "webhooks")
+#: A message of two queues.
+SHARED_ID = "orders/0/7"
 #: Addresses of all pages.
 PAGES = {
     "overview": "/",
     "queue": "/queues/emails",
     "queue that nobody consumes": "/queues/reports",
+    "queue with blocked keys": "/queues/invoices",
     "in flight": "/queues/emails/messages?state=in_flight",
     "delayed": "/queues/emails/messages?state=delayed",
     "waiting": "/queues/emails/messages?state=waiting",
     "nothing waits": "/queues/reports/messages?state=waiting",
     "dead": "/queues/invoices/messages?state=dead",
     "message": "/message?id=marq.messages/0/1&since=1",
+    "message of several queues": f"/message?id={SHARED_ID}",
     "kinds": "/dead-letters",
     "schedules": "/schedules",
     "workers": "/workers",
@@ -121,7 +125,7 @@ BACKLOG = {
 }
 
 
-#: What a worker reports of itself, and of a handlers process.
+#: What a worker reports of itself, and of a handler process.
 PROCESS = {"version": "0.1.0", "uptime_seconds": 93_784.0, "cpu": 0.37, "memory_bytes": 187 << 20,
            "loop_lag_seconds": 0.002}  # fmt: skip
 HANDLERS = {"group": "handlers", "queues": ["emails"], "pid": 4711, "starts": 1, "breakers": {}, "blocked_seconds": 0.0,
@@ -214,6 +218,7 @@ class PretendNamespace:
                  "lag": 10, "first_open": 51_940, "gap": 50, "in_flight": 12, "waiting": 1, "oldest_seconds": 3.5}
                 for number in range(2)
             ],
+            "blocked_keys": self._blocked() if name == "invoices" else None,
             "elsewhere": 3,
             "markers": await self.markers(await self.statistics()),
             "consumers": consumers,
@@ -232,15 +237,21 @@ class PretendNamespace:
         shown = self._message("marq.messages/1/77", "", 0.0)
         return {"complete": True, "messages": [shown | {"not_before": NOW.isoformat(), "attempt": 1, "error": ""}]}
 
-    async def message(self, message_id: str, since_ms: int | None) -> dict[str, Any]:
+    async def message(self, message_id: str, queue: str, since_ms: int | None) -> dict[str, Any]:
         if message_id.count("/") < 2:
             raise ConfigError(f"expected the id of a message, topic/partition/offset, not {message_id!r}")
         now = self.open.get(message_id) or self.delayed.get(message_id)
         known = message_id != "marq.messages/0/999"
         events = [_event(number, *each) for number, each in enumerate(self.story)] if known else []
+        # A record of a topic of two queues.
+        queues = [] if not known else ["emails", "invoices"] if message_id == SHARED_ID else [queue or "emails"]
+        queue = queue or (queues[0] if len(queues) == 1 else "")
+        if not queue:
+            events, now = [], None
         return {
             "id": message_id,
-            "queue": "emails" if known else "",
+            "queue": queue,
+            "queues": queues,
             "sent": NOW.isoformat() if known else None,
             "sent_ms": 1_795_327_200_000 if known else None,
             "places": [message_id],
@@ -251,6 +262,7 @@ class PretendNamespace:
             "bytes": len(self.payload) if known else 0,
             "forms": [form._asdict() for form in self.redaction.forms(self.payload)] if known else [],
             "invalid_deliver_at": False,
+            "ordering_key": "customer-42" if known else None,
             "headers": self.redaction.headers([("tenant", b"acme"), ("card", b"4111")], SHOWN_BYTES) if known else {},
             "complete": self.complete,
             "now": now,
@@ -323,6 +335,15 @@ class PretendNamespace:
     def _delayed(self, number: int) -> dict[str, Any]:
         return self._message(f"~{'ab' * 16}/0/{number}", "delayed", 3_600.0 * (number + 1))
 
+    def _blocked(self) -> list[dict[str, Any]]:
+        keys = ("customer-42", "<b>customer</b>", None)
+        place = "marq.messages/1/{}".format
+        return [
+            self._message(place(number), "waiting_in_order", 40.0 * number)
+            | {"key": key, "attempt": 4 - number, "waits_for_operator": number == 0}
+            for number, key in enumerate(keys)
+        ]
+
     def _message(self, place: str, state: str, due_in_s: float) -> dict[str, Any]:
         return {
             "id": place,
@@ -375,14 +396,14 @@ class PretendActor:
         self.extents: list[Extent | None] = []
         self._namespace = namespace
 
-    async def cancel(self, ids: Sequence[str]) -> Sequence[bool]:
-        return self._take("cancel", ids, self._namespace.delayed)
+    async def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        return self._take("cancel", queue, ids, self._namespace.delayed)
 
-    async def deliver_now(self, ids: Sequence[str]) -> Sequence[bool]:
-        return self._take("deliver-now", ids, self._namespace.delayed)
+    async def deliver_now(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        return self._take("deliver-now", queue, ids, self._namespace.delayed)
 
-    async def release(self, ids: Sequence[str]) -> Sequence[bool]:
-        return self._take("release", ids, self._namespace.open)
+    async def release(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        return self._take("release", queue, ids, self._namespace.open)
 
     async def pause(self, queue: str, duration_s: float | None) -> None:
         self.asked.append(("pause", queue if duration_s is None else (queue, duration_s)))
@@ -420,8 +441,8 @@ class PretendActor:
         wanted, fitting = selection.filters.get("id"), self._namespace._fitting(selection.filters)
         return [each for each in fitting if not wanted or each["id"] in wanted]
 
-    def _take(self, action: str, ids: Sequence[str], there: dict[str, Any]) -> list[bool]:
-        self.asked.append((action, list(ids)))
+    def _take(self, action: str, queue: str, ids: Sequence[str], there: dict[str, Any]) -> list[bool]:
+        self.asked.append((action, (queue, list(ids))))
         if self.fails:
             raise BrokerUnavailable("no tracker answered within 10 s: is a worker running (marq worker)?")
         return [there.pop(each, None) is not None for each in ids]

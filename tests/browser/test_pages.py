@@ -269,8 +269,8 @@ def test_messages_that_are_selected_are_acted_on_once_confirmed(site: Site, page
 
     expect(page.get_by_role("status")).to_contain_text(f"{before} ")
     expect(page.locator(".empty")).to_be_visible()
-    [(asked, ids)] = site.actor.asked
-    assert (asked, len(ids)) == ("deliver-now", before)
+    [(asked, (queue, ids))] = site.actor.asked
+    assert (asked, queue, len(ids)) == ("deliver-now", "emails", before)
 
 
 def test_all_messages_that_match_are_acted_on_with_progress(site: Site, page: Page) -> None:
@@ -285,8 +285,8 @@ def test_all_messages_that_match_are_acted_on_with_progress(site: Site, page: Pa
 
     expect(page.locator("h1")).to_contain_text("done")
     expect(page.get_by_text("4 of 4 requested to be released")).to_be_visible()
-    [(asked, ids)] = site.actor.asked
-    assert (asked, len(ids)) == ("release", 4)
+    [(asked, (queue, ids))] = site.actor.asked
+    assert (asked, queue, len(ids)) == ("release", "emails", 4)
 
 
 def test_a_redrive_to_a_mistyped_queue_is_asked_about_once_more(site: Site, page: Page) -> None:

@@ -125,6 +125,15 @@ async def test_nothing_comes_after_the_wait_and_what_comes_ends_it(servers, topi
     assert [len(parts) for parts in (await waiting).values()] == [1]
 
 
+async def test_a_wait_can_be_ended(topic, make_consumer) -> None:
+    woken = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(fetch_records(await make_consumer(), 3600.0, 100, woken))
+    await asyncio.sleep(0)
+    woken.set_result(None)
+
+    assert await waiting == {}
+
+
 async def test_what_is_paused_is_not_taken(servers, topic, make_consumer) -> None:
     await send(servers, topic, 20)
     consumer = await make_consumer()

@@ -102,7 +102,7 @@ async def test_an_error_says_which_messages_were_sent(
         return await really_send(batch)
 
     monkeypatch.setattr(batches, "_send", fail_third)
-    with pytest.raises(SendManyFailed, match=f"{said} is not known to be sent") as caught:
+    with pytest.raises(SendManyFailed, match=f"{said} was not confirmed") as caught:
         await send(producer)
 
     error = caught.value

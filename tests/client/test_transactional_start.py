@@ -114,7 +114,7 @@ def records(names: Names) -> list[MarkerRecord]:
 
 def commit(names: Names, generation: Generation, offset: int = 1) -> GroupCommit:
     offsets = {TopicPartition(names.messages, 0): OffsetAndMetadata(offset, Positions({"q": offset}).encode(offset))}
-    return GroupCommit(names.group("q"), generation, offsets, {})
+    return GroupCommit(names.group("q"), generation, offsets, {}, {})
 
 
 def generation_of(consumer: marq.Consumer) -> Generation:
@@ -273,3 +273,30 @@ async def test_members_of_a_group_take_over_from_each_other(producer, new_consum
     await asyncio.gather(*running)
 
     assert sorted(seen) == sorted(values)
+
+
+async def test_one_queue_with_the_setting_makes_the_consumer_of_its_group_transactional(
+    producer, servers, prefix, settings
+) -> None:
+    names, client = settings.names, {"bootstrap_servers": servers, "prefix": prefix}
+    async with marq.Queues(**client) as queues:
+        await queues.change("q", group="g", transactional=True)
+        await queues.change("other", group="g")
+    async with AIOKafkaProducer(bootstrap_servers=servers, transactional_id=f"{prefix}-x") as others:
+        await others.begin_transaction()
+        await others.send_and_wait(names.messages, b"aborted", key=b"other", partition=0)
+        await others.abort_transaction()
+    await producer.send("other", b"kept")
+
+    async with marq.Consumer(group="g", instance_id="one", **client) as consumer:
+        [message] = await take(consumer)
+        await message.ack()
+
+    assert message.value == b"kept"
+    assert await was_used(servers, names.start_id(names.named_group("g"), "one"))
+
+
+async def was_used(servers: str, transactional_id: str) -> bool:
+    """Whether a producer has used a transactional id: each one raises its epoch, from 0."""
+    async with AIOKafkaProducer(bootstrap_servers=servers, transactional_id=transactional_id) as producer:
+        return bool(producer._txn_manager.producer_epoch > 0)

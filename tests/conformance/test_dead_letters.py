@@ -99,7 +99,7 @@ async def test_a_redriven_message_comes_as_its_sender_made_it_at_its_first_attem
             assert await letters.delete(queue) == marq.Deleted(chosen=0)
         again = await take_one(consumer)
 
-        assert result == marq.Redriven(chosen=1, asked=1, redriven=1, already_settled=0)
+        assert result == marq.Redriven(chosen=1, requested=1, redriven=1, already_settled=0)
         assert (again.id, again.attempt, again.value, again.headers) == (receipt.id, 1, b"x", {"tenant": b"acme"})
         assert (again.sent_at, again.key) == (message.sent_at, None)
         await again.ack()
@@ -159,7 +159,7 @@ async def test_deleted_letters_are_seen_and_redriven_no_more(backend: Backend) -
         message = await take_one(consumer)
         assert message.value == b"3"
         await message.ack()
-    await backend.statistics(queue, discarded=2, redriven=1, acked=1)
+    await backend.statistics(queue, deleted=2, redriven=1, acked=1)
 
 
 async def test_letters_are_counted_by_queue_and_reason(backend: Backend) -> None:
@@ -222,8 +222,8 @@ async def test_a_redrive_keeps_its_rate_and_tells_how_far_it_is(backend: Backend
 
     assert backend.now_s() - began_s > 1.05
     assert told[-1] == result == marq.Redriven(12, 12, 12, 0)
-    assert [each.asked for each in told] == sorted(each.asked for each in told)
-    assert len({each.asked for each in told}) == 12
+    assert [each.requested for each in told] == sorted(each.requested for each in told)
+    assert len({each.requested for each in told}) == 12
 
 
 async def test_a_redrive_that_was_cancelled_goes_on_when_it_is_called_again(backend: Backend) -> None:
@@ -235,7 +235,7 @@ async def test_a_redrive_that_was_cancelled_goes_on_when_it_is_called_again(back
 
         def note(progress: marq.Redriven) -> None:
             told.append(progress)
-            if progress.asked == 5:
+            if progress.requested == 5:
                 some.set()
 
         task = asyncio.create_task(letters.redrive(queue, to=other, rate=20, progress=note))

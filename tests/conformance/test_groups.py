@@ -41,6 +41,20 @@ async def test_a_queue_that_is_alone_in_its_group_may_be_served_by_its_name(back
     assert Counter(alone.seen) == Counter(numbered("alone-in-a-group", 0, 5))
 
 
+async def test_queues_of_a_group_may_differ_in_being_transactional(backend: Backend) -> None:
+    group = backend.new_name("group")
+    one = await backend.new_queue("one", group=group, transactional=True)
+    other = await backend.new_queue("other", group=group)
+    async with served(backend.consumer(group=group)) as both:
+        await send(backend, one, 0, 20)
+        await send(backend, other, 0, 20)
+        await backend.until(lambda: len(both.seen) >= 40)
+
+    assert Counter(both.seen) == Counter(numbered(one, 0, 20) + numbered(other, 0, 20))
+    await backend.statistics(one, acked=20, reacquired=0)
+    await backend.statistics(other, acked=20, reacquired=0)
+
+
 async def test_a_queue_with_a_handler_is_the_workers(backend: Backend) -> None:
     queue = backend.new_name()
     await backend.queues.change(queue, handler="tests.conformance.no_such_module:handle")

@@ -114,9 +114,11 @@ async def test_what_is_held_is_bounded_and_goes_on_when_something_is_finished(ba
     await backend.statistics(queue, acked=12)
 
 
-@pytest.mark.parametrize("transactional", [False, True])
-async def test_both_ways_to_start_messages_look_alike(backend: Backend, transactional: bool) -> None:
-    queue = backend.new_name()
+@pytest.mark.parametrize("where", [None, "consumer", "settings"])
+async def test_both_ways_to_start_messages_look_alike(backend: Backend, where: str | None) -> None:
+    queue, transactional = backend.new_name(), where == "consumer"
+    if where == "settings":
+        await backend.define(queue, transactional=True)
     await backend.producer.send_many(queue, [b"%d" % number for number in range(20)])
 
     async with backend.consumer(queue, transactional=transactional) as consumer:

@@ -130,8 +130,8 @@ async def test_schedules_are_listed_with_all_that_holds(backend: Backend) -> Non
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"queue": "q"}, "schedule 's': cron: it is missing"),
-        ({"cron": FAR}, "schedule 's': queue: it is missing"),
+        ({"queue": "q"}, "schedule 's': cron is missing"),
+        ({"cron": FAR}, "schedule 's': queue is missing"),
         ({"queue": "q", "cron": "every day"}, "schedule 's': cron: expected a cron expression of five fields"),
         ({"queue": "q", "cron": "61 * * * *"}, "schedule 's': cron: .* bad minute"),
         ({"queue": "q", "cron": "0 0 30 2 *"}, "schedule 's': cron:"),

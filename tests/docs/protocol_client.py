@@ -17,6 +17,9 @@ from zlib import crc32
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 
+#: In the table of flags: no column belongs to the flag.
+NO_COLUMN = "\u2013"
+
 Row = dict[str, str]
 Values = dict[str, Any]
 
@@ -89,6 +92,9 @@ class Flag(NamedTuple):
     column: str
     default: str
 
+    def is_in(self, kind: str) -> bool:
+        return kind in self.kinds.split(", ") or (self.kinds == "all but TICK" and kind != "TICK")
+
 
 class Reader:
     """A position in bytes."""
@@ -154,6 +160,8 @@ class Protocol:
             # "Queue length … 0 in a TICK."
             "queue length": len(values.get("queue", "").encode()),
             "topic length": len(values.get("topic", "").encode()),
+            # "For each interval the first offset, and the offset after the last one."
+            "interval count": len(values.get("acquired", ())) // 2,
         }
         return b"".join(
             self._encode(field, filled.get(field.name))
@@ -165,12 +173,12 @@ class Protocol:
         if name == "CONTIGUOUS":
             offsets = values.get("offsets", ())
             return bool(offsets) and list(offsets) == list(range(offsets[0], offsets[0] + len(offsets)))
-        if kind not in flag.kinds:
+        if not flag.is_in(kind):
             return False
         if name == "UNCOUNTED":
             return not values.get("counted", True)
-        if name == "RELATIVE":
-            return bool(values.get("relative", False))
+        if flag.column == NO_COLUMN:
+            return bool(values.get(name.lower(), False))
         default = self._default(flag, values["queue"])
         return any(entry != default for entry in values.get(flag.column, ()))
 
@@ -180,7 +188,7 @@ class Protocol:
             "each is the queue's name": queue.encode(),
             "each is empty: no headers": [],
             "each is empty: no error": "",
-            "none has one: all at once": -1,
+            "each is none: no due time": -1,
         }
         return meanings[flag.default]
 
@@ -215,19 +223,21 @@ class Protocol:
         sizes: dict[str, int] = {}
         self._decode_fields(reader, self._head, values, sizes, set())
         kind = next(name for name, code in self.kinds.items() if code == values["kind"])
-        flags = {name for name, flag in self.flags.items() if values["flags"] & flag.value}
+        flags = {name for name, flag in self.flags.items() if flag.is_in(kind) and values["flags"] & flag.value}
         self._decode_fields(reader, self._layout(kind)[len(self._head) :], values, sizes, flags)
         reader.end()
         if kind != "TICK":
             deltas = values.get("deltas", range(values["count"]))
             values["offsets"] = [values["base"] + delta for delta in deltas]
             for name, flag in self.flags.items():
-                if kind in flag.kinds and flag.column in (field.name for field in self._bodies[kind]):
+                if not flag.is_in(kind):
+                    continue
+                if flag.column in (field.name for field in self._bodies[kind]):
                     values.setdefault(flag.column, [self._default(flag, values["queue"])] * values["count"])
-                if kind in flag.kinds and name == "UNCOUNTED":
+                elif name == "UNCOUNTED":
                     values["counted"] = name not in flags
-                if kind in flag.kinds and name == "RELATIVE":
-                    values["relative"] = name in flags
+                elif flag.column == NO_COLUMN:
+                    values[name.lower()] = name in flags
         return kind, values
 
     def _decode_fields(
@@ -246,7 +256,8 @@ class Protocol:
         if field.type == "bytes":
             return reader.take(int(field.size))
         if field.type.endswith(" each"):
-            return [_unpack(field.type.removesuffix(" each"), reader) for _ in range(sizes["n"])]
+            number = field.type.removesuffix(" each")
+            return [_unpack(number, reader) for _ in range(_size(field, sizes) // _bytes(number))]
         if field.type in self._lengths:
             lengths = [_unpack(self._lengths[field.type], reader) for _ in range(sizes["n"])]
             entries = [None if length == -1 else reader.take(length) for length in lengths]
@@ -273,12 +284,23 @@ def _is_there(field: Field, flags: set[str]) -> bool:
     return not field.flag or (field.flag in flags) != field.absent_with_flag
 
 
+def _size(field: Field, sizes: Mapping[str, int]) -> int:
+    """Return the bytes of a column: "4·*n*" or "*n*"."""
+    found = re.match(r"(?:(\d+)·)?\*(\w)\*", field.size)
+    assert found is not None, field.size
+    return int(found[1] or 1) * sizes[found[2]]
+
+
+def _bytes(number: str) -> int:
+    return int(number[1:]) // 8
+
+
 def _pack(kind: str, value: int) -> bytes:
-    return value.to_bytes(int(kind[1:]) // 8, "big", signed=kind[0] == "i")
+    return value.to_bytes(_bytes(kind), "big", signed=kind[0] == "i")
 
 
 def _unpack(kind: str, reader: Reader) -> int:
-    return int.from_bytes(reader.take(int(kind[1:]) // 8), "big", signed=kind[0] == "i")
+    return int.from_bytes(reader.take(_bytes(kind)), "big", signed=kind[0] == "i")
 
 
 # --- names and definitions of queues ----------------------------------------------------------------------------------
@@ -352,6 +374,8 @@ class Definitions:
         ]
         if not any("max_lease" in document for document in layers):
             found["max_lease"] = max(found["max_lease"], found["lease"])
+        # "true if the queue delivers at most once"
+        found["transactional"] |= found["delivery"] == "at-most-once"
         return {
             **found,
             "backoff": self._backoff(found["backoff"] or {}),
@@ -466,7 +490,7 @@ def read_metadata(offset: int, metadata: str, owner: str | None) -> dict[str, in
         return {owner: offset}
     try:
         document = json.loads(metadata)
-        return {**dict.fromkeys(document["at"], offset), **document["past"]}
+        return {**dict.fromkeys(document["at"], offset), **document["past"], **document.get("behind", {})}
     except (ValueError, KeyError, TypeError):
         return {}
 

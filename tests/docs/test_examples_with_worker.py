@@ -64,6 +64,18 @@ async def test_later(machine: Machine, worker: Worker) -> None:
     await eventually(lambda: worker.queue("jobs"), lambda found: found.get("delivered") == 1)
 
 
+async def test_ordered(machine: Machine) -> None:
+    lines = (await machine.run("ordered", "ordered")).splitlines()
+
+    first = [line.removeprefix("order-1 ") for line in lines if line.startswith("order-1 ")]
+    assert first == ["created", "paid: failed, attempt 1", "paid: failed, attempt 2", "paid", "shipped"]
+    for order in ("order-2", "order-3"):
+        own = [line for line in lines if line.startswith(order)]
+        assert own == [f"{order} {change}" for change in ("created", "paid", "shipped")]
+        # They did not wait for the first order.
+        assert lines.index(f"{order} shipped") < lines.index("order-1 paid")
+
+
 async def test_handlers(machine: Machine, worker: Worker) -> None:
     acked, dead = await ends(worker, "emails")
 

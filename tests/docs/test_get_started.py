@@ -97,7 +97,7 @@ async def test_get_started(tmp_path: Path) -> None:
             "".join(line for line in written.splitlines(keepends=True) if "Zoe" not in line)
         )
         await eventually(said, lambda text: text.count("the worker is ready") == 2, limit=LIMIT_SECONDS)
-        [redrive] = blocks("Repair and redrive")
+        [redrive] = blocks("Fix the handler and redrive")
         shell.run(redrive)
         await eventually(said, lambda text: "Hello, Zoe!" in text, limit=LIMIT_SECONDS)
         assert "restarting the worker, because of tasks.py" in await said()

@@ -124,7 +124,7 @@ def test_each_alert_that_is_shipped_is_on_the_page() -> None:
 
 def quoted() -> list[str]:
     """What the page quotes of `marq check`."""
-    table = PAGE.partition("| what is broken |")[2].partition("\n\n")[0]
+    table = PAGE.partition("| problem | output of")[2].partition("\n\n")[0]
     cells = [row.split(" | ")[1] for row in table.splitlines() if row.startswith("| ") and not row.startswith("|--")]
     return [text for cell in cells for text in re.findall(r'"([^"]+)"', cell)]
 

@@ -77,6 +77,11 @@ def ack(about: Frame) -> bytes:
     return encode("ACK", about)
 
 
+def resumed(acquired: Sequence[int]) -> bytes:
+    columns = {name: [0] * 3 for name in ("states", "attempts", "waits")}
+    return encode("RESUMED", GAPS, asked_at=0, left=0, acquired=acquired, errors=[""] * 3, **columns)
+
+
 HOLDER = 0x0123456789ABCDEF
 #: The topic of a source that a sender has drawn.
 DRAWN = "~9f86d081884c7d659a2feaa0c55ad015"
@@ -135,6 +140,8 @@ def test_the_source_that_a_sender_draws() -> None:
         *(delay(GAPS, [-1, 0, 0], [0] * 3, [b""] * 3), delay(GAPS, [0] * 3, [0] * 3, [b""] * 3, from_offset=42)),
         *(delay(GAPS, [0] * 3, [0] * 3, [b""] * 3, from_offset=-2), reschedule(GAPS, [0, -1, 0])),
         acquire(GAPS, 1, 0, [0] * 3, [b""] * 3, dues=[0, -2, 0]),
+        encode("RELEASE", GAPS, delays=[0, -3, 0]),
+        *(resumed(acquired) for acquired in ([5, 5], [5, 4], [1, 4, 4, 6], [5, 6, 1, 2])),
         *(ack(GAPS)[:3] + bytes([kind]) + ack(GAPS)[4:] for kind in (0, 10, 32, 38, 63, 65, 255)),
     ],
 )
@@ -159,11 +166,11 @@ def test_flags_that_the_page_does_not_name_are_ignored() -> None:
 
 def test_the_tables_name_every_kind_flag_and_topic() -> None:
     kinds = {name: int(code) for code, name in re.findall(r"^\| (\d+) \| ([A-Z_]+) \| ", PAGE, re.MULTILINE)}
-    flags = dict(re.findall(r"^\| \d \| (\d+) \| ([A-Z]+) \| ", PAGE, re.MULTILINE))
+    flags = {(name, value) for value, name in re.findall(r"^\| \d \| (\d+) \| ([A-Z_]+) \| ", PAGE, re.MULTILINE)}
 
     assert kinds == {kind.name: kind.value for kind in markers.Kind}
-    assert flags == {str({**vars(payload_columns), **vars(marker_codec)}[name]): name for name in flags.values()}
-    assert len(flags) == 8
+    assert flags == {(name, str({**vars(payload_columns), **vars(marker_codec)}[name])) for name, _ in flags}
+    assert len(flags) == 10
     names = Names()
     topics = (
         names.messages,
@@ -190,7 +197,7 @@ def test_the_table_names_every_header() -> None:
 
 
 def test_the_tables_name_every_state_cause_and_outcome() -> None:
-    states = re.findall(r"^\| ([A-Z]+)(?: \(holder, attempt\))? \| [^|]+ \| [^|]+ \|$", PAGE, re.MULTILINE)
+    states = re.findall(r"^\| ([A-Z_]+)(?: \(holder, attempt\))? \| [^|]+ \| [^|]+ \|$", PAGE, re.MULTILINE)
     assert {*states} >= {state.name for state in rows.State}
     row = ", ".join(f"{state.value} {state.name}" for state in rows.State)
     assert f"| state: {row} |" in PAGE
@@ -231,7 +238,7 @@ def test_the_lease_row_of_the_page() -> None:
     assert lease.state is rows.State.RELEASED
     assert rows.decode_payload(row) == (77, 3, None, (), b"hi")
     source = b"\x01t" + struct.pack(">I", 9)
-    assert rows.row_key(markers.Source("t", 9), 5) == b"r" + source + struct.pack(">Q", 5)
+    assert rows.row_key("q", markers.Source("t", 9), 5) == b"r\x01q" + source + struct.pack(">Q", 5)
     assert rows.mark_key("q", markers.Source("t", 9)) == b"m\x01q" + source
 
 
@@ -249,6 +256,10 @@ SOURCE = ("marq.messages", 3)
 
 def about(*offsets: int, holder: int = HOLDER) -> Frame:
     return ("emails", holder, *SOURCE, offsets)
+
+
+def ordered(*offsets: int, holder: int = marq.wire.names.ordered_holder(7, 0xBEEF)) -> Frame:
+    return ("orders", holder, *SOURCE, offsets)
 
 
 def delayed(holder: int) -> Frame:
@@ -278,6 +289,29 @@ EXAMPLE: Mapping[str, Callable[[], bytes]] = {
     "cancel": lambda: encode("CANCEL", delayed(0x4444)),
     "cancelled": lambda: encode("CANCELLED", delayed(0x1111), attempts=[1], causes=[6]),
     "dispatch": lambda: encode("DISPATCH", about(42, 45), lease=30_000),
+    "resume": lambda: encode("RESUME", ordered(40, holder=0x6666), onwards=True),
+    "resumed": lambda: encode(
+        "RESUMED",
+        ordered(40, 41, 44, holder=0x6666),
+        asked_at=7,
+        left=0,
+        acquired=[12, 50],
+        states=[0, rows.State.LEASED_IN_ORDER, rows.State.WAITING_IN_ORDER],
+        attempts=[0, 1, 3],
+        waits=[0, 25_000, 1_500],
+        errors=["", "", "boom"],
+    ),
+    "ordered": lambda: encode(
+        "ACQUIRE",
+        ordered(44),
+        lease=30_000,
+        from_offset=44,
+        timestamps=[1767225600000],
+        values=[b"hi"],
+        attempts=[3],
+        in_order=True,
+    ),
+    "last": lambda: encode("RELEASE", ordered(44), delays=[-2], counted=True, errors=["boom"]),
     "discard": lambda: encode("DISCARD", ("emails", 0x5555, "marq.dead-letters", 1, [3, 9])),
 }
 

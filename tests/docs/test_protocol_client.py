@@ -52,7 +52,7 @@ def values_of(batch: markers.Batch) -> Values:
     match batch:
         case markers.Acquire():
             dues = [-1] * len(batch.offsets) if batch.dues_ms is None else list(batch.dues_ms)
-            own = {"lease": batch.lease_ms, "from_offset": batch.from_offset, "dues": dues}
+            own = {"lease": batch.lease_ms, "from_offset": batch.from_offset, "dues": dues, "in_order": batch.in_order}
             return {**about, **own, **columns_of(batch)}
         case markers.Delay():
             from_offset = -1 if batch.from_offset is None else batch.from_offset
@@ -62,6 +62,18 @@ def values_of(batch: markers.Batch) -> Values:
             return {**about, "times": list(batch.times_ms), "relative": batch.relative}
         case markers.Answer():
             return {**about, "outcomes": list(batch.outcomes)}
+        case markers.Resume():
+            return {**about, "onwards": batch.onwards}
+        case markers.Resumed():
+            acquired = [number for interval in batch.acquired for number in interval]
+            columns = {
+                "states": batch.states,
+                "attempts": batch.attempts,
+                "waits": batch.waits_ms,
+                "errors": batch.errors,
+            }
+            own = {"asked_at": batch.asked_at, "left": batch.left, "acquired": acquired}
+            return {**about, **own, **{name: list(column) for name, column in columns.items()}}
         case markers.Renew() | markers.Dispatch():
             return {**about, "lease": batch.lease_ms}
         case markers.Release():
@@ -99,7 +111,7 @@ def test_it_reads_what_marq_has_written(batch: markers.Batch) -> None:
 @given(batches)
 def test_marq_reads_columns_that_a_writer_need_not_have_written(batch: markers.Batch) -> None:
     payloads = ("ATTEMPTS", "KEYS", "HEADERS")
-    optional = {"ACQUIRE": (*payloads, "DUES"), "DELAY": payloads, "RELEASE": ("TEXTS",)}
+    optional = {"ACQUIRE": (*payloads, "DUES"), "DELAY": payloads, "RELEASE": ("TEXTS",), "RESUMED": ("TEXTS",)}
     written = optional.get(kind_of(batch), ())
 
     read = marker_codec.decode(PROTOCOL.encode(kind_of(batch), values_of(batch), written=written))
@@ -125,6 +137,15 @@ def test_it_commits_what_marq_commits(positions: dict[str, int], offset: int) ->
         return
 
     assert protocol_client.write_metadata(positions, offset) == metadata
+
+
+@given(st.dictionaries(names, offsets, max_size=3), st.dictionaries(names, offsets, max_size=3), offsets)
+def test_it_reads_the_positions_of_queues_with_ordering(
+    positions: dict[str, int], behind: dict[str, int], offset: int
+) -> None:
+    metadata = Positions(positions).after((), offset, behind).encode(offset)
+
+    assert protocol_client.read_metadata(offset, metadata, None) == {**positions, **behind}
 
 
 @given(st.one_of(st.text(max_size=20), st.dictionaries(names, offsets, max_size=3)), offsets, st.none() | names)
@@ -175,6 +196,8 @@ values = st.fixed_dictionaries(
         "breaker": st.booleans()
         | st.fixed_dictionaries({}, optional={"failures": numbers, "window": numbers, "pause": numbers}),
         "dead_letter": st.booleans() | st.integers(0, 1),
+        "delivery": st.sampled_from(["at-least-once", "at-most-once", "once"]),
+        "transactional": st.booleans() | st.integers(0, 1),
         "group": st.sampled_from(["g", "", "a\nb", "x" * 201]),
         "topic": st.sampled_from(["orders", "no blanks", ""]),
         "handler": st.sampled_from(["module:function", "module"]),
@@ -182,6 +205,8 @@ values = st.fixed_dictionaries(
         "partitions": numbers | st.sampled_from(["all", "unlimited"]),
         "paused": st.booleans()
         | st.sampled_from(["2026-11-23T14:05:00Z", "2026-11-23T15:05:00.5+01:00", "2026-11-23T14:05:00", "10m"]),
+        "ordering": st.sampled_from(["none", "key", "all"]),
+        "on_dead_letter": st.sampled_from(["continue", "block", "drop"]),
         "a key of a later version": st.just(1),
     },
 )
@@ -279,7 +304,6 @@ async def worker(started: Worker) -> Worker:
 
 @pytest.mark.parametrize("queue", ["shared", "own"])
 async def test_it_consumes_a_queue_with_a_real_worker(servers: str, worker: Worker, queue: str) -> None:
-    topic = f"{worker.names.prefix}-own" if queue == "own" else worker.names.messages
     await send(PROTOCOL, servers, worker.names.prefix, queue, [b"%d" % number for number in range(20)])
     async with marq.Producer(servers, prefix=worker.names.prefix) as producer:
         # To the topic that is the queue's own, if it has one.
@@ -306,7 +330,7 @@ async def test_it_consumes_a_queue_with_a_real_worker(servers: str, worker: Work
     }
     assert again[b"later"].headers["marq-error"] == b"boom"
     assert {message.headers["tenant"] for message in again.values()} == {b"acme"}
-    assert {message.source.topic for message in again.values()} == {topic}
+    assert {message.source.topic for message in again.values()} == {worker.names.messages}
 
     async def statistics() -> tuple[float, ...]:
         found = await worker.queue(queue)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from faults.__main__ import SCENARIOS
 from marq.settings.queue import QueueSettings
 from marq.wire.names import Names
 from tests.docs.checkout import LIMIT_SECONDS, Checkout
@@ -33,6 +34,10 @@ def checkout(tmp_path: Path, servers: str, names: Names) -> Checkout:
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
     assert len(README.split()) <= 900
+
+
+def test_the_readme_counts_the_fault_scenarios() -> None:
+    assert re.findall(r"\[(\d+) fault scenarios\]", README) == [str(len(SCENARIOS))]
 
 
 def test_the_sections_have_these_steps() -> None:
@@ -70,9 +75,9 @@ def test_get_started_names_the_defaults_for_messages_that_are_never_acknowledged
     defaults = QueueSettings()
     said = " ".join((ROOT / "docs" / "get-started.md").read_text(encoding="utf-8").split())
 
-    assert f"or {defaults.lease_ms // 1000} s (`lease`) after your program has died, the lease expires" in said
+    assert f"If your program dies, the lease ends after at most {defaults.lease_ms // 1000} s (`lease`)" in said
     assert defaults.max_attempts == 5
-    assert "After five deliveries (`max_attempts`) without an acknowledgement, the next expiry makes it a dead" in said
+    assert "If the lease of the fifth delivery (`max_attempts`) expires too, the message becomes a dead letter" in said
 
 
 @pytest.mark.verify

@@ -58,7 +58,7 @@ def test_a_free_port_that_is_taken_before_the_broker_has_it_is_replaced(monkeypa
         choices = [server.getsockname()[1], *(ports.free_port("127.0.0.1") for _ in range(3))]
         remaining = iter(choices)
         monkeypatch.setattr(ports, "free_port", lambda host: next(remaining))
-        monkeypatch.setattr(ports, "is_free", lambda host, port: True)
+        monkeypatch.setattr(ports, "bind_error", lambda host, port: None)
 
         with EmbeddedBroker() as broker:
             assert broker.bootstrap_servers == f"127.0.0.1:{choices[2]}"

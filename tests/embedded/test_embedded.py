@@ -113,7 +113,7 @@ def test_a_heap_that_java_does_not_take_is_named(monkeypatch: pytest.MonkeyPatch
 def test_a_data_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(BrokerError, match=r"cannot write its directory.*free space there"):
+    with pytest.raises(BrokerError, match=r"cannot write its directory: .*; choose another directory"):
         EmbeddedBroker(tmp_path / "file").start()
 
 

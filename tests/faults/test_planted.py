@@ -48,3 +48,19 @@ async def test_a_consumer_that_commits_without_acquiring_is_found_out(broker: Em
 
     assert not result.passed
     assert result.statistics["lost"] > 0
+
+
+async def hasty(stage: Stage, _: Any) -> None:
+    await stage.worker()
+    stage.load()
+    await stage.consumer("--hasty", "--manner=patient")
+    await stage.delivered_more(FEW)
+
+
+async def test_a_consumer_that_delivers_before_the_ack_of_the_message_before_is_found_out(
+    broker: EmbeddedBroker,
+) -> None:
+    result = await play(Scenario("hasty", "", "", hasty), broker)
+
+    assert not result.passed
+    assert result.statistics["violations"]["order"] > 0

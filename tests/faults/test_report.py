@@ -11,6 +11,7 @@ from faults.report import DOCUMENT, merged, table
 from faults.scenario import Result
 from faults.soak import Sample, unbounded
 from faults.stage import recovery_seconds
+from marq.wire.markers import LAST
 from rig.audit import finished
 from tests.faults.test_scenarios import QUICK
 
@@ -52,7 +53,7 @@ def test_a_row_names_second_dead_letters_and_messages_that_are_handled_and_dead(
     ended.statistics.update(dead_twice=4, done_and_dead={"1": 2, "6": 3})
     *_, row = table([ended]).splitlines()
 
-    ends = "4 second dead letters; 5 handled and dead (2 by 1, 3 by 6)"
+    ends = "4 with two dead letters; 5 handled and dead-lettered (2 by 1, 3 by 6)"
     assert row.endswith(f"| 3 (2 by 1, 1 by 6); {ends} | 1.2 s |")
     assert ends.replace(";", ",") in ended.line()
 
@@ -121,3 +122,16 @@ def test_a_delivery_counts_unless_it_was_released_or_ended_by_a_dead_letter(
     fact = {"op": "marker", "kind": kind, "source": "m/0", "offsets": [7], "causes": [cause]}
 
     assert finished([delivered, fact]) == expected
+
+
+def test_a_delivery_in_order_counts_unless_its_holder_released_it_for_another_one() -> None:
+    def release(offset: int, holder: str, delay_ms: int) -> dict[str, Any]:
+        names = {"queue": "q", "source": "m/0", "offsets": [offset], "holder": holder}
+        return {"op": "marker", "kind": "RELEASE", "delays_ms": [delay_ms], **names}
+
+    delivered = [{"op": "deliver", "record": f"m/0/{offset}", "holder": "a"} for offset in (7, 8, 9)]
+    acquired = {"op": "marker", "kind": "ACQUIRE", "queue": "q", "in_order": True}
+    # No handler of holder b has seen message 8.
+    releases = [release(7, "a", 500), release(8, "b", 0), release(9, "a", LAST)]
+
+    assert finished([*delivered, acquired, *releases]) == [("m", 0, 8), ("m", 0, 9)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -56,6 +57,19 @@ async def test_a_consumer_that_dies_as_told_before_it_is_ready_is_not_waited_for
         consumer = await stage.consumer("--die-at=before-acquire")
 
         assert consumer.has_killed_itself
+
+
+def test_a_delivery_gets_the_time_of_the_log_unless_the_brokers_clock_is_moving(tmp_path: Path) -> None:
+    stage = Stage(SERVERS, tmp_path)
+    now_ms = time.monotonic() * 1000
+    stage.move_brokers_clock(3600, 2)
+
+    for later_ms in (-1000, 1000, 3000):
+        stage.take({"process": "c", "type": "ok", "op": "deliver", "attempt": 1, "at_ms": now_ms + later_ms})
+
+    before, moving, after = [event.get("time_ms") for event in stage.events if event["op"] == "deliver"]
+    assert moving is None
+    assert after - before == pytest.approx(4000 + 3_600_000, abs=50)
 
 
 @pytest.mark.parametrize(("process", "options"), [(Killed, []), (Ended, ["--die-in-transaction=1"])])

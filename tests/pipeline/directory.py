@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from pipeline.ingest import ROUNDS
 from pipeline.lake import Lake
+from pipeline.subscriptions import Subscription
 from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
 
 Offsets = dict[str, dict[str, int]]
@@ -48,6 +49,7 @@ class Directory:
     held_back: Sequence[str] = ()
     without_dead_letters: Sequence[str] = ()
     truncated: bool = False
+    subscriptions: Sequence[Subscription] = ()
 
     def __post_init__(self) -> None:
         self.lake = Lake(self.spark, str(self.path))
@@ -72,6 +74,7 @@ class Directory:
             "first": {"messages": self.first, "markers": {"marq.markers": {"0": int(self.truncated)}}},
             "held_back": sorted(self.held_back),
             "without_dead_letters": sorted(self.without_dead_letters),
+            "subscriptions": [each.document() for each in self.subscriptions],
         }
         self.lake.publish(ROUNDS, self._rounds, {}, round_)
         self._rounds += 1

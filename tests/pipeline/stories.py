@@ -201,6 +201,34 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     log.letter(4, 19, one, 3.4)
     say("DEAD_LETTERED", 19, 3.5, attempt=5, cause="RELEASED", **fact)
 
+    ordered = {"in_order": True}
+    one = record(20, 1)  # of a queue with ordering: delivered again in its place, hours after its lease
+    wanted[one] = {"state": "acked", "outcomes": ["acked"], "attempts": 3, "run_ms": [1_000], "duplicates": 0}
+    say("RESUME", 20, 1)
+    say("RESUMED", 20, 1.5, attempt=1, **fact)
+    say("ACQUIRE", 20, 2, **ordered)
+    say("RELEASE", 20, 3, delay_ms=1_000, counted=True, text="boom")
+    say("ACQUIRE", 20, 5, attempt=2, **ordered)
+    say("ACQUIRE", 20, 900, attempt=3, holder="b" * 16, **ordered)
+    say("ACK", 20, 901, holder="b" * 16)
+
+    # No tracker ends these, however late it is.
+    wanted[record(21, 1)] = {"state": "leased", "open": True, "outcomes": [None], "differences": 0}
+    say("ACQUIRE", 21, 2, **ordered)
+    wanted[record(22, 1)] = {"state": "released", "open": True, "outcomes": [None], "differences": 0}
+    say("ACQUIRE", 22, 2, **ordered)
+    say("RELEASE", 22, 3, delay_ms=1_000, counted=True)
+    wanted[record(23, 1)] = {"state": "rejected", "open": True, "outcomes": [None], "differences": 1}
+    say("ACQUIRE", 23, 2, **ordered)
+    say("REJECT", 23, 3, text="bad")
+
+    one = record(24, 1)  # … but it makes a dead letter after the last attempt
+    wanted[one] = {"state": "dead", "outcomes": ["released"], "dead_letters": 1, "attempts": 5}
+    say("ACQUIRE", 24, 2, attempt=5, **ordered)
+    say("RELEASE", 24, 3, counted=True, text="boom")
+    log.letter(5, 24, one, 3.4)
+    say("DEAD_LETTERED", 24, 3.5, attempt=5, cause="RELEASED", **fact)
+
     wanted[record(16, 1)] = {"state": "released", "open": True, "outcomes": [None]}
     say("ACQUIRE", 16, 2)
     say("RELEASE", 16, 3, delay_ms=10_000_000, counted=False)

@@ -20,7 +20,9 @@ from confluent_kafka import TopicPartition
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from marq.settings.definitions import quarantine_key
+from marq.settings.purges import Purge
 from marq.wire.marker_codec import encode
+from marq.wire.markers import Source
 from marq.wire.names import Names
 from marq.wire.quarantines import Quarantine, digest
 from marq_worker.broker import EmbeddedBroker
@@ -28,6 +30,7 @@ from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS
 from pipeline.kafka import Connection
 from pipeline.lake import Lake
+from pipeline.subscriptions import Subscription
 from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
 from tests.client.waiting import wait_until
 from tests.pipeline.conftest import Command
@@ -163,10 +166,13 @@ def test_corrupt_markers_are_counted_and_set_aside(ingested: Ingested) -> None:
 
 
 @pytest.mark.verify
-def test_own_topics_belong_to_their_queue_and_a_second_round_brings_what_is_new(
+def test_topics_that_queues_name_are_read_and_a_second_round_brings_what_is_new(
     spark: SparkSession, environment: dict[str, str], lake: Lake, made: Namespace, command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    def found() -> list[Subscription]:
+        return [Subscription.read(document) for document in lake.last_commit(ROUNDS)["subscriptions"]]
+
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     own = f"{made.names.prefix}.own"
@@ -176,8 +182,13 @@ def test_own_topics_belong_to_their_queue_and_a_second_round_brings_what_is_new(
     done = command("ingest")
     assert done.code == 0
     assert done.out.startswith("ingested 1 markers, 0 corrupt, 1 messages, 0 dead_letters in ")
-    made.write(made.names.queues, json.dumps({"topic": own}).encode(), key=b"file:reports")
+    for queue in ("reports", "former"):
+        made.write(made.names.queues, json.dumps({"topic": own}).encode(), key=f"file:{queue}".encode())
+    made.write(made.names.queues, None, key=b"file:former")
     made.write(made.names.queues, b"{", key=b"file:reports")
+    made.write(made.names.queues, json.dumps({"topic": made.names.messages}).encode(), key=b"file:wrong")
+    purge = Purge(1_000, {Source(own, 1): 7})
+    made.write(made.names.queues, json.dumps(purge.document()).encode(), key=b"purge:reports")
     made.write(made.names.queues, None, key=b"change:none")
     made.write(made.names.messages, key=b"emails", partition=1)
     made.write(own, None)
@@ -188,9 +199,21 @@ def test_own_topics_belong_to_their_queue_and_a_second_round_brings_what_is_new(
 
     assert done.out.startswith("ingested 1 markers, 0 corrupt, 3 messages, 0 dead_letters in ")
     queues = sorted((row.topic == own, row.queue) for row in by_place(lake).values())
-    assert queues == [(False, "emails"), (False, "emails"), (True, "reports"), (True, "reports")]
+    assert queues == [(False, "emails"), (False, "emails"), (True, None), (True, None)]
+    since = {"0": 0, "1": 0}
+    assert found() == [
+        Subscription("former", own, current=False, since=since),
+        Subscription("reports", own, current=True, since=since, purge=purge),
+    ]
     assert [row.kind for row in table(lake, "markers").orderBy("log_partition").collect()] == ["ACQUIRE", "ACK"]
+    # Records that are gone are not those of a queue that names the topic later.
+    made.write(made.names.queues, json.dumps({"topic": own}).encode(), key=b"change:late")
+    [deleted] = made.admin.delete_records([TopicPartition(own, 1, 1)]).values()
+    deleted.result(30)
     assert command("ingest").out.startswith("ingested 0 markers, 0 corrupt, 0 messages, 0 dead_letters in ")
+    assert [(each.queue, each.since) for each in found()] == [
+        ("former", since), ("late", {"0": 0, "1": 1}), ("reports", since),
+    ]  # fmt: skip
 
 
 @pytest.mark.verify
@@ -320,7 +343,8 @@ def test_unsuitable_topics_and_directories_are_refused_in_one_sentence(
     for changed, sentence in (
         ({"prefix": "another"}, "has the data of 'another' on cluster .*, not of"),
         ({"cluster": "elsewhere"}, "on cluster elsewhere, not of"),
-        ({"format": 2}, "has format 2, and this pipeline supports up to 1: use a newer one"),
+        ({"format": 3}, "has format 3, and this pipeline supports up to 2: use a newer one"),
+        ({"format": 1}, "has format 1, and this pipeline needs format 2: start over with an empty data directory"),
         ({"cluster": None}, "about.json was not written by ingest"),
     ):
         about.write_text(json.dumps({**json.loads(written), **changed}))

@@ -48,10 +48,12 @@ def test_each_story_ends_as_the_protocol_says(stories: Directory, command: Comma
     assert balanced(statistics)
     names = ("sent", "acked", "dead", "acked_and_dead", "open", "delayed", "cancelled", "abandoned", "expired_unread")
     assert {name: statistics[name] for name in names} == {
-        "sent": 25, "acked": 11, "dead": 4, "acked_and_dead": 1, "open": 4, "delayed": 2, "cancelled": 2,
+        "sent": 30, "acked": 12, "dead": 5, "acked_and_dead": 1, "open": 7, "delayed": 2, "cancelled": 2,
         "abandoned": 1, "expired_unread": 1,
     }  # fmt: skip
-    assert [each["id"] for each in statistics["wrong"]] == [f"{MESSAGES_TOPIC}/0/17", f"{DRAWN}/0/2"]
+    assert {each["id"] for each in statistics["wrong"]} == {
+        f"{MESSAGES_TOPIC}/0/17", f"{MESSAGES_TOPIC}/0/23", f"{DRAWN}/0/2",
+    }  # fmt: skip
 
 
 @pytest.mark.verify

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from marq.wire.errors import MarqError
 from marq.wire.marker_codec import VERSION, decode, encode
+from marq.wire.markers import LAST as LAST_RELEASE
 from marq.wire.markers import (
     Ack,
     Acquire,
@@ -90,6 +92,9 @@ def _said(batch: Any, index: int) -> Row:
         }
     if isinstance(batch, Acquire | Renew | Dispatch):
         said["lease_ms"] = batch.lease_ms
+    if isinstance(batch, Acquire):
+        said["in_order"] = batch.in_order
+        said["line"] = _line(batch, index) if batch.in_order else None
     if isinstance(batch, Acquire) and batch.dues_ms is not None:
         said["due_at"] = at(batch.dues_ms[index])
     if isinstance(batch, Delay | Reschedule):
@@ -97,7 +102,7 @@ def _said(batch: Any, index: int) -> Row:
     if isinstance(batch, Release):
         delay = batch.delays_ms[index]
         said |= {"delay_ms": None if delay < 0 else min(delay, LAST_MS), "counted": batch.counted}
-        said["text"] = batch.errors[index] or None
+        said |= {"text": batch.errors[index] or None, "cause": "LAST" if delay == LAST_RELEASE else None}
     if isinstance(batch, Reject):
         said["text"] = batch.reasons[index]
     if isinstance(batch, Fact):
@@ -105,6 +110,13 @@ def _said(batch: Any, index: int) -> Row:
     if kind == "ANSWERED":
         said["outcome"] = Outcome(batch.outcomes[index]).name
     return said
+
+
+def _line(batch: Acquire, index: int) -> int | None:
+    payload = batch.payloads[index]
+    keys = [value for name, value in payload.headers if name == "marq-ordering-key"]
+    own = payload.key if payload.key not in (None, batch.queue.encode()) else keys[-1] if keys else None
+    return int.from_bytes(sha256(own).digest()[:8]) >> 1 if own else None
 
 
 def at(ms: int) -> datetime | None:

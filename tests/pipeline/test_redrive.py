@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(1_200)
 TOPIC = "marq.dead-letters"
 #: With more time for a worker's answer than a loaded machine needs.
 ANSWERED = "--yes --json --wait 300"
-COUNTS = ("chosen", "asked", "redriven", "unanswered")
+COUNTS = ("chosen", "requested", "redriven", "unanswered")
 # As Spark gives them: without a zone, in that of the session.
 DIED = datetime(2023, 11, 14, 22, 13, 20, 123_000)  # noqa: DTZ001
 WRITTEN = datetime(2024, 1, 1)  # noqa: DTZ001
@@ -133,7 +133,7 @@ async def test_chosen_dead_letters_are_redriven_once_and_the_others_stay(
         none_left = command("redrive q --yes --json")
         assert none_left.code == 0
         assert none_left.json == said | {
-            "where": None, "chosen": 0, "asked": 0, "redriven": 0,
+            "where": None, "chosen": 0, "requested": 0, "redriven": 0,
             "preview": {"dead_letters": 0, "oldest": None, "newest": None, "reasons": {}, "rows": []},
         }  # fmt: skip
 
@@ -155,7 +155,7 @@ async def test_without_a_worker_it_says_so_and_nothing_is_lost(
         for _ in range(2):
             done = command("redrive w --yes --wait 1 --json")
             said = done.json
-            assert (done.code, said["asked"], said["redriven"], said["unanswered"]) == (1, 5, 0, 5)
+            assert (done.code, said["requested"], said["redriven"], said["unanswered"]) == (1, 5, 0, 5)
 
         await worker.start().ready()
         await yard.each_once("w", ids)

@@ -1,7 +1,7 @@
 """Tables as ``ingest`` makes them, of seeded worlds (tests/simulation): what real trackers write under faults.
 
-Many worlds are put side by side as partitions of their own: of world 7 partition 1 is 701, and its queue ``a`` is
-``a 7``. So one pass over the tables judges them all.
+Many worlds are put side by side as partitions of their own: of world 7 partition 1 is 701, its queue ``a`` is
+``a 7``, and a topic that queues name, ``own``, is ``own-7``. So one pass over the tables judges them all.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from marq.wire.names import Names
 from pipeline import records
 from pipeline.markers import _decode_all
+from pipeline.subscriptions import Subscription
 from pipeline.tables import MARKERS
 from tests.pipeline.directory import Tables, arrow
 from tests.simulation.log import Partition
 from tests.simulation.world import Plan, World, inspect
 
 SPREAD = 100
+NAMES = Names("marq")
 #: With these a tracker cannot do its work, and what it lacks the tables lack, too.
 LOSSES = frozenset({"markers_gone_every_ms", "unread_gone_every_ms", "newer_marker"})
 _RECORDS = "topic string, partition int, offset long, timestamp timestamp, key binary, value binary,"
@@ -41,6 +44,7 @@ class Worlds:
     first: dict[str, dict[str, int]] = field(default_factory=dict)
     begins: dict[str, dict[str, int]] = field(default_factory=dict)
     without_dead_letters: set[str] = field(default_factory=set)
+    subscriptions: list[Subscription] = field(default_factory=list)
     worlds: dict[int, World] = field(default_factory=dict)
 
     def add(self, seed: int, plan: Plan | None = None) -> None:
@@ -49,24 +53,31 @@ class Worlds:
         assert not result.failed, result.failed
         self.worlds[seed] = world
         for source, log in world.messages.items():
-            number = source.partition + SPREAD * seed
-            self.messages += _records(log, source.topic, number, seed, _owner(world, source.topic))
-            self.first.setdefault(source.topic, {})[str(number)] = 0
-            self.begins.setdefault(source.topic, {})[str(number)] = log.start
-        self.dead_letters += _records(world.dead_letters, world.names.dead_letters, SPREAD * seed, seed, None)
+            topic, number = _topic(source.topic, seed), source.partition + SPREAD * seed
+            self.messages += _records(log, topic, number, seed)
+            self.first.setdefault(topic, {})[str(number)] = 0
+            self.begins.setdefault(topic, {})[str(number)] = log.start
+        self.dead_letters += _records(world.dead_letters, world.names.dead_letters, SPREAD * seed, seed)
         for number, log in enumerate(world.markers):
             self.markers += _markers(log, number + SPREAD * seed, seed)
+        pairs = set()
         for definitions in world.definitions.versions[1:]:
             for queue in world.queues:
-                if not definitions.settings(queue).dead_letter:
+                settings = definitions.settings(queue)
+                if not settings.dead_letter:
                     self.without_dead_letters.add(f"{queue} {seed}")
+                if settings.topic is not None:
+                    pairs.add((queue, settings.topic))
+        self.subscriptions += [
+            Subscription(f"{queue} {seed}", _topic(topic, seed), current=True) for queue, topic in sorted(pairs)
+        ]
 
     def tables(self, spark: SparkSession) -> Tables:
         """Return markers, messages and dead letters."""
         messages, letters = _frame(spark, self.messages), _frame(spark, self.dead_letters)
         return Tables(
             arrow(self.markers, MARKERS),
-            records.messages(messages, {}).toArrow(),
+            records.messages(messages, NAMES.messages).toArrow(),
             records.dead_letters(letters).toArrow(),
         )
 
@@ -76,23 +87,18 @@ def _frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
     return spark.createDataFrame([tuple(row[name] for name in names) for row in rows], _RECORDS + _HEADERS)
 
 
-def _owner(world: World, topic: str) -> bytes | None:
-    """Return the queue that a topic is or was dedicated to."""
-    for definitions in world.definitions.versions[1:]:
-        for queue in world.queues:
-            if definitions.settings(queue).topic == topic:
-                return queue.encode()
-    return None
+def _topic(topic: str, seed: int) -> str:
+    """Return the name that a topic has among several worlds."""
+    return f"{topic}-{seed}" if NAMES.is_senders_topic(topic) else topic
 
 
-def _records(log: Partition, topic: str, number: int, seed: int, owner: bytes | None) -> Iterable[Row]:
+def _records(log: Partition, topic: str, number: int, seed: int) -> Iterable[Row]:
     for record in log.records:
         if record is None or not record.committed:
             continue
         headers = [(n, _moved_value(n, v, seed)) for n, v in record.headers]
         settled = any(name == "marq-settled" for name, _ in headers)
-        key = record.key if owner is None else owner
-        key = key if not key or settled else key + f" {seed}".encode()
+        key = record.key if not record.key or settled else record.key + f" {seed}".encode()
         yield {
             "topic": topic,
             "partition": number,
@@ -123,7 +129,9 @@ def _markers(log: Partition, number: int, seed: int) -> Iterable[Row]:
 def _moved_row(row: Row, seed: int) -> Row:
     if row["topic"] is None:
         return row
-    moved = {"partition": row["partition"] + SPREAD * seed, "queue": f"{row['queue']} {seed}"}
+    moved = {"topic": _topic(row["topic"], seed), "partition": row["partition"] + SPREAD * seed}
+    if row["queue"]:
+        moved["queue"] = f"{row['queue']} {seed}"
     if row["id"] is not None:
         moved["id"] = _moved(row["id"], seed)
     return {**row, **moved}
@@ -139,4 +147,4 @@ def _moved(place: str, seed: int) -> str:
     """Return a place with the partition that it has among several worlds."""
     parts = re.fullmatch(r"(.+)/(\d+)/(\d+)", place)
     assert parts is not None
-    return f"{parts[1]}/{int(parts[2]) + SPREAD * seed}/{parts[3]}"
+    return f"{_topic(parts[1], seed)}/{int(parts[2]) + SPREAD * seed}/{parts[3]}"

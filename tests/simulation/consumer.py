@@ -78,10 +78,12 @@ class Consumer(Actor):
             self.stop()
         return False
 
-    def note(self, type_: str, op: str, holder: int, source: Source, offsets: Sequence[int], **fields: Any) -> None:
+    def note(
+        self, type_: str, op: str, holder: int, queue: str, source: Source, offsets: Sequence[int], **fields: Any
+    ) -> None:
         """Note an operation on messages in the history."""
-        names = {"holder": history.holder_name(holder), "source": history.log_name(source), "offsets": list(offsets)}
-        self.world.history.add(self.name, type_, op, **names, **fields)
+        names = {"holder": history.holder_name(holder), "queue": queue, "source": history.log_name(source)}
+        self.world.history.add(self.name, type_, op, **names, offsets=list(offsets), **fields)
 
     @property
     def busy(self) -> bool:

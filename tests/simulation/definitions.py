@@ -57,6 +57,7 @@ def _settings(definitions: Definitions, queue: str) -> dict[str, Any]:
         "max_attempts": settings.max_attempts,
         "dead_letter": settings.dead_letter,
         "delivery": settings.delivery,
+        "ordering": settings.ordering,
         "group": definitions.group(queue),
         "backoff": [backoff.base_ms, backoff.factor, backoff.max_ms, backoff.jitter, backoff.delays_ms],
     }

@@ -17,7 +17,7 @@ from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.storage.rows import WAITING
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import Answer, Batch, Cancel, Delay, Fact, Kind, Outcome, Payload, Reschedule, Source
+from marq.wire.markers import ANY_QUEUE, Answer, Batch, Cancel, Delay, Fact, Kind, Outcome, Payload, Reschedule, Source
 from marq.wire.names import synthetic_topic
 from proof import history
 from tests.simulation.actor import Actor
@@ -163,11 +163,13 @@ class Delayer(Actor):
         world, rng = self.world, self.world.rng
         if not world.faulty:
             return
-        source = rng.choice(world.shared_sources)
+        source = rng.choice(world.sources if world.shares_topic else world.shared_sources)
         records = [record for record in world.messages[source].records if record is not None]
-        if records:
+        queues = world.definitions.of(self).queues_of_topic(source.topic)
+        if records and (queues or source in world.shared_sources):
             record = rng.choice(records[-6:])
-            self._ask_later(0, (record.key or b"").decode(), source, record.offset)
+            queue = rng.choice(queues) if queues else (record.key or b"").decode()
+            self._ask_later(0, queue, source, record.offset)
         self.later(rng.randint(50, 500), self._ask_about_others)
 
     def see(self, fires: Sequence[DueAction]) -> None:
@@ -175,7 +177,9 @@ class Delayer(Actor):
         rng = self.world.rng
         for fire in fires:
             if self.world.faulty and fire.lease.state in WAITING and rng.random() < self._ask_share:
-                self._ask_later(rng.randint(0, 15), fire.lease.queue, fire.source, fire.offset)
+                queues = self.world.definitions.of(self).queues_of_topic(fire.source.topic) or [fire.lease.queue]
+                queue = queues[0] if len(queues) == 1 else rng.choice(queues)
+                self._ask_later(rng.randint(0, 15), queue, fire.source, fire.offset)
 
     def _ask_later(self, delay_ms: int, queue: str, source: Source, offset: int) -> None:
         self.asking += 1
@@ -184,6 +188,8 @@ class Delayer(Actor):
     def _ask(self, queue: str, source: Source, offset: int) -> None:
         rng = self.world.rng
         holder = rng.getrandbits(64) or 1
+        if self.world.shares_topic and rng.random() < 0.3:
+            queue = ANY_QUEUE
         question: Cancel | Reschedule = Cancel(queue, holder, source, [offset])
         if rng.random() < 0.6:
             relative, times = self._times(1)
@@ -244,8 +250,10 @@ class Delayer(Actor):
     def _note(self, type_: str, question: Cancel | Reschedule, **fields: Any) -> None:
         holder, source = history.holder_name(question.holder), history.log_name(question.source)
         offsets = list(question.offsets)
-        op = type(question).__name__.lower()
-        self.world.history.add(self.name, type_, op, holder=holder, source=source, offsets=offsets, **fields)
+        op, queue = type(question).__name__.lower(), question.queue
+        self.world.history.add(
+            self.name, type_, op, holder=holder, queue=queue, source=source, offsets=offsets, **fields
+        )
 
     # --- the wire -----------------------------------------------------------------------------------------------------
 
@@ -281,6 +289,9 @@ def _decide(question: Cancel | Reschedule, batch: Batch | None) -> Outcome | Non
         return None
     if isinstance(batch, Fact):
         cancelled = isinstance(question, Cancel) and batch.kind is Kind.CANCELLED
+        if batch.queue != question.queue and (question.queue != ANY_QUEUE or not cancelled):
+            # Another queue's message at this place, or one of several.
+            return None
         return Outcome.DONE if cancelled else Outcome.TOO_LATE
     if batch.holder != question.holder:
         return None

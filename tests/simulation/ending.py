@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from marq.core.storage.rows import IN_ORDER, parse_row_key
+from marq.wire.markers import Source
 from proof import history
 from tests.simulation.oracle import Violation, table_difference
 from tests.simulation.table import LocalTable
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 INSPECT_MS = 250
 #: How long the world may take to drain after the last fault, in simulated time.
 DRAIN_MS = 60_000
+#: How long nothing happens in a world that waits for a stopped tracker.
+QUIET_MS = 6_000
 
 
 class Inspector:
@@ -26,6 +30,8 @@ class Inspector:
         self._world = world
         self._last_ms = world.faults_end_ms + DRAIN_MS
         self.drained = False
+        self._events = 0
+        self._quiet_since_ms = 0
         world.schedule(world.faults_end_ms + INSPECT_MS, self._inspect)
 
     def _inspect(self) -> None:
@@ -33,12 +39,20 @@ class Inspector:
         self.drained = (
             world.producer.unsent <= 0
             and (world.delayer is None or world.delayer.done)
-            and all(_group_is_done(group) for group in world.groups)
+            and (all(_group_is_done(group) for group in world.groups) or self._waits_for_halted())
             and all(_owner_is_done(owner) for owner in world.owners)
         )
         if not self.drained and world.now_ms > self._last_ms:
             raise Violation("stuck", _what_is_left(world))
         world.schedule(INSPECT_MS, self._inspect)
+
+    def _waits_for_halted(self) -> bool:
+        """Whether nothing happens, because consumers wait for the answer of a tracker that has stopped."""
+        world, events = self._world, len(self._world.history.events)
+        if events > self._events:
+            self._events, self._quiet_since_ms = events, world.now_ms
+        halted = bool(world.halted and world.ordering.queues)
+        return halted and world.now_ms - self._quiet_since_ms > QUIET_MS
 
 
 def _group_is_done(group: Group) -> bool:
@@ -62,9 +76,19 @@ def _owner_is_done(owner: Owner) -> bool:
         and owner.writing.attempt is None
         and not owner.engine.owes_rows
         and not owner.engine.answers
-        and len(book) == 0
+        and len(book) == len(_gone(owner))
         and owner.position >= len(owner.markers.records)
     )
+
+
+def _gone(owner: Owner) -> list[tuple[str, Source, int]]:
+    """Return the open messages in order whose records are gone, and that wait for a RESUME at a later record."""
+    logs = owner.world.messages
+    return [
+        (lease.queue, source, offset)
+        for source, offset, lease in owner.tracker.book.open_leases()
+        if lease.state in IN_ORDER and source in logs and offset < logs[source].start
+    ]
 
 
 def _what_is_left(world: World) -> str:
@@ -86,7 +110,8 @@ def check_end(world: World) -> None:
         table.replay(changelog, len(changelog.records), world.now_ms)
         if wrong := table_difference(world.plain_fold(partition, world.durable_applied[partition]), table.rows):
             raise Violation("table-differs", f"changelog of partition {partition}: {wrong}")
-        left = [key for key in table.rows if key[:1] in b"rs"]
+        gone = _gone(owner)
+        left = [key for key in table.rows if key[:1] in b"rs" and parse_row_key(key) not in gone]
         if left:
             raise Violation("rows-left", f"changelog of partition {partition}: {left[:3]}")
         if table.rows != owner.table.rows:
@@ -96,19 +121,20 @@ def check_end(world: World) -> None:
 def read_logs(world: World) -> None:
     """Add to the history what the logs say, read to their ends."""
     events = world.history.events
-    owners = {topic: world.definitions.versions[-1].queue_of_topic(topic) for topic in {s.topic for s in world.sources}}
+    definitions = world.definitions.versions[-1]
     for source, log in world.messages.items():
         for record in log.records:
             if record is None:
                 continue
-            queue = (record.key or b"").decode() if source.topic == world.names.messages else owners[source.topic]
-            committed = record.committed
-            events.append(
-                history.record(
-                    log.name, record.offset, record.timestamp, queue or "", record.key, record.value, record.headers,
-                    committed=committed,
-                )
-            )  # fmt: skip
+            shared = source.topic == world.names.messages
+            # A record of a topic that several queues name is a message of each of them.
+            for queue in [(record.key or b"").decode()] if shared else definitions.queues_of_topic(source.topic):
+                events.append(
+                    history.record(
+                        log.name, record.offset, record.timestamp, queue, record.key, record.value, record.headers,
+                        committed=record.committed,
+                    )
+                )  # fmt: skip
     for record in world.dead_letters.records:
         if record is not None:
             queue = (record.key or b"").decode()

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from marq.client.outcomes import Reject, Retry
 from marq.consumer import settlement
+from marq.consumer.lines import line_keys
 from marq.consumer.message import Message
+from marq.kafka.records import Records
 from marq.wire.errors import BrokerUnavailable, LeaseLost
 from proof import history
+from tests.simulation.oracle import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.consumer import Consumer
@@ -23,22 +26,48 @@ class Handlers:
         self._consumer = consumer
         self._world = consumer.world
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Messages of queues with ordering whose handlers have not returned.
+        self._running: dict[Message, None] = {}
 
     async def handle(self, message: Message) -> None:
+        if message._held.lines is None:
+            await self._handle(message)
+            return
+        self._check_line(message)
+        self._running[message] = None
+        try:
+            await self._handle(message)
+        finally:
+            del self._running[message]
+
+    def _check_line(self, message: Message) -> None:
+        """No other message of its line is in flight in this consumer."""
+        for other in self._running:
+            held = other._held
+            # A late ack of an earlier attempt may have ended the other message.
+            same = held.lines is message._held.lines and other.offset in held.lines._places
+            same = same and _line_of(other) == _line_of(message)
+            if same and other.offset in held.open and other.offset not in held.decided and not self._world.blind:
+                # The library would take an exception for the handler's.
+                text = f"{held.source} {other.offset}, while {message.offset} is delivered"
+                self._world.schedule(0, _violate, Violation("concurrent", text))
+
+    async def _handle(self, message: Message) -> None:
         consumer, world, rng = self._consumer, self._world, self._world.rng
         held, row, queue = message._held, message._record, message.queue
-        name = history.name_of(held.source, message.offset)
+        name, log = history.name_of(held.source, message.offset), world.markers_of(held.source)
         world.history.add(
             consumer.name, "ok", "deliver", group=consumer.group.kafka_name,
             holder=history.holder_name(held.holder), record=name, queue=queue,
             attempt=message.attempt, content=history.content(queue, row.key, message._raw, row.headers),
+            log_end=len(log.records), time_ms=log.time_ms(),
         )  # fmt: skip
         world.stats["handed_out"] += 1
         lease_ms = world.definitions.of(consumer).settings(queue).lease_ms
         choice = rng.random() if world.faulty else 1.0
         if world.hit(world.faults.forgotten):
             # It hangs, perhaps for longer than its lease can be renewed, and ends all the same.
-            world.history.add(consumer.name, "ok", "hang", record=name)
+            world.history.add(consumer.name, "ok", "hang", queue=queue, record=name)
             await self._work(message, rng.randint(1, 4) * lease_ms, stubborn=True)
         elif choice < world.release_share:
             await self._work(message, rng.randint(0, 60))
@@ -50,7 +79,7 @@ class Handlers:
             return
         elif choice < world.release_share + world.reject_share + world.slow_share:
             if world.faults.forgotten:
-                world.history.add(consumer.name, "ok", "hang", record=name)
+                world.history.add(consumer.name, "ok", "hang", queue=queue, record=name)
             stubborn = rng.random() < 0.8
             await self._work(message, rng.randint(0, lease_ms), stubborn=stubborn)
             if rng.random() < world.renew_share and message.offset in message._held.open:
@@ -171,5 +200,16 @@ class Handlers:
         held, now_ms = message._held, self._consumer.monotonic_ms()
         if began_ms is not None:
             fields["took_ms"] = now_ms - began_ms
-        self._consumer.note(type_, op, held.holder, held.source, [message.offset], **fields)
+        self._consumer.note(type_, op, held.holder, held.queue, held.source, [message.offset], **fields)
         return now_ms
+
+
+def _violate(violation: Violation) -> None:
+    raise violation
+
+
+def _line_of(message: Message) -> bytes | int:
+    """Return the ordering key of a message, or its offset without one."""
+    held = message._held
+    [key] = line_keys(Records.of([held.record(message.offset)]), own_topic=held.own_topic)
+    return message.offset if key is None else key

@@ -85,10 +85,14 @@ class Partition:
         if transaction is not None:
             transaction.partitions.add(self)
             self._open.setdefault(transaction, offset)
-        time_ms = self._clock() + self.skew_ms if timestamp is None else timestamp
+        time_ms = self.time_ms() if timestamp is None else timestamp
         record = Record(offset, value, time_ms, key, headers, about, transaction)
         self.records.append(record)
         return record
+
+    def time_ms(self) -> int:
+        """Return what its leader's clock says."""
+        return self._clock() + self.skew_ms
 
     def finish(self, transaction: Transaction) -> None:
         del self._open[transaction]

@@ -25,7 +25,9 @@ from typing import NamedTuple
 from tests.simulation.mutant import Mutant
 from tests.simulation.mutants_of_core import CORE_MUTANTS
 from tests.simulation.mutants_of_delays import DELAY_MUTANTS
+from tests.simulation.mutants_of_ordering import ORDERING_MUTANTS
 from tests.simulation.mutants_of_shells import SHELL_MUTANTS
+from tests.simulation.mutants_of_subscriptions import SUBSCRIPTION_MUTANTS
 
 #: How many seeds a mutant may survive before it has survived.
 SEEDS = 1_000
@@ -34,7 +36,7 @@ _RELOADED = ("marq", "proof", "tests.simulation.")
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-MUTANTS = (*CORE_MUTANTS, *DELAY_MUTANTS, *SHELL_MUTANTS)
+MUTANTS = (*CORE_MUTANTS, *DELAY_MUTANTS, *ORDERING_MUTANTS, *SHELL_MUTANTS, *SUBSCRIPTION_MUTANTS)
 
 
 class _MutantLoader(InspectLoader):

@@ -146,7 +146,10 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
         "a message that is being sent is answered with DONE",
         _QUESTIONS,
         "answered",
-        ("            if lease is not None and offset in opened.firing:\n", "            if False:\n"),
+        (
+            "            if lease is not None and messages.is_firing(lease.queue, source, offset):\n",
+            "            if False:\n",
+        ),
         slow_commit=0.8,
         late_read=0.5,
     ),
@@ -169,7 +172,10 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
         "a request that comes too late is answered with success",
         _QUESTIONS,
         "answered",
-        ("outcome = Outcome.TOO_LATE if lease is None or offset not in opened.leases else ", "outcome = "),
+        (
+            "            left = lease is None or offset not in messages.open_in(lease.queue, source)\n",
+            "            left = False\n",
+        ),
     ),
     mutant(
         ANSWERING,

@@ -28,6 +28,7 @@ from tests.simulation.mutant import (
 
 _SIMULATION = "tests.simulation."
 _READING, _OWNER = _SIMULATION + "reading", _SIMULATION + "tracker"
+_DELIVERIES = "marq.consumer.deliveries"
 _ENGINE = "marq.owner.engine"
 _STARTING, _GROUP = _SIMULATION + "starting", _SIMULATION + "group"
 _RECEIVER, _RENEWAL = "marq.consumer.receiver", "marq.consumer.renewal"
@@ -44,8 +45,11 @@ SHELL_MUTANTS = (
         _RECEIVER,
         "lost not-drained",
         (
-            "                await self._acquire(taking)\n",
-            "                await self._reader.commit(taking.offsets)\n                await self._acquire(taking)\n",
+            "                await taking.strategy.acquire(taking.markers, taking.limit_s)\n",
+            (
+                "                await self._reader.commit(taking.offsets)\n"
+                "                await taking.strategy.acquire(taking.markers, taking.limit_s)\n"
+            ),
         ),
     ),
     mutant(
@@ -69,11 +73,11 @@ SHELL_MUTANTS = (
         _STRATEGIES,
         "delivered-twice lost",
         (
-            "limit_s: float) -> None:\n        await self._reader.commit(offsets)\n",
+            "    ) -> None:\n        await self._reader.commit(offsets, behind)\n",
             (
-                "limit_s: float) -> None:\n"
+                "    ) -> None:\n"
                 "        try:\n"
-                "            await self._reader.commit(offsets)\n"
+                "            await self._reader.commit(offsets, behind)\n"
                 "        except Exception:\n"
                 "            pass\n"
             ),
@@ -197,7 +201,7 @@ SHELL_MUTANTS = (
     mutant(
         LEASE_LOST,
         "a lease is counted from the delivery of its messages",
-        _RECEIVER,
+        _DELIVERIES,
         "lease-not-noticed",
         ("holder, records, sent_s, lease_s,", "holder, records, self._clock(), lease_s,"),
         acquire_slow=0.5,
@@ -207,7 +211,7 @@ SHELL_MUTANTS = (
     mutant(
         LEASE_LOST,
         "a lease is counted by the settings at the moment of handing out",
-        _RECEIVER,
+        _DELIVERIES,
         "lease-not-noticed",
         ("acquisition.source, acquisition.lease_ms / 1000", "acquisition.source, settings.lease_of(queue) / 1000"),
         settings_every_ms=100.0,
@@ -252,7 +256,7 @@ SHELL_MUTANTS = (
         AT_MOST_ONCE,
         "a message is delivered although its DISPATCH came too late",
         _AT_MOST_ONCE,
-        "dispatched",
+        "dispatched attempts",
         ("or message in written) and _is_leased(message, now_s)", "or message in written)"),
         renew_failed=0.9,
         marker_slow=0.9,
@@ -283,8 +287,8 @@ SHELL_MUTANTS = (
         MARKER_FIRST,
         "a cycle that fails does not go back for those after it",
         _RECEIVER,
-        "lost not-drained delivered-twice",
-        ("        starts = self._fetched.clear()\n", "        starts = {}\n"),
+        "lost not-drained delivered-twice stuck",
+        ("        starts = self._fetched.clear() | ", "        starts = {} and "),
     ),
     # --- what a client is told ----------------------------------------------------------------------------------------
     mutant(
@@ -417,7 +421,7 @@ SHELL_MUTANTS = (
             "                await self._commit(taking)\n",
             (
                 "                if type(taking.strategy).__name__ == 'Transactional':\n"
-                "                    self._deliver(taking.acquisitions, sent_s)\n"
+                "                    self.deliveries.deliver(taking, sent_s)\n"
                 "                    taking = taking._replace(acquisitions=[])\n"
                 "                await self._commit(taking)\n"
             ),

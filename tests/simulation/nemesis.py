@@ -11,7 +11,7 @@ from tests.simulation.table import DELETE_RETENTION_MS
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-#: A topic that one queue may have for itself.
+#: A topic that queues may name.
 OWN_TOPIC = "orders"
 
 
@@ -143,23 +143,35 @@ class Nemesis:
     # --- definitions --------------------------------------------------------------------------------------------------
 
     def _change_settings(self) -> None:
-        """All but the group, the topic, and how often it delivers."""
+        """All but the group, the topic, how often it delivers, and its ordering."""
         world = self._world
         queue = self._rng.choice(world.queues)
         former = world.definitions.versions[-1].layer("file", queue) or {}
-        kept = {key: value for key, value in former.items() if key in ("group", "topic", "delivery")}
+        kept = {key: value for key, value in former.items() if key in ("group", "topic", "delivery", "ordering")}
         lease_ms = self._rng.choice([world.lease_ms, world.lease_ms * 2])
         world.definitions.change((queue, {**world.document(), "lease": lease_ms / 1000, **kept}))
 
     def _move_queue(self) -> None:
-        """To another group, or to a topic of its own; one that has a topic keeps it, or its records would be lost."""
+        """To another group, or to a topic; one that has a topic keeps it, or its records would be lost.
+
+        A queue with ordering stays: two groups would read it for a while, and its order would be lost. Queues of one
+        topic are in different groups.
+        """
         world = self._world
         queue = self._rng.choice(world.queues)
+        if queue in world.ordering.queues:
+            return
         definitions = world.definitions.versions[-1]
         document = dict(definitions.layer("file", queue) or {})
         document["group"] = self._rng.choice(["g", "h", None])
         if document["group"] is None:
             del document["group"]
-        if self._rng.random() < 0.3 and definitions.queue_of_topic(OWN_TOPIC) is None:
+        others = [each for each in definitions.queues_of_topic(OWN_TOPIC) if each != queue]
+        # Records that are removed before a queue names the topic are not its messages.
+        if self._rng.random() < 0.3 and (not others or (world.shares_topic and not world.faults.unread_gone_every_ms)):
             document["topic"] = OWN_TOPIC
+        group = document.get("group")
+        if "topic" in document and group is not None and group in [definitions.group(each) for each in others]:
+            # A group reads each record once.
+            return
         world.definitions.change((queue, document))

@@ -9,6 +9,7 @@ those of proof/checker.py:
 ``rows-left``     a row of a message in a changelog after the world has drained
 ``order``         what is due together is not sent by its time, and then in the order in which it came
 ``no-row``        a tracker that is to send a copy finds no payload
+``concurrent``    a consumer delivers a message of an ordering key while it has another one in flight
 ``stuck``         the faults have ended and the world does not drain
 ``raised``        the core raised something
 ================  ====================================================================================================
@@ -44,11 +45,11 @@ def difference(fold: Fold, book: LeaseBook) -> str:
     anchor = (_holder(clock.anchor_holder), clock.anchor_now_ms, clock.anchor_monotonic_ms)
     if (clock.now_ms, clock.skew_ms, anchor) != (fold.now_ms, fold.skew_ms, fold.anchor):
         return f"clock {clock}, the log says {fold.now_ms}, skew {fold.skew_ms}, anchor {fold.anchor}"
-    found = {name_of(source, offset): lease for source, offset, lease in book.open_leases()}
+    found = {(lease.queue, name_of(source, offset)): lease for source, offset, lease in book.open_leases()}
     for key in found.keys() | fold.open.keys():
         lease, standing = found.get(key), fold.open.get(key)
         if lease is None or standing is None or not _stands(lease, standing):
-            return f"message {key} is {lease}, the log says {standing}"
+            return f"message {key[1]} of {key[0]} is {lease}, the log says {standing}"
     for queue, counts in fold.counts.items():
         for name in _COUNTED:
             if getattr(book.counts.get(queue, _NO_COUNTS), name) != counts.get(name, 0):
@@ -76,7 +77,7 @@ def _marks(table: dict[bytes, bytes]) -> set[tuple[str, str, int]]:
             for start, end in rows.decode_marks(row):
                 marked.update((queue, log_name(source), offset) for offset in range(start, end))
         elif key[:1] == b"k":
-            source, number = rows.parse_row_key(key)
+            source, number = rows.parse_places_key(key)
             bits = [bit for bit in range(8 * len(row)) if row[bit // 8] >> bit % 8 & 1]
             marked.update(("", log_name(source), number * CHUNK_OFFSETS + bit) for bit in bits)
     return marked

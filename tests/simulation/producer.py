@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from marq.wire.markers import Source
-from marq.wire.names import DELIVER_AT_HEADER
+from marq.wire.names import DELIVER_AT_HEADER, ORDERING_KEY_HEADER
 from proof import history
 from tests.simulation.actor import Actor
 from tests.simulation.log import TooLarge
@@ -30,26 +29,46 @@ class Producer(Actor):
         if rng.random() < 0.3:
             headers = [("tenant", b"acme"), ("tenant", None), ("n", b"%d" % number)][: rng.randint(1, 3)]
         value = None if rng.random() < 0.05 else b"%d" % number
-        if world.deliver_at_share and rng.random() < world.deliver_at_share:
+        delayed = world.deliver_at_share > 0 and rng.random() < world.deliver_at_share
+        if delayed and not self._ordered(queue):
             # The time is by the brokers' clocks, because the producer's own may be wrong by minutes.
             headers.append((DELIVER_AT_HEADER, b"%d" % (world.wall_ms() + rng.randint(-200, 2_000))))
         if value is not None and world.hit(world.faults.large):
             # Up to the topic's limit; with marq's own headers, some of these messages are too large.
-            limit = rng.choice([world.limit_bytes, world.own_limit_bytes])
+            limit = rng.choice([world.limit_bytes, world.shared_limit_bytes])
             value += b"x" * rng.randint(limit - rng.choice([100, 1_200]), limit - 40)
-        self._send(number, queue, rng.choice([None, b"k"]), value, headers)
+        key = rng.choice([None, b"k"])
+        if self._ordered(queue):
+            key = world.ordering.key()
+        self._send(number, queue, key, value, headers)
+
+    def _ordered(self, queue: str) -> list[str]:
+        """Return the queues with ordering that get the messages of a queue."""
+        definitions = self.world.definitions.of(self)
+        topic = definitions.settings(queue).topic
+        queues = [queue] if topic is None else definitions.queues_of_topic(topic)
+        return [each for each in queues if each in self.world.ordering.queues]
 
     def _send(
         self, number: int, queue: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]
     ) -> None:
         """The queue's own topic keeps its sender's keys; in the shared one the key says which queue it is."""
         world, rng = self.world, self.world.rng
-        source = self._source(queue)
-        # Kafka's clients refuse a record that has neither.
-        key = queue.encode() if source.topic == world.names.messages else key if value is not None else b"k"
-        said = {"message": str(number), "queue": queue, "content": history.content(queue, key, value, headers)}
-        world.history.add(self.name, "invoke", "send", **said)
+        topic = world.definitions.of(self).settings(queue).topic or world.names.messages
         again = (number, queue, key, value, headers)
+        if topic != world.names.messages:
+            # Kafka's clients refuse a record that has neither.
+            key = key if value is not None else key or b"k"
+            source = world.ordering.source(world, (self._ordered(queue) or [queue])[0], topic, key)
+        else:
+            source = world.ordering.source(world, queue, topic, key)
+            if queue in world.ordering.queues and key is not None:
+                headers = [*headers, (ORDERING_KEY_HEADER, key)]
+            key = queue.encode()
+        said = {"message": str(number), "queue": queue, "content": history.content(queue, key, value, headers)}
+        if topic != world.names.messages:
+            said["topic"] = topic
+        world.history.add(self.name, "invoke", "send", **said)
         if world.hit(world.faults.send_failed):
             world.history.add(self.name, "fail", "send", **said)
             self.later(rng.randint(10, 100), self._send, *again)
@@ -73,8 +92,3 @@ class Producer(Actor):
         self.unsent -= 1
         world.stats["sent"] += 1
         world.history.add(self.name, "ok", "send", **said, record=history.name_of(source, record.offset))
-
-    def _source(self, queue: str) -> Source:
-        world = self.world
-        topic = world.definitions.of(self).settings(queue).topic or world.names.messages
-        return world.rng.choice([source for source in world.busy_sources if source.topic == topic])

@@ -5,12 +5,12 @@ Where a partition is read from, and how far each queue is there, is marq's own c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from marq.kafka.offsets import Committed, Search
-from marq.kafka.positions import Positions, Progress
+from marq.kafka.positions import NOT_BEHIND, Behind, Positions, Progress
 from marq.kafka.reader import NotCommitted
 from marq.kafka.records import Records
 from marq.kafka.serving import Serving
@@ -30,6 +30,8 @@ class GroupCommit(NamedTuple):
     offsets: Mapping[Source, Committed]
     after: Mapping[Source, Positions]
     generation: int
+    #: The offsets of these positions.
+    ends: Mapping[Source, int]
 
 
 class Reader:
@@ -144,9 +146,16 @@ class Reader:
         records = partition.read(start, end, committed=committed)
         return Records.of(records) if records else None
 
-    async def commit(self, offsets: Mapping[Source, int]) -> None:
+    async def commit(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> None:
+        await self._commit(self.commit_of(offsets, behind))
+
+    async def verify(self, sources: Collection[Source]) -> None:
+        offsets, current = self._progress.current(sources)
+        await self._commit(self._commit_of(offsets, current, sources))
+
+    async def _commit(self, commit: GroupCommit) -> None:
         world, wait = self._world, self._consumer.loop.wait
-        commit = self.commit_of(offsets)
+        assert commit.offsets, "aiokafka commits no empty offsets"
         if world.hit(world.faults.commit_failed):
             raise NotCommitted("failed")
         await wait(world.rng.randint(0, 2))
@@ -159,15 +168,21 @@ class Reader:
         await wait(world.rng.randint(0, 2))
         self.committed(commit)
 
-    def commit_of(self, offsets: Mapping[Source, int]) -> GroupCommit:
-        after = self._progress.after(self._consumer.serving, offsets)
-        if offsets.keys() - after.keys():
+    def commit_of(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> GroupCommit:
+        return self._commit_of(offsets, self._progress.after(self._consumer.serving, offsets, behind), offsets)
+
+    def _commit_of(
+        self, offsets: Mapping[Source, int], after: Mapping[Source, Positions], wanted: Collection[Source]
+    ) -> GroupCommit:
+        if set(wanted) - after.keys():
             raise NotCommitted("not assigned any more")
-        commits = {source: Committed(end, after[source].encode(end)) for source, end in offsets.items()}
-        return GroupCommit(commits, after, self._generation)
+        queues_in = self._consumer.serving.queues_in
+        numbers = {source: after[source].number(queues_in(source.topic), end) for source, end in offsets.items()}
+        commits = {source: Committed(number, after[source].encode(number)) for source, number in numbers.items()}
+        return GroupCommit(commits, after, self._generation, offsets)
 
     def committed(self, commit: GroupCommit) -> None:
-        self._progress.take(commit.after)
+        self._progress.take(commit.ends, commit.after)
 
     def rewind(self, offsets: Mapping[Source, int]) -> None:
         self.positions.update({source: offset for source, offset in offsets.items() if source in self.positions})

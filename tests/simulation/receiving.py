@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from marq.consumer import acquisition
-from marq.consumer.acquisition import Acquisition
 from marq.consumer.cycles import Taking
 from marq.consumer.prefetch import PrefetchBuffer
+from marq.consumer.questions import Questions
 from marq.consumer.receiver import Receiver
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.session import ConsumerSession
 from marq.kafka.acquire_strategies import AcquireStrategy, MarkerFirst, Transactional
 from marq.kafka.records import Records
 from marq.kafka.writer import FRAME_BYTES
+from marq.settings import topic_rules
 from marq.wire.markers import Payload, Source, payload_bytes
+from tests.simulation.asking import open_reader
 
 if TYPE_CHECKING:
     from tests.simulation.consumer import Consumer
@@ -53,13 +56,19 @@ class SimulatedReceiver(Receiver):
             clock=consumer.loop.time,
             wall=lambda: consumer.wall_ms() / 1000,
             new_holder=lambda: world.rng.getrandbits(64),
+            questions=Questions(
+                partial(open_reader, consumer), writer, len(world.markers), consumer.loop.time, asyncio.sleep
+            ),
         )
         self._consumer = consumer
+        # Records with the headers of another attempt fit in the markers topic.
+        self.ordering._settings = replace(settings, limit_bytes=settings.limit_bytes + topic_rules.ENVELOPE_ROOM_BYTES)
 
     @property
     def busy(self) -> bool:
         """Whether it has messages, or outcomes of messages."""
-        return bool(self.prefetch.in_flight or self.acks.unwritten or self._cycles or self._fetched)
+        waiting = self._fetched or self._fetched.held
+        return bool(self.prefetch.in_flight or self.acks.unwritten or self._cycles or waiting)
 
     def fail(self, error: BaseException) -> None:
         """End the world: nothing that happens in it may end a receiver."""
@@ -70,19 +79,24 @@ class SimulatedReceiver(Receiver):
     ) -> bool:
         consumer, holder, began_ms = self._consumer, self._holder, self._consumer.monotonic_ms()
         taken = {
-            source: [offset for _, own in self._serving.own(source, read) for offset in own.offsets]
+            (queue, source): list(own.offsets)
             for source, read in records.items()
+            for queue, own in self._serving.own(source, read)
         }
+        if not records:
+            taken = {(each.queue, each.source): list(each.offsets) for each in taking.acquisitions}
 
         def note(type_: str, **fields: int) -> None:
             """How a cycle begins and ends: from the ACQUIRE to the commit."""
-            for source, offsets in taken.items():
+            for (queue, source), offsets in taken.items():
                 if offsets:
-                    consumer.note(type_, "commit", holder, source, offsets, **fields)
+                    consumer.note(type_, "commit", holder, queue, source, offsets, **fields)
 
         note("invoke")
         delivered = await super()._cycle(records, taking, assignment, before)
         if delivered:
+            delayed = sum(len(each.taken) - len(each.messages) for each in taking.acquisitions)
+            consumer.world.stats["delayed_by_header"] += delayed
             # No handler has seen any of them yet.
             note("ok", took_ms=consumer.monotonic_ms() - began_ms)
         else:
@@ -96,11 +110,6 @@ class SimulatedReceiver(Receiver):
         room = largest * self._consumer.world.rng.choice(ROOMS)
         self._settings = replace(self._settings, limit_bytes=FRAME_BYTES + acquisition._HEAD_BYTES + room)
         return super()._take(records)
-
-    def _deliver(self, acquisitions: Sequence[Acquisition], sent_s: float) -> None:
-        delayed = sum(len(each.taken) - len(each.messages) for each in acquisitions)
-        self._consumer.world.stats["delayed_by_header"] += delayed
-        super()._deliver(acquisitions, sent_s)
 
 
 class Session(ConsumerSession):

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from marq.consumer import ack_batcher, acquisition, at_most_once, receiver, renewal
+from marq.consumer import ack_batcher, acquisition, at_most_once, questions, receiver, renewal
 from marq.kafka.writer import MarkerRecord
 from marq.wire import marker_codec
 from marq.wire.errors import BrokerUnavailable
-from marq.wire.markers import Ack, Acquire, Dispatch, Reject, Release, Renew
+from marq.wire.markers import Ack, Acquire, Dispatch, Reject, Release, Renew, Resume
 from tests.simulation.loop import give
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: The first byte of markers of a version that workers do not know before the faults have ended.
 NEWER_VERSION = b"\x02"
-Batch = Acquire | Ack | Release | Reject | Renew | Dispatch
+Batch = Acquire | Ack | Release | Reject | Renew | Dispatch | Resume
 #: How long a client waits for a write before it takes its outcome for unknown.
 PATIENCE_MS = 300
 
@@ -52,7 +52,7 @@ def _encode(batch: Batch) -> Encoded:
 def simulated_modules() -> Iterator[None]:
     """Let the shipped modules encode so that records keep their batches, and log nothing."""
     log = receiver.log
-    modules = (ack_batcher, acquisition, at_most_once, renewal)
+    modules = (ack_batcher, acquisition, at_most_once, questions, renewal)
     disabled, log.disabled = log.disabled, True
     for module in modules:
         vars(module)["encode"] = _encode
@@ -132,4 +132,4 @@ class Writer:
         """Note the writes of the library: handlers note their outcomes themselves."""
         if isinstance(batch, Acquire | Renew | Dispatch) or (isinstance(batch, Release) and not batch.counted):
             op = type(batch).__name__.lower()
-            self._consumer.note(type_, op, batch.holder, batch.source, batch.offsets, **fields)
+            self._consumer.note(type_, op, batch.holder, batch.queue, batch.source, batch.offsets, **fields)

@@ -145,4 +145,4 @@ class Starting:
             transaction.show()
 
     def _note(self, type_: str, batch: Acquire, **fields: int) -> None:
-        self._consumer.note(type_, "acquire", batch.holder, batch.source, batch.offsets, **fields)
+        self._consumer.note(type_, "acquire", batch.holder, batch.queue, batch.source, batch.offsets, **fields)

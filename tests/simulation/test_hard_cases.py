@@ -47,7 +47,7 @@ def test_identity_a_copy_is_a_new_record_so_offsets_are_never_used_twice() -> No
         copies += sum("id" in event for event in records)
         ended = {name for fact in markers(world, "REDELIVERED") for name in names(fact)}
         late += sum(name in ended for ack in markers(world, "ACK") for name in names(ack))
-        assert len({(event["process"], event["offset"]) for event in records}) == len(records)
+        assert len({(event["process"], event["offset"], event["queue"]) for event in records}) == len(records)
 
     assert copies > 50
     assert late > 20
@@ -310,7 +310,7 @@ def test_delay_that_is_written_twice_counts_once() -> None:
 def test_delay_by_a_header_holds_for_whoever_reads_the_record_and_when_it_is_read_again() -> None:
     stats: Counter[str] = Counter()
     delayed = 0
-    for world in worlds(4 * SEEDS, commit_unknown=0.4, consumer_crash=0.01, rebalance_every_ms=500.0, marker_slow=0.2):
+    for world in worlds(8 * SEEDS, commit_unknown=0.4, consumer_crash=0.01, rebalance_every_ms=500.0, marker_slow=0.2):
         stats += world.stats
         delayed += sum(max(event.get("dues_ms", [-1])) >= 0 for event in markers(world, "ACQUIRE"))
 
@@ -327,6 +327,34 @@ def test_at_most_once_a_message_is_delivered_once_or_abandoned() -> None:
 
     assert dispatched > 100
     assert stats["abandoned"] > 5
+
+
+def test_ordering_a_message_waits_for_the_end_of_the_one_before_whoever_reads_them() -> None:
+    """Consumers die, pause past their sessions and lose their partitions with messages in flight and behind them."""
+    resumed = again = 0
+    for world in worlds(
+        4 * SEEDS, consumer_crash=0.01, consumer_pause=0.01, commit_unknown=0.2, rebalance_every_ms=700.0
+    ):
+        resumed += sum(any(answer["states"]) for answer in markers(world, "RESUMED"))
+        ordered = [event for event in markers(world, "ACQUIRE") if event.get("in_order")]
+        again += sum(attempt > 1 for event in ordered for attempt in event["attempts"])
+
+    assert resumed > 50
+    assert again > 50
+
+
+def test_subscriptions_each_queue_of_a_topic_ends_each_record_on_its_own() -> None:
+    """A record is acknowledged for one queue while the other one's is redelivered, dead, or not even read."""
+    ended: dict[tuple[int, str], set[tuple[str, str]]] = {}
+    for number, world in enumerate(worlds(4 * SEEDS, forgotten=0.3, consumer_crash=0.01, move_every_ms=700.0)):
+        for kind in ("ACK", "REDELIVERED", "DEAD_LETTERED"):
+            for event in markers(world, kind):
+                for name in names(event):
+                    ended.setdefault((number, name), set()).add((event["queue"], kind))
+
+    shared = [ends for ends in ended.values() if len({queue for queue, _ in ends}) > 1]
+    assert len(shared) > 100
+    assert sum(len({kind for _, kind in ends}) > 1 for ends in shared) > 20
 
 
 def test_each_hard_case_has_a_test_here() -> None:

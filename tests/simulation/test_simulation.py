@@ -113,6 +113,17 @@ def test_mutants_that_few_seeds_kill_are_killed() -> None:
     assert len(verdicts) == len(QUICKLY_KILLED)
 
 
+def test_a_mutant_changes_texts_that_are_in_its_modules_once() -> None:
+    places = {
+        (mutant.name, old): ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text().count(old)
+        for mutant in mutants.MUTANTS
+        for module, changes in mutant.changes.items()
+        for old, _ in changes
+    }
+
+    assert {text: count for text, count in places.items() if count != 1} == {}
+
+
 def test_each_hard_case_and_each_order_of_operations_has_mutants() -> None:
     abouts = Counter(mutant.about for mutant in mutants.MUTANTS)
 

@@ -40,6 +40,7 @@ from tests.simulation.log import Partition, Record, TransactionalId
 from tests.simulation.loop import Loop
 from tests.simulation.nemesis import OWN_TOPIC, Nemesis
 from tests.simulation.oracle import Violation
+from tests.simulation.ordering import Ordering
 from tests.simulation.producer import Producer
 from tests.simulation.sending import simulated_modules
 from tests.simulation.table import LocalTable
@@ -124,6 +125,9 @@ class World:
         #: How many slow handlers renew their messages themselves, and how many handlers are slow.
         self.renew_share = random.Random(f"renew {seed}").choice([0.0, 0.0, 0.5])
         self.slow_share = random.Random(f"slow {seed}").choice([0.1, 0.1, 0.5])
+        #: Whether queues may share a topic.
+        self.shares_topic = random.Random(f"topic {seed}").random() < 0.5
+        self.ordering = Ordering(seed)
         self._copies_at_once = random.Random(f"copies {seed}").choice([1, 3, 2_000])
         self._set_limits()
         self._make_topics()
@@ -140,8 +144,8 @@ class World:
             self.rng.choice([0, 5, 200_000]),
             self.rng.choice([1, 2, 1_000]),
         )
-        # A queue's own topic accepts less than the shared one: a copy may be refused there.
-        self.limit_bytes, self.own_limit_bytes = 3_000, 2_000
+        # The shared topic accepts less than a queue's own, and less than the trackers know: copies may be refused.
+        self.limit_bytes, self.shared_limit_bytes = 3_000, 2_000
 
     def _make_topics(self) -> None:
         self._start_ms = 1_700_000_000_000
@@ -149,10 +153,9 @@ class World:
         self.shared_sources = [Source(self.names.messages, number) for number in range(self.rng.randint(2, 3))]
         self.own_sources = [Source(OWN_TOPIC, number) for number in range(2)]
         self.sources = self.shared_sources + self.own_sources
-        limits = {self.names.messages: self.limit_bytes, OWN_TOPIC: self.own_limit_bytes}
+        limits = {self.names.messages: self.shared_limit_bytes, OWN_TOPIC: self.limit_bytes}
         self.messages = {s: Partition(history.log_name(s), self.wall_ms, limits[s.topic]) for s in self.sources}
-        for topic, limit in limits.items():
-            self.history.add(topic, "ok", "limit", log=topic, bytes=limit)
+        self.history.add(self.names.messages, "ok", "limit", log=self.names.messages, bytes=self.shared_limit_bytes)
         # Quiet partitions: in some worlds all messages go to one.
         quiet = self.rng.random() < 0.2
         self.busy_sources = [self.shared_sources[0], self.own_sources[0]] if quiet else self.sources
@@ -185,9 +188,20 @@ class World:
             documents[queue]["group"] = "g"
         if rng.random() < 0.5:
             documents[self.queues[-1]]["topic"] = OWN_TOPIC
+            if self.shares_topic:
+                self._share_topic(documents)
         if self.at_most_once:
             documents[rng.choice(self.queues)]["delivery"] = AT_MOST_ONCE
+        self.ordering.choose(documents)
         self.definitions.begin({"lease": self.lease_ms / 1000}, documents)
+
+    def _share_topic(self, documents: dict[str, dict[str, Any]]) -> None:
+        """Let another queue, in another group, name the topic of the last one."""
+        last, other = documents[self.queues[-1]], documents[self.queues[-2]]
+        other["topic"] = OWN_TOPIC
+        if "group" in last:
+            del other["group"]
+        self.stats["subscriptions"] += 1
 
     def document(self) -> dict[str, Any]:
         """Return settings of a queue."""

@@ -10,6 +10,7 @@ from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.owner.write import Due, Write
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Kind
+from marq.wire.names import ORDERING_KEY_HEADER
 from proof import history
 from tests.simulation.log import Fenced, Outcome, TooLarge, Transaction
 
@@ -71,8 +72,9 @@ class Writing:
         holder, log = history.holder_name(owner.tracker.holder), owner.markers.name
         for fire in fires:
             self._world.history.add(
-                owner.name, type_, "fire", holder=holder, source=history.log_name(fire.source), offset=fire.offset,
-                kind=fire.fact_kind.name, attempt=fire.attempt, cause=fire.cause.name, log=log,
+                owner.name, type_, "fire", holder=holder, queue=fire.lease.queue,
+                source=history.log_name(fire.source), offset=fire.offset, kind=fire.fact_kind.name,
+                attempt=fire.attempt, cause=fire.cause.name, log=log,
                 applied=owner.tracker.book.applied, tick=owner.own_tick,
             )  # fmt: skip
 
@@ -124,13 +126,14 @@ class Writing:
 
     def _write_copy(self, attempt: Attempt, due: Due) -> None:
         owner, world, (fire, payload) = self._owner, self._world, due
-        made = redelivery(fire, payload, attempt.write.now_ms, owner.setting(fire.lease.queue).topic)
+        own_topic, settings = world.names.is_senders_topic(fire.source.topic), owner.setting(fire.lease.queue)
+        made = redelivery(fire, payload, attempt.write.now_ms, own_topic=own_topic, ordered=settings.ordered)
         if made.destination is Destination.DEAD_LETTERS:
             target = world.dead_letters
-        elif made.own_topic:
-            target = world.messages[fire.source]
         else:
-            target = world.messages[world.rng.choice(world.shared_sources)]
+            queue, topic = fire.lease.queue, world.names.messages
+            ordering_key = next((value for name, value in made.headers if name == ORDERING_KEY_HEADER), None)
+            target = world.messages[world.ordering.source(world, queue, topic, ordering_key, copy=True)]
         when_ms = owner.wall_ms()
         try:
             target.append(

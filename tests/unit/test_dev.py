@@ -70,12 +70,58 @@ def test_a_worker_does_not_outlive_a_program_that_got_kill_9() -> None:
     assert errors == b""
 
 
+def test_an_address_in_use_is_said_to_be_a_broker_to_use_and_nothing_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MARQ_BOOTSTRAP_SERVERS", raising=False)
+    monkeypatch.setattr(dev, "is_free", lambda host, port: False)
+
+    with pytest.raises(BrokerError, match=r"run `MARQ_BOOTSTRAP_SERVERS=127\.0\.0\.1:9092 marq dev`"):
+        dev.develop([], tmp_path, "warn")
+
+
+@pytest.mark.parametrize(
+    ("modules", "project", "said"),
+    [
+        ([], "", True),
+        (["tasks"], "", False),
+        ([], "[settings]\nhandlers = ['tasks']", False),
+        ([], "[queues.emails]\nhandler = 'tasks:send'", False),
+    ],
+)
+def test_a_start_without_handlers_says_how_to_name_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], modules, project, said
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MARQ_BOOTSTRAP_SERVERS", raising=False)
+    monkeypatch.delenv("MARQ_HANDLERS", raising=False)
+    (tmp_path / "marq.toml").write_text(project)
+    (tmp_path / "tasks.py").touch()
+    monkeypatch.setattr(dev, "is_free", lambda host, port: False)
+
+    with pytest.raises(BrokerError):
+        dev.develop(modules, tmp_path, "warn")
+
+    assert ("no handlers: name their modules" in capsys.readouterr().out) is said
+
+
+def test_sources_are_watched_but_no_virtual_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tasks.py", "shop/orders.py", "env/pyvenv.cfg", "env/lib/site.py", ".git/hook.py", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+
+    assert sorted(path for path, _ in dev._sources()) == ["shop/orders.py", "tasks.py"]
+
+
 def test_a_broker_that_ends_ends_it_and_signals_interrupt_the_preparation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[object] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MARQ_BOOTSTRAP_SERVERS", raising=False)
+    monkeypatch.setattr(dev, "is_free", lambda host, port: True)
     monkeypatch.setattr(dev, "prepare", lambda: steps.append("prepare"))
     monkeypatch.setattr(dev, "EmbeddedBroker", EndedBroker)
     monkeypatch.setattr(dev, "_Worker", SleepingWorker)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,10 +41,46 @@ def test_every_command_has_help_and_those_that_print_data_have_json(runner: CliR
 
 
 def test_an_unknown_command_is_refused(runner: CliRunner) -> None:
-    refused = runner.invoke(cli, ["que"])
+    refused, mistyped = runner.invoke(cli, ["x"]), runner.invoke(cli, ["quees"])
 
-    assert refused.exit_code == 2
-    assert "No such command 'que'" in refused.output
+    assert (refused.exit_code, mistyped.exit_code) == (2, 2)
+    assert "No such command 'x'.\n" in refused.output
+    assert "No such command 'quees'; did you mean 'queues'?\n" in mistyped.output
+
+
+def test_ctrl_c_while_a_command_is_imported_is_no_error_of_the_program(
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "load", interrupted)
+
+    ended = runner.invoke(cli, ["queues"])
+
+    assert (ended.exit_code, ended.output) == (130, "")
+
+
+def test_a_wrong_definition_ends_the_worker_before_it_starts(runner: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "marq.toml").write_text("[queues.emails]\nlease = -3\n")
+
+    ended = runner.invoke(cli, ["worker"])
+
+    assert ended.exit_code == 1
+    assert ended.output == (
+        "marq: marq.toml: [queues.emails]: lease: expected a number of seconds above 0, to 4294967, not -3\n"
+    )
+
+
+def test_the_command_of_a_plain_library_says_what_to_install(tmp_path: Path) -> None:
+    # A module that is None in sys.modules can't be imported.
+    program = "import sys; sys.modules['click'] = None; from marq_worker.__main__ import main; main()"
+
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("marq: the command needs the packages of a worker (")
+    assert ended.stderr.endswith("): pip install 'marq[worker]'\n")
 
 
 def test_a_project_is_written_once(runner: CliRunner, tmp_path: Path) -> None:

@@ -84,6 +84,6 @@ def test_the_command_and_the_plugin_of_pytest_are_found_where_it_is_installed(wh
     (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
 
     assert wheel.read(name).decode().split("\n\n") == [
-        "[console_scripts]\nmarq = marq_worker.cli:main",
+        "[console_scripts]\nmarq = marq_worker.__main__:main",
         "[pytest11]\nmarq = marq.testing.plugin\n",
     ]

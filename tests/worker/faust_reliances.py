@@ -53,7 +53,8 @@ RELIANCES = (
     Reliance(_THREAD, "on_thread_stop", "async (self)", "stops aiokafka's consumer, which we do in our own way"),
     Reliance(_THREAD, "_ensure_consumer", "(self)", "the aiokafka consumer, for exact commits"),
     Reliance(_THREAD, "call_thread", "async (self, fun, *args, **kwargs)", "runs a coroutine function there"),
-    Reliance(_THREAD, "tp_last_committed_at", "instance attribute", "what Faust's livelock detector looks at"),
+    Reliance(_THREAD, "verify_event_path", "(self, now, tp)", "logs partitions that seem stalled, replaced"),
+    Reliance(_THREAD, "verify_recovery_event_path", "(self, now, tp)", "the same for changelogs, replaced"),
     # app/batching.py: the consumer that delivers.
     Reliance(_CONSUMER, "_new_consumer_thread", "(self)", "makes our thread"),
     Reliance(_CONSUMER, "_new_offset", "(self, tp)", "says what to commit: the end of the last acknowledged batch"),
@@ -155,7 +156,7 @@ RELIANCES = (
         "faust.app:BootStrategy",
         "__init__",
         "(self, app, *, enable_web=None, enable_kafka=None, enable_kafka_producer=None, ...)",
-        "a worker without the role tracker runs without a consumer, a handlers process without a producer",
+        "a worker without the role tracker runs without a consumer, a handler process without a producer",
     ),
     Reliance(_APP, "BootStrategy", "class attribute", "what App.boot_strategy is made of"),
     Reliance(_APP, "consumer_generation_id", "class attribute", "tells a batch of before a rebalance"),
@@ -165,6 +166,9 @@ RELIANCES = (
     Reliance(_WORKER, "on_setup_root_logger", "(self, logger, level)", "called when logging has been set up"),
     Reliance(_WORKER, "_on_sigint", "(self)", "starts the time limit of a stop"),
     Reliance(_WORKER, "_on_sigterm", "(self)", "starts the time limit of a stop"),
+    Reliance(
+        _WORKER, "on_worker_shutdown", "(self)", "called before every stop, also after an error of the event loop"
+    ),
     Reliance(_WORKER, "_sentinel_task", "async (self)", "the last task of a stop, which sleeps for a second"),
     # app/worker/application.py
     Reliance(_APP, "http_client", "property", "made by us, with what other workers ask for"),

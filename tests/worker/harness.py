@@ -206,7 +206,7 @@ class Worker(rig.worker.Worker):
         return found
 
     async def handlers(self) -> dict[str, dict[str, Any]]:
-        """What handlers processes this worker has, by group."""
+        """What handler processes this worker has, by group."""
         statistics = await self.published(scope="worker")
         return {each["group"]: each for each in statistics.get("handlers", [])}
 

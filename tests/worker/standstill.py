@@ -46,7 +46,7 @@ def rebalance() -> None:
 
 
 def handlers_fetch() -> bool:
-    """The consumer of a handlers process fetches no more; the worker itself is not meant."""
+    """The consumer of a handler process fetches no more; the worker itself is not meant."""
     from marq_worker.app import app
     from marq_worker.app.handlers.process import HandlersApp
 

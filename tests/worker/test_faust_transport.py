@@ -46,6 +46,20 @@ async def test_records_of_a_partition_that_becomes_active_during_a_fetch_are_del
     assert found == {added: Fetched(7, 8, [tick])}
 
 
+async def test_a_partition_that_was_not_read_since_a_rebalance_is_no_error_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Two minutes after its start a worker logged an error for each partition, whenever another one joined or left."""
+    thread, consumer = new_thread(), Consumer()
+    consumer._fetcher = SimpleNamespace(_subscriptions=consumer._subscription)
+    thread._consumer, thread.time_started = consumer, 0.0
+
+    for look in (thread.verify_event_path, thread.verify_recovery_event_path):
+        look(1_000.0, TP(*Consumer.partition))
+
+    assert not caplog.records
+
+
 def new_thread() -> BatchThread:
     thread = object.__new__(BatchThread)
     thread._passed, thread._reads = {}, {}

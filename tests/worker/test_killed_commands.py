@@ -144,7 +144,7 @@ async def test_a_purge_that_is_killed_after_any_of_its_records_is_called_again(
             acked = 1 + values.total()
             sent = EARLY + 2 * WAITING + traffic.sent[queue] + LATER
             statistics = await eventually(
-                lambda queue=queue: worker.queue(queue), lambda found, n=acked: found["acked"] == n
+                lambda queue=queue: worker.queue(queue), lambda found, n=acked: found.get("acked") == n
             )
             assert statistics["cancelled"] == sent - acked, queue
         assert (await Inspector(settings, queues.definitions).waiting(PURGES)).counts.total() == 0

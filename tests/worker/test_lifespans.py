@@ -1,4 +1,4 @@
-"""Lifespans in the handlers processes of a worker: errors at their start, and stops."""
+"""Lifespans in the handler processes of a worker: errors at their start, and stops."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_lifespan_that_fails_at_its_start_is_told_and_tried_again_and_a_
     log = worker.log()
     assert "marq: lifespan handlers_with_lifespan:resources failed at its start: ConnectionError(" in log
     assert 'raise ConnectionError("the database does not answer")' in log
-    assert "its handlers process" in log
+    assert "its handler process" in log
     assert [line for line in await module.noted() if line != "start"] == ["handled open", "end"]
     assert worker.exit_code == 0
 

@@ -5,14 +5,19 @@ How such queues are sent to, received and redelivered is in tests/conformance/te
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 import pytest_asyncio
+from aiohttp import ClientSession
 
 import marq
 from tests.worker.conftest import client_of
-from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, delete_topic, eventually, make_topic
+from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, delete_topic, eventually, make_topic, take
+from tests.worker.shell import Shell
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -44,35 +49,128 @@ async def test_a_page_shows_records_of_queues_and_of_no_other_topic(
     assert (status, "payload-of-somebody" in text) == (200, False)
 
 
-async def delete(namespace: Namespace, topic: str) -> None:
-    await delete_topic(namespace.bootstrap_servers, topic)
-
-
-async def refuse_records_without_key(namespace: Namespace, topic: str) -> None:
-    await namespace.alter(topic, {"cleanup.policy": "compact"})
-
-
-@pytest.mark.parametrize(
-    ("how", "key"),
-    [(delete, b"customer"), (refuse_records_without_key, None), (None, b"customer")],
-    ids=["deleted", "refusing", "reset"],
-)
-async def test_a_copy_takes_the_shared_topic(
-    namespace: Namespace,
-    shared_worker: Worker,
-    queues: marq.Queues,
-    topic: str,
-    queue: str,
-    how: Callable[[Namespace, str], Awaitable[None]] | None,
-    key: bytes | None,
+@pytest.mark.parametrize("how", ["deleted", "compacted", "reset"])
+async def test_a_message_outlives_its_topic(
+    namespace: Namespace, shared_worker: Worker, queues: marq.Queues, topic: str, queue: str, how: str
 ) -> None:
-    await namespace.producer.send_and_wait(topic, b"value", key=key)
+    await namespace.producer.send_and_wait(topic, b"value", key=b"customer")
     async with marq.Consumer(queue, **client_of(shared_worker), lease=600) as consumer:
         [message] = await consumer.receive(1, wait=LIMIT_SECONDS)
-        await (how(namespace, topic) if how else queues.reset(queue))
+        if how == "deleted":
+            await delete_topic(namespace.bootstrap_servers, topic)
+        elif how == "compacted":
+            await namespace.alter(topic, {"cleanup.policy": "compact"})
+        else:
+            await queues.reset(queue)
         await message.release(0)
 
         [again] = await consumer.receive(1, wait=LIMIT_SECONDS)
         await again.ack()
 
-    assert (again.value, again.key, again.attempt, again.id) == (b"value", key, 2, message.id)
+    assert (again.value, again.key, again.attempt, again.id) == (b"value", b"customer", 2, message.id)
+
+
+async def test_redeliveries_that_an_earlier_version_wrote_into_the_topic_are_messages(
+    namespace: Namespace, shared_worker: Worker, topic: str, queue: str
+) -> None:
+    headers = [("marq-id", f"{topic}/0/7".encode()), ("marq-attempt", b"2"), ("marq-first-sent", b"5")]
+    await namespace.producer.send_and_wait(topic, b"value", key=b"customer", headers=headers, partition=1)
+    async with marq.Consumer(queue, **client_of(shared_worker), lease=600) as consumer:
+        [message] = await consumer.receive(1, wait=LIMIT_SECONDS)
+        await message.release(0)
+
+        [again] = await consumer.receive(1, wait=LIMIT_SECONDS)
+        await again.ack()
+
+    assert (message.id, message.key, message.attempt) == (f"{topic}/0/7", b"customer", 2)
+    assert (again.id, again.key, again.attempt) == (message.id, b"customer", 3)
+
+
+async def test_a_replay_and_a_purge_know_messages_of_both_topics(
+    namespace: Namespace, shared_worker: Worker, queues: marq.Queues, topic: str, queue: str
+) -> None:
+    await queues.change(queue, backoff=[0.1])
+    for key in (b"first", queue.encode(), None):
+        await namespace.producer.send_and_wait(topic, b"value", key=key, partition=1)
+    async with marq.Consumer(queue, **client_of(shared_worker), lease=600) as consumer:
+        [first, *others] = await take(consumer, 3)
+        await consumer.ack(others)
+        await first.release()
+        [again] = await take(consumer, 1)
+        await again.ack()
+        async with Shell(shared_worker) as shell:
+            done = await shell.json("replay", queue, "--since", "1h", "--yes")
+        replayed = await take(consumer, 3)
+        await consumer.ack(replayed)
+
+    assert (done["messages"], done["earlier_records"]) == (3, 1)
+    assert {message.key for message in replayed} == {b"first", queue.encode(), None}
+    await namespace.producer.send_and_wait(topic, b"unread", partition=0)
+    await namespace.producer.send_and_wait(namespace.names.messages, b"unread", key=queue.encode())
+    async with Shell(shared_worker) as shell:
+        purged = await shell.json("purge", queue, "--yes")
+    assert purged["waiting"] == 2
+    assert len([record for record in await namespace.records(topic) if record.partition == 1]) == 3
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def other(queues: marq.Queues, topic: str, queue: str) -> AsyncIterator[str]:
+    """Another queue with the topic of the test's queue."""
+    name = f"{queue}-too"
+    await queues.change(name, topic=topic)
+    yield name
+    await queues.reset(name)
+
+
+async def test_pages_and_commands_concern_the_message_of_one_queue_of_a_topic(
+    namespace: Namespace, shared_worker: Worker, topic: str, queue: str, other: str
+) -> None:
+    async def story(number: int, **parameters: str) -> dict[str, Any]:
+        status, text = await shared_worker.page(f"/api/message?{urlencode({'id': ids[number], **parameters})}")
+        return {"status": None} if status != 200 else dict(json.loads(text))
+
+    async def statuses(number: int) -> list[str]:
+        return [(await story(number, queue=name))["status"] for name in (queue, other)]
+
+    async def act(action: str, message_id: str) -> str:
+        form = {"queue": queue, "id": message_id, "confirmed": "yes"}
+        async with (
+            ClientSession() as session,
+            session.post(f"{shared_worker.url}/actions/{action}", data=form, allow_redirects=False) as answer,
+        ):
+            return answer.headers["Location"]
+
+    ids = [f"{topic}/0/{number}" for number in range(2)]
+    for _ in ids:
+        await namespace.producer.send_and_wait(topic, b"value", partition=0)
+    async with (
+        marq.Consumer(queue, **client_of(shared_worker), lease=600) as first,
+        marq.Consumer(other, **client_of(shared_worker), lease=600) as second,
+    ):
+        for consumer in (first, second):
+            messages = {message.id: message for message in await take(consumer, 2)}
+            await messages[ids[0]].release(600)
+        await eventually(lambda: statuses(0), lambda each: each == ["delayed until its redelivery"] * 2)
+        await eventually(lambda: statuses(1), lambda each: each == ["in flight"] * 2)
+
+        assert await act("cancel", ids[0]) == "/?did=cancel&done=1&late=0"
+        assert await act("cancel", ids[0]) == "/?did=cancel&done=0&late=1"
+        await eventually(lambda: statuses(0), lambda each: each == ["cancelled", "delayed until its redelivery"])
+        stories = [[event["kind"] for event in (await story(0, queue=name))["events"]] for name in (queue, other)]
+        assert (stories[0][:2], stories[0][-1], "CANCELLED" in stories[1]) == (["ACQUIRE", "RELEASE"], "ANSWER", False)
+        assert stories[1] == ["ACQUIRE", "RELEASE"]
+        several = await story(0)
+        assert (several["status"], several["queues"], several["events"]) == ("several queues", [queue, other], [])
+
+        assert await act("release", ids[1]) == "/?did=release&done=1&late=0"
+        [again] = await take(first, 1)
+        assert (again.id, await statuses(1)) == (ids[1], ["in flight", "in flight"])
+        assert (await story(1, queue=other))["now"]["place"] == ids[1]
+        await again.ack()
+
+        async with Shell(shared_worker) as shell:
+            assert "not waiting" in (await shell("deliver-now", ids[0], "--queue", queue, code=1)).out
+            assert (await shell("deliver-now", ids[0], "--queue", other)).out == f"{ids[0]}: delivered\n"
+        [again] = await take(second, 1)
+        assert (again.id, again.attempt) == (ids[0], 2)
+        await again.ack()

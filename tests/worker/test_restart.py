@@ -52,7 +52,7 @@ async def write_aborted_rows(marq: Namespace) -> Sent:
     async with producer:
         await producer.begin_transaction()
         for partition in (0, 1):
-            key = rows.row_key(never.source, never.offset)
+            key = rows.row_key("never", never.source, never.offset)
             await producer.send_and_wait(marq.names.changelog, row, key, partition=partition)
         await producer.abort_transaction()
     return never

@@ -89,7 +89,7 @@ async def gone(*pids: int, limit: float = LIMIT_SECONDS) -> None:
 
 
 async def running(worker: Worker, *groups: str) -> dict[str, int]:
-    """Wait until a worker has handlers processes of these groups; return their ids."""
+    """Wait until a worker has handler processes of these groups; return their ids."""
 
     async def pids() -> dict[str, Any]:
         handlers = await worker.handlers()
@@ -258,7 +258,7 @@ async def test_a_handlers_process_that_is_killed_has_a_successor_and_nothing_is_
     twice = {line["id"] for line in before}
     assert {name for name, count in Counter(line["id"] for line in noted).items() if count == 2} == twice
     assert len({line["id"] for line in noted}) == 20
-    assert f"handlers process {killed} has ended with exit code -9; the next one starts in 0.5 s" in site.worker.log()
+    assert f"handler process {killed} has ended with exit code -9; the next one starts in 0.5 s" in site.worker.log()
     assert site.worker.exit_code is None
 
 

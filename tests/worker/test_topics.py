@@ -117,7 +117,7 @@ async def test_a_markers_topic_without_log_append_time_is_refused_with_the_comma
         (
             '[queues.emails]\nhandler = "nowhere_to_be_found:handle"',
             {},
-            "queue 'emails': its handler 'nowhere_to_be_found:handle' can't be imported (",
+            "queue 'emails': its handler 'nowhere_to_be_found:handle' can't be imported: there is no such module",
         ),
         ("", {"MARQ_WEB_BIND": "0.0.0.0"}, "MARQ_WEB_OPERATORS=NAME:PASSWORD"),
         ("", {"MARQ_DATA_DIR": "/dev/null/data"}, "MARQ_DATA_DIR /dev/null/data: can't be written"),

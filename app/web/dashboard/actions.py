@@ -94,16 +94,22 @@ class AuditedActions:
         self.actor = actor
         self.tasks = tasks
 
-    async def to_messages(self, action: Action, ids: Sequence[str], who: Mapping[str, str]) -> tuple[int, int]:
-        """Return for how many messages the action was done, and for how many it was too late."""
+    async def to_messages(
+        self, action: Action, queue: str, ids: Sequence[str], who: Mapping[str, str]
+    ) -> tuple[int, int]:
+        """Return for how many messages the action was done, and for how many it was too late.
+
+        ``queue``: that of the messages, or ANY_QUEUE as in :class:`Actor`.
+        """
+        details = {"queue": queue or None, "ids": list(ids)}
         call = {"cancel": self.actor.cancel, "deliver-now": self.actor.deliver_now, "release": self.actor.release}
         try:
-            outcomes = await call[action.name](ids)
+            outcomes = await call[action.name](queue, ids)
         except MarqError as error:
-            audit(action.name, who, ids=list(ids), error=str(error))
+            audit(action.name, who, **details, error=str(error))
             raise
         done = sum(outcomes)
-        audit(action.name, who, ids=list(ids), done=done, too_late=len(ids) - done)
+        audit(action.name, who, **details, done=done, too_late=len(ids) - done)
         return done, len(ids) - done
 
     def to_matching(self, action: Action, queue: str, ids: Sequence[str], who: Mapping[str, str]) -> str:
@@ -113,7 +119,7 @@ class AuditedActions:
             reached = Deleted(len(ids))
             for start in range(0, len(ids), MAX_IDS):
                 some = ids[start : start + MAX_IDS]
-                done, late = await self.to_messages(action, some, who)
+                done, late = await self.to_messages(action, queue, some, who)
                 reached = Deleted(len(ids), start + len(some), reached.deleted + done, reached.already_settled + late)
                 progress(reached)
             return reached

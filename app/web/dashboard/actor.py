@@ -17,8 +17,9 @@ from marq.producer.producer import Producer
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Release, Source
+from marq.wire.markers import ANY_QUEUE, Release, Source
 from marq.wire.names import markers_partition
+from marq_worker.agents.listing import UNRELEASABLE
 from marq_worker.app.web.dashboard.tasks import Reached
 
 _STOP_S = 2.0
@@ -57,7 +58,9 @@ class Actor:
     """Executes actions, each with clients of its own, because they are rare.
 
     All methods raise ConfigError for a wrong argument, and another MarqError if the outcome is not known. ``look``
-    returns an open message by its place, with its ``holder``; it raises MarqError if that is not known.
+    returns an open message by its queue and place, with its ``holder``; it raises MarqError if that is not known.
+
+    Actions on messages concern those of a queue, or with ANY_QUEUE those of all queues that have one with such an id.
     """
 
     def __init__(
@@ -65,38 +68,47 @@ class Actor:
         client: ClientSettings,
         dead_letters: DeadLetters,
         queues: Queues,
-        look: Callable[[str], Coroutine[Any, Any, Mapping[str, Any] | None]],
+        look: Callable[[str, str], Coroutine[Any, Any, Mapping[str, Any] | None]],
     ) -> None:
         self._client = client
         self._dead_letters = dead_letters
         self._queues = queues
         self._look = look
 
-    async def cancel(self, ids: Sequence[str]) -> Sequence[bool]:
+    async def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         async with Producer.of(self._client) as producer:
-            return await producer.cancel([Receipt.of(message_id) for message_id in ids])
+            return await producer.cancel([Receipt.of(message_id, queue) for message_id in ids])
 
-    async def deliver_now(self, ids: Sequence[str]) -> Sequence[bool]:
+    async def deliver_now(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         async with Producer.of(self._client) as producer:
-            return await producer.reschedule([Receipt.of(message_id) for message_id in ids], delay=0)
+            return await producer.reschedule([Receipt.of(message_id, queue) for message_id in ids], delay=0)
 
-    async def release(self, ids: Sequence[str]) -> Sequence[bool]:
-        """Take messages from their holders; return for each whether it was held.
+    async def release(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        """Take messages from their holders; return for each whether that was possible.
 
-        The RELEASEs are in the holders' names, so only those of messages that are still held count.
+        The RELEASEs are in the holders' names, so only those of messages that are still held count. The consumer of a
+        message with ordering would not learn of its release, and only it delivers the message again.
         """
+        if queue == ANY_QUEUE:
+            await self._queues.start()
         groups: dict[tuple[str, int, Source], list[int]] = {}
         held = []
         for message_id in ids:
             receipt = Receipt.of(message_id)
-            message = await self._look(receipt.id)
-            held.append(message is not None and bool(message["holder"]))
-            if message is not None and message["holder"]:
-                source = Source(receipt.topic, receipt.partition)
+            messages = [await self._look(name, receipt.id) for name in self._queues_at(queue, receipt)]
+            releasable = [each for each in messages if each and each["holder"] and each["state"] != UNRELEASABLE]
+            held.append(bool(releasable))
+            source = Source(receipt.topic, receipt.partition)
+            for message in releasable:
                 groups.setdefault((message["queue"], message["holder"], source), []).append(receipt.offset)
         if groups:
             await self._write([_release(*group, sorted(set(offsets))) for group, offsets in groups.items()])
         return held
+
+    def _queues_at(self, queue: str, receipt: Receipt) -> Sequence[str]:
+        if queue != ANY_QUEUE:
+            return [queue]
+        return self._queues.definitions.queues_of_topic(receipt.topic) or [ANY_QUEUE]
 
     async def pause(self, queue: str, duration_s: float | None) -> None:
         await self._queues.start()

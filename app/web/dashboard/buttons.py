@@ -16,6 +16,7 @@ from aiohttp import web
 
 from marq.admin.purge import Extent
 from marq.wire.errors import ConfigError, MarqError, UnknownQueue
+from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import check_queue_name
 from marq_worker.agents.listing import MAX_PLACES
 from marq_worker.app.web.dashboard.actions import Action, AuditedActions, audit, read_action
@@ -72,11 +73,14 @@ class Buttons:
             return await self._act_on_dead_letters(request, chosen, form, ids, back, confirmed=confirmed)
         if form.get("match"):
             return await self._act_on_matching(request, chosen, form, back, confirmed=confirmed)
-        ids = read_ids(ids)
+        ids, queue = read_ids(ids), await self._known_queue(form) if form.get("queue") else ANY_QUEUE
         if not confirmed:
             selection = "this message" if len(ids) == 1 else f"these {len(ids):,} messages"
-            return self._ask(request, chosen, ids, back, selection, [("id", message_id) for message_id in ids])
-        done, late = await self._actions.to_messages(chosen, ids, _who(request))
+            fields = [("id", message_id) for message_id in ids]
+            if queue != ANY_QUEUE:
+                selection, fields = f"{selection} of queue {queue}", [("queue", queue), *fields]
+            return self._ask(request, chosen, ids, back, selection, fields)
+        done, late = await self._actions.to_messages(chosen, queue, ids, _who(request))
         return see(back, {"did": chosen.name, "done": str(done), "late": str(late)})
 
     async def _act_on_matching(

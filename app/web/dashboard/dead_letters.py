@@ -47,7 +47,7 @@ class KindOfError(NamedTuple):
 
 
 class DeadLetterIndex:
-    """The dead-letters topic as far as it was read; ``describe`` returns a dead letter as pages show it."""
+    """The dead-letter topic as far as it was read; ``describe`` returns a dead letter as pages show it."""
 
     def __init__(self, client: ClientSettings, describe: Callable[[DeadLetter], dict[str, Any]]) -> None:
         self._client = client

@@ -20,8 +20,9 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.queue import settings_document
 from marq.wire.errors import MarqError, UnknownQueue
-from marq.wire.markers import Source
+from marq.wire.markers import ANY_QUEUE, Source
 from marq.wire.names import closest_name
+from marq_worker.agents.blocked_keys import blocked_keys, merged_keys
 from marq_worker.agents.listing import open_message, sources_of
 from marq_worker.app.queue_document import queue_document
 from marq_worker.app.web.dashboard.dead_letters import DeadLetterIndex
@@ -107,11 +108,15 @@ class Namespace:
 
     async def queue(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
         """Return settings, partitions and consumers of a queue."""
-        local = {"sources": await sources_of(self._statistics.worker.owners, name)}
+        owners, settings = self._statistics.worker.owners, self._definitions().settings(name)
+        local = {
+            "sources": await sources_of(owners, name),
+            "blocked_keys": await blocked_keys(owners, name, settings, self._statistics.redaction),
+        }
         if query.get("scope") == "worker":
             return local
         group, definitions = self._group(name), self._definitions()
-        topic = definitions.settings(name).topic or self._client.names.messages
+        topic = settings.topic or self._client.names.messages
         (settled, answers), ends, committed, markers, members, statistics = await asyncio.gather(
             self._statistics.of_others(self._app, f"api/queues/{quote(name, safe='')}", {}),
             self._groups.ends(topic),
@@ -120,7 +125,8 @@ class Namespace:
             self._groups.members([group]),
             self.statistics(),
         )
-        sources = [source for answer in [local, *answers] if answer is not None for source in answer["sources"]]
+        told = [local, *[answer for answer in answers if answer is not None]]
+        sources = [source for answer in told for source in answer["sources"]]
         reads = definitions.placement(name).reads
         return {
             **queue_document(name, definitions, self._client.names),
@@ -133,6 +139,7 @@ class Namespace:
                 topic, {number: end for number, end in ends.items() if reads is None or number in reads},
                 committed, sources, members.get(group, []),
             ),
+            "blocked_keys": merged_keys(told) if settings.ordered else None,
             "elsewhere": open_elsewhere(topic, sources),
             "markers": markers_partitions(statistics["workers"], markers),
             "consumers": members.get(group),
@@ -183,27 +190,31 @@ class Namespace:
                 return
         raise UnknownQueue(queue, closest_name(queue, names))
 
-    async def message(self, message_id: str, since_ms: int | None) -> dict[str, Any]:
-        names, definitions = self._client.names, self._definitions()
-        own = [definitions.settings(queue).topic for queue in definitions.names()]
-        ends = await self._groups.ends(names.markers)
-        topics = frozenset({names.messages, names.dead_letters, *own})
-        reading = Reading(self._client, topics, len(ends), self._statistics.redaction, self._names_of_holders)
-        story = await reading.message(message_id, since_ms)
-        now = await self.open_message({"place": last_place(story["events"]) or story["id"]})
+    async def message(self, message_id: str, queue: str, since_ms: int | None) -> dict[str, Any]:
+        """Return a message as :meth:`Reading.message`, with its current state (``now``), None if it is not open."""
+        ends, redaction = await self._groups.ends(self._client.names.markers), self._statistics.redaction
+        reading = Reading(self._client, self._definitions(), len(ends), redaction, self._names_of_holders)
+        story = await reading.message(message_id, queue, since_ms)
+        now = await self.open_message({"place": last_place(story["events"]) or story["id"], "queue": story["queue"]})
         message = now["message"]
+        if message is not None and has_several(story):
+            return {**story, "known": True, "complete": now["complete"], "now": None}
         if message is not None and message["holder"]:
             message = {**message, "consumer": consumer_of(message, await self._members_of(message["queue"]))}
         return {**story, "complete": now["complete"], "now": message}
 
     async def open_message(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """Return whether all open messages are known (``complete``) and the one at a ``place`` (``message``)."""
+        """Return whether all open messages are known (``complete``) and the one at a ``place`` (``message``).
+
+        Several queues may have one there; without a ``queue`` it is the message of any of them.
+        """
         receipt = Receipt.of(query.get("place", ""))
-        source = Source(receipt.topic, receipt.partition)
-        local = open_message(self._statistics.worker.owners, source, receipt.offset, self._statistics.redaction)
+        source, queue = Source(receipt.topic, receipt.partition), query.get("queue", ANY_QUEUE)
+        local = open_message(self._statistics.worker.owners, queue, source, receipt.offset, self._statistics.redaction)
         if local is not None or query.get("scope") == "worker":
             return {"complete": True, "message": local}
-        settled, answers = await self._statistics.of_others(self._app, "api/unfinished", {"place": receipt.id})
+        asked = {"place": receipt.id, "queue": queue}
+        settled, answers = await self._statistics.of_others(self._app, "api/unfinished", asked)
         messages = [answer["message"] for answer in answers if answer is not None and answer["message"] is not None]
         if messages:
             return {"complete": True, "message": messages[0]}
@@ -274,6 +285,11 @@ class Namespace:
     async def _members_of(self, queue: str) -> Sequence[Mapping[str, Any]]:
         group = self._group(queue)
         return (await self._groups.members([group])).get(group, [])
+
+
+def has_several(story: Mapping[str, Any]) -> bool:
+    """Return whether several queues have a message, of which the reader named none."""
+    return not story["queue"] and len(story["queues"]) > 1
 
 
 def public(settings: Mapping[str, Any]) -> dict[str, Any]:

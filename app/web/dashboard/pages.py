@@ -12,12 +12,12 @@ from typing import Any
 from marq.core.storage.rows import HELD, State
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import check_queue_name
-from marq_worker.agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, STATES, read_number
+from marq_worker.agents.listing import BLOCKED_S, DEFAULT_MESSAGES, MAX_MESSAGES, STATES, UNRELEASABLE, read_number
 from marq_worker.app.web.dashboard import rows
 from marq_worker.app.web.dashboard.actions import NotThere
 from marq_worker.app.web.dashboard.buttons import in_time
 from marq_worker.app.web.dashboard.forms import read_filters
-from marq_worker.app.web.dashboard.namespace import CONSUMERS_WAIT_S, Namespace
+from marq_worker.app.web.dashboard.namespace import CONSUMERS_WAIT_S, Namespace, has_several
 from marq_worker.app.web.dashboard.tasks import Tasks
 from marq_worker.app.web.dashboard.timeline import status_after
 
@@ -39,7 +39,9 @@ _OPEN_STATUSES = {
     State.DELAYED.name.lower(): "delayed",
     State.RELEASED.name.lower(): "delayed until its redelivery",
     State.REJECTED.name.lower(): "being dead-lettered",
+    State.EXHAUSTED.name.lower(): "being dead-lettered",
     State.CANCELLED.name.lower(): "being cancelled",
+    State.WAITING_IN_ORDER.name.lower(): "waits for its next delivery in its line",
 }
 #: Filters for messages of a state, besides the id.
 _FILTERS: Mapping[str, Sequence[str]] = {
@@ -114,6 +116,7 @@ class Pages:
             + rows.removed_alarms({name: details["removed_handler"]} if details["removed_handler"] else {})
             + rows.backlog_alarms(details["backlog"]),
             "least": rows.least(details["backlog"]),
+            "blocked": metrics["blocked_keys"] if metrics else 0,
             "row": row,
             "past": minutes(past),
             "possible": _of_queue(row["state"]),
@@ -158,7 +161,8 @@ class Pages:
             "shown": {name: query.get(name, "") for name in ("error", "reason", "id", "attempts", "minutes")}
             | {"kind": query.get("kind"), "limit": limit},
             "filters": _FILTERS[state],
-            "possible": _OF_STATE[state],
+            "possible": _possible_in(state, listed["messages"]),
+            "unreleasable": UNRELEASABLE,
             **listed,
         }
 
@@ -172,7 +176,7 @@ class Pages:
         assert state in STATES, "those that trackers list"
         if "id" in query:
             # Not from the list, which has only the first ones.
-            story = await self._namespace.message(query["id"].strip(), None)
+            story = await self._namespace.message(query["id"].strip(), queue, None)
             fits = _is_open_in(story["now"], queue, state)
             complete = story["complete"] and story["cut"] is None
             return {"complete": complete, "messages": [story["now"]] if fits else []}
@@ -181,7 +185,10 @@ class Pages:
     async def message(self, query: Query) -> Data:
         identity, since = query.get("id", "").strip(), query.get("since", "")
         since_ms = int(since) if since.isascii() and since.isdigit() and len(since) < 16 else None
-        story = await self._namespace.message(identity, since_ms)
+        queue = query.get("queue", "").strip()
+        if queue:
+            await self._namespace.check_known(check_queue_name(queue))
+        story = await self._namespace.message(identity, queue, since_ms)
         dead_letter, searched = await self._dead_letter(story)
         possible = _OF_STATE["dead"] if dead_letter is not None else _possible(story["now"])
         return {
@@ -190,12 +197,14 @@ class Pages:
             "dead_letters_read": searched,
             "status": _status(story, dead_letter, dead_letters_read=searched),
             "possible": possible,
+            "held": story["now"] is not None and story["now"]["state"] in HELD_STATES,
         }
 
     async def _dead_letter(self, story: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
         """Return the dead letter of a message, if any, and whether the dead letters could be read."""
         events = [event["kind"] for event in story["events"]]
-        if story["now"] is not None or (events and "DEAD_LETTERED" not in events and story["cut"] is None):
+        never = events and "DEAD_LETTERED" not in events and story["cut"] is None
+        if never or story["now"] is not None or has_several(story):
             return None, True
         try:
             dead_letters = await in_time(self._namespace.dead_letters(story["queue"] or None, 1, {"id": [story["id"]]}))
@@ -261,7 +270,7 @@ class Pages:
                 return dict(task)
         raise NotThere(
             f"no worker that answers knows task {identity}: its worker has ended, is not a tracker, or forgot it."
-            " What the task has requested still happens"
+            " Requests that it has made still take effect"
         )
 
 
@@ -274,9 +283,15 @@ def _counts(row: Mapping[str, Any]) -> Data:
     return {state: row["dead_letters" if state == "dead" else state] for state in _OF_STATE}
 
 
+def _possible_in(state: str, messages: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    """Return the actions for listed messages: none if no operator can release any of them."""
+    unreleasable = bool(messages) and all(message.get("state") == UNRELEASABLE for message in messages)
+    return () if unreleasable else _OF_STATE[state]
+
+
 def _possible(now: Mapping[str, Any] | None) -> Sequence[str]:
     """Return the actions for an open message."""
-    if now is None:
+    if now is None or now["state"] == UNRELEASABLE:
         return ()
     return _OF_STATE["in_flight" if now["state"] in HELD_STATES else "delayed"]
 
@@ -285,9 +300,13 @@ def _status(story: Mapping[str, Any], dead_letter: object, *, dead_letters_read:
     """Return the status of a message in words; "unknown" if something that may have it could not be read."""
     if story["now"] is not None:
         state = story["now"]["state"]
-        return "in flight" if state in HELD_STATES else _OPEN_STATUSES.get(state, state)
+        if state == State.WAITING_IN_ORDER.name.lower() and story["now"].get("due_in_seconds", 0) > BLOCKED_S:
+            return "blocks its key until it is delivered now or cancelled"
+        return _OPEN_STATUSES.get(state, "in flight" if state in HELD_STATES else state)
     if dead_letter is not None:
         return "dead letter"
+    if has_several(story):
+        return "several queues"
     if not (story["known"] and story["complete"] and dead_letters_read) or story["cut"] is not None:
         return "unknown"
     return status_after(story["events"])

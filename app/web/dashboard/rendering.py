@@ -116,7 +116,7 @@ def memory(size: float | None) -> str:
 
 def load(cpu: float | None) -> str:
     """Return a load in percent of one core."""
-    return _UNKNOWN if cpu is None else f"{cpu * 100:,.0f} %"
+    return _UNKNOWN if cpu is None else f"{cpu * 100:,.0f}%"
 
 
 def due(seconds: float | None) -> str:

@@ -24,10 +24,10 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
     ("delayed", "Delayed", "delivered or redelivered later"),
     ("dead_letters", "Dead letters", "in their topic; until it is read, by counters that ignore retention"),
     ("arrived_per_second", "Sent/s", "messages sent to the queue per second, redelivered ones included"),
-    ("in_per_second", "Delivered/s", "messages received by consumers per second, over the last 10 s"),
+    ("acquired_per_second", "Delivered/s", "messages received by consumers per second, over the last 10 s"),
     ("acked_per_second", "Acked/s", "messages acknowledged per second, over the last 10 s"),
     ("redelivered_per_second", "Redelivered/s", "messages redelivered per second, over the last 10 s"),
-    ("p95_seconds", "p95", "95 % of the last messages were acknowledged within this time from their delivery"),
+    ("p95_seconds", "p95", "95% of the last messages were acknowledged within this time from their delivery"),
     ("consumers", "Consumers", "members of the consumer group that reads the queue"),
 )
 #: Sort keys; consumers are only looked up for the rows of a page. The age of unfinished messages has no column.
@@ -123,9 +123,9 @@ def _row(
         "in_flight": row["in_flight"],
         "delayed": row["waiting_for_delivery"] + row["waiting_for_redelivery"],
         # A redrive to another queue is counted only there.
-        "dead_letters": max(0, row["dead_lettered"] - row["redriven"] - row["discarded"]),
+        "dead_letters": max(0, row["dead_lettered"] - row["redriven"] - row["deleted"]),
         "oldest_seconds": row["oldest_lease_seconds"] or None,
-        "in_per_second": row["acquired_per_second"],
+        "acquired_per_second": row["acquired_per_second"],
         "acked_per_second": row["acked_per_second"],
         "redelivered_per_second": row["redelivered_per_second"],
         "p95_seconds": p95_seconds([handled]),
@@ -134,7 +134,7 @@ def _row(
 
 
 def p95_seconds(handled: Iterable[Sequence[int]]) -> float | None:
-    """Return the time within which 95 % of messages were handled, from the counts of queues; None without any."""
+    """Return the time within which 95% of messages were handled, from the counts of queues; None without any."""
     p95_ms = quantile_ms([sum(counts) for counts in zip(*filter(None, handled), strict=True)], 0.95)
     return None if p95_ms is None else p95_ms / 1000
 
@@ -158,7 +158,7 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "in_flight",
             "delayed",
             "dead_letters",
-            "in_per_second",
+            "acquired_per_second",
             "acked_per_second",
             "redelivered_per_second",
         )
@@ -284,7 +284,7 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
          "See the alarm on the overview for the reason and the command to run"),
         (behind < 100_000, "trackers keep up", f"at most {behind:,} marker records behind",
          "Start more workers; messages may come back late meanwhile"),
-        (late < 5_000, "leases and delays end on time", f"99 % within {late:,} ms",
+        (late < 5_000, "leases and delays end on time", f"99% within {late:,} ms",
          "Check the CPU load of the workers"),
         (not jumps, "the broker's clock is steady", _listed([part["partition"] for part in jumps]) or "no jumps",
          "Set the brokers' clocks by NTP"),

@@ -16,8 +16,10 @@ from marq.client.receipt import Receipt
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode
 from marq.wire.markers import (
+    ANY_QUEUE,
     BACKOFF,
-    MIXED_QUEUES,
+    BLOCKED_MS,
+    LAST,
     NOW,
     Ack,
     Acquire,
@@ -37,6 +39,8 @@ from marq.wire.markers import (
     Release,
     Renew,
     Reschedule,
+    Resume,
+    Resumed,
     Source,
     Tick,
     payload_of,
@@ -49,12 +53,17 @@ from marq_worker.app.web.dashboard.actor import RELEASED_BY_OPERATOR
 
 @dataclass
 class Timeline:
-    """The events of one message; takes markers in the order of each partition."""
+    """The events of one message; takes markers in the order of each partition.
+
+    ``queue``: omits the events of other queues, which may have a message with the same id; ANY_QUEUE: omits none.
+    """
 
     id: str
+    queue: str = ANY_QUEUE
     places: set[tuple[Source, int]] = field(default_factory=set)
     events: list[dict[str, Any]] = field(default_factory=list)
-    queue: str = ""
+    #: The queues that have markers about a message with this id.
+    queues: set[str] = field(default_factory=set)
     #: The message in the last marker that carried it.
     payload: Payload | None = None
 
@@ -68,7 +77,7 @@ class Timeline:
             batch = decode(record.value)
         except CorruptMarker:
             return
-        if isinstance(batch, Tick):
+        if isinstance(batch, _OF_NO_MESSAGE):
             return
         if isinstance(batch, Acquire | Delay):
             self._find_places(batch, record.value or b"")
@@ -82,15 +91,19 @@ class Timeline:
             return
         for offset in batch.offsets:
             if (ID_HEADER, wanted) in [tuple(header) for header in payload_of(batch, offset).headers]:
-                self.places.add((batch.source, offset))
+                self.queues.add(batch.queue)
+                if self.queue in (ANY_QUEUE, batch.queue):
+                    self.places.add((batch.source, offset))
 
     def _note(self, batch: Batch, index: int, record: Record, partition: int) -> None:
-        assert not isinstance(batch, Tick)
+        assert not isinstance(batch, _OF_NO_MESSAGE)
+        if batch.queue != ANY_QUEUE:
+            self.queues.add(batch.queue)
+            if self.queue not in (ANY_QUEUE, batch.queue):
+                return
         number = batch.offsets[index]
         if isinstance(batch, Acquire | Delay):
             self.payload = batch.payloads[index]
-        if batch.queue != MIXED_QUEUES:
-            self.queue = self.queue or batch.queue
         self.events.append(
             {
                 "at": moment(record.timestamp),
@@ -157,6 +170,8 @@ def _index(offsets: Sequence[int], number: int) -> int | None:
     return index if index < len(offsets) and offsets[index] == number else None
 
 
+#: Questions about all open messages, and markers without messages.
+_OF_NO_MESSAGE = (Resume, Resumed, Tick)
 #: Kinds of markers that open a message at their place.
 _OPENING = ("ACQUIRE", "DELAY")
 #: Kinds of facts that end it there; consumers' markers that come later do not count.
@@ -226,7 +241,7 @@ def _told(batch: Batch, index: int) -> _Told:
         case Fact():
             cause = _CAUSES.get(batch.causes[index], "of a cause unknown to this version")
             return _Told(_FACTS.get(batch.kind, "").format(attempt=batch.attempts[index], cause=cause))
-        case Tick():
+        case Tick() | Resume() | Resumed():
             return _Told("")
 
 
@@ -241,11 +256,18 @@ def _acquired(batch: Acquire, index: int) -> _Told:
     if due_ms != NOW:
         return _Told(f"Delayed by its sender, due {_time(due_ms, relative=False)}")
     attempt = 1 if batch.attempts is None else batch.attempts[index]
-    return _Told(f"Delivered to {_CONSUMER}, attempt {attempt}", f"lease of {_seconds(batch.lease_ms)}")
+    lease = f"lease of {_seconds(batch.lease_ms)}"
+    if batch.in_order:
+        return _Told(f"Acquired by {_CONSUMER}, attempt {attempt}", f"{lease}, delivered after earlier ones of its key")
+    return _Told(f"Delivered to {_CONSUMER}, attempt {attempt}", lease)
 
 
 def _released(batch: Release, index: int) -> _Told:
     delay_ms, error = batch.delays_ms[index], batch.errors[index]
+    if delay_ms == LAST:
+        return _Told(f"Released by {_CONSUMER} after its last attempt", error)
+    if delay_ms == BLOCKED_MS:
+        return _Told(f"Released by {_CONSUMER}; it blocks its key until it is delivered now or cancelled", error)
     when = "after its backoff" if delay_ms == BACKOFF else f"in {_seconds(delay_ms)}" if delay_ms else "at once"
     by = "an operator" if error == RELEASED_BY_OPERATOR else _CONSUMER
     uncounted = "" if batch.counted else ", without counting the attempt"

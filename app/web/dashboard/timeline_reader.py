@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -17,9 +17,10 @@ from marq.client.receipt import Receipt
 from marq.kafka.connection import client_options, started, stop_consumer
 from marq.kafka.permissions import refused
 from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
-from marq.wire.record_headers import has_invalid_deliver_at, origin, record_id
+from marq.wire.record_headers import has_invalid_deliver_at, ordering_key, origin, record_id
 from marq_worker.agents.listing import SHOWN_BYTES, moment
 from marq_worker.agents.redaction import Redaction
 from marq_worker.app.web.dashboard.groups import partitions_of
@@ -38,27 +39,32 @@ _AT_ONCE = 500
 class Reading:
     """Reads everything about one message, with limits.
 
-    ``topics`` are the topics of the namespace; messages of other topics are not shown. ``consumers`` returns the names
-    of a queue's consumers by holder.
+    It shows no messages of topics outside the namespace. ``consumers`` returns the names of a queue's consumers by
+    holder.
     """
 
     def __init__(
         self,
         client: ClientSettings,
-        topics: Collection[str | None],
+        definitions: Definitions,
         markers_partitions: int,
         redaction: Redaction,
         consumers: Callable[[str], Awaitable[Mapping[str, str]]],
     ) -> None:
         self._client = client
-        self._topics = topics
+        self._definitions = definitions
+        #: Their records have the queue as their key.
+        self._topics_of_all = (client.names.messages, client.names.dead_letters)
         self._partitions = [TopicPartition(client.names.markers, number) for number in range(markers_partitions)]
         self._redaction = redaction
         self._consumers = consumers
         self._until_s = 0.0
 
-    async def message(self, message_id: str, since_ms: int | None = None) -> dict[str, Any]:
+    async def message(self, message_id: str, queue: str, since_ms: int | None = None) -> dict[str, Any]:
         """Return a message by its id, or by the place of any of its records: ``events``, payload, and limits.
+
+        ``queue``: the queue of the message, or "" for the only one of ``queues``. If that has several, the result has
+        an empty ``queue`` and no events.
 
         ``since_ms``: where to start, by the log's clock, instead of its send time; ``cut``: where a limited read ended,
         else None.
@@ -76,7 +82,7 @@ class Reading:
             if record is not None:
                 source = Source(receipt.topic, receipt.partition)
                 past = origin(source, receipt.offset, record.timestamp, record.headers)
-            timeline = Timeline(message_id if past is None else past.id)
+            timeline = Timeline(message_id if past is None else past.id, queue)
             timeline.places.add((Source(receipt.topic, receipt.partition), receipt.offset))
             begin_ms = since_ms if since_ms is not None else None if past is None else past.first_sent_ms - _MARGIN_MS
             cut_ms = await self._read(consumer, timeline, begin_ms)
@@ -88,8 +94,7 @@ class Reading:
             ) from error
         finally:
             await stop_consumer(consumer, 0.5)
-        consumers = await self._consumers(timeline.queue) if timeline.events and timeline.queue else {}
-        return self._found(timeline, record, None if past is None else past.first_sent_ms, cut_ms, consumers)
+        return await self._found(timeline, record, None if past is None else past.first_sent_ms, cut_ms)
 
     def _make(self) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
@@ -104,7 +109,7 @@ class Reading:
     async def _record(self, consumer: AIOKafkaConsumer, receipt: Receipt) -> Any:
         """Return the record at a place; None if there is none, or none of a message."""
         tp = TopicPartition(receipt.topic, receipt.partition)
-        if receipt.topic not in self._topics or receipt.partition not in await partitions_of(consumer, receipt.topic):
+        if not self._is_ours(receipt.topic) or receipt.partition not in await partitions_of(consumer, receipt.topic):
             return None
         firsts, ends = await consumer.beginning_offsets([tp]), await consumer.end_offsets([tp])
         if not firsts[tp] <= receipt.offset < ends[tp]:
@@ -115,6 +120,9 @@ class Reading:
         for record in fetched.get(tp, ()):
             return record if record.offset == receipt.offset else None
         return None
+
+    def _is_ours(self, topic: str) -> bool:
+        return topic in self._topics_of_all or bool(self._definitions.queues_of_topic(topic))
 
     async def _read(self, consumer: AIOKafkaConsumer, timeline: Timeline, begin_ms: int | None) -> int | None:
         ends = await consumer.end_offsets(self._partitions)
@@ -153,35 +161,49 @@ class Reading:
     def _late(self) -> bool:
         return time.monotonic() > self._until_s
 
-    def _found(
-        self, timeline: Timeline, record: Any, sent_ms: int | None, cut_ms: int | None, consumers: Mapping[str, str]
-    ) -> dict[str, Any]:
+    async def _found(self, timeline: Timeline, record: Any, sent_ms: int | None, cut_ms: int | None) -> dict[str, Any]:
+        topic, readers = Receipt.of(timeline.id).topic, self._readers(timeline.id, record)
+        queues = sorted(timeline.queues | readers)
+        queue = timeline.queue or (queues[0] if len(queues) == 1 else "")
+        events: list[dict[str, Any]] = []
+        if queue or not queues:
+            events = timeline.told(await self._consumers(queue) if queue and timeline.events else {}, sent_ms)
+        # Of a queue that a message was redriven to, only markers tell.
+        may_be_in_queue = not timeline.queue or timeline.queue in readers or cut_ms is not None
         payload = timeline.payload
         value = payload.value if payload is not None else record.value if record is not None else None
         headers = payload.headers if payload is not None else record.headers if record is not None else ()
-        queue = timeline.queue or (_text(record.key) if record is not None else "")
+        key = payload.key if payload is not None else record.key if record is not None else None
+        settings = self._definitions.settings(queue)
+        if not (settings.ordered and settings.topic == topic):
+            key = ordering_key(headers)
         return {
             "id": timeline.id,
             "queue": queue,
+            "queues": queues,
             "sent": None if sent_ms is None else moment(sent_ms),
             "sent_ms": sent_ms,
             "places": sorted(record_id(*place) for place in timeline.places),
-            "events": timeline.told(consumers, sent_ms),
+            "events": events,
             "cut": None if cut_ms is None else moment(cut_ms),
             "cut_ms": cut_ms,
-            "known": record is not None or bool(timeline.events),
+            "known": bool(timeline.events) or (record is not None and may_be_in_queue),
             "bytes": len(value or b""),
             "forms": [form._asdict() for form in self._redaction.forms(value)],
             "invalid_deliver_at": has_invalid_deliver_at(headers),
+            "ordering_key": self._redaction.ordering_key(key),
             "headers": self._redaction.headers(headers, SHOWN_BYTES),
         }
+
+    def _readers(self, message_id: str, record: Any) -> set[str]:
+        """Return the queues that receive a message by the topic of its first record, or by the key of this record."""
+        queues = set(self._definitions.queues_of_topic(Receipt.of(message_id).topic))
+        if record is not None and record.key and record.topic in self._topics_of_all:
+            queues.add(record.key.decode("utf-8", "replace"))
+        return queues
 
 
 def _in_order(fetched: dict[TopicPartition, Sequence[Any]]) -> Iterator[tuple[TopicPartition, Any]]:
     for tp, records in fetched.items():
         for record in records:
             yield tp, record
-
-
-def _text(value: bytes | None) -> str:
-    return (value or b"").decode("utf-8", "replace")

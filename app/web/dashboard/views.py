@@ -238,8 +238,8 @@ class Dashboard(Service):
         await self._namespace.stop()
         await self._dead_letters.stop()
 
-    async def _look(self, place: str) -> Mapping[str, Any] | None:
-        answer = await self._namespace.open_message({"place": place})
+    async def _look(self, queue: str, place: str) -> Mapping[str, Any] | None:
+        answer = await self._namespace.open_message({"place": place, "queue": queue})
         if not answer["complete"]:
             raise MarqError(
                 f"message {place}: whether it is open is not known, because a worker did not answer or workers are"

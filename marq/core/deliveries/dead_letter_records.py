@@ -39,7 +39,7 @@ MAX_BATCH_LETTERS = 1_000
 
 
 class DeadLetterRecord(Record, Protocol):
-    """A record of the dead-letters topic."""
+    """A record of the dead-letter topic."""
 
     @property
     def partition(self) -> int: ...

@@ -16,6 +16,7 @@ from marq.wire.names import (
     HEADER_ROOM_BYTES,
     ID_HEADER,
     KEY_HEADER,
+    ORDERING_KEY_HEADER,
     ORIGIN_HEADER,
     REASON_HEADER,
     UNCOUNTED_HEADER,
@@ -24,25 +25,21 @@ from marq.wire.record_headers import origin, record_id, uncounted
 
 
 class Redelivery(NamedTuple):
-    """A record to send: to the topic of ``destination``, which is never NOWHERE.
-
-    ``own_topic``: back to the queue's own topic, into the partition that the message came from.
-    """
+    """A record to send: to the topic of ``destination``, which is never NOWHERE."""
 
     destination: Destination
-    own_topic: bool
-    key: bytes | None
+    key: bytes
     value: bytes | None
     headers: list[tuple[str, bytes]]
 
 
-def redelivery(fire: DueAction, payload: Payload, now_ms: int, own_topic: str | None) -> Redelivery:
-    """Return the record to send for a due message; ``now_ms`` is the log's clock, ``own_topic`` the queue's, if any.
+def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: bool, ordered: bool = False) -> Redelivery:
+    """Return the record to send for a due message; ``now_ms`` is the log's clock.
 
-    A message goes back to the topic that it came from, with its sender's key, as long as its queue is read there. The
-    key of any other redelivery is its queue's name; the sender's key then travels in a header.
+    ``own_topic``: the message comes from a topic that is not Marq's. Other programs read that topic too, so nothing
+    goes back there. The key of every redelivery is its queue's name; the sender's key travels in a header, and with
+    ``ordered`` also as the ordering key that it was there.
     """
-    back = fire.destination is Destination.QUEUE and fire.source.topic == own_topic
     name = fire.lease.queue.encode()
     past = origin(fire.source, fire.offset, payload.timestamp_ms, payload.headers)
     own: list[tuple[str, bytes]] = [
@@ -50,9 +47,11 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, own_topic: str | 
         (ATTEMPT_HEADER, b"%d" % fire.attempt),
         (FIRST_SENT_HEADER, b"%d" % past.first_sent_ms),
     ]
-    if not back and payload.key is not None and payload.key != name:
+    if payload.key is not None and (own_topic or payload.key != name):
         own.append((KEY_HEADER, payload.key))
-    if fire.lease.text and fire.lease.state is State.RELEASED:
+    if own_topic and ordered and payload.key:
+        own.append((ORDERING_KEY_HEADER, payload.key))
+    if fire.lease.text and fire.lease.state in (State.RELEASED, State.EXHAUSTED):
         own.append((ERROR_HEADER, cut_text(fire.lease.text)))
     if fire.destination is Destination.DEAD_LETTERS:
         own += [
@@ -64,10 +63,7 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, own_topic: str | 
         own.append((UNCOUNTED_HEADER, b"%d" % (uncounted(payload.headers) + 1)))
     replaced = {UNCOUNTED_HEADER, *(name for name, _ in own)}
     kept: Headers = [header for header in payload.headers if header[0] not in replaced]
-    key = payload.key if back else name
-    # Kafka's clients refuse a record that has neither key nor value.
-    value = b"" if key is None and payload.value is None else payload.value
-    return Redelivery(fire.destination, back, key, value, [*kept, *own])  # type: ignore[list-item]
+    return Redelivery(fire.destination, name, payload.value, [*kept, *own])  # type: ignore[list-item]
 
 
 def fitting(fire: DueAction, payload: Payload, limit_bytes: int) -> DueAction:

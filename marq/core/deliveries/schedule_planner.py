@@ -25,7 +25,7 @@ from marq.core.leases import LeaseBook
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.tracker import Tracker
 from marq.settings.schedules import Schedule, ScheduleLayers, home_partition
-from marq.wire.markers import Batch, Cause, Delay, Fact, Kind, Payload, Source, payload_bytes
+from marq.wire.markers import ANY_QUEUE, Batch, Cause, Delay, Fact, Kind, Payload, Source, payload_bytes
 from marq.wire.names import HEADER_ROOM_BYTES, PREVIOUS_HEADER, schedule_name
 
 #: Messages that a schedule catches up with at a time, and their bytes.
@@ -91,7 +91,7 @@ class Planner:
         for source in sorted(book.scheduled - current.keys()):
             self._withdraw(book, tracker.holder, source, plan, freed)
         for source, schedule in current.items():
-            if book.open_in(source):
+            if book.open_in(ANY_QUEUE, source):
                 continue
             first = freed.get(schedule.name, now_s + 1)
             if first is not None:
@@ -116,7 +116,7 @@ class Planner:
         now_s, current = _now_s(book, monotonic_ms), self._current()
         plan: list[Delay] = []
         for source, numbers in fired.items():
-            if source in current and len(numbers) == len(book.open_in(source)):
+            if source in current and len(numbers) == len(book.open_in(ANY_QUEUE, source)):
                 plan += self._delays(book, tracker.holder, current[source], now_s, now_s)
         return plan
 
@@ -126,13 +126,13 @@ class Planner:
     def _withdraw(
         self, book: LeaseBook, holder: int, source: Source, plan: list[Batch], freed: dict[str, int | None]
     ) -> None:
-        name, opened = schedule_name(source.topic), book.open_in(source)
-        if not book.hold_back(source):
+        name, opened = schedule_name(source.topic), book.open_in(ANY_QUEUE, source)
+        queue = next((lease.queue for lease in opened.values()), name)
+        if not book.hold_back(queue, source):
             freed[name] = None
             return
         if opened and freed.get(name, 0) is not None:
             freed[name] = min(freed.get(name) or min(opened), *opened)
-        queue = next((lease.queue for lease in opened.values()), name)
         numbers = sorted(opened) or [book.last_number(source) or 0]
         count = len(numbers)
         plan.append(Fact(Kind.CANCELLED, queue, holder, source, numbers, [1] * count, [Cause.WITHDRAWN] * count))

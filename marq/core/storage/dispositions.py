@@ -5,7 +5,7 @@ DISCARD. The first of them counts. Its place is kept here forever, so that a rep
 another process or a year later. So an interrupted redrive can simply be called again.
 
 Notes (:mod:`marq.wire.notes`) tell the disposition of each named place. The owner writes them with the rows, into the
-dead-letters topic. So its readers know which dead letters are settled, and a requester knows the outcome.
+dead-letter topic. So its readers know which dead letters are settled, and a requester knows the outcome.
 """
 
 from __future__ import annotations
@@ -96,5 +96,5 @@ class Dispositions:
 
     def put_row(self, key: bytes, row: bytes) -> None:
         """Take over a row of the table."""
-        source, number = rows.parse_row_key(key)
+        source, number = rows.parse_places_key(key)
         self._places.setdefault(source, Places()).put(number, row)

@@ -13,24 +13,38 @@ _BEFORE_DELIVERY = (State.DELAYED, State.CANCELLED)
 
 @dataclass(slots=True)
 class Gauge:
-    """The open messages of a queue; ``oldest_ms`` is the clock at their oldest ACQUIRE."""
+    """The open messages of a queue; ``oldest_ms`` is the clock at their oldest ACQUIRE.
+
+    ``blocked`` counts released messages of a queue with ordering that wait for their next attempt in their place: the
+    later messages of their keys wait for them.
+    """
 
     in_flight: int = 0
     released: int = 0
     rejected: int = 0
     oldest_ms: int | None = None
     delayed: int = 0
+    blocked: int = 0
 
     def add(self, lease: LeaseRow, count: int) -> None:
         """Count messages that were delivered before."""
         if lease.state in HELD:
             self.in_flight += count
-        elif lease.state is State.RELEASED:
+        elif lease.state in (State.RELEASED, State.WAITING_IN_ORDER):
             self.released += count
+            self.blocked += count * is_blocked(lease)
         else:
             self.rejected += count
         if self.oldest_ms is None or lease.since_ms < self.oldest_ms:
             self.oldest_ms = lease.since_ms
+
+
+def is_blocked(lease: LeaseRow) -> bool:
+    """Return whether a message waits for its next attempt, and the later messages of its key wait for it.
+
+    A release that does not count, such as at a shutdown, blocks nothing: the next consumer delivers the message.
+    """
+    return lease.state is State.WAITING_IN_ORDER and lease.counted
 
 
 def gauges_of(leases: Iterable[Collection[LeaseRow]]) -> dict[str, Gauge]:

@@ -1,4 +1,4 @@
-"""The open messages of one source, and which of their rows differ from the table's."""
+"""The open messages of a queue in one source, and which of their rows differ from the table's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from marq.wire.markers import Acquire, Delay, Source, payload_of
 
 @dataclass(slots=True, eq=False)
 class OpenMessages:
-    """The open messages of one source.
+    """The open messages of a queue in one source.
 
     A payload stays in the marker that it came in until its row is written, and is then in the table only. A message
     that is opened and closed in between leaves no row.
     """
 
+    queue: str
     source: Source
     leases: dict[int, LeaseRow] = field(default_factory=dict)
     #: Opened since the last take_rows, with the marker that still holds the payload.
@@ -57,17 +58,18 @@ class OpenMessages:
 
     def take_rows(self, changes: dict[bytes, bytes | None]) -> None:
         """Add the rows to write (None: delete), and treat them as written."""
-        source = self.source
-        changes.update(dict.fromkeys(row_keys(source, self.ended, b"r")))
+        queue, source = self.queue, self.source
+        changes.update(dict.fromkeys(row_keys(queue, source, self.ended, b"r")))
         gone = [offset for offset in self.ended if offset in self.overridden]
-        changes.update(dict.fromkeys(row_keys(source, gone, b"s")))
+        changes.update(dict.fromkeys(row_keys(queue, source, gone, b"s")))
         self.overridden.difference_update(gone)
         overridden = [offset for offset in self.changed if offset in self.leases and offset not in self.fresh]
-        for key, offset in zip(row_keys(source, overridden, b"s"), overridden, strict=True):
+        for key, offset in zip(row_keys(queue, source, overridden, b"s"), overridden, strict=True):
             changes[key] = encode_lease(self.leases[offset])
         self.overridden.update(overridden)
         encoded: dict[LeaseRow, bytes] = {}
-        for key, (offset, batch) in zip(row_keys(source, list(self.fresh), b"r"), self.fresh.items(), strict=True):
+        keys = row_keys(queue, source, list(self.fresh), b"r")
+        for key, (offset, batch) in zip(keys, self.fresh.items(), strict=True):
             lease = self.leases[offset]
             if lease not in encoded:
                 encoded[lease] = encode_lease(lease)
@@ -77,5 +79,5 @@ class OpenMessages:
         self.ended.clear()
 
 
-#: Placeholder for a source without open messages; never written to.
-NO_MESSAGES = OpenMessages(Source("", 0))
+#: Placeholder for no open messages; never written to.
+NO_MESSAGES = OpenMessages("", Source("", 0))

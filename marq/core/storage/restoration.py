@@ -1,8 +1,8 @@
 """Reads the rows of a lease table back, a million of them in about a second.
 
-Rows of one kind and source are adjacent in a table, and neighbours were acquired together. So nearly every row differs
-from the one before it in its offset only, and no more of it is decoded. All messages with equal leases share one
-object, which keeps the image of a million messages small.
+Rows of one kind, queue and source are adjacent in a table, and neighbours were acquired together. So nearly every row
+differs from the one before it in its offset only, and no more of it is decoded. All messages with equal leases share
+one object, which keeps the image of a million messages small.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Restoration:
 
     applied: int = -1
     clock: LogClock = field(default_factory=LogClock)
-    leases: dict[Source, dict[int, LeaseRow]] = field(default_factory=dict)
+    leases: dict[tuple[str, Source], dict[int, LeaseRow]] = field(default_factory=dict)
     #: Messages whose leases come from their `s` rows.
-    overridden: dict[Source, set[int]] = field(default_factory=dict)
+    overridden: dict[tuple[str, Source], set[int]] = field(default_factory=dict)
     marks: dict[tuple[str, Source], AcquiredRanges] = field(default_factory=dict)
     counts: dict[str, Counts] = field(default_factory=dict)
     settlements: Dispositions = field(default_factory=Dispositions)
-    _changed: dict[Source, dict[int, LeaseRow]] = field(default_factory=dict)
+    _changed: dict[tuple[str, Source], dict[int, LeaseRow]] = field(default_factory=dict)
     _shared: dict[bytes, LeaseRow] = field(default_factory=dict)
 
     def read(self, table: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
@@ -50,12 +50,12 @@ class Restoration:
         remaining = iter(table)
         while self._read_some(islice(remaining, ROWS_AT_ONCE)):
             yield
-        for source, changed in self._changed.items():
-            leases = self.leases.get(source, {})
+        for queue, changed in self._changed.items():
+            leases = self.leases.get(queue, {})
             # An `s` row without its `r` row is of a closed message.
             still_open = leases.keys() & changed.keys()
             leases.update({offset: changed[offset] for offset in still_open})
-            self.overridden[source] = still_open
+            self.overridden[queue] = still_open
         self._changed.clear()
         self._shared.clear()
 
@@ -91,9 +91,9 @@ class Restoration:
     def _leases_of(self, prefix: bytes) -> dict[int, LeaseRow] | None:
         """Return the leases that rows with this key prefix belong to, None for rows of another kind."""
         if prefix[:1] == b"r":
-            return self.leases.setdefault(rows.parse_source(prefix[1:]), {})
+            return self.leases.setdefault(rows.parse_queue(prefix[1:]), {})
         if prefix[:1] == b"s":
-            return self._changed.setdefault(rows.parse_source(prefix[1:]), {})
+            return self._changed.setdefault(rows.parse_queue(prefix[1:]), {})
         return None
 
     def _shared_lease(self, encoded: bytes) -> LeaseRow:

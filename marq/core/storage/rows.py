@@ -12,8 +12,8 @@ which it is:
 ``k``     source, number             dead letters of that partition that are settled, as bits: offsets from number times
                                      4,096 on, the least one first (:mod:`marq.core.storage.dispositions`)
 ``c``     queue                      what has happened in the queue so far (:class:`Counts`)
-``r``     source, offset             an open message: its lease and its payload
-``s``     source, offset             the lease of an open message, where it has changed since its ``r`` row was written
+``r``     queue, source, offset      an open message: its lease and its payload
+``s``     queue, source, offset      the lease of an open message, where it has changed since its ``r`` row was written
 ========  =========================  ==================================================================
 
 The payload is written once: a renewal of a large message writes only its small ``s`` row.
@@ -32,6 +32,8 @@ from marq.wire.markers import Payload, Source
 from marq.wire.payload_columns import decode_headers, encode_headers
 
 VERSION = 1
+#: Version of the table's layout. In version 1, the keys of `r` and `s` rows had no queue.
+LAYOUT = 2
 
 IDENTITY_KEY = b"i"
 APPLIED_KEY = b"a"
@@ -59,15 +61,24 @@ class State(IntEnum):
     CANCELLED = 5
     #: A consumer holds it, and it is never redelivered.
     DISPATCHED = 6
+    #: A consumer of a queue with ordering holds it. Consumers, not the tracker, deliver it again.
+    LEASED_IN_ORDER = 7
+    #: Waits in its place for that delivery; it keeps its last holder.
+    WAITING_IN_ORDER = 8
+    #: Becomes a dead letter after its last attempt.
+    EXHAUSTED = 9
 
 
 _STATES = {int(state): state for state in State}
 
 #: The states of messages in flight.
-HELD = (State.LEASED, State.DISPATCHED)
+HELD = (State.LEASED, State.DISPATCHED, State.LEASED_IN_ORDER)
 
 #: The states of messages that wait for a time, which a RESCHEDULE may change.
-WAITING = (State.RELEASED, State.DELAYED)
+WAITING = (State.RELEASED, State.DELAYED, State.WAITING_IN_ORDER)
+
+#: The states of messages that keep their place: the tracker does nothing when their leases or delays end.
+IN_ORDER = (State.LEASED_IN_ORDER, State.WAITING_IN_ORDER)
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +118,7 @@ class Counts:
     delivered: int = 0
     cancelled: int = 0
     redriven: int = 0
-    discarded: int = 0
+    deleted: int = 0
     abandoned: int = 0
     invalid_deliver_at: int = 0
 
@@ -120,13 +131,18 @@ def _source_bytes(source: Source) -> bytes:
     return pack(f">B{len(topic)}sI", len(topic), topic, source.partition)
 
 
-def row_key(source: Source, offset: int) -> bytes:
-    return b"r" + _source_bytes(source) + pack(">Q", offset)
+def _queue_bytes(queue: str, source: Source) -> bytes:
+    name = queue.encode()
+    return pack(f">B{len(name)}s", len(name), name) + _source_bytes(source)
 
 
-def row_keys(source: Source, offsets: Sequence[int], kind: bytes) -> list[bytes]:
-    """Return the keys of many rows (``b"r"`` or ``b"s"``) of one source."""
-    prefix = kind + _source_bytes(source)
+def row_key(queue: str, source: Source, offset: int) -> bytes:
+    return b"r" + _queue_bytes(queue, source) + pack(">Q", offset)
+
+
+def row_keys(queue: str, source: Source, offsets: Sequence[int], kind: bytes) -> list[bytes]:
+    """Return the keys of many rows (``b"r"`` or ``b"s"``) of a queue in one source."""
+    prefix = kind + _queue_bytes(queue, source)
     return [prefix + packed for packed in map(Struct(">Q").pack, offsets)]
 
 
@@ -134,28 +150,31 @@ def places_key(source: Source, number: int) -> bytes:
     return b"k" + _source_bytes(source) + pack(">Q", number)
 
 
-def parse_row_key(key: bytes) -> tuple[Source, int]:
-    return parse_source(key[1:-8]), unpack(">Q", key[-8:])[0]
+def parse_places_key(key: bytes) -> tuple[Source, int]:
+    return _parse_source(key[1:-8]), unpack(">Q", key[-8:])[0]
 
 
-def parse_source(encoded: bytes) -> Source:
-    """Return the source that a row's key names between its first byte and its offset."""
+def parse_row_key(key: bytes) -> tuple[str, Source, int]:
+    return *parse_queue(key[1:-8]), unpack(">Q", key[-8:])[0]
+
+
+def parse_queue(encoded: bytes) -> tuple[str, Source]:
+    """Return the queue and the source that the key of an ``r``, ``s`` or ``m`` row names."""
+    end = 1 + encoded[0]
+    return encoded[1:end].decode(), _parse_source(encoded[end:])
+
+
+def _parse_source(encoded: bytes) -> Source:
     length = encoded[0]
     return Source(encoded[1 : 1 + length].decode(), unpack_from(">I", encoded, 1 + length)[0])
 
 
 def mark_key(queue: str, source: Source) -> bytes:
-    name = queue.encode()
-    return pack(f">cB{len(name)}s", b"m", len(name), name) + _source_bytes(source)
+    return b"m" + _queue_bytes(queue, source)
 
 
 def parse_mark_key(key: bytes) -> tuple[str, Source]:
-    length = key[1]
-    queue = key[2 : 2 + length].decode()
-    topic_length = key[2 + length]
-    start = 3 + length
-    (partition,) = unpack_from(">I", key, start + topic_length)
-    return queue, Source(key[start : start + topic_length].decode(), partition)
+    return parse_queue(key[1:])
 
 
 def counts_key(queue: str) -> bytes:
@@ -232,7 +251,7 @@ def decode_payload(row: bytes) -> Payload:
 
 def encode_applied(offset: int, clock: LogClock) -> bytes:
     return _APPLIED.pack(
-        VERSION,
+        LAYOUT,
         offset,
         clock.now_ms,
         clock.skew_ms,
@@ -244,8 +263,8 @@ def encode_applied(offset: int, clock: LogClock) -> bytes:
 
 def decode_applied(row: bytes) -> tuple[int, LogClock]:
     version, offset, *clock = _APPLIED.unpack(row)
-    if version != VERSION:
-        raise ValueError(f"applied row of version {version}; this marq knows version {VERSION}")
+    if version != LAYOUT:
+        raise ValueError(f"lease table: its layout has version {version}, and this marq knows version {LAYOUT}")
     return offset, LogClock(*clock)
 
 

@@ -6,7 +6,9 @@ The image has an index of the open messages; their payloads are in the table onl
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from marq.core.storage import rows
 from marq.core.storage.acquired_ranges import AcquiredRanges
@@ -16,8 +18,10 @@ from marq.core.storage.gauges import Gauge, gauges_of
 from marq.core.storage.open_messages import NO_MESSAGES, OpenMessages
 from marq.core.storage.restoration import Restoration
 from marq.core.storage.rows import Counts, LeaseRow
-from marq.wire.markers import Payload, Source, payload_of
+from marq.wire.markers import ANY_QUEUE, Payload, Source, payload_of
 from marq.wire.names import is_scheduled, is_synthetic
+
+_NO_QUEUES: Mapping[str, OpenMessages] = MappingProxyType({})
 
 
 class TableImage:
@@ -35,30 +39,40 @@ class TableImage:
         #: Sources of schedules, and the number of changes to their open messages.
         self.scheduled: set[Source] = set()
         self.scheduled_changes = 0
-        self._sources: dict[Source, OpenMessages] = {}
+        #: The open messages of each source, by queue.
+        self._sources: dict[Source, dict[str, OpenMessages]] = {}
         self._open_count = 0
         # Candidates for changed rows since the last take_changes.
-        self._touched: dict[Source, OpenMessages] = {}
+        self._touched: dict[tuple[str, Source], OpenMessages] = {}
         self._touched_counts: set[str] = set()
         self._touched_marks: set[tuple[str, Source]] = set()
         self._changed = False
 
     # --- what a fold changes ------------------------------------------------------------------------------------------
 
-    def _known_of(self, source: Source) -> OpenMessages:
-        """Return the open messages of a source to change them, NO_MESSAGES for a source without any."""
-        opened = self._sources.get(source)
+    def _known_of(self, queue: str, source: Source) -> OpenMessages:
+        """Return the open messages of a queue in a source to change them, NO_MESSAGES if there are none."""
+        opened = self._sources.get(source, _NO_QUEUES).get(queue)
         if opened is None:
             return NO_MESSAGES
-        self._touched[source] = opened
+        self._touched[queue, source] = opened
         return opened
 
-    def _of(self, source: Source) -> OpenMessages:
-        """Return the open messages of a source to add to them."""
-        opened = self._known_of(source)
+    def _of(self, queue: str, source: Source) -> OpenMessages:
+        """Return the open messages of a queue in a source to add to them."""
+        opened = self._known_of(queue, source)
         if opened is NO_MESSAGES:
-            opened = self._sources[source] = self._touched[source] = OpenMessages(source)
+            opened = self._sources.setdefault(source, {})[queue] = OpenMessages(queue, source)
+            self._touched[queue, source] = opened
         return opened
+
+    def _all_of(self, queue: str, source: Source) -> list[OpenMessages]:
+        """Return the open messages of a queue in a source to change them; for ANY_QUEUE, those of each queue."""
+        queues = list(self._sources.get(source, _NO_QUEUES)) if queue == ANY_QUEUE else [queue]
+        return [self._known_of(each, source) for each in queues]
+
+    def _each(self) -> list[OpenMessages]:
+        return [opened for queues in self._sources.values() for opened in queues.values()]
 
     def _marks_of(self, queue: str, source: Source) -> AcquiredRanges:
         mark = (queue, source)
@@ -97,11 +111,13 @@ class TableImage:
         The caller must write them, or keep them and write them under the next ones: they are not returned twice.
         """
         changes: dict[bytes, bytes | None] = {}
-        for source, opened in self._touched.items():
+        for (queue, source), opened in self._touched.items():
             opened.take_rows(changes)
             if not (opened.leases or opened.firing) and is_synthetic(source.topic):
                 # Its sender may never use this source again.
-                del self._sources[source]
+                del self._sources[source][queue]
+                if not self._sources[source]:
+                    del self._sources[source]
         self._touched.clear()
         for queue, source in self._touched_marks:
             marks = self.marks.get((queue, source))
@@ -128,8 +144,9 @@ class TableImage:
         self.applied, self.clock, self.counts, self.marks = read.applied, read.clock, read.counts, read.marks
         self.settlements = read.settlements
         self.scheduled = {source for queue, source in self.marks if not queue and is_scheduled(source.topic)}
-        for source, leases in read.leases.items():
-            self._sources[source] = OpenMessages(source, leases, overridden=read.overridden.get(source, set()))
+        for (queue, source), leases in read.leases.items():
+            overridden = read.overridden.get((queue, source), set())
+            self._sources.setdefault(source, {})[queue] = OpenMessages(queue, source, leases, overridden=overridden)
             self._open_count += len(leases)
 
     # --- questions ----------------------------------------------------------------------------------------------------
@@ -137,33 +154,36 @@ class TableImage:
     def __len__(self) -> int:
         return self._open_count
 
-    def open_in(self, source: Source) -> Mapping[int, LeaseRow]:
-        """Return the open messages of a source by their offsets or numbers."""
-        return self._sources.get(source, NO_MESSAGES).leases
+    def open_in(self, queue: str, source: Source) -> Mapping[int, LeaseRow]:
+        """Return the open messages of a queue in a source by their offsets or numbers; ANY_QUEUE: of all queues."""
+        queues = self._sources.get(source, _NO_QUEUES)
+        if queue == ANY_QUEUE:
+            return ChainMap(*[opened.leases for opened in queues.values()])
+        return queues.get(queue, NO_MESSAGES).leases
 
     def open_leases(self) -> Iterator[tuple[Source, int, LeaseRow]]:
         """Yield each open message, in no particular order."""
-        for source, opened in self._sources.items():
+        for opened in self._each():
             for offset, lease in opened.leases.items():
-                yield source, offset, lease
+                yield opened.source, offset, lease
 
     def leases_by_source(self) -> Iterator[tuple[Source, list[tuple[int, LeaseRow]]]]:
         """Yield all open messages, as they are when each source's turn comes."""
-        for source, opened in list(self._sources.items()):
-            yield source, list(opened.leases.items())
+        for opened in self._each():
+            yield opened.source, list(opened.leases.items())
 
     def leases(self) -> Iterator[list[LeaseRow]]:
         """Yield the leases of all open messages, one for each, as they are when each source's turn comes."""
-        for opened in list(self._sources.values()):
+        for opened in self._each():
             yield list(opened.leases.values())
 
     def gauges(self) -> dict[str, Gauge]:
         """Return, for each queue, how many of its messages are open and since when."""
-        return gauges_of(opened.leases.values() for opened in self._sources.values())
+        return gauges_of(opened.leases.values() for opened in self._each())
 
-    def fresh_payload(self, source: Source, offset: int) -> Payload | None:
+    def fresh_payload(self, queue: str, source: Source, offset: int) -> Payload | None:
         """Return the payload of an open message whose row is not in the table yet, else None."""
-        batch = self._sources.get(source, NO_MESSAGES).fresh.get(offset)
+        batch = self._sources.get(source, _NO_QUEUES).get(queue, NO_MESSAGES).fresh.get(offset)
         return None if batch is None else payload_of(batch, offset)
 
     def last_number(self, source: Source) -> int | None:

@@ -26,7 +26,7 @@ class Producer:
 
 
 def copy(value_bytes: int) -> Redelivery:
-    return Redelivery(Destination.QUEUE, False, b"orders", b"x" * value_bytes, [("marq-attempt", b"2")])
+    return Redelivery(Destination.QUEUE, b"orders", b"x" * value_bytes, [("marq-attempt", b"2")])
 
 
 async def test_no_batch_of_several_copies_is_larger_than_the_topic_accepts() -> None:

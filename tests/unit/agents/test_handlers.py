@@ -1,5 +1,7 @@
 """Loading the handlers that queues.toml names."""
 
+import re
+import sys
 from pathlib import Path
 
 import faust
@@ -7,6 +9,7 @@ import pytest
 
 from marq.wire.errors import ConfigError
 from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup
+from marq_worker.agents.handler_modules import check_exists
 from marq_worker.agents.queue_consumer import (
     declare,
     load_handler,
@@ -14,6 +17,7 @@ from marq_worker.agents.queue_consumer import (
     load_modules,
     modules_around,
     surrounding,
+    without_handlers,
 )
 
 
@@ -64,12 +68,103 @@ def test_a_module_whose_import_fails_is_named_with_the_traceback_of_its_own_code
         assert "importlib" not in note
 
 
-@pytest.mark.parametrize("name", ["nowhere_at_all:handle", "json:nothing"])
-def test_a_module_or_function_that_does_not_exist_needs_no_traceback(name: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere_at_all", "there is no such module; expected a module that is importable from /"),
+        ("my_handlers.py", "there is no such module; write 'my_handlers', without .py"),
+        ("my_handler", "there is no such module; did you mean 'my_handlers'?"),
+    ],
+)
+def test_a_module_that_does_not_exist_needs_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    # An import of my_handlers.py imports the package my_handlers first.
+    monkeypatch.delitem(sys.modules, "my_handlers", raising=False)
+    (tmp_path / "my_handlers.py").touch()
+
+    for refuse in (check_exists, lambda name: load_modules((name,))):
+        with pytest.raises(ConfigError) as caught:
+            refuse(name)
+
+        assert str(caught.value).startswith(f"MARQ_HANDLERS: module {name!r} can't be imported: {said}")
+        assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.parametrize("name", ["my_handlers", "json", "os.path", "email.mime.text"])
+def test_a_module_that_exists_is_found_without_an_import_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.delitem(sys.modules, "my_handlers", raising=False)
+    (tmp_path / "my_handlers.py").write_text("raise ValueError")
+
+    check_exists(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("json:nothing", "module 'json' has no attribute 'nothing'; expected MODULE:FUNCTION"),
+        ("json:lods", "module 'json' has no attribute 'lods'; did you mean 'loads'?"),
+    ],
+)
+def test_a_function_that_does_not_exist_needs_no_traceback(name: str, said: str) -> None:
+    with pytest.raises(
+        ConfigError, match=re.escape(f"queue 'emails': its handler {name!r} can't be imported: {said}")
+    ) as caught:
         load_handler("emails", name)
 
     assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.parametrize(
+    ("decorated", "said"),
+    [
+        ("@marq.handler\ndef handle(message): ...", "@marq.handler needs the name of a queue"),
+        ('@marq.handler("q", lease=3)\ndef handle(message): ...', "handler() has no keyword 'lease'"),
+        ('@marq.handler("q")\ndef handle(a, b, c): ...', ":handle(a, b, c): expected a function that takes a message"),
+    ],
+)
+def test_what_marq_refuses_is_shown_with_the_line_and_without_the_code_of_marq(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decorated: str, said: str
+) -> None:
+    module = f"refused_{abs(hash(decorated))}"
+    (tmp_path / f"{module}.py").write_text(f"import marq\n\n{decorated}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.raises(ConfigError) as caught:
+        load_modules((module,))
+
+    assert f"{module!r} can't be imported: {module}.py, line 3: " in str(caught.value)
+    assert said in str(caught.value)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_a_module_that_ends_the_process_is_told_to_guard_its_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "program_with_handlers.py").write_text("import sys\nsys.exit(3)\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.raises(ConfigError, match=r"it ends the process \(SystemExit\(3\)\); move .* below if __name__"):
+        load_modules(("program_with_handlers",))
+
+
+def test_a_module_without_anything_for_a_worker_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = {
+        "only_a_handler": 'import marq\n@marq.handler("q")\ndef handle(message): ...\n',
+        "only_a_lifespan": "import marq\n@marq.lifespan\nasync def pool(): yield\n",
+        "decorator_forgotten": "def handle(message): ...\n",
+    }
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert without_handlers(tuple(sources)) == ["decorator_forgotten"]
 
 
 def test_a_queue_whose_handler_can_not_be_had_is_left_out_with_a_line_in_the_log(

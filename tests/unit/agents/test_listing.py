@@ -29,6 +29,22 @@ def test_messages_are_chosen_by_their_deliveries_their_age_and_their_error() -> 
     assert fits(failed, lease(text="no"), lease(text="A TIMEOUT of 3 s")) == [False, True]
 
 
+def test_each_open_message_that_does_not_end_now_is_in_flight_or_delayed() -> None:
+    in_flight, delayed = (read_choice("emails", {"state": state}) for state in ("in_flight", "delayed"))
+    leases = {state: lease(state=state) for state in State}
+
+    assert {state for state, each in leases.items() if in_flight.fits(each, NOW_MS)} == {
+        State.LEASED,
+        State.DISPATCHED,
+        State.LEASED_IN_ORDER,
+    }
+    assert {state for state, each in leases.items() if delayed.fits(each, NOW_MS)} == {
+        State.DELAYED,
+        State.RELEASED,
+        State.WAITING_IN_ORDER,
+    }
+
+
 def test_of_places_there_may_be_more_than_of_messages() -> None:
     assert read_choice("emails", {"only": "places", "limit": str(MAX_PLACES)}).limit == MAX_PLACES
     with pytest.raises(ConfigError, match="limit=10000: expected a whole number from 1 to 1000"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError, NotEnoughReplicasError, UnknownError
+from aiokafka.errors import KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
@@ -134,7 +134,7 @@ async def test_where_the_markers_end_is_asked_while_the_table_is_read(monkeypatc
 
     owner = Ownership(0, surroundings(table=BareTable(recovering), log_range=log_range, seek=seek))
     monkeypatch.setattr(owner._writer, "fence", fenced)
-    owner._writer.producer = RefusingProducer()  # type: ignore[assignment]
+    owner._writer.producer = TakingProducer()  # type: ignore[assignment]
     await owner._take_over()
 
     assert sought == [0]
@@ -154,7 +154,7 @@ async def test_a_recovery_that_fails_leaves_no_question_behind(monkeypatch: pyte
 
     owner = Ownership(0, surroundings(table=BareTable(recovering), log_range=log_range))
     monkeypatch.setattr(owner._writer, "fence", fenced)
-    owner._writer.producer = RefusingProducer()  # type: ignore[assignment]
+    owner._writer.producer = TakingProducer()  # type: ignore[assignment]
     with pytest.raises(KafkaError):
         await owner._take_over()
 
@@ -191,11 +191,10 @@ async def test_a_takeover_does_not_wait_for_rows_where_there_are_none() -> None:
     assert changelog.waited_ms <= 100
 
 
-class RefusingProducer:
-    """Takes no copies for the topic ``theirs``: at once, or when the broker answers."""
+class TakingProducer:
+    """Takes all records, and remembers the topics of those that it committed."""
 
-    def __init__(self, at_once: BaseException | None = None, later: BaseException | None = None) -> None:
-        self._at_once, self._later = at_once, later
+    def __init__(self) -> None:
         self._sent: list[str] = []
         self.committed: list[str] = []
 
@@ -207,12 +206,7 @@ class RefusingProducer:
 
     async def send(self, topic: str, *value: object, **options: object) -> asyncio.Future[object]:
         answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        if topic == "theirs" and self._at_once is not None:
-            raise self._at_once
-        if topic == "theirs" and self._later is not None:
-            answer.set_exception(self._later)
-        else:
-            answer.set_result(SimpleNamespace(topic=topic, offset=0))
+        answer.set_result(SimpleNamespace(topic=topic, offset=0))
         self._sent.append(topic)
         return answer
 
@@ -226,7 +220,7 @@ class RefusingProducer:
         self.committed += self._sent
 
 
-def firing(producer: RefusingProducer) -> tuple[Ownership, Write]:
+def firing(producer: TakingProducer) -> tuple[Ownership, Write]:
     owner = Ownership(0, surroundings(), state="owner")
     owner._writer.producer = producer  # type: ignore[assignment]
     due = [(fire(5), Payload(0, 1, b"customer", [], b"value"))]
@@ -238,21 +232,8 @@ def fire(offset: int) -> DueAction:
     return DueAction(Source("theirs", 2), offset, lease, Destination.QUEUE, 2, Cause.EXPIRED)
 
 
-@pytest.mark.parametrize("error", [UnknownError(), NotEnoughReplicasError(), TimeoutError()])
-async def test_a_foreign_topic_that_refuses_a_redelivery_is_not_retried_for_a_while(error: Exception) -> None:
-    """Otherwise its copies would be retried without end and block the partition's other queues."""
-    producer = RefusingProducer(later=error)
-    owner, write = firing(producer)
-
-    with pytest.raises((KafkaError, TimeoutError)):
-        await owner.perform(write)
-    await owner.perform(write)
-
-    assert producer.committed == ["t.messages", "t.markers"]
-
-
-async def test_a_copy_whose_partition_is_gone_goes_to_the_shared_topic() -> None:
-    producer = RefusingProducer(at_once=AssertionError("Unrecognized partition"))
+async def test_a_redelivery_of_a_foreign_topic_goes_to_the_messages_topic() -> None:
+    producer = TakingProducer()
     owner, write = firing(producer)
 
     await owner.perform(write)
@@ -262,7 +243,7 @@ async def test_a_copy_whose_partition_is_gone_goes_to_the_shared_topic() -> None
 
 async def test_a_tick_that_has_waited_for_its_turn_has_the_time_of_its_writing() -> None:
     """A worker that catches up folds for seconds without a pause; its owners must not take over again each time."""
-    owner, _ = firing(RefusingProducer())
+    owner, _ = firing(TakingProducer())
     tick = owner.engine.next_write(0)
     assert tick is not None
     sent: list[Write] = []
@@ -315,7 +296,7 @@ async def test_nothing_is_sent_by_placements_that_are_too_old() -> None:
     async def heard() -> None:
         raise TimeoutError("the definitions could not be read")
 
-    owner, write = firing(RefusingProducer(at_once=AssertionError("it was written")))
+    owner, write = firing(TakingProducer())
     owner.context = surroundings(heard=heard)
 
     with pytest.raises(TimeoutError, match="could not be read"):

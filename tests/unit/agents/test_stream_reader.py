@@ -309,7 +309,7 @@ async def test_what_has_come_is_not_read_again(monkeypatch: pytest.MonkeyPatch) 
 async def test_a_reader_says_how_far_it_is_while_records_are_wanted_and_none_have_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What the watchdog of a handlers process ends it for; one without room for more is left alone."""
+    """What the watchdog of a handler process ends it for; one without room for more is left alone."""
     reader = await reading(Kafka())
     never_asked = reader.standings()
     await reader.fetch(10)

@@ -141,11 +141,11 @@ def test_the_oldest_is_known_to_a_second() -> None:
     assert (counted.count("a"), counted.oldest_ms("a"), counted.queues()) == (0, None, [])
 
 
-def test_all_records_of_its_own_topic_belong_to_the_queue() -> None:
-    counted = Waiting(lambda _: None, "orders")
+def test_all_records_of_a_topic_belong_to_each_queue_that_names_it() -> None:
+    counted = Waiting(lambda _: None, ["orders", "audit"])
 
-    assert counted.add(records(0, [None, b"x", b"\xff"])) == {"orders": 3}
-    assert counted.count("orders") == 3
+    assert counted.add(records(0, [None, b"x", b"\xff"])) == {"orders": 3, "audit": 3}
+    assert (counted.count("orders"), counted.count("audit")) == (3, 3)
 
 
 def test_keys_that_name_no_queue_and_too_many_of_them_are_counted_apart(monkeypatch) -> None:
@@ -159,7 +159,7 @@ def test_keys_that_name_no_queue_and_too_many_of_them_are_counted_apart(monkeypa
 def test_a_queue_that_is_defined_or_read_is_counted_however_many_names_there_are(monkeypatch) -> None:
     monkeypatch.setattr(waiting, "MAX_QUEUES", 1)
     marks = {"read": AcquiredRanges([(0, 1)])}
-    counted = Waiting(marks.get, None, defined=lambda queue: queue == "defined")
+    counted = Waiting(marks.get, defined=lambda queue: queue == "defined")
 
     assert counted.add(records(5, [b"mistake", b"defined", b"read", b"\xff"])) == {
         "mistake": 1,
@@ -172,7 +172,7 @@ def test_a_queue_that_is_defined_or_read_is_counted_however_many_names_there_are
 
 
 def test_what_is_purged_waits_no_more_without_markers_too() -> None:
-    counted = Waiting(lambda _: None, None, lambda queue, sent_ms: 6 if queue == "a" and sent_ms <= 5_000 else 0)
+    counted = Waiting(lambda _: None, (), lambda queue, sent_ms: 6 if queue == "a" and sent_ms <= 5_000 else 0)
     counted.add(records(0, [b"a", b"b"] * 5, sent_ms=5_000))
     assert (counted.count("a"), counted.count("b")) == (2, 5)
 

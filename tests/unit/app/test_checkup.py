@@ -266,6 +266,22 @@ def test_what_is_not_known_is_not_said_to_be_missing() -> None:
     assert missing(CLIENT, "worker", Use(handlers=True), Allowed()) == []
 
 
+def test_a_worker_that_serves_sqs_may_do_what_its_clients_ask_for() -> None:
+    topics = NAMES.messages, NAMES.markers, NAMES.queues
+    allowed = Allowed(topics=dict.fromkeys(topics, frozenset({"Describe", "DescribeConfigs"})))
+
+    lacking = missing(CLIENT, "worker", Use(tracker=False, sqs=True), allowed)
+
+    assert {(each.name, each.operation) for each in lacking} == {
+        (NAMES.queues, "Read"),
+        (NAMES.queues, "Write"),
+        (NAMES.messages, "Read"),
+        (NAMES.messages, "Write"),
+        (NAMES.markers, "Read"),
+        (NAMES.markers, "Write"),
+    }
+
+
 def test_a_worker_needs_its_permission_on_every_group_and_a_consumer_on_one() -> None:
     groups = {NAMES.named_group("a"): frozenset({"Read", "Describe"}), NAMES.named_group("b"): frozenset[str]()}
     use = Use(handlers=True, handled_groups=list(groups))
@@ -292,7 +308,10 @@ def test_what_a_worker_uses_follows_from_the_definitions_and_its_roles() -> None
     both = Use.of(definitions, NAMES, worker_settings("tracker", "handlers"))
     tracker = Use.of(definitions, NAMES, worker_settings("tracker"))
 
+    sqs = Use.of(definitions, NAMES, worker_settings("sqs"))
+
     group = NAMES.named_group("handlers")
+    assert sqs == Use(["mail", "orders"], tracker=False, sqs=True, handled_topics=[], handled_groups=[])
     assert both == Use(["mail", "orders"], handlers=True, handled_topics=["mail"], handled_groups=[group])
     assert tracker == Use(["mail", "orders"], handled_topics=[], handled_groups=[])
 

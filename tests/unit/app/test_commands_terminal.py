@@ -105,7 +105,7 @@ def test_without_standard_input_there_is_no_question_and_without_output_no_text(
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(MarqError, match="nothing was changed; pass --yes"):
         confirm("Purge?", yes=False)
-    with pytest.raises(ConfigError, match="the standard input is closed"):
+    with pytest.raises(ConfigError, match="standard input is closed"):
         send._all(20)
 
     monkeypatch.setattr(sys, "stdout", None)

@@ -144,7 +144,7 @@ def test_a_replay_begins_at_a_time_or_at_a_place() -> None:
         (None, None, "give --since"),
         ("2h", "marq.messages/3/120", "give --since"),
         ("soon", None, "--since soon: expected a duration"),
-        ("2030-01-31T08:00:00", None, "a moment with a time zone"),
+        ("2030-01-31T08:00:00", None, "a time with a time zone"),
         (None, "marq.messages", "topic/partition/offset"),
     ],
 )

@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from aiokafka import ConsumerRecord
 
 from marq.core.storage.handling_times import BOUNDS_MS
 from marq.dead_letters.dead_letters import Redriven
+from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Ack, Acquire, Batch, Cause, Delay, Fact, Kind, Payload, Release, Renew, Source
+from marq.wire.markers import (
+    ANY_QUEUE,
+    BLOCKED_MS,
+    LAST,
+    Ack,
+    Acquire,
+    Batch,
+    Cancel,
+    Cause,
+    Delay,
+    Fact,
+    Kind,
+    Payload,
+    Release,
+    Renew,
+    Resume,
+    Resumed,
+    Source,
+)
 from marq.wire.names import ID_HEADER, schedule_topic
 from marq_worker.agents.consumer_watch import NO_CONSUMER_S
 from marq_worker.agents.statistics import add_up, backlog_of, empty_metrics
 from marq_worker.app.web.dashboard import history, rows
 from marq_worker.app.web.dashboard.actions import MAX_IDS, AuditedActions, read_action
-from marq_worker.app.web.dashboard.actor import RELEASED_BY_OPERATOR, DeadLetterSelection
+from marq_worker.app.web.dashboard.actor import RELEASED_BY_OPERATOR, Actor, DeadLetterSelection
 from marq_worker.app.web.dashboard.buttons import inside, see
 from marq_worker.app.web.dashboard.descriptions import markers_partitions, partitions
 from marq_worker.app.web.dashboard.forms import read_dead_letters, read_ids
@@ -103,7 +124,7 @@ def test_a_row_counts_dead_letters_that_are_left_and_what_waits_in_either_way() 
         emails={
             "dead_lettered": 9,
             "redriven": 4,
-            "discarded": 2,
+            "deleted": 2,
             "waiting_for_delivery": 5,
             "waiting_for_redelivery": 1,
         }
@@ -295,7 +316,7 @@ def test_a_message_is_followed_through_its_redeliveries() -> None:
 
     assert kinds == ["ACQUIRE", "RELEASE", "REDELIVERED", "ACQUIRE", "ACK"]
     assert timeline.places == {(FIRST, 5), (AGAIN, 9)}
-    assert (timeline.queue, timeline.payload and timeline.payload.value) == ("emails", b"v9")
+    assert (timeline.queues, timeline.payload and timeline.payload.value) == ({"emails"}, b"v9")
     events = timeline.told({f"{7:016x}": "worker-2"}, since_ms=5)
     assert [(event["text"], event["detail"]) for event in events] == [
         ("Delivered to worker-2, attempt 1", "lease of 30 s"),
@@ -307,6 +328,34 @@ def test_a_message_is_followed_through_its_redeliveries() -> None:
     assert [event["elapsed_seconds"] for event in events] == [0.005, 0.015, 0.035, 0.055, 0.065]
     # One that has left its group.
     assert timeline.told()[0]["text"] == "Delivered to a consumer, attempt 1"
+
+
+@pytest.mark.parametrize(
+    ("queue", "kinds", "places"),
+    [
+        ("emails", ["ACQUIRE", "RELEASE", "REDELIVERED", "ACQUIRE", "CANCEL"], {(FIRST, 5), (AGAIN, 9)}),
+        ("search", ["ACQUIRE", "ACK", "CANCEL"], {(FIRST, 5)}),
+    ],
+)
+def test_each_queue_of_a_topic_has_a_story_of_its_own(
+    queue: str, kinds: list[str], places: set[tuple[Source, int]]
+) -> None:
+    timeline = Timeline("marq.messages/0/5", queue)
+
+    told = read(
+        timeline,
+        (10, acquire(FIRST, [5])),
+        (15, replace(acquire(FIRST, [5]), queue="search", holder=8)),
+        (20, Release("emails", 7, FIRST, [5], [-1], True, ["ValueError: no"])),
+        (30, Ack("search", 8, FIRST, [5])),
+        (40, Fact(Kind.REDELIVERED, "emails", 1, FIRST, [5], [2], [Cause.RELEASED])),
+        (50, acquire(AGAIN, [9], b"marq.messages/0/5", attempt=2)),
+        # Of all queues.
+        (60, Cancel(ANY_QUEUE, 9, FIRST, [5])),
+    )
+
+    assert (told, timeline.places) == (kinds, places)
+    assert timeline.queues == {"emails", "search"}
 
 
 def test_renewals_are_one_event_until_something_else_happens() -> None:
@@ -325,6 +374,76 @@ def test_renewals_are_one_event_until_something_else_happens() -> None:
     assert [event["markers"] for event in events] == [["0/0"], ["0/1", "0/2", "0/3"], ["0/4"], ["0/5"]]
     released = "Released by an operator, to be redelivered at once, without counting the attempt"
     assert (events[2]["text"], events[2]["detail"]) == (released, "")
+
+
+def test_the_deliveries_of_a_queue_with_ordering_are_told_from_its_markers() -> None:
+    timeline = Timeline("marq.messages/0/5")
+    ordered = replace(acquire(FIRST, [5]), in_order=True)
+    again = replace(acquire(FIRST, [5], attempt=2), in_order=True)
+
+    read(
+        timeline,
+        (10, Resume("emails", 9, FIRST, [5], onwards=True)),
+        (11, Resumed("emails", 9, FIRST, [5], 0, 0, [], [0], [0], [0], [""])),
+        (12, ordered),
+        (20, Release("emails", 7, FIRST, [5], [5_000], True, ["boom"])),
+        (30, again),
+        (35, Release("emails", 7, FIRST, [5], [BLOCKED_MS], True, ["once more"])),
+        (40, Release("emails", 7, FIRST, [5], [LAST], True, ["again"])),
+        (50, Fact(Kind.DEAD_LETTERED, "emails", 1, FIRST, [5], [2], [Cause.RELEASED])),
+    )
+
+    in_line = "lease of 30 s, delivered after earlier ones of its key"
+    assert [(event["text"], event["detail"]) for event in timeline.told()] == [
+        ("Acquired by a consumer, attempt 1", in_line),
+        ("Released by a consumer, to be redelivered in 5 s", "boom"),
+        ("Acquired by a consumer, attempt 2", in_line),
+        ("Released by a consumer; it blocks its key until it is delivered now or cancelled", "once more"),
+        ("Released by a consumer after its last attempt", "again"),
+        ("Dead-lettered after attempt 2, because it was released", ""),
+    ]
+
+
+async def test_a_message_with_ordering_can_not_be_released_by_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = {"t/0/1": ("leased", 7), "t/0/2": ("leased_in_order", 8), "t/0/3": ("waiting_in_order", 0)}
+    written: list[Release] = []
+
+    async def look(queue: str, place: str) -> Mapping[str, Any]:
+        state, holder = states[place]
+        return {"queue": queue, "state": state, "holder": holder}
+
+    async def write(_: Actor, batches: Sequence[Release]) -> None:
+        written.extend(batches)
+
+    monkeypatch.setattr(Actor, "_write", write)
+    actor = Actor(None, None, None, look)  # type: ignore[arg-type]
+
+    assert await actor.release("emails", list(states)) == [True, False, False]
+    assert [(batch.holder, batch.offsets) for batch in written] == [(7, [1])]
+
+
+@pytest.mark.parametrize(("queue", "released"), [("emails", {"emails": 7}), ("", {"emails": 7, "search": 8})])
+async def test_a_release_is_written_for_each_queue_that_is_meant(
+    monkeypatch: pytest.MonkeyPatch, queue: str, released: dict[str, int]
+) -> None:
+    holders = {"emails": 7, "search": 8}
+    written: list[Release] = []
+
+    async def look(queue: str, place: str) -> Mapping[str, Any]:
+        return {"queue": queue, "state": "leased", "holder": holders[queue]}
+
+    async def write(_: Actor, batches: Sequence[Release]) -> None:
+        written.extend(batches)
+
+    definitions = Definitions()
+    for name in holders:
+        definitions.fold(f"file:{name}".encode(), {"topic": "orders"})
+    queues = Mock(definitions=definitions, start=AsyncMock())
+    monkeypatch.setattr(Actor, "_write", write)
+    actor = Actor(None, None, queues, look)  # type: ignore[arg-type]
+
+    assert await actor.release(queue, ["orders/0/5"]) == [True]
+    assert {batch.queue: batch.holder for batch in written} == released
 
 
 @pytest.mark.parametrize(
@@ -466,7 +585,7 @@ async def test_a_task_that_is_stopped_says_how_far_it_came_and_is_audited(caplog
     task = await actions.tasks.stop_one(number)
 
     assert task is not None
-    assert (task.state, task.told()["done"], task.told()["asked"]) == ("stopped", 2, 3)
+    assert (task.state, task.told()["done"], task.told()["requested"]) == ("stopped", 2, 3)
     lines = [record.getMessage() for record in caplog.records if record.name == "marq.audit"]
     assert len(lines) == 2
     assert all('"audit": "redrive", "who": "ann"' in line for line in lines)
@@ -475,7 +594,7 @@ async def test_a_task_that_is_stopped_says_how_far_it_came_and_is_audited(caplog
 
 async def test_many_messages_are_acted_on_in_pieces_and_what_came_too_late_is_told() -> None:
     class Counting(PretendActor):
-        async def cancel(self, ids: Sequence[str]) -> Sequence[bool]:
+        async def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
             self.asked.append(("cancel", len(ids)))
             return [number != 0 for number, _ in enumerate(ids)]
 
@@ -490,7 +609,7 @@ async def test_many_messages_are_acted_on_in_pieces_and_what_came_too_late_is_to
     await task.running
 
     told = task.told()
-    assert (told["state"], told["chosen"], told["asked"], told["done"], told["already_settled"]) == (
+    assert (told["state"], told["chosen"], told["requested"], told["done"], told["already_settled"]) == (
         "done", 2_500, 2_500, 2_497, 3,
     )  # fmt: skip
     assert actor.asked == [("cancel", 1_000), ("cancel", 1_000), ("cancel", 500)]
@@ -534,7 +653,7 @@ def test_a_time_ago_has_one_unit_and_the_moment_as_its_title() -> None:
 
 def test_memory_and_load_have_units_and_unknown_ones_a_dash() -> None:
     assert [memory(size) for size in (None, 0, 200 << 20, 3 << 29)] == ["\N{EN DASH}", "0 MiB", "200 MiB", "1.5 GiB"]
-    assert [load(share) for share in (None, 0.004, 1.5)] == ["\N{EN DASH}", "0 %", "150 %"]
+    assert [load(share) for share in (None, 0.004, 1.5)] == ["\N{EN DASH}", "0%", "150%"]
 
 
 def test_a_moment_that_is_none_is_shown_as_it_is_and_escaped_later() -> None:

@@ -20,7 +20,7 @@ from marq.dead_letters.dead_letters import Deleted
 from marq.kafka.assignor import encoded
 from marq.kafka.group_members import _member
 from marq.wire.errors import ConfigError, MarqError
-from marq.wire.markers import Source
+from marq.wire.markers import BLOCKED_MS, Source
 from marq_worker.agents.listing import MAX_PLACES
 from marq_worker.app.web.credentials import Access, Visitor
 from marq_worker.app.web.dashboard import pages
@@ -29,7 +29,7 @@ from marq_worker.app.web.dashboard.forms import read_places, write_places
 from marq_worker.app.web.dashboard.tasks import Task
 from marq_worker.app.web.dashboard.views import Dashboard, twin
 from marq_worker.app.web.security import MAX_BODY_BYTES, VISITOR
-from tests.browser.pretend import DEAD_LETTERED, PAGES, PROCESS, PretendActor, PretendNamespace, site
+from tests.browser.pretend import DEAD_LETTERED, PAGES, PROCESS, SHARED_ID, PretendActor, PretendNamespace, site
 
 Client = TestClient[web.Request, web.Application]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -138,6 +138,36 @@ async def test_the_page_of_a_queue_says_that_its_handler_may_have_been_removed(
     assert "which module is missing" in health
 
 
+async def test_the_page_of_a_queue_with_ordering_lists_its_blocked_keys(client: Client) -> None:
+    ordered, other = [await (await client.get(f"/queues/{name}")).text() for name in ("invoices", "emails")]
+
+    assert "Blocked keys" not in other
+    assert re.findall(r'<tr><th scope="row">(.*?)</th><td><a href="/message', ordered) == [
+        "customer-42",
+        "&lt;b&gt;customer&lt;/b&gt;",
+        "none",
+    ]
+    assert ordered.count('action="/actions/deliver-now"') == ordered.count('action="/actions/cancel"') == 3
+    assert ordered.count("<td>by an operator</td>") == 1
+    told = await (await client.get("/api/queues/invoices")).json()
+    assert [each["key"] for each in told["blocked_keys"]] == ["customer-42", "<b>customer</b>", None]
+
+
+async def test_no_action_is_offered_for_a_message_that_a_consumer_holds_in_order(
+    client: Client, namespace: Filtered
+) -> None:
+    place = next(iter(namespace.open))
+    namespace.open[place]["state"] = "leased_in_order"
+
+    listed = await (await client.get("/queues/emails/messages?state=in_flight")).text()
+    page = await (await client.get(f"/message?id={quote(place, safe='')}")).text()
+
+    assert (f'name="id" value="{place}"' in listed, 'name="id" value="marq.messages/0/3"' in listed) == (False, True)
+    assert "<strong>in flight</strong>" in page
+    assert "/actions/" not in page
+    assert "<dt>Ordering key</dt><dd>customer-42</dd>" in page
+
+
 async def test_who_may_only_look_finds_no_buttons(client: Client, namespace: Filtered, actor: PretendActor) -> None:
     @web.middleware
     async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -227,7 +257,7 @@ async def test_whether_a_message_is_open_is_not_known_where_a_worker_did_not_ans
     assert listed["complete"] is False
     # Not "too late", which would say that it is done.
     with pytest.raises(MarqError, match="a worker did not answer"):
-        await dashboard._look("marq.messages/0/77")
+        await dashboard._look("emails", "marq.messages/0/77")
 
 
 async def test_what_is_known_of_the_rows_of_one_page_alone_sorts_none(client: Client) -> None:
@@ -308,7 +338,7 @@ async def confirm(client: Client, action: str, fields: Sequence[tuple[str, str]]
 @pytest.mark.parametrize(
     ("action", "pressed", "asked", "typed", "done"),
     [
-        ("release", ("id", "marq.messages/0/1"), "this message", (), ["marq.messages/0/1"]),
+        ("release", ("id", "marq.messages/0/1"), "Release this message?", (), ("", ["marq.messages/0/1"])),
         ("pause", ("queue", "webhooks"), "Pause queue webhooks?", (), "webhooks"),
         ("pause", ("queue", "webhooks"), "For how long", (("for", "10m"),), ("webhooks", 600)),
         ("resume", ("queue", "webhooks"), "Resume queue webhooks?", (), "webhooks"),
@@ -326,6 +356,28 @@ async def test_nothing_is_done_before_the_answer_to_a_question(
     await confirm(client, action, [*fields, *typed])
 
     assert actor.asked == [(action, done)]
+
+
+@pytest.mark.parametrize(
+    ("address", "action", "place"),
+    [
+        ("/queues/emails/messages?state=in_flight", "release", "marq.messages/0/1"),
+        ("/message?id=marq.messages/0/1", "release", "marq.messages/0/1"),
+        ("/queues/invoices", "cancel", "marq.messages/1/0"),
+    ],
+)
+async def test_an_action_on_a_page_of_a_queue_concerns_its_messages_alone(
+    client: Client, actor: PretendActor, address: str, action: str, place: str
+) -> None:
+    queue = "invoices" if address == "/queues/invoices" else "emails"
+    offered = Form(await (await client.get(address)).text()).fields
+    assert ("queue", queue) in offered
+
+    page, fields = await question(client, action, ("queue", queue), ("id", place))
+    assert f"{action.capitalize()} this message of queue {queue}?" in page
+    await confirm(client, action, fields)
+
+    assert actor.asked == [(action, (queue, [place]))]
 
 
 async def test_the_pages_show_until_when_a_queue_is_paused(client: Client, actor: PretendActor) -> None:
@@ -422,7 +474,7 @@ async def test_open_messages_that_came_after_the_question_are_left_alone(
 
     await confirm(client, "cancel", fields)
 
-    assert actor.asked == [("cancel", before)]
+    assert actor.asked == [("cancel", ("emails", before))]
 
 
 async def test_a_purge_is_given_what_existed_when_it_was_asked_about(client: Client, actor: PretendActor) -> None:
@@ -529,12 +581,14 @@ async def test_an_unknown_queue_has_no_page_and_the_closest_name_is_suggested(cl
     }
 
 
-@pytest.mark.parametrize("action", ["pause", "resume", "purge", "redrive", "delete"])
+@pytest.mark.parametrize("action", ["pause", "resume", "purge", "redrive", "delete", "cancel", "release"])
 @pytest.mark.parametrize("confirmed", ["", "yes"])
 async def test_nothing_is_done_to_an_unknown_queue(
     client: Client, actor: PretendActor, action: str, confirmed: str
 ) -> None:
     form = {"queue": "zzz", "confirmed": confirmed} | ({"typed": "zzz"} if action == "purge" else {})
+    if action in ("cancel", "release"):
+        form["id"] = "orders/0/7"
 
     answer = await client.post(f"/actions/{action}", data=form)
 
@@ -542,6 +596,50 @@ async def test_nothing_is_done_to_an_unknown_queue(
 
 
 # --- single messages --------------------------------------------------------------------------------------------------
+
+
+async def test_a_message_that_several_queues_have_is_shown_for_each_of_them(client: Client) -> None:
+    address = f"/message?id={quote(SHARED_ID, safe='')}"
+
+    page = await (await client.get(address)).text()
+    told = await (await client.get(f"/api{address}")).json()
+
+    assert "Several queues have this message:" in page
+    assert [f'<a href="{address}&amp;queue={name}">{name}</a>' in page for name in ("emails", "invoices")] == [True] * 2
+    assert ("Timeline" in page, "/actions/" in page) == (False, False)
+    assert (told["queue"], told["queues"], told["status"]) == ("", ["emails", "invoices"], "several queues")
+    assert (told["events"], told["now"], told["dead_letter"], told["possible"]) == ([], None, None, [])
+
+    page = await (await client.get(f"{address}&queue=emails")).text()
+
+    assert '<dt>Queue</dt><dd><a href="/queues/emails">emails</a></dd>' in page
+    assert "Timeline" in page
+    assert f'<a href="{address}&amp;queue=invoices">invoices</a>' in page
+
+
+async def test_the_message_of_an_unknown_queue_has_no_page(client: Client) -> None:
+    answer = await client.get("/message?id=marq.messages/0/1&queue=emals")
+
+    assert answer.status == 404
+    assert '<a href="/queues/emails">emails</a>' in await answer.text()
+
+
+@pytest.mark.parametrize(
+    ("address", "queue"),
+    [
+        ("/queues/emails/messages?state=in_flight", "emails"),
+        ("/queues/emails/messages?state=waiting", "emails"),
+        ("/queues/invoices/messages?state=dead", "invoices"),
+        ("/queues/invoices", "invoices"),
+        ("/dead-letters", "invoices"),
+        ("/message?id=marq.messages/0/1&since=1", "emails"),
+    ],
+)
+async def test_links_to_messages_name_the_queue(client: Client, address: str, queue: str) -> None:
+    links = re.findall('href="(/message[^"]*)"', await (await client.get(address)).text())
+
+    assert links
+    assert [link for link in links if f"&amp;queue={queue}" not in link] == []
 
 
 async def test_a_dead_message_is_redriven_and_deleted_from_its_page(client: Client, namespace: Filtered) -> None:
@@ -657,8 +755,31 @@ async def test_answers_to_posts_have_no_link_to_a_json_equivalent(client: Client
 def test_only_a_message_that_a_consumer_holds_can_be_released(state: State) -> None:
     now = {"state": state.name.lower()}
 
-    assert (pages._possible(now) == ("release",)) == (state in HELD)
+    assert (pages._possible(now) == ("release",)) == (state in HELD and state is not State.LEASED_IN_ORDER)
     assert (pages._status({"now": now}, None, dead_letters_read=True) == "in flight") == (state in HELD)
+
+
+def test_a_message_that_waits_in_its_line_is_said_to_do_so_and_can_be_delivered_or_cancelled() -> None:
+    now = {"state": "waiting_in_order", "due_in_seconds": 3_600.0}
+    blocking = {**now, "due_in_seconds": BLOCKED_MS / 1000 - 3_600}
+
+    assert pages._status({"now": now}, None, dead_letters_read=True) == "waits for its next delivery in its line"
+    blocks = "blocks its key until it is delivered now or cancelled"
+    assert pages._status({"now": blocking}, None, dead_letters_read=True) == blocks
+    assert pages._possible(now) == ("deliver-now", "cancel")
+    assert pages._is_open_in({**now, "queue": "emails"}, "emails", "delayed")
+    assert pages._possible_in("delayed", [now, now]) == ("deliver-now", "cancel")
+    assert pages._possible_in("in_flight", [{"state": "leased_in_order"}]) == ()
+    assert pages._possible_in("in_flight", []) == ("release",)
+    assert pages._possible_in("dead", [{"id": "marq.messages/0/1"}]) == ("redrive", "delete")
+
+
+@pytest.mark.parametrize("state", State)
+def test_each_state_has_a_status_in_words(state: State) -> None:
+    status = pages._status({"now": {"state": state.name.lower()}}, None, dead_letters_read=True)
+
+    assert "_" not in status
+    assert status != state.name.lower() or state is State.DELAYED
 
 
 async def test_a_message_that_is_not_known_is_said_to_be_so_with_what_to_try(client: Client) -> None:
@@ -712,7 +833,7 @@ async def test_workers_show_version_uptime_load_and_memory(client: Client) -> No
     page = await (await client.get("/workers")).text()
     told = await (await client.get("/api/workers")).json()
 
-    for text in ("0.1.0", "1 d 2 h", "37 %", "187 MiB", "210 ms", "52 %", "96 MiB", "process 4711"):
+    for text in ("0.1.0", "1 d 2 h", "37%", "187 MiB", "210 ms", "52%", "96 MiB", "process 4711"):
         assert f"{text}<" in page, text
     assert told["workers"][0]["process"]["uptime_seconds"] == 93_784.0
     assert told["versions"] == ["0.1.0"]
@@ -765,7 +886,7 @@ async def test_kinds_of_errors_have_a_sample_and_the_time_since_the_last(client:
     assert (told["dead_letters"], told["kinds_in_all"]) == (7, 2)
     assert [kind["sample"] and kind["sample"]["id"] for kind in told["kinds"]] == ["marq.messages/1/4", None]
     assert page.count("last: ") == 1
-    assert '<a href="/message?id=marq.messages%2F1%2F4">marq.messages/1/4</a>' in page
+    assert '<a href="/message?id=marq.messages%2F1%2F4&amp;queue=invoices">marq.messages/1/4</a>' in page
     # The value is redacted and escaped as everywhere.
     assert "4111" not in page
     assert re.search(r'title="2026-11-22 06:00:00 UTC">\d+ \w+ ago<', page)

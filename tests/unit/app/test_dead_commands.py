@@ -48,7 +48,7 @@ def test_an_age_has_a_unit_or_is_in_seconds(text: str, seconds: float) -> None:
         ({"older": "soon"}, "--older soon: expected an age such as"),
         ({"newer": "7w"}, "--newer 7w: expected an age"),
         ({"newer": "-3s"}, "--newer -3s: expected an age"),
-        ({"newer": "2030-01-31T08:00:00"}, "a moment with a time zone"),
+        ({"newer": "2030-01-31T08:00:00"}, "a time with a time zone"),
         ({"headers": ["=x"]}, "--header =x: expected NAME or NAME=VALUE"),
         ({"headers": ["a", "a=1"]}, "--header a=1: expected NAME or NAME=VALUE, each name once"),
     ],
@@ -65,16 +65,18 @@ def test_how_far_a_call_came_is_said() -> None:
     assert said(Deleted(3, 3, 3)) == "3 of 3 dead letters deleted"
     assert said(Deleted(3), dry_run=True) == "3 dead letters would be deleted; nothing was changed"
     assert said(Redriven(9, 4, 2), interrupted=True) == (
-        "interrupted: 2 of 9 dead letters redriven, 4 requested, which will still be done; repeat the command for the"
-        " rest"
+        "interrupted: 2 of 9 dead letters redriven. 4 are requested and will still be redriven; repeat the command for"
+        " the rest"
     )
 
 
 class Letters:
-    """Dead letters of which a snapshot can be taken, and nothing else."""
+    """Dead letters of a known queue, of which a snapshot can be taken."""
 
     async def snapshot(self) -> Snapshot:
         return ASKED
+
+    async def check_known(self, queue: str) -> None: ...
 
 
 async def test_where_there_was_nothing_to_ask_about_nothing_is_deleted() -> None:
@@ -84,8 +86,9 @@ async def test_where_there_was_nothing_to_ask_about_nothing_is_deleted() -> None
         calls.append(options)
         return Deleted(0)
 
+    document = {"queue": "emails"}
     code = await ask_and_act(
-        Letters(), delete, ("Delete", "for good"), {}, limit=None, dry_run=False, as_json=False, yes=False
+        Letters(), delete, ("Delete", "for good"), document, limit=None, dry_run=False, as_json=False, yes=False
     )  # type: ignore[arg-type]
 
     assert code == 0

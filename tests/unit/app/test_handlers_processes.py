@@ -1,4 +1,4 @@
-"""What the supervisor of handlers processes decides."""
+"""What the supervisor of handler processes decides."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_process_reads_what_it_is_told_from_its_environment() -> None:
 
 
 def test_a_handlers_process_whose_application_fails_never_becomes_a_worker() -> None:
-    # Faust imports the module again when it has failed: a worker would then start a handlers process, and so on.
+    # Faust imports the module again when it has failed: a worker would then start a handler process, and so on.
     program = f"""
 import os
 for _ in range(2):

@@ -23,7 +23,8 @@ def written(snapshot: Snapshot) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def test_queues_are_told_of_by_their_names() -> None:
-    queues = {'a "b"\\c': {**empty_metrics(), "in_flight": 3, "waiting_for_delivery": 2, "oldest_lease_seconds": 1.5}}
+    queues = {'a "b"\\c': {**empty_metrics(), "in_flight": 3, "waiting_for_delivery": 2, "blocked_keys": 4,
+                          "oldest_lease_seconds": 1.5}}  # fmt: skip
     snapshot = Snapshot(
         ["tracker"], True, queues=queues, totals={"emails": Counts(acquired=5, acked=4, dead_lettered=1)}
     )
@@ -32,6 +33,7 @@ def test_queues_are_told_of_by_their_names() -> None:
 
     assert found["marq_queue_messages", ('a "b"\\c', "in_flight")] == 3
     assert found["marq_queue_messages", ('a "b"\\c', "delayed")] == 2
+    assert found["marq_queue_blocked_keys", ('a "b"\\c',)] == 4
     assert found["marq_queue_oldest_message_age_seconds", ('a "b"\\c',)] == 1.5
     assert found["marq_messages_acquired_total", ("emails",)] == 5
     assert found["marq_messages_settled_total", ("acked", "emails")] == 4

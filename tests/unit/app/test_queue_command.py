@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from marq.settings.definitions import Definitions
@@ -64,6 +66,19 @@ def test_a_removed_handler_is_shown() -> None:
     assert not any("handler mail" in line for line in lines(shown | {"removed_handler": None}))
 
 
+@pytest.mark.parametrize(("keys", "said"), [
+    (None, "  blocked keys: unknown, because no worker runs"),
+    ({"complete": True, "count": 2, "first": []}, "  blocked keys: 2"),
+    ({"complete": True, "count": 1_020, "first": []}, "  blocked keys: 1,020; 20 of them, with the most attempts"),
+    ({"complete": False, "count": 0, "first": []}, "  blocked keys: 0; not complete: a worker did not answer"),
+])  # fmt: skip
+def test_blocked_keys_are_counted_for_a_queue_with_ordering(keys: dict[str, Any] | None, said: str) -> None:
+    shown = queue_document("orders", Definitions(), Names())
+
+    assert any(line.startswith(said) for line in lines(shown | {"blocked_keys": keys}))
+    assert not any("blocked" in line for line in lines(shown))
+
+
 @pytest.mark.parametrize(
     ("assignments", "unset", "said"),
     [
@@ -108,10 +123,14 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
         "concurrency": "default",
         "delay": "default",
         "delivery": "default",
+        "transactional": "default",
         "errors": "default",
         "breaker": "default",
         "partitions": "default",
         "paused": "default",
+        "ordering": "default",
+        "on_dead_letter": "default",
+        "start": "default",
     }
     assert lines(shown)[0] == "queue emails: group background (marq.group.background)"
     assert lines(shown)[1].split() == ["lease", "20", "[defaults]", "of", "marq.toml"]
@@ -139,3 +158,12 @@ def test_a_queue_on_few_partitions_is_shown_with_where_it_is_sent_and_read() -> 
 def test_partitions_is_a_number_or_all() -> None:
     assert read_changes(["partitions=2"], []) == {"partitions": 2}
     assert read_changes(["partitions=all"], []) == {"partitions": "all"}
+
+
+def test_ordering_needs_no_quotes() -> None:
+    settings = ["ordering=key", "on_dead_letter=block", "start=latest"]
+
+    assert read_changes(settings, []) == {"ordering": "key", "on_dead_letter": "block", "start": "latest"}
+    assert read_changes(["ordering=none", 'on_dead_letter="continue"'], []) == {
+        "ordering": "none", "on_dead_letter": "continue",
+    }  # fmt: skip

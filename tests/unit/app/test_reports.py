@@ -1,4 +1,4 @@
-"""What a handlers process tells its worker."""
+"""What a handler process tells its worker."""
 
 from __future__ import annotations
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
 
 from marq_worker.app.faust_worker import MarqWorker
 
@@ -26,3 +31,16 @@ def test_a_task_that_is_cancelled_at_the_end_of_a_stop_can_end() -> None:
         assert ended == [True]
 
     asyncio.run(stop())
+
+
+def test_a_stop_without_a_signal_has_a_time_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, codes = threading.Event(), []
+    monkeypatch.setattr(os, "_exit", lambda code: (codes.append(code), ended.set()))
+    worker = MarqWorker.__new__(MarqWorker)
+    worker._stop_timeout, worker.app = 0.01, SimpleNamespace(exit_code=0)
+
+    # Faust calls it when the event loop has ended, here because of a KeyboardInterrupt in a handler.
+    worker.on_worker_shutdown()
+
+    assert ended.wait(10)
+    assert codes == [1]

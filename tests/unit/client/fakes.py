@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.acquire_strategies import MarkerFirst
+from marq.kafka.positions import NOT_BEHIND, Behind
 from marq.kafka.reader import NotCommitted
 from marq.kafka.records import Records
 from marq.kafka.serving import serving
@@ -71,6 +72,8 @@ class FakeReader:
     keep_alive_s: float = 0.01
     positions: dict[Source, int] = field(default_factory=dict)
     committed: dict[Source, int] = field(default_factory=dict)
+    #: The positions of queues with ordering.
+    behind: dict[tuple[str, Source], int] = field(default_factory=dict)
     refuse_commits: int = 0
     kept_alive: asyncio.Event = field(default_factory=asyncio.Event)
     fetched: list[int] = field(default_factory=list)
@@ -110,13 +113,22 @@ class FakeReader:
                 left -= len(records)
         return found
 
-    async def commit(self, offsets: Mapping[Source, int]) -> None:
+    async def commit(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> None:
+        if not offsets:
+            raise ValueError("aiokafka commits no empty offsets")
+        self._check_commit()
+        self.committed.update(offsets)
+        self.behind.update(behind)
+
+    def _check_commit(self) -> None:
         if self.during_commit is not None:
             self.during_commit()
         if self.refuse_commits:
             self.refuse_commits -= 1
             raise NotCommitted("refused by the test")
-        self.committed.update(offsets)
+
+    async def verify(self, sources: Collection[Source]) -> None:
+        self._check_commit()
 
     def rewind(self, offsets: Mapping[Source, int]) -> None:
         self.positions.update(offsets)

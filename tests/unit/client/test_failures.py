@@ -72,7 +72,7 @@ async def test_an_exception_releases_by_its_own_backoff_or_rejects(make_rig) -> 
     await rig.settled()
 
     (released,) = rig.settler.of(Release)
-    computed = jittered.delay_ms(1, row_key(P0, 2))
+    computed = jittered.delay_ms(1, row_key("q", P0, 2))
     assert dict(zip(released.offsets, released.delays_ms, strict=True)) == {0: 2_000, 1: 9_000, 2: computed, 3: BACKOFF}
     assert list(rig.settler.of(Reject)[0].reasons) == ["ValueError: no such user"]
 

@@ -6,12 +6,13 @@ from itertools import permutations, product
 
 import pytest
 
+from marq.kafka.positions import NOT_BEHIND, Behind
 from marq.kafka.reader import NotCommitted
 from marq.kafka.records import Records
 from marq.kafka.writer import MarkerRecord
 from marq.wire.errors import ConfigError
 from marq.wire.marker_codec import encode
-from marq.wire.markers import MIXED_QUEUES, Ack, Acquire, Release, Source
+from marq.wire.markers import ANY_QUEUE, Ack, Acquire, Release, Source
 from marq.wire.names import markers_partition
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 
@@ -181,7 +182,7 @@ async def test_acquires_are_written_while_the_cycle_before_commits_and_are_commi
     rig = make_rig()
     commit = rig.reader.commit
 
-    async def slowly(offsets: Mapping[Source, int]) -> None:
+    async def slowly(offsets: Mapping[Source, int], behind: Behind) -> None:
         await committing.wait()
         commits.append(dict(offsets))
         await commit(offsets)
@@ -316,7 +317,7 @@ class Overlap:
             self.rig.acquirer.refuse_written = int(self._fates[index] == "answer lost")
         await self._write(batches, limit_s)
 
-    async def commit(self, offsets: Mapping[Source, int]) -> None:
+    async def commit(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> None:
         taken = {(each.source, offset) for each in self.rig.acquirer.of(Acquire) for offset in each.offsets}
         if any(offset < offsets.get(source, 0) for source, offset in set(self.sent) - taken):
             self.lost.append(offsets)
@@ -392,7 +393,7 @@ async def test_a_cycle_that_begins_as_its_partitions_are_reassigned_hides_no_ear
     committing = asyncio.Event()
     fetch, commit = rig.reader.fetch, rig.reader.commit
 
-    async def slow_commit(offsets: Mapping[Source, int]) -> None:
+    async def slow_commit(offsets: Mapping[Source, int], behind: Behind) -> None:
         await committing.wait()
         await commit(offsets)
 
@@ -432,7 +433,7 @@ async def test_acks_of_several_queues_are_one_batch_and_late_ones_say_whose_they
     await rig.settled()
 
     acks = {each.queue: list(each.offsets) for each in rig.settler.of(Ack)}
-    assert acks == {MIXED_QUEUES: [0, 1, 2], "c": [3]}
+    assert acks == {ANY_QUEUE: [0, 1, 2], "c": [3]}
 
 
 async def test_many_records_of_other_queues_cost_one_cycle(make_rig) -> None:

@@ -98,7 +98,9 @@ def test_without_parentheses_the_decorator_says_what_to_write() -> None:
         ("backoff", "backoff is a setting of the queue"),
         ("countdown", r"raise marq\.Retry\(delay=…\)"),
         ("delay", "under \\[queues.emails\\]"),
-        ("concurency", "unexpected keyword argument 'concurency'"),
+        ("concurency", "no keyword 'concurency'; did you mean 'concurrency'"),
+        ("leese", r"no keyword 'leese': lease is a setting of the queue; write lease = … under \[queues.emails\]"),
+        ("colour", "unexpected keyword argument 'colour'"),
     ],
 )
 def test_a_keyword_that_belongs_elsewhere_is_sent_there(keyword: str, said: str) -> None:
@@ -204,7 +206,7 @@ def test_a_module_with_a_decorated_method_and_no_instance_is_refused(make_module
             def send(self, message): ...
     """)
 
-    with pytest.raises(ConfigError, match=r"queue 'emails': .*mail:Sender\.send is a method.*handle = Sender\(\)"):
+    with pytest.raises(ConfigError, match=r"queue 'emails': .*mail:Sender\.send is a method.*send = Sender\(\)\.send"):
         handlers_in(module)
 
 

@@ -11,7 +11,7 @@ import pytest
 import marq
 import marq.testing
 from marq.consumer.middleware import middleware, middleware_in, surround
-from marq.wire.errors import ConfigError
+from marq.wire.errors import ConfigError, MarqError
 
 
 async def passing(message: marq.Message, call_next: marq.CallNext) -> Any:
@@ -53,6 +53,15 @@ def test_a_method_is_refused_with_what_to_do() -> None:
 
     with pytest.raises(ConfigError, match=r"timed.* can't be decorated; write a function that calls it"):
         middleware(Timing().timed)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+async def test_a_middleware_that_forgets_to_await_the_handler_fails_so_that_the_message_is_not_lost() -> None:
+    async def forgetful(message: marq.Message, call_next: marq.CallNext) -> None:
+        call_next(message)
+
+    with pytest.raises(MarqError, match=r"forgetful: call_next\(\) was not awaited.*write await call_next\(message\)"):
+        await surround(handle, [forgetful])(Mock())
 
 
 async def test_a_service_is_told_of_wrong_middleware_when_it_runs_a_handler() -> None:

@@ -150,3 +150,15 @@ def test_a_commit_that_does_not_tell_is_older_than_any_definition(metadata: str)
 
 def test_an_offset_that_an_operator_has_set_is_not_questioned() -> None:
     assert not is_older("", 7)
+
+
+def test_a_queue_with_ordering_that_another_group_has_read_further_is_still_known_as_one() -> None:
+    theirs = Positions().after(("orders", "sms"), 40, {"orders": 17})
+    positions = Positions({"orders": 3, "sms": 3})
+
+    for queue in theirs.by_queue:
+        positions.advance([queue], theirs.by_queue[queue], theirs.behind)
+
+    assert positions.by_queue == {"orders": 17, "sms": 40}
+    read = Positions.decode(20, positions.encode(20))
+    assert (set(read.behind), read.by_queue) == ({"orders"}, {"orders": 17, "sms": 40})

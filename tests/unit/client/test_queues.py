@@ -12,7 +12,10 @@ import pytest
 import marq.queues.following
 from marq.queues.definition_log import Entry
 from marq.queues.queues import MAX_TRIES, Queues
+from marq.queues.subscriptions import start_document
+from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
+from marq.wire.markers import Source
 from tests.effective import effective
 
 
@@ -25,6 +28,8 @@ class ListLog:
         self.errors: list[Exception] = []
         self.appended = asyncio.Event()
         self.writes = 0
+        #: Where all topics end.
+        self.ends: dict[Source, int] = {}
         self._read = 0
 
     def append(self, key: bytes, document: object) -> int:
@@ -60,6 +65,12 @@ class ListLog:
         self.writes += 1
         self.before_write()
         return {key: self.append(key, value) for key, value in records.items()}
+
+    def keys(self) -> list[bytes | None]:
+        return [entry.key for entry in self.entries]
+
+    async def ends_of(self, topic: str) -> dict[Source, int]:
+        return self.ends
 
     def wall_s(self) -> float:
         return 0.0
@@ -131,13 +142,89 @@ async def test_callers_of_one_client_take_turns(queues: Queues) -> None:
     assert [queues[f"queue-{number}"].max_attempts for number in range(3)] == [10, 11, 12]
 
 
-async def test_a_topic_may_go_from_one_queue_to_another(queues: Queues) -> None:
-    await queues.change("orders", topic="shop-orders")
-    with pytest.raises(ConfigError, match="queue 'emails': topic 'shop-orders' belongs to queue 'orders'"):
-        await queues.change("emails", topic="shop-orders")
-    await queues.change("orders", topic=None)
+async def test_queues_of_different_groups_may_name_one_topic(queues: Queues) -> None:
+    await queues.change("orders", topic="shop-orders", group="shop")
+    said = "queue 'emails': topic 'shop-orders' is also that of queue 'orders' in the same group 'shop'"
+    with pytest.raises(ConfigError, match=said):
+        await queues.change("emails", topic="shop-orders", group="shop")
 
     assert (await queues.change("emails", topic="shop-orders")).topic == "shop-orders"
+    with pytest.raises(ConfigError, match=said):
+        await queues.change("emails", group="shop")
+    # Other settings may change even if two writers left such a combination.
+    await queues.publish({b"file:emails": {"group": "other"}, b"change:emails": {"topic": "shop-orders"}})
+    assert (await queues.change("emails", lease=3)).lease == 3
+
+
+async def test_a_queue_that_starts_at_the_latest_record_skips_the_earlier_ones(queues: Queues, log: ListLog) -> None:
+    log.ends = {Source("shop-orders", 0): 7, Source("shop-orders", 1): 0}
+    await queues.change("audit", topic="shop-orders", start="latest")
+    await queues.change("orders", topic="shop-orders")
+
+    begin = queues.definitions.skipped("audit")
+    assert begin is not None
+    assert begin.ends == log.ends
+    assert queues.definitions.skipped("orders") is None
+    # The start comes first: no consumer may know the definition without it.
+    assert log.keys()[:2] == [b"start:audit", b"change:audit"]
+
+
+async def test_a_start_is_decided_once_for_a_topic(queues: Queues, log: ListLog) -> None:
+    log.ends = {Source("shop-orders", 0): 7}
+    await queues.change("audit", topic="shop-orders", start="latest")
+    log.ends = {Source("shop-orders", 0): 9}
+    await queues.change("audit", topic=None)
+    await queues.change("audit", topic="shop-orders")
+    await queues.change("audit", lease=3)
+    # Another writer that did not know of it.
+    await queues.publish({b"start:audit": start_document("shop-orders", log.ends, 0)})
+
+    begin = queues.definitions.begin("audit")
+    assert begin is not None
+    assert begin.ends == {Source("shop-orders", 0): 7}
+
+    starts = {Source("shop-orders", 0): 7, Source("other", 0): 3}
+    log.ends = {Source("other", 0): 3}
+    await queues.change("audit", topic="other")
+    begin = queues.definitions.begin("audit")
+    assert begin is not None
+    assert begin.ends == starts
+
+    # Back in its former topic, it continues where it was. Compaction leaves only the last record.
+    log.ends = {Source("shop-orders", 0): 11}
+    await queues.change("audit", topic="shop-orders")
+    begin = queues.definitions.begin("audit")
+    assert begin is not None
+    assert begin.ends == starts
+    [*_, last] = [entry for entry in log.entries if entry.key == b"start:audit"]
+    compacted = Definitions()
+    compacted.fold(last.key, json.loads(last.value or b""))
+    assert compacted.begin("audit") == begin
+
+
+async def test_a_start_needs_a_topic(queues: Queues) -> None:
+    said = "queue 'audit': start = \"latest\" .changed at run time. has no effect without topic: set both or neither"
+    with pytest.raises(ConfigError, match=said):
+        await queues.change("audit", start="latest")
+    await queues.change("audit", start="latest", topic="shop-orders")
+    # Not in the way of a queue that leaves its topic.
+    assert (await queues.change("audit", topic=None)).start == "latest"
+
+
+async def test_in_a_topic_that_does_not_exist_yet_a_queue_starts_at_the_first_record(
+    queues: Queues, log: ListLog
+) -> None:
+    log.ends = {}
+    await queues.change("audit", topic="new", start="latest")
+    begin = queues.definitions.begin("audit")
+    assert begin is not None
+    assert begin.left(Source("new", 0), 0, 0)
+
+    # Also if it leaves the topic and returns.
+    log.ends = {Source("new", 0): 5}
+    await queues.change("audit", topic=None)
+    await queues.change("audit", topic="new")
+    assert queues.definitions.begin("audit") == begin
 
 
 async def test_wrong_names_of_settings_and_queues_are_refused(queues: Queues, log: ListLog) -> None:

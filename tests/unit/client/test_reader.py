@@ -41,7 +41,9 @@ class FakeConsumer:
 def fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the consumer's records say is what is fetched."""
 
-    async def fetch_records(consumer: FakeConsumer, wait_s: float, max_records: int) -> dict[Source, Records]:
+    async def fetch_records(
+        consumer: FakeConsumer, wait_s: float, max_records: int, _woken: object
+    ) -> dict[Source, Records]:
         await asyncio.sleep(0)
         return {P0: Records.of(consumer.records)} if consumer.records else {}
 

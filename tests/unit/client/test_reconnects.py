@@ -14,6 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from marq.kafka import paced_clients as reconnects
+from marq.kafka.diagnosis import find_obstacle
 from marq.kafka.paced_clients import paced
 from marq.kafka.reconnect_pacer import (
     FRESH_S,
@@ -25,6 +26,7 @@ from marq.kafka.reconnect_pacer import (
     SUMMARY_S,
     Pacer,
 )
+from marq.settings.client import ClientSettings
 from tests.unit.client.fakes import Clock
 
 ROOT = Path(__file__).parents[3]
@@ -302,6 +304,37 @@ async def test_clients_of_aiokafka_share_the_limit(monkeypatch, unused_tcp_port:
         await asyncio.wait(users)
 
     assert MAX_FAILURES_PER_SECOND <= accepted <= MAX_FAILURES_PER_SECOND * (loop.time() - began_s + 1)
+
+
+async def test_an_outage_of_a_broker_that_was_up_is_explained_without_another_attempt(
+    monkeypatch, unused_tcp_port: int
+) -> None:
+    """Otherwise each client that starts meanwhile would connect several times, beyond the limit."""
+    monkeypatch.setattr(reconnects, "_pacers", {})
+    accepted, address = 0, f"127.0.0.1:{unused_tcp_port}"
+    settings = ClientSettings.read(address, {}, owner="test")
+    pacer = reconnects.pacer_of(address, settings.security_protocol, settings.login)
+
+    async def end(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
+        writer.close()
+
+    async def answer() -> None:
+        return
+
+    async def fail() -> None:
+        raise KafkaConnectionError("closed")
+
+    async with await asyncio.start_server(end, "127.0.0.1", unused_tcp_port):
+        await pacer.connect(("127.0.0.1", unused_tcp_port), answer)
+        with pytest.raises(KafkaConnectionError):
+            await pacer.connect(("127.0.0.1", unused_tcp_port), fail)
+
+        obstacle = await find_obstacle(settings, LIMIT_S)
+
+    assert f"{address} answered before, but not now" in str(obstacle)
+    assert accepted == 0
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -12,15 +13,18 @@ import marq
 import marq.producer.routes
 import marq.queues.following
 from marq.producer.batches import Batcher, ProducerBatch
+from marq.producer.ordering import default_partition
 from marq.queues.queues import Queues
 from marq.settings.definitions import placement_key
+from marq.settings.ordering import partition_of
 from marq.settings.partitions import SENT_S, Placement, subset
 from marq.testing import Broker
-from marq.testing.cluster import MemoryDefinitionLog
-from marq.testing.namespace import encoded
-from marq.wire.errors import BrokerUnavailable
+from marq.testing.cluster import Batch, MemoryDefinitionLog
+from marq.testing.namespace import Namespace, encoded
+from marq.wire.errors import BrokerUnavailable, ConfigError
 
 PARTITIONS = 8
+append = Batch.append
 
 
 @pytest.fixture
@@ -141,3 +145,142 @@ async def test_a_follower_makes_sure_now_and_then_that_it_knows_all(monkeypatch:
 
         assert queues.synced_s > before_s
         assert queues.definitions.settings("few").partitions == 1
+
+
+# --- ordering keys ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unplaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker runs."""
+    monkeypatch.setattr(Namespace, "_place", lambda self, queue: None)
+
+
+def place(broker: Broker, placement: Placement) -> None:
+    broker._namespace.define(placement_key("orders"), encoded(placement.document()))
+
+
+@pytest.mark.usefixtures("unplaced")
+async def test_a_key_waits_for_fixed_partitions_and_other_messages_do_not(broker: Broker) -> None:
+    await broker.queues.change("orders", ordering="key")
+    async with broker.producer(request_timeout=1) as producer:
+        await producer.send("orders", b"0")
+        with pytest.raises(BrokerUnavailable, match="no worker has fixed the partitions of its ordering keys"):
+            await producer.send("orders", b"1", ordering_key="k")
+        place(broker, Placement((1, 2), (0, 1, 2), None, 2))
+        with pytest.raises(BrokerUnavailable, match="its partitions are changing"):
+            await producer.send_many("orders", [b"2"], ordering_key="k")
+
+    assert [message.body for message in broker.sent("orders")] == [b"0"]
+
+
+@pytest.mark.usefixtures("unplaced")
+async def test_calls_that_wait_for_partitions_keep_their_order(broker: Broker) -> None:
+    await broker.queues.change("orders", ordering="key")
+    async with broker.producer() as producer:
+        early = [asyncio.create_task(producer.send("orders", b"%d" % each, ordering_key="k")) for each in range(3)]
+        many = asyncio.create_task(producer.send_many("orders", [b"3", b"4"], ordering_key="k"))
+        both = asyncio.create_task(producer.send(["orders"], b"5", ordering_key="k"))
+        await asyncio.sleep(0.05)
+        place(broker, Placement((1, 2), (1, 2), None, 2))
+        late = asyncio.create_task(producer.send("orders", b"6", ordering_key=b"k"))
+        await asyncio.gather(*early, many, both, late)
+
+    sent = broker.sent("orders")
+    assert [message.body for message in sent] == [b"%d" % each for each in range(7)]
+    assert {int(message.id.split("/")[1]) for message in sent} == {partition_of(b"k", (1, 2))}
+
+
+async def test_a_batch_that_waits_for_definitions_is_not_overtaken(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.queues.change("orders", ordering="key")
+    async with broker.producer() as producer:
+        await producer.send("orders", b"0", ordering_key="k")
+        follower = producer._started().routes._queues._follower
+        follower.synced_s, sync = time.monotonic() - 100, follower.sync
+        waiting, go = asyncio.Event(), asyncio.Event()
+
+        async def slow_sync(limit_s: float) -> None:
+            waiting.set()
+            await go.wait()
+            await sync(limit_s)
+
+        monkeypatch.setattr(follower, "sync", slow_sync)
+        first = asyncio.create_task(producer.send("orders", b"1", ordering_key="k"))
+        await waiting.wait()
+        follower.synced_s = time.monotonic()
+        second = asyncio.create_task(producer.send("orders", b"2", ordering_key="k"))
+        await asyncio.sleep(0.05)
+        assert not second.done()
+        go.set()
+        await asyncio.gather(first, second)
+
+    assert [message.body for message in broker.sent("orders")] == [b"0", b"1", b"2"]
+
+
+async def test_after_a_batch_that_failed_no_later_item_of_the_key_is_sent(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.queues.change("orders", ordering="key")
+    monkeypatch.setattr(
+        Batch, "append", lambda self, **record: append(self, **record) if len(self.records) < 2 else None
+    )
+    send, calls = Batcher._send_to_kafka, 0
+
+    async def second_fails(self: Batcher, batch: ProducerBatch) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise BrokerUnavailable("no answer")
+        return await send(self, batch)
+
+    monkeypatch.setattr(Batcher, "_send_to_kafka", second_fails)
+    async with broker.producer() as producer:
+        with pytest.raises(marq.SendManyFailed) as caught:
+            await producer.send_many("orders", [b"%d" % each for each in range(6)], ordering_key="k")
+
+    assert caught.value.index == 2
+    assert [receipt is None for receipt in caught.value.receipts] == [False, False, True, True, True, True]
+    assert [message.body for message in broker.sent("orders")] == [b"0", b"1"]
+
+
+async def test_every_way_to_send_takes_a_key(broker: Broker) -> None:
+    await broker.queues.change("orders", ordering="key")
+
+    @marq.handler("orders")
+    async def handle(value: bytes) -> None: ...
+
+    async with broker.producer() as producer:
+        await producer.send(handle, b"0", ordering_key="k")
+        await handle.send(b"1", ordering_key="k")
+        await producer.send_many(handle, [b"2"], ordering_key="k")
+
+    def in_thread() -> None:
+        with marq.SyncProducer(broker.address) as sync:
+            sync.send("orders", b"3", ordering_key="k")
+            sync.send_many("orders", [b"4", b"5"], ordering_key="k")
+
+    await asyncio.to_thread(in_thread)
+    sent = broker.sent("orders")
+    assert [message.body for message in sent] == [b"%d" % each for each in range(6)]
+    assert len({message.id.split("/")[1] for message in sent}) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    [(b"21", -973932308), (b"foobar", -790332482), (b"a-little-bit-long-string", -985981536), (b"abc", 479470107)],
+)
+def test_the_partition_in_an_own_topic_is_that_of_kafkas_java_client(key: bytes, hashed: int) -> None:
+    """The hashes are those of UtilsTest in Kafka's source."""
+    assert default_partition(key, 12) == (hashed & 0x7FFFFFFF) % 12
+
+
+async def test_a_test_broker_refuses_changes_that_break_the_order(broker: Broker) -> None:
+    broker.define("orders", ordering="key")
+    async with broker.producer() as producer:
+        await producer.send("orders", b"0", ordering_key="k")
+
+    with pytest.raises(ConfigError, match="queue 'orders': partitions can't change while the queue has messages"):
+        broker.define("orders", ordering="key", partitions=1)
+    broker.define("orders", ordering="key", lease=5)

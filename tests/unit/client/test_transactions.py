@@ -40,7 +40,7 @@ async def test_offsets_are_sent_when_the_broker_has_the_records() -> None:
     """Together with the offsets, brokers refused about one record in fifteen for a moment (NOT_ENOUGH_REPLICAS)."""
     broker: Any = SlowBroker()
     transactions = MarkerTransactions(ClientSettings(names=Names("m")), 1_000_000, "id")
-    commit = GroupCommit("g", Generation(1, "member", None), {}, {})
+    commit = GroupCommit("g", Generation(1, "member", None), {}, {}, {})
     writing = asyncio.create_task(transactions._transact(broker, [MarkerRecord(0, b"x")], commit))
     await broker.sent.wait()
     await asyncio.sleep(0)

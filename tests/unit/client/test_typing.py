@@ -53,11 +53,14 @@ async def produce(name: str, names: list[str], some: tuple[str, ...]) -> None:
         reveal_type(await producer.send("a", {"a": 1}))  # R: marq.client.receipt.Receipt
         reveal_type(await producer.send(name, b"x"))  # R: marq.client.receipt.Receipt
         await producer.send(name, b"x", headers={"a": b"1", "b": "text", "c": None})
+        await producer.send(name, b"x", headers={"a": b"1", "b": "text"})
+        await producer.send_many(name, [b"x"], headers={"a": b"1", "b": "text"})
+        await producer.send(name, b"x", headers=[("a", b"1"), ("a", "text")])
         reveal_type(await producer.send(names, b"x"))  # R: list[marq.client.receipt.Receipt]
         reveal_type(await producer.send(some, b"x"))  # R: list[marq.client.receipt.Receipt]
         reveal_type(await producer.send(["a", "b"], b"x"))  # R: list[marq.client.receipt.Receipt]
         reveal_type(await producer.send_many("a", [1, 2]))  # R: list[marq.client.receipt.Receipt]
-        await producer.send("a", b"x", headers={"a": 5})  # E: arg-type
+        await producer.send("a", b"x", headers={"a": 5})  # E: dict-item
         await producer.send(5, b"x")  # E: call-overload
         await producer.send("a", b"x", countdown=5)  # E: call-overload
         await producer.send_many(["a", "b"], [b"x"])  # E: call-overload

@@ -54,6 +54,7 @@ class Waiting:
     ("error", "expected"),
     [
         (KeyError("x"), (BACKOFF, True, "KeyError: 'x'")),
+        (SystemExit(4), (BACKOFF, True, "RuntimeError: SystemExit in the handler: 4")),
         (Retry(delay=3), (3_000, True, "")),
         (Retry(), (BACKOFF, True, "")),
         (Reject("why"), "why"),

@@ -59,7 +59,7 @@ def test_the_file_that_comes_with_the_project_says_the_defaults() -> None:
         ('[defaults]\nhandler = "a:b"', r"\[defaults\] can't name 'handler'"),
         ("[queues.emails", r"is not valid TOML"),
         ('[queues."a\\u0000b"]\nlease = 3', r"unprintable characters"),
-        ('[queues.a]\ntopic = "t"\n[queues.b]\ntopic = "t"', r"queues 'a' and 'b' have the same topic 't'"),
+        ('[queues.a]\ntopic = "t"\nstart = "end"', r"start: expected 'earliest' or 'latest', not 'end'"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, said: str) -> None:
@@ -123,7 +123,7 @@ def test_schedules_are_read_and_mistakes_are_named_with_schedule_and_key(tmp_pat
     ]:
         with pytest.raises(ConfigError, match=said):
             load_queues(write(tmp_path, text + wrong))
-    with pytest.raises(ConfigError, match=r"\[schedules.daily\]: cron: it is missing"):
+    with pytest.raises(ConfigError, match=r"\[schedules.daily\]: cron is missing"):
         load_queues(write(tmp_path, '[schedules.daily]\nqueue = "reports"'))
     with pytest.raises(ConfigError, match="expected the name of a schedule"):
         load_queues(write(tmp_path, text.replace("daily", '"a b"')))

@@ -1,5 +1,6 @@
 """Settings of the worker and of its clients, from the environment and from .env."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from marq_worker.config.queues import load_queues
 from marq_worker.config.settings import Role, load_client_settings, load_settings, read_environment
 
 
-def test_a_worker_has_all_roles_unless_told() -> None:
-    assert load_settings().roles == set(Role)
+def test_a_worker_has_all_roles_but_sqs_unless_told() -> None:
+    assert load_settings().roles == set(Role) - {Role.SQS}
 
 
 def test_roles_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +27,23 @@ def test_an_unknown_role_or_none_at_all_is_refused_with_the_known_ones(
     monkeypatch.setenv("MARQ_ROLES", roles)
 
     with pytest.raises(ConfigError, match=r"MARQ_ROLES: expected one or more of tracker, handlers, web.*found"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [
+        ("tasks:greet", "; write 'tasks'"),
+        ("./services/emails.py", "; write 'services.emails'"),
+        ("a b", ""),
+    ],
+)
+def test_what_is_no_module_is_refused_with_the_one_that_was_meant(
+    monkeypatch: pytest.MonkeyPatch, written: str, hint: str
+) -> None:
+    monkeypatch.setenv("MARQ_HANDLERS", written)
+
+    with pytest.raises(ConfigError, match=re.escape(f"separated by commas; {written!r} is not one{hint} (found")):
         load_settings()
 
 
@@ -86,6 +104,14 @@ def test_a_file_that_cant_be_read_is_named(env_file: Path) -> None:
     env_file.write_bytes(b"MARQ_PREFIX=\xff\n")
 
     with pytest.raises(ConfigError, match=f"{env_file} can't be read"):
+        load_settings()
+
+
+@pytest.mark.parametrize("line", ["not a variable", 'MARQ_PREFIX="shop'])
+def test_a_line_of_the_file_that_cant_be_understood_is_named(env_file: Path, line: str) -> None:
+    env_file.write_text(f"# settings\nexport MARQ_WEB_PORT='7000'\n\n{line}\n")
+
+    with pytest.raises(ConfigError, match=r"^\.env, line 4: expected NAME=VALUE; correct the line$"):
         load_settings()
 
 

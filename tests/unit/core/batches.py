@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from marq.core.storage.rows import State
 from marq.wire.markers import (
-    BACKOFF,
     FACTS,
+    LAST,
     NOW,
     Ack,
     Acquire,
@@ -27,10 +28,12 @@ from marq.wire.markers import (
     Release,
     Renew,
     Reschedule,
+    Resume,
+    Resumed,
     Source,
     Tick,
 )
-from marq.wire.names import synthetic_topic
+from marq.wire.names import ordered_holder, synthetic_topic
 
 SOURCE = Source("marq.messages", 0)
 #: Source of messages that their sender delayed.
@@ -39,6 +42,8 @@ DRAWN = Source(synthetic_topic(5), 2)
 LETTERS = Source("marq.dead-letters", 1)
 QUEUE = "emails"
 HOLDER, OTHER = 7, 8
+#: Holders of ordered messages, whose RESUMEs are at these offsets of the log.
+FORMER, LATER = ordered_holder(10, 5), ordered_holder(20, 3)
 LEASE_MS = 1_000
 
 #: An ACK of version 2 by holder 1, of queue "emails", with what that version may say.
@@ -58,9 +63,23 @@ def acquire(
     from_offset: int | None = None,
     queue: str = QUEUE,
     source: Source = SOURCE,
+    in_order: bool = False,
 ) -> Acquire:
     start = offsets[0] if from_offset is None else from_offset
-    return Acquire(queue, holder, source, offsets, lease_ms, start, [payload(attempt)] * len(offsets))
+    payloads = [payload(attempt)] * len(offsets)
+    return Acquire(queue, holder, source, offsets, lease_ms, start, payloads, in_order=in_order)
+
+
+def ordered(
+    offsets: Sequence[int], *, holder: int = FORMER, attempt: int = 1, from_offset: int | None = None
+) -> Acquire:
+    return acquire(offsets, holder=holder, attempt=attempt, from_offset=from_offset, in_order=True)
+
+
+def resume(
+    offsets: Sequence[int], *, onwards: bool = True, holder: int = OTHER, queue: str = QUEUE, source: Source = SOURCE
+) -> Resume:
+    return Resume(queue, holder, source, offsets, onwards)
 
 
 def renew(offsets: Sequence[int], *, holder: int = HOLDER, lease_ms: int = LEASE_MS) -> Renew:
@@ -144,7 +163,21 @@ def _column(values: st.SearchStrategy[object], offsets: Sequence[int]) -> st.Sea
 def _acquire_of(offsets: tuple[int, ...]) -> st.SearchStrategy[Acquire]:
     start, payloads = st.integers(0, offsets[0]), _column(_payloads, offsets)
     dues = st.none() | _column(st.integers(NOW, 2**63 - 1), offsets)
-    return st.builds(Acquire, *_head, st.just(offsets), _U32, start, payloads, dues)
+    return st.builds(Acquire, *_head, st.just(offsets), _U32, start, payloads, dues, st.booleans())
+
+
+def _resumed_of(offsets: tuple[int, ...]) -> st.SearchStrategy[Resumed]:
+    acquired = st.sets(st.integers(0, 2**63 - 1), max_size=6).map(_intervals)
+    states = _column(st.sampled_from([0, *State]).map(int), offsets)
+    counts, errors = _column(_U32, offsets), _column(_texts, offsets)
+    return st.builds(
+        Resumed, *_head, st.just(offsets), st.integers(0, 2**62), _U32, acquired, states, counts, counts, errors
+    )
+
+
+def _intervals(numbers: set[int]) -> tuple[tuple[int, int], ...]:
+    ends = sorted(numbers)
+    return tuple(zip(ends[::2], ends[1::2], strict=False))
 
 
 def _with_offsets(offsets: tuple[int, ...]) -> st.SearchStrategy[Batch]:
@@ -154,9 +187,11 @@ def _with_offsets(offsets: tuple[int, ...]) -> st.SearchStrategy[Batch]:
     outcomes, causes = (_column(st.sampled_from([*each]).map(int), offsets) for each in (Outcome, Cause))
     return st.one_of(
         _acquire_of(offsets),
+        _resumed_of(offsets),
+        st.builds(Resume, *head, st.booleans()),
         *[st.builds(kind, *head, _U32) for kind in (Renew, Dispatch)],
         *[st.builds(kind, *head) for kind in (Ack, Cancel, Discard)],
-        st.builds(Release, *head, _column(st.integers(BACKOFF, 2**63 - 1), offsets), st.booleans(), texts),
+        st.builds(Release, *head, _column(st.integers(LAST, 2**63 - 1), offsets), st.booleans(), texts),
         st.builds(Reject, *head, texts),
         st.builds(Delay, *head, times, st.booleans(), start, payloads),
         st.builds(Reschedule, *head, times, st.booleans()),

@@ -11,7 +11,7 @@ from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow, State
 from marq.wire.marker_codec import MAX_TEXT_BYTES
 from marq.wire.markers import NOW, Cause, Payload, Source
-from marq.wire.record_headers import deliver_at_ms, has_invalid_deliver_at, origin, record_id, uncounted
+from marq.wire.record_headers import deliver_at_ms, has_invalid_deliver_at, ordering_key, origin, record_id, uncounted
 
 SOURCE = Source("marq.messages", 2)
 DIED_MS = 1_700_000_099_000
@@ -30,9 +30,11 @@ def copy_of(
     *headers: tuple[str, bytes | None],
     key: bytes | None = b"emails",
     value: bytes | None = b"hello",
-    own_topic: str | None = None,
+    own_topic: bool = False,
+    ordered: bool = False,
 ) -> Redelivery:
-    return redelivery(fire, Payload(SENT_MS, 1, key, headers, value), DIED_MS, own_topic)
+    payload = Payload(SENT_MS, 1, key, headers, value)
+    return redelivery(fire, payload, DIED_MS, own_topic=own_topic, ordered=ordered)
 
 
 def test_a_copy_keeps_key_value_and_the_users_headers_in_order() -> None:
@@ -47,36 +49,42 @@ def test_a_copy_of_a_tombstone_is_a_tombstone() -> None:
     assert copy_of(fire(), value=None).value is None
 
 
-def test_a_copy_goes_back_to_the_queues_own_topic_with_its_senders_key() -> None:
-    made = copy_of(fire(), key=b"customer-7", own_topic=SOURCE.topic)
+@pytest.mark.parametrize("key", [b"customer-7", b"", b"emails"])
+@pytest.mark.parametrize("destination", [Destination.QUEUE, Destination.DEAD_LETTERS])
+def test_a_message_of_an_own_topic_gets_its_queues_key_and_keeps_the_senders_in_a_header(
+    destination: Destination, key: bytes
+) -> None:
+    made = copy_of(fire(destination), key=key, own_topic=True)
 
-    assert made.own_topic
-    assert made.key == b"customer-7"
+    assert made.key == b"emails"
+    assert dict(made.headers)["marq-key"] == key
+
+
+def test_a_message_of_an_own_topic_without_a_key_gets_its_queues_alone() -> None:
+    made = copy_of(fire(), key=None, value=None, own_topic=True)
+
+    assert (made.key, made.value) == (b"emails", None)
     assert "marq-key" not in dict(made.headers)
 
 
-@pytest.mark.parametrize("own_topic", [None, "another"])
-def test_a_message_of_a_topic_that_its_queue_has_no_more_goes_to_the_shared_one_and_keeps_its_key(
-    own_topic: str | None,
-) -> None:
-    made = copy_of(fire(), key=b"customer-7", own_topic=own_topic)
-
-    assert not made.own_topic
-    assert made.key == b"emails"
-    assert dict(made.headers)["marq-key"] == b"customer-7"
+@pytest.mark.parametrize(("key", "expected"), [(b"customer-7", b"customer-7"), (b"", None), (None, None)])
+def test_the_key_in_an_own_topic_is_the_ordering_key_elsewhere(key: bytes | None, expected: bytes | None) -> None:
+    assert ordering_key(copy_of(fire(), key=key, own_topic=True, ordered=True).headers) == expected
+    assert ordering_key(copy_of(fire(), key=key, own_topic=True).headers) is None
+    assert ordering_key(copy_of(fire(), key=key, ordered=True).headers) is None
 
 
-def test_a_dead_letter_is_known_by_its_queue_and_keeps_the_senders_key() -> None:
-    made = copy_of(fire(Destination.DEAD_LETTERS), key=b"customer-7", own_topic=SOURCE.topic)
+def test_a_copy_of_a_copy_keeps_the_senders_key() -> None:
+    first = copy_of(fire(), key=b"customer-7", own_topic=True)
 
-    assert made.key == b"emails"
-    assert dict(made.headers)["marq-key"] == b"customer-7"
+    second = copy_of(fire(attempt=3), *first.headers, key=first.key)
+
+    assert second.key == b"emails"
+    assert dict(second.headers)["marq-key"] == b"customer-7"
 
 
-def test_a_record_with_neither_key_nor_value_can_still_be_sent_again() -> None:
-    made = copy_of(fire(), key=None, value=None, own_topic=SOURCE.topic)
-
-    assert (made.key, made.value) == (None, b"")
+def test_a_queues_name_is_not_a_senders_key_in_the_shared_topic() -> None:
+    assert "marq-key" not in dict(copy_of(fire()).headers)
 
 
 def test_the_first_copy_gets_the_id_of_the_first_record() -> None:
@@ -145,6 +153,7 @@ def test_a_dead_letter_says_why_whence_and_when() -> None:
         (State.REJECTED, "no such user", "no such user"),
         (State.REJECTED, "", "rejected"),
         (State.RELEASED, "boom", "2 of 2 attempts used: the last time it was released"),
+        (State.EXHAUSTED, "boom", "2 of 2 attempts used: the last time it was released"),
         (State.LEASED, "", "2 of 2 attempts used: the last time its lease ran out"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from marq.settings.combinations import check_combinations
 from marq.settings.definitions import HANDLERS_GROUP, Definitions, confirmed_key, quarantine_key
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
@@ -108,16 +109,17 @@ def test_the_last_pause_counts() -> None:
     assert not definitions("emails").paused
 
 
-def test_a_topic_leads_to_its_queue() -> None:
+def test_a_topic_leads_to_its_queues() -> None:
     definitions = Definitions()
     definitions.fold(b"file:orders", {"topic": "shop-orders"})
+    definitions.fold(b"file:billing", {"topic": "shop-orders"})
     definitions.fold(b"file:a", {"lease": 3})
 
-    assert definitions.queue_of_topic("shop-orders") == "orders"
-    assert definitions.queue_of_topic("other") is None
+    assert definitions.queues_of_topic("shop-orders") == ["billing", "orders"]
+    assert definitions.queues_of_topic("other") == []
 
     definitions.fold(b"change:orders", {"topic": "other"})
-    assert definitions.queue_of_topic("shop-orders") is None
+    assert definitions.queues_of_topic("shop-orders") == ["billing"]
 
 
 def test_a_change_can_be_looked_at_before_it_is_made() -> None:
@@ -159,11 +161,13 @@ def test_a_max_lease_below_the_lease_is_read_and_refused_by_writers(
 
     assert definitions("emails").max_lease_ms < definitions("emails").lease_ms
     with pytest.raises(ConfigError, match=said):
-        definitions.check_leases()
+        check_combinations(definitions)
 
 
 def test_a_lease_of_hours_needs_no_max_lease() -> None:
-    Definitions().after({b"file:emails": {"lease": 7_200}, b"file:sms": {"lease": 5, "max_lease": 5}}).check_leases()
+    definitions = Definitions().after({b"file:emails": {"lease": 7_200}, b"file:sms": {"lease": 5, "max_lease": 5}})
+
+    check_combinations(definitions)
 
 
 @pytest.mark.parametrize(

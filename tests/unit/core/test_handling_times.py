@@ -6,7 +6,7 @@ from marq.core.storage.handling_times import BOUNDS_MS, KEPT_TURNS, HandlingTime
 from marq.core.tracker import Tracker
 from marq.settings.queue import QueueSettings
 from marq.wire.marker_codec import encode
-from marq.wire.markers import MIXED_QUEUES, Ack, Batch
+from marq.wire.markers import ANY_QUEUE, Ack, Batch
 from tests.unit.core.batches import QUEUE, SOURCE, ack, acquire
 
 T0 = 1_000_000
@@ -35,7 +35,7 @@ def test_a_few_messages_of_a_great_ack_stand_for_all() -> None:
 
 
 def test_acks_of_what_is_not_open_count_nothing_and_those_of_several_queues_count_for_theirs() -> None:
-    times = folded((0, acquire([1])), (10, Ack(MIXED_QUEUES, 7, SOURCE, [1, 2])), (20, ack([1])))
+    times = folded((0, acquire([1])), (10, Ack(ANY_QUEUE, 7, SOURCE, [1, 2])), (20, ack([1])))
 
     assert {queue: sum(counts) for queue, counts in times.recent().items()} == {QUEUE: 1}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from marq.core import due_messages
 from marq.core.leases import LeaseBook
@@ -19,7 +19,10 @@ from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import (
+    ANY_QUEUE,
     BACKOFF,
+    BLOCKED_MS,
+    LAST,
     Ack,
     Acquire,
     Batch,
@@ -33,10 +36,13 @@ from marq.wire.markers import (
     Release,
     Renew,
     Reschedule,
+    Resume,
+    Resumed,
     Source,
     Tick,
 )
-from proof.fold import Ending, Event, Fold, ending
+from marq.wire.names import ordered_holder
+from proof.fold import IN_ORDER, Ending, Event, Fold, Key, Standing, ending
 from proof.history import holder_name, log_name, marker, name_of
 from tests.simulation.oracle import difference, table_difference
 from tests.unit.core.batches import DRAWN, LETTERS
@@ -46,24 +52,31 @@ _MAX_STALE_HINTS, _MAX_FIRING = due_messages.MAX_STALE_HINTS, due_messages.MAX_F
 
 _records = st.sampled_from([Source("marq.messages", 0), Source("marq.messages", 1)])
 _sources = st.one_of(_records, st.just(DRAWN), st.just(LETTERS))
-_holders = st.sampled_from([1, 2])
-_held_kinds = st.sampled_from([Ack, Renew, Dispatch])
+#: The second and third are as late as each other.
+_holders = st.sampled_from([1, ordered_holder(5, 1), ordered_holder(5, 2), ordered_holder(9, 1)])
+_held_kinds = st.sampled_from([Renew, Dispatch])
 _offsets = st.sets(st.integers(0, 12), min_size=1, max_size=5).map(sorted)
-_delays = st.sampled_from([BACKOFF, 0, 5, 50])
+_delays = st.sampled_from([LAST, BACKOFF, 0, 5, 50, BLOCKED_MS])
 _times = st.sampled_from([-50, 0, 5, 50])
-#: A record belongs to one queue, by its key.
-_queues = {True: "even", False: "odd"}
+#: Both may have a message at each place.
+_queues = st.sampled_from(["a", "b"])
+#: Of an ACK, RESCHEDULE or CANCEL.
+_any_queues = st.one_of(_queues, st.just(ANY_QUEUE))
+
+
+def payload(queue: str, offset: int, attempt: int = 1) -> Payload:
+    return Payload(0, attempt, None, (), f"{queue} {offset}".encode())
 
 
 class PlainFold(Fold):
-    """Remembers what is asked: by whom, of which message, whether it is to be moved, and whether that came in time."""
+    """Remembers what is asked: by whom and of which queue, the message, whether to move it, and whether in time."""
 
     def __init__(self, limits: Callable[[str], Sequence[int]]) -> None:
         super().__init__(lambda queue: [BACKOFF_RULE], limits)
-        self.asked: list[tuple[str, str, bool, bool]] = []
+        self.asked: list[tuple[tuple[str, str], Key, bool, bool]] = []
 
-    def ask(self, key: str, event: Event, *, in_time: bool) -> None:
-        self.asked.append((event["holder"], key, event["kind"] == "RESCHEDULE", in_time))
+    def ask(self, key: Key, event: Event, *, in_time: bool) -> None:
+        self.asked.append(((event["holder"], event["queue"]), key, event["kind"] == "RESCHEDULE", in_time))
 
 
 class LeaseMachine(RuleBasedStateMachine):
@@ -80,6 +93,8 @@ class LeaseMachine(RuleBasedStateMachine):
         self.time_ms = self.monotonic_ms = 100_000
         self.offset = -1
         self.fired: list[DueAction] = []
+        #: RESUMEs without an answer, and their places in the log.
+        self.resumes: list[tuple[Resume, int]] = []
 
     def setting(self, queue: str) -> QueueSettings:
         return self.settings
@@ -97,24 +112,42 @@ class LeaseMachine(RuleBasedStateMachine):
         self.book.fold(decode(encode(batch)), self.time_ms, self.offset)
         self.plain.fold(marker("marq.markers/0", self.offset, self.time_ms, batch))
 
-    def own(self, offsets: list[int], even: bool) -> list[int]:
-        return [offset for offset in offsets if (offset % 2 == 0) == even]
-
     @rule(
-        source=_records, holder=_holders, offsets=_offsets, even=st.booleans(), back=st.integers(0, 3), data=st.data()
+        queue=_queues,
+        source=_records,
+        holder=_holders,
+        offsets=_offsets,
+        back=st.integers(0, 3),
+        in_order=st.booleans(),
+        others_holder=st.none() | _holders,
+        data=st.data(),
     )
     def acquire(
-        self, source: Source, holder: int, offsets: list[int], even: bool, back: int, data: st.DataObject
+        self,
+        queue: str,
+        source: Source,
+        holder: int,
+        offsets: list[int],
+        back: int,
+        in_order: bool,
+        others_holder: int | None,
+        data: st.DataObject,
     ) -> None:
-        own = self.own(offsets, even)
-        if own:
-            attempts = data.draw(st.lists(st.integers(1, 3), min_size=len(own), max_size=len(own)))
-            each = zip(own, attempts, strict=True)
-            payloads = [Payload(0, attempt, None, (), b"%d" % offset) for offset, attempt in each]
-            dues = data.draw(
-                st.none() | st.lists(st.just(-1) | _times.map(self.absolute), min_size=len(own), max_size=len(own))
-            )
-            self.fold(Acquire(_queues[even], holder, source, own, 100, max(0, own[0] - back), payloads, dues))
+        """Acquire records of a queue, and perhaps those of the other queue at the same places."""
+        count = len(offsets)
+        attempts = data.draw(st.lists(st.integers(1, 3), min_size=count, max_size=count))
+        dues = data.draw(st.none() | st.lists(st.just(-1) | _times.map(self.absolute), min_size=count, max_size=count))
+        other = {} if others_holder is None else {"b" if queue == "a" else "a": others_holder}
+        for each, its_holder in {queue: holder, **other}.items():
+            payloads = [payload(each, offset, attempt) for offset, attempt in zip(offsets, attempts, strict=True)]
+            first = max(0, offsets[0] - back)
+            self.fold(Acquire(each, its_holder, source, offsets, 100, first, payloads, dues, in_order))
+
+    @rule(queue=_queues, source=_records, offsets=_offsets, onwards=st.booleans())
+    def resume(self, queue: str, source: Source, offsets: list[int], onwards: bool) -> None:
+        question = Resume(queue, self.offset + 10, source, offsets[:1] if onwards else offsets, onwards)
+        self.fold(question)
+        self.resumes.append((question, self.offset))
 
     def absolute(self, time_ms: int) -> int:
         return max(0, self.time_ms + time_ms)
@@ -123,86 +156,129 @@ class LeaseMachine(RuleBasedStateMachine):
         drawn = data.draw(st.lists(_times, min_size=count, max_size=count))
         return [max(0, time_ms) if relative else self.absolute(time_ms) for time_ms in drawn]
 
-    @rule(
-        offsets=_offsets, even=st.booleans(), relative=st.booleans(), back=st.none() | st.integers(0, 3), data=st.data()
-    )
-    def delay(self, offsets: list[int], even: bool, relative: bool, back: int | None, data: st.DataObject) -> None:
-        own = self.own(offsets, even)
-        if own:
-            payloads = [Payload(0, 1, None, (), b"%d" % offset) for offset in own]
-            from_offset = None if back is None else max(0, own[0] - back)
-            times = self.times(data, relative, len(own))
-            self.fold(Delay(_queues[even], 1, DRAWN, own, times, relative, from_offset, payloads))
+    @rule(queue=_queues, offsets=_offsets, relative=st.booleans(), back=st.none() | st.integers(0, 3), data=st.data())
+    def delay(self, queue: str, offsets: list[int], relative: bool, back: int | None, data: st.DataObject) -> None:
+        payloads = [payload(queue, offset) for offset in offsets]
+        from_offset = None if back is None else max(0, offsets[0] - back)
+        times = self.times(data, relative, len(offsets))
+        self.fold(Delay(queue, 1, DRAWN, offsets, times, relative, from_offset, payloads))
 
-    @rule(offsets=_offsets, even=st.booleans(), redriven=st.booleans())
-    def settle(self, offsets: list[int], even: bool, redriven: bool) -> None:
-        payloads = [Payload(0, 1, None, (), b"%d" % offset) for offset in offsets]
+    @rule(queue=_queues, offsets=_offsets, redriven=st.booleans())
+    def settle(self, queue: str, offsets: list[int], redriven: bool) -> None:
+        payloads = [payload(queue, offset) for offset in offsets]
         times = [0] * len(offsets)
         self.fold(
-            Delay(_queues[even], 1, LETTERS, offsets, times, True, offsets[0], payloads)
+            Delay(queue, 1, LETTERS, offsets, times, True, offsets[0], payloads)
             if redriven
-            else Discard(_queues[even], 1, LETTERS, offsets)
+            else Discard(queue, 1, LETTERS, offsets)
         )
 
     @rule(
-        source=_sources, holder=_holders, offsets=_offsets, even=st.booleans(), relative=st.booleans(), data=st.data()
+        queue=_any_queues,
+        source=_sources,
+        holder=_holders,
+        offsets=_offsets,
+        relative=st.booleans(),
+        data=st.data(),
     )
     def reschedule(
-        self, source: Source, holder: int, offsets: list[int], even: bool, relative: bool, data: st.DataObject
+        self, queue: str, source: Source, holder: int, offsets: list[int], relative: bool, data: st.DataObject
     ) -> None:
-        own = self.own(offsets, even)
-        if own:
-            times = self.times(data, relative, len(own))
-            self.fold(Reschedule(_queues[even], holder + 100, source, own, times, relative))
+        times = self.times(data, relative, len(offsets))
+        self.fold(Reschedule(queue, holder + 100, source, offsets, times, relative))
 
-    @rule(source=_sources, holder=_holders, offsets=_offsets, even=st.booleans())
-    def cancel(self, source: Source, holder: int, offsets: list[int], even: bool) -> None:
-        own = self.own(offsets, even)
-        if own:
-            self.fold(Cancel(_queues[even], holder + 200, source, own))
+    @rule(queue=_any_queues, source=_sources, holder=_holders, offsets=_offsets)
+    def cancel(self, queue: str, source: Source, holder: int, offsets: list[int]) -> None:
+        self.fold(Cancel(queue, holder + 200, source, offsets))
 
     @rule()
     def answer(self) -> None:
-        """Each question once: as soon as its message is not on its way, but not where a fact is the answer."""
-        on_its_way = {name_of(fire.source, fire.offset) for fire in self.fired}
-        expected: dict[tuple[str, str], Outcome] = {}
+        """Each question once: as soon as its message is not on its way, but not where a fact is the answer.
+
+        Of a question about the messages of several queues, one that was in time counts.
+        """
+        on_its_way = self.on_its_way()
+        expected: dict[tuple[tuple[str, str], str], Outcome] = {}
         waiting = []
-        for holder, key, moves, in_time in self.plain.asked:
+        for asker, key, moves, in_time in self.plain.asked:
             if moves and in_time and key in on_its_way:
-                waiting.append((holder, key, moves, in_time))
+                waiting.append((asker, key, moves, in_time))
             elif moves or not in_time:
-                expected[holder, key] = Outcome.DONE if in_time and key in self.plain.open else Outcome.TOO_LATE
+                outcome = Outcome.DONE if in_time and key in self.plain.open else Outcome.TOO_LATE
+                question = asker, key[1]
+                expected[question] = min(outcome, expected.get(question, outcome))
         self.plain.asked = waiting
+        answers = self.book.take_answers()
 
         found = {
-            (holder_name(batch.holder), f"{log_name(batch.source)}/{offset}"): outcome
-            for batch in self.book.take_answers()
+            ((holder_name(batch.holder), batch.queue), f"{log_name(batch.source)}/{offset}"): outcome
+            for batch in answers
+            if not isinstance(batch, Resumed)
             for offset, outcome in zip(batch.offsets, batch.outcomes, strict=True)
         }
 
         assert found == expected
+        resumed = [self.told(each) for each in answers if isinstance(each, Resumed)]
+        assert resumed == [self.known(*each) for each in self.resumes]
+        self.resumes = []
 
-    @rule(source=_sources, holder=_holders, offsets=_offsets, even=st.booleans(), kind=_held_kinds)
-    def acknowledge_renew_or_spend(
-        self, source: Source, holder: int, offsets: list[int], even: bool, kind: type[Any]
-    ) -> None:
-        own = self.own(offsets, even)
-        if own:
-            batch = Ack(_queues[even], holder, source, own)
-            self.fold(batch if kind is Ack else kind(_queues[even], holder, source, own, 100))
+    def told(self, batch: Resumed) -> tuple[Any, ...]:
+        read = decode(encode(batch))
+        assert isinstance(read, Resumed)
+        assert read.left == 0
+        first = read.offsets[0]
+        known = {offset for start, end in read.acquired for offset in range(start, end) if offset >= first}
+        rows = zip(read.offsets, read.states, read.attempts, read.waits_ms, read.errors, strict=True)
+        return (batch.queue, batch.holder, batch.source, batch.asked_at), known, list(rows)
 
-    @rule(source=_sources, holder=_holders, offsets=_offsets, even=st.booleans(), delay=_delays, counted=st.booleans())
-    def release(self, source: Source, holder: int, offsets: list[int], even: bool, delay: int, counted: bool) -> None:
-        own = self.own(offsets, even)
-        if own:
-            errors = [f"error {offset % 3}" for offset in own]
-            self.fold(Release(_queues[even], holder, source, own, [delay] * len(own), counted, errors))
+    def known(self, question: Resume, asked_at: int) -> tuple[Any, ...]:
+        """Return what the plain fold says to a question."""
+        queue, source, offsets = question.queue, question.source, question.offsets
+        stands = {offset: self.plain.open.get((queue, name_of(source, offset))) for offset in range(13)}
+        own = {offset: each for offset, each in stands.items() if each is not None}
+        known: set[int] = set()
+        if question.onwards:
+            offsets = [offsets[0], *[offset for offset in sorted(own) if offset > offsets[0]]]
+            acquired = self.plain.acquired.get((queue, log_name(source)), b"")
+            known = {offset for offset, yes in enumerate(acquired) if yes and offset >= offsets[0]}
+        asked = (queue, question.holder, source, asked_at)
+        return asked, known, [(offset, *self.row(own.get(offset))) for offset in offsets]
 
-    @rule(source=_sources, holder=_holders, offsets=_offsets, even=st.booleans())
-    def reject(self, source: Source, holder: int, offsets: list[int], even: bool) -> None:
-        own = self.own(offsets, even)
-        if own:
-            self.fold(Reject(_queues[even], holder, source, own, ["no good"] * len(own)))
+    def row(self, standing: Standing | None) -> tuple[int, int, int, str]:
+        if standing is None:
+            return 0, 0, 0, ""
+        state = rows.State[standing.state]
+        was_released = state in (rows.State.RELEASED, rows.State.WAITING_IN_ORDER)
+        attempt = standing.attempt + (was_released and standing.counted)
+        wait_ms = min(max(0, standing.due_ms - self.plain.now_ms), 2**32 - 1)
+        return state, attempt, wait_ms, standing.text
+
+    @rule(queue=_any_queues, source=_sources, holder=_holders, offsets=_offsets)
+    def acknowledge(self, queue: str, source: Source, holder: int, offsets: list[int]) -> None:
+        self.fold(Ack(queue, holder, source, offsets))
+
+    @precondition(lambda self: self.plain.open)
+    @rule(kind=st.sampled_from([Ack, Ack, Cancel, Reschedule]), data=st.data())
+    def name_no_queue(self, kind: type[Any], data: st.DataObject) -> None:
+        """Acknowledge, cancel or move the open messages of a place, which random offsets rarely meet."""
+        key = data.draw(st.sampled_from(sorted(self.plain.open)))
+        topic, partition, offset = key[1].rsplit("/", 2)
+        source, holder = Source(topic, int(partition)), int(self.plain.open[key].holder or "1", 16)
+        times = [self.times(data, True, 1), True] if kind is Reschedule else []
+        self.fold(kind(ANY_QUEUE, holder, source, [int(offset)], *times))
+
+    @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets, kind=_held_kinds)
+    def renew_or_dispatch(self, queue: str, source: Source, holder: int, offsets: list[int], kind: type[Any]) -> None:
+        self.fold(kind(queue, holder, source, offsets, 100))
+
+    @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets, delay=_delays, counted=st.booleans())
+    def release(self, queue: str, source: Source, holder: int, offsets: list[int], delay: int, counted: bool) -> None:
+        errors = [f"error {offset % 3}" for offset in offsets]
+        self.fold(Release(queue, holder, source, offsets, [delay] * len(offsets), counted, errors))
+
+    @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets)
+    def reject(self, queue: str, source: Source, holder: int, offsets: list[int]) -> None:
+        self.fold(Reject(queue, holder, source, offsets, ["no good"] * len(offsets)))
 
     @rule(step_ms=st.integers(-20, 60))
     def pass_time(self, step_ms: int) -> None:
@@ -229,6 +305,9 @@ class LeaseMachine(RuleBasedStateMachine):
         self.book.passed(self.offset + 1)
         self.plain.applied = self.offset
 
+    def on_its_way(self) -> set[Key]:
+        return {(fire.lease.queue, name_of(fire.source, fire.offset)) for fire in self.fired}
+
     @rule(monotonic_ms=st.integers(0, 10**6))
     def tick_of_another(self, monotonic_ms: int) -> None:
         self.fold(Tick(10, monotonic_ms))
@@ -236,17 +315,19 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule()
     def tick_and_fire(self) -> None:
         self.fold(Tick(9, self.monotonic_ms))
-        on_its_way = {name_of(fire.source, fire.offset) for fire in self.fired}
+        on_its_way = self.on_its_way()
         due = {
             key: ending(standing, self.settings.max_attempts)
             for key, standing in self.plain.open.items()
-            if standing.due_ms <= self.plain.now_ms and key not in on_its_way
+            if standing.due_ms <= self.plain.now_ms and key not in on_its_way and standing.state not in IN_ORDER
         }
 
         fires = self.book.due(self.book.clock.now_ms)
 
         found = {
-            name_of(each.source, each.offset): Ending(each.fact_kind.name, each.attempt, each.cause.name)
+            (each.lease.queue, name_of(each.source, each.offset)): Ending(
+                each.fact_kind.name, each.attempt, each.cause.name
+            )
             for each in fires
         }
         assert found.items() <= due.items()
@@ -281,7 +362,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.book = LeaseBook(self.setting)
         self.book.restore(self.table.items())
         self.fired = []
-        self.plain.asked = []
+        self.plain.asked, self.resumes = [], []
 
     @rule()
     def forget_what_is_on_its_way(self) -> None:
@@ -294,16 +375,20 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def keeps_the_payload_of_each_open_message(self) -> None:
-        for source, offset, _ in self.book.open_leases():
-            payload = self.book.fresh_payload(source, offset) or rows.decode_payload(
-                self.table[rows.row_key(source, offset)]
+        for source, offset, lease in self.book.open_leases():
+            kept = self.book.fresh_payload(lease.queue, source, offset) or rows.decode_payload(
+                self.table[rows.row_key(lease.queue, source, offset)]
             )
-            assert payload.value == b"%d" % offset
+            assert kept.value == payload(lease.queue, offset).value
 
     @invariant()
     def knows_when_the_next_is_due(self) -> None:
-        on_its_way = {name_of(fire.source, fire.offset) for fire in self.fired}
-        waiting = [standing.due_ms for key, standing in self.plain.open.items() if key not in on_its_way]
+        on_its_way = self.on_its_way()
+        waiting = [
+            standing.due_ms
+            for key, standing in self.plain.open.items()
+            if key not in on_its_way and standing.state not in IN_ORDER
+        ]
         found = self.book.next_due_ms
         if waiting:
             assert found is not None
@@ -313,4 +398,4 @@ class LeaseMachine(RuleBasedStateMachine):
 
 
 TestLeaseMachine = LeaseMachine.TestCase
-TestLeaseMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLeaseMachine.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

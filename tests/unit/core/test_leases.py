@@ -15,7 +15,7 @@ from marq.core.storage.rows import Counts
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import BACKOFF, MIXED_QUEUES, Ack, Acquire, Batch, Cause, Kind, Payload
+from marq.wire.markers import ANY_QUEUE, BACKOFF, Ack, Acquire, Batch, Cause, Kind, Payload
 from tests.unit.core.batches import (
     HOLDER,
     LEASE_MS,
@@ -277,11 +277,11 @@ def test_a_payload_is_to_be_had_from_the_book_until_its_row_is_written() -> None
     original = Payload(5, 2, b"key", (("tenant", b"acme"),), b"value")
     log.fold(Acquire(QUEUE, HOLDER, SOURCE, [3, 9], LEASE_MS, 0, [payload(), original]))
 
-    assert log.book.fresh_payload(SOURCE, 9) == original
+    assert log.book.fresh_payload(QUEUE, SOURCE, 9) == original
     log.write()
 
-    assert log.book.fresh_payload(SOURCE, 9) is None
-    assert rows.decode_payload(log.table[rows.row_key(SOURCE, 9)]) == original
+    assert log.book.fresh_payload(QUEUE, SOURCE, 9) is None
+    assert rows.decode_payload(log.table[rows.row_key(QUEUE, SOURCE, 9)]) == original
 
 
 def test_pending_rows_are_counted_for_their_limit() -> None:
@@ -316,13 +316,24 @@ def test_an_ack_of_several_queues_counts_each_message_for_the_queue_that_it_is_o
     log = Log()
     log.fold(acquire([1, 4]), acquire([2, 3], queue="reports"))
 
-    log.fold(Ack(MIXED_QUEUES, OTHER, SOURCE, [1, 2, 3]), Ack(MIXED_QUEUES, OTHER, SOURCE, [3, 9]))
+    log.fold(Ack(ANY_QUEUE, OTHER, SOURCE, [1, 2, 3]), Ack(ANY_QUEUE, OTHER, SOURCE, [3, 9]))
 
     assert [offset for _, offset, _ in log.book.open_leases()] == [4]
     assert {queue: (counts.acked, counts.late) for queue, counts in log.book.counts.items()} == {
         QUEUE: (1, 0),
         "reports": (2, 0),
     }
+
+
+def test_an_ack_without_a_queue_leaves_the_message_of_another_queues_consumer_at_its_place_open() -> None:
+    for first, second in ((QUEUE, "reports"), ("reports", QUEUE)):
+        log = Log()
+        log.fold(acquire([1, 2], queue=first), acquire([1, 3], holder=OTHER, queue=second))
+
+        log.fold(Ack(ANY_QUEUE, HOLDER, SOURCE, [1, 2, 3]))
+
+        assert [(lease.queue, offset) for _, offset, lease in log.book.open_leases()] == [(second, 1)]
+        assert (log.book.counts[first].acked, log.book.counts[second].acked) == (2, 1)
 
 
 def test_a_delivery_time_that_can_not_be_read_is_counted_once_for_each_message() -> None:

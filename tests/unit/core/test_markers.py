@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from struct import error as StructError  # noqa: N812 - its own name says too little
 from typing import Any
@@ -33,13 +34,27 @@ from marq.wire.markers import (
     Release,
     Renew,
     Reschedule,
+    Resume,
+    Resumed,
     Source,
     Tick,
     payload_bytes,
     spans,
 )
 from marq.wire.payload_columns import decode_headers, encode_headers
-from tests.unit.core.batches import NEWER, ack, acquire, acquires, batches, payload, reject, release, renew
+from tests.unit.core.batches import (
+    NEWER,
+    SOURCE,
+    ack,
+    acquire,
+    acquires,
+    batches,
+    payload,
+    reject,
+    release,
+    renew,
+    resume,
+)
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "markers-v1.json"
 
@@ -47,12 +62,12 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "markers-v1.json"
 def fields(batch: Batch) -> dict[str, Any]:
     """All fields of a batch, sequences as lists: what two equal batches have in common."""
     values = {each.name: getattr(batch, each.name) for each in dataclasses.fields(batch)}
-    for name in ("offsets", "delays_ms", "times_ms", "errors", "reasons", "attempts", "causes", "outcomes", "payloads"):
-        if name in values:
-            values[name] = list(values[name])
-    if values.get("dues_ms") is not None:
-        values["dues_ms"] = list(values["dues_ms"])
-    return values
+    columns = {name: list(value) for name, value in values.items() if isinstance(value, Sequence)}
+    return {**values, **columns, "queue": values.get("queue"), "source": values.get("source")}
+
+
+def _resumed(**other: Any) -> Resumed:
+    return dataclasses.replace(Resumed("q", 1, SOURCE, [5], 40, 0, [(1, 4), (5, 9)], [7], [2], [100], ["why"]), **other)
 
 
 @given(batches)
@@ -143,7 +158,7 @@ def test_what_no_newer_version_can_have_written_is_corrupt_and_stops_nothing(dat
     assert not isinstance(caught.value, UnknownVersion)
 
 
-@pytest.mark.parametrize("kind", [0, 11, 32, 39, 63, 65, 255])
+@pytest.mark.parametrize("kind", [0, 12, 32, 40, 63, 65, 255])
 def test_a_kind_that_does_not_exist_is_corrupt_and_not_unknown(kind: int) -> None:
     data = bytearray(encode(ack([1])))
     data[3] = kind
@@ -185,7 +200,7 @@ def test_a_huge_count_in_few_bytes_is_corrupt_at_once() -> None:
         ack([1], holder=2**64),
         renew([1], lease_ms=-1),
         renew([1], lease_ms=2**32),
-        release([1], -2),
+        release([1], -3),
         Release("q", 1, Source("t", 0), [1, 2], [0], True, ["", ""]),
         Release("q", 1, Source("t", 0), [1, 2], [0, 0], True, ["why"]),
         Reject("q", 1, Source("t", 0), [1, 2], ["why"]),
@@ -194,6 +209,16 @@ def test_a_huge_count_in_few_bytes_is_corrupt_at_once() -> None:
         acquire([5], from_offset=6),
         acquire([5], from_offset=-1),
         acquire([5], attempt=-1),
+        resume([]),
+        _resumed(acquired=[(3, 3)]),
+        _resumed(acquired=[(1, 4), (4, 6)]),
+        _resumed(acquired=[(5, 6), (1, 2)]),
+        _resumed(acquired=[(-1, 2)]),
+        _resumed(states=[256]),
+        _resumed(waits_ms=[-1]),
+        _resumed(waits_ms=[2**32]),
+        _resumed(attempts=[1, 2]),
+        _resumed(left=-1),
         Ack("q" * 256, 1, Source("t", 0), [1]),
         Ack("q", 1, Source("t", -1), [1]),
         Tick(1, -1),
@@ -203,6 +228,41 @@ def test_a_huge_count_in_few_bytes_is_corrupt_at_once() -> None:
 def test_what_could_not_be_read_is_not_written(batch: Batch) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         encode(batch)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        # Intervals: [1, 4) and [5, 9).
+        (_resumed(), [(5, 9), (1, 4)]),
+        (_resumed(), [(1, 5), (5, 9)]),
+        (_resumed(), [(4, 4), (5, 9)]),
+        (_resumed(), [(1, 4), (9, 5)]),
+    ],
+)
+def test_intervals_that_do_not_rise_are_corrupt(good: Resumed, bad: list[tuple[int, int]]) -> None:
+    def written(intervals: Sequence[tuple[int, int]]) -> bytes:
+        return b"".join(number.to_bytes(8, "big") for interval in intervals for number in interval)
+
+    data = encode(good).replace(written(good.acquired), written(bad))
+
+    with pytest.raises(CorruptMarker, match="acquired that do not rise"):
+        decode(data)
+
+
+def test_a_huge_count_of_intervals_in_few_bytes_is_corrupt_at_once() -> None:
+    data = encode(_resumed()).replace(b"\x00\x00\x00\x02", b"\xff\xff\xff\xff", 1)
+
+    with pytest.raises(CorruptMarker, match="passes the end"):
+        decode(data)
+
+
+@pytest.mark.parametrize("delay_ms", [-3, -(2**63)])
+def test_a_delay_below_the_last_special_one_is_corrupt(delay_ms: int) -> None:
+    data = encode(release([1], 5)).replace((5).to_bytes(8, "big"), delay_ms.to_bytes(8, "big", signed=True))
+
+    with pytest.raises(CorruptMarker, match="in delays_ms"):
+        decode(data)
 
 
 def test_consecutive_offsets_take_no_room() -> None:
@@ -317,7 +377,22 @@ def test_a_payload_is_never_larger_than_was_reckoned(batch: Acquire) -> None:
 
 _CLASSES = {
     each.__name__: each
-    for each in (Acquire, Renew, Ack, Release, Reject, Delay, Reschedule, Cancel, Discard, Fact, Answer, Tick)
+    for each in (
+        Acquire,
+        Renew,
+        Ack,
+        Release,
+        Reject,
+        Delay,
+        Reschedule,
+        Cancel,
+        Discard,
+        Fact,
+        Answer,
+        Tick,
+        Resume,
+        Resumed,
+    )
 }
 _CLASSES["Spend"] = Dispatch  # as it was called when the file was written
 
@@ -337,6 +412,8 @@ def _from_json(name: str, values: dict[str, Any]) -> Batch:
             )
             for each in values["payloads"]
         ]
+    if "acquired" in values:
+        values["acquired"] = [tuple(interval) for interval in values["acquired"]]
     if name == "Fact":
         values["kind"] = Kind[values["kind"]]
     batch: Batch = _CLASSES[name](**values)

@@ -14,6 +14,8 @@ from marq.wire.names import (
     check_queue_name,
     check_topic_name,
     markers_partition,
+    schedule_topic,
+    synthetic_topic,
 )
 
 
@@ -41,6 +43,16 @@ def test_a_prefix_keeps_namespaces_apart() -> None:
     assert one.transactional_id(0) != other.transactional_id(0)
     assert one.group("q") != other.group("q")
     assert one.named_group("g") != other.named_group("g")
+
+
+def test_records_have_keys_of_their_senders_in_topics_of_other_programs_only() -> None:
+    names = Names("shop")
+
+    assert names.is_senders_topic("shop.orders")
+    assert not names.is_senders_topic("shop.messages")
+    assert not names.is_senders_topic("shop.dead-letters")
+    assert not names.is_senders_topic(synthetic_topic(7))
+    assert not names.is_senders_topic(schedule_topic("nightly", "0123456789ab"))
 
 
 def test_the_namespaces_own_topics_are_known() -> None:

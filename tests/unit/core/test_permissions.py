@@ -38,9 +38,9 @@ def test_a_worker_needs_what_its_roles_need() -> None:
     handlers = worker(NAMES, ["own"], tracker=False, handled_topics=["own"])
 
     assert "Read" not in operations(tracker, NAMES.messages)
-    assert operations(tracker, "own") == {"Write"}
+    assert not operations(tracker, "own")
     assert [permission.operation for permission in counting if permission.name == NAMES.backlog] == ["Read"]
-    assert operations(counting, "own") == {"Read", "Write"}
+    assert operations(counting, "own") == {"Read"}
     assert "Read" in operations(handlers, NAMES.messages)
     assert operations(handlers, "own") == {"Describe", "DescribeConfigs", "Read"}
     assert not operations(handlers, NAMES.changelog)

@@ -238,7 +238,7 @@ def test_a_changed_message_takes_the_place_of_the_one_that_waits() -> None:
 
     [(source, number, lease)] = life.book.open_leases()
     assert (number, lease.queue) == (times(0, 1)[0], "reports")
-    payload = life.book.fresh_payload(source, number)
+    payload = life.book.fresh_payload(lease.queue, source, number)
     assert payload is None or payload.value == b"new"
     withdrawn = [batch for batch in life.log if isinstance(batch, Fact)]
     assert [(fact.kind, fact.offsets, fact.causes) for fact in withdrawn] == [
@@ -384,7 +384,7 @@ def test_all_is_told_from_the_rows() -> None:
     [source] = restored.scheduled
     assert source == life.layers.current["s"].source(PARTITIONS)
     assert restored.last_number(source) == times(2, 1)[0]
-    assert [lease.state for lease in restored.open_in(source).values()] == [State.DELAYED]
+    assert [lease.state for lease in restored.open_in("reports", source).values()] == [State.DELAYED]
     assert rows.mark_key("", source) in life.table
 
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from marq.consumer.acquisition import unpurged
+from marq.consumer.acquisition import unskipped
 from marq.kafka.records import Records
-from marq.settings.definitions import Definitions, purge_key
+from marq.settings.definitions import Definitions, purge_key, start_key
 from marq.settings.purges import Purge
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
@@ -68,26 +68,38 @@ def test_a_second_purge_takes_up_what_the_first_one_left_undone() -> None:
 
 
 def test_records_before_the_end_are_passed_over_and_do_not_count_as_known() -> None:
-    left, known_to = unpurged(PURGE, P0, records(4, 9, 10, 12))
+    left, known_to = unskipped(PURGE, P0, records(4, 9, 10, 12))
 
     assert list(left.offsets) == [10, 12]
     assert known_to == 10
-    assert unpurged(PURGE, P0, records(4, 9))[1] == 10
-    assert not len(unpurged(PURGE, P0, records(4, 9))[0])
+    assert unskipped(PURGE, P0, records(4, 9))[1] == 10
+    assert not len(unskipped(PURGE, P0, records(4, 9))[0])
 
 
 def test_what_comes_after_it_is_as_ever() -> None:
     own = records(10, 12)
 
-    assert unpurged(PURGE, P0, own) == (own, 0)
-    assert unpurged(None, P0, own) == (own, 0)
-    assert unpurged(PURGE, Source("other", 0), own) == (own, 0)
+    assert unskipped(PURGE, P0, own) == (own, 0)
+    assert unskipped(None, P0, own) == (own, 0)
+    assert unskipped(PURGE, Source("other", 0), own) == (own, 0)
 
 
 def test_a_recreated_topic_starts_at_0_and_loses_nothing() -> None:
     own = records(0, 1, at_ms=5_001)
 
-    left, known_to = unpurged(PURGE, P0, own)
+    left, known_to = unskipped(PURGE, P0, own)
 
     assert list(left.offsets) == [0, 1]
     assert known_to == 0
+
+
+def test_a_purge_of_a_recreated_topic_does_not_skip_up_to_the_start_of_the_queue_in_the_former_one() -> None:
+    topic = Source("shop-orders", 0)
+    definitions = Definitions()
+    definitions.fold(start_key("audit"), Purge(5_000, {topic: 1_000}).document())
+    definitions.fold(purge_key("audit"), Purge(9_000, {topic: 20}).document())
+
+    skipped = definitions.skipped("audit")
+
+    assert skipped is not None
+    assert [skipped.left(topic, offset, 8_000) for offset in (19, 20)] == [False, True]

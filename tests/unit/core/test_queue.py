@@ -63,10 +63,14 @@ def test_settings_can_be_said_as_a_document_again() -> None:
         "concurrency": 7,
         "delay": 1.5,
         "delivery": "at-most-once",
+        "transactional": True,
         "errors": {"ValueError": "reject", "shop.Busy": {"delays": [1, 2.5], "jitter": True}},
         "breaker": {"failure_rate": 0.25, "window": 8, "reset_timeout": 1.5},
         "partitions": 2,
         "paused": True,
+        "ordering": "key",
+        "on_dead_letter": "block",
+        "start": "latest",
     }
 
     assert settings_document(queue_settings(check_document(said, "here"))) == said
@@ -130,6 +134,13 @@ def test_a_pause_may_have_an_end() -> None:
     assert not queue_settings({"paused": "2026-11-23T14:05:00Z"}, {"paused": False}).paused
 
 
+def test_a_queue_is_transactional_if_it_says_so_or_delivers_at_most_once() -> None:
+    assert not queue_settings().transactional
+    assert queue_settings(check_document({"transactional": True}, "here")).transactional
+    assert not queue_settings({"transactional": True}, {"transactional": False}).transactional
+    assert queue_settings({"transactional": False}, {"delivery": "at-most-once"}).transactional
+
+
 def test_a_lease_is_never_0_ms() -> None:
     assert queue_settings({"lease": 0.0001}).lease_ms == 1
 
@@ -184,6 +195,7 @@ def test_a_lease_is_never_0_ms() -> None:
         ({"paused": "9999-12-31T23:59:59-05:00"}, r"^here: paused: expected true, false, or a time with a time zone"),
         ({"paused": "10m"}, r"^here: paused: expected true, false, or a time with a time zone, .*not '10m'$"),
         ({"dead_letter": 1}, r"dead_letter: expected true or false, not 1"),
+        ({"transactional": "yes"}, r"transactional: expected true or false, not 'yes'"),
         ({"group": ""}, r"^here: group: a group's name must not be empty"),
         ({"group": "a\nb"}, r"group: .*unprintable characters"),
         ({"topic": "a b"}, r"topic: expected the name of a topic, .*not 'a b'"),

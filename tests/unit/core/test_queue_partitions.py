@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import pytest
 
 from marq.settings.definitions import Definitions, placement_key
 from marq.settings.partitions import EVERYWHERE, GRACE_S, SENT_S, SYNCED_S, Placement, subset, union
-from marq.settings.queue import check_defaults, check_document, queue_settings
+from marq.settings.queue import QueueSettings, check_defaults, check_document, queue_settings
 from marq.wire.errors import ConfigError
 
 QUEUES = [f"queue-{number}" for number in range(2_000)]
@@ -180,3 +181,69 @@ def test_other_values_of_partitions_are_refused(value: object) -> None:
 def test_undefined_queues_have_all_partitions() -> None:
     with pytest.raises(ConfigError, match=r"\[defaults\] can't name 'partitions'"):
         check_defaults({"partitions": 2}, "[defaults]")
+
+
+# --- ordered queues ---------------------------------------------------------------------------------------------------
+
+ORDERED, ORDERED_ON_2 = QueueSettings(ordering="key"), QueueSettings(ordering="key", partitions=2)
+
+
+def test_an_ordered_queue_names_all_partitions_and_keeps_them_when_the_topic_grows() -> None:
+    first = EVERYWHERE.following("orders", 4, ORDERED)
+
+    assert first == Placement((0, 1, 2, 3), None, None, "all")
+    assert first.following("orders", 6, ORDERED) is None
+    assert first.ended({}).drained().following("orders", 6, ORDERED) is None
+    few = EVERYWHERE.following("orders", 4, ORDERED_ON_2)
+    assert few == Placement(subset("orders", 4, 2), None, None, 2)
+    assert few.following("orders", 40, ORDERED_ON_2) is None
+
+
+def test_an_ordered_queue_that_wants_more_partitions_than_there_are_keeps_what_it_has() -> None:
+    wide = QueueSettings(ordering="key", partitions=6)
+
+    placement = EVERYWHERE.following("orders", 4, wide)
+
+    assert placement == Placement((0, 1, 2, 3), None, None, 6)
+    assert placement.following("orders", 8, wide) is None
+
+
+def test_an_ordered_queue_moves_with_its_setting_and_with_a_topic_that_has_become_smaller() -> None:
+    placement = Placement((0, 1, 2, 3), (0, 1, 2, 3), None, "all")
+    few = subset("orders", 4, 2)
+
+    assert placement.following("orders", 4, ORDERED_ON_2) == Placement(few, (0, 1, 2, 3), None, 2)
+    assert placement.following("orders", 3, ORDERED) == Placement((0, 1, 2), (0, 1, 2, 3), None, "all")
+    assert placement.following("orders", 4, QueueSettings()) == EVERYWHERE
+    assert Placement(few, few, None, 2).following("orders", 4, QueueSettings(partitions=2)) == Placement(few, few)
+
+
+def test_keys_are_sent_by_a_fixed_placement_that_does_not_move() -> None:
+    first = EVERYWHERE.following("orders", 4, ORDERED)
+    assert first is not None
+    moving = first.drained().moved((0, 1), 2)
+
+    assert not EVERYWHERE.takes_keys
+    assert not Placement((0, 1), (0, 1)).takes_keys
+    # Nothing with a key was sent before.
+    assert first.takes_keys
+    assert first.drained().takes_keys
+    assert [each.takes_keys for each in (moving, moving.ended({2: 7, 3: 0}), moving.ended({}).drained())] == [
+        False, False, True,
+    ]  # fmt: skip
+
+
+def test_a_fixed_placement_is_read_as_it_was_written_and_ignored_if_it_makes_no_sense() -> None:
+    for placement in (Placement((0, 1), None, None, "all"), Placement((2,), (1, 2), {1: 5}, 1)):
+        assert Placement.read(json.loads(json.dumps(placement.document()))) == placement
+    for fixed, said in (("few", "fixed: expected a number"), (True, "fixed: expected"), (2, "must be named in sends")):
+        with pytest.raises(ConfigError, match=said):
+            Placement.read({"sends": None, "reads": None, "fixed": fixed})
+
+
+def test_an_ordered_queue_needs_a_placement() -> None:
+    definitions = Definitions()
+    definitions.fold(b"file:orders", {"ordering": "key"})
+    definitions.fold(b"file:emails", {})
+
+    assert definitions.placed() == ["orders"]

@@ -65,7 +65,7 @@ def test_a_deleted_dead_letter_leaves_no_message() -> None:
 
     assert len(log.book) == 0
     assert log.book.next_due_ms is None
-    assert log.book.counts[QUEUE].discarded == 1
+    assert log.book.counts[QUEUE].deleted == 1
     assert notes(log) == [([3], Disposition.DELETED, OTHER)]
 
 

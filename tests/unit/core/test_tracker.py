@@ -6,15 +6,17 @@ import pytest
 
 from marq.core import tracker as tracker_module
 from marq.core.redeliver_or_dead_letter import DueAction
+from marq.core.storage.rows import State
 from marq.core.tracker import TICK_INTERVAL_MS, Tracker
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import UnknownVersion
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Batch, Cause, Fact, Kind, Outcome, Source, Tick
+from marq.wire.markers import Batch, Cause, Fact, Kind, Outcome, Resumed, Source, Tick
 from marq.wire.quarantines import Quarantine, digest
 from tests.unit.core.batches import (
     DRAWN,
+    FORMER,
     LEASE_MS,
     NEWER,
     QUEUE,
@@ -22,10 +24,12 @@ from tests.unit.core.batches import (
     ack,
     acquire,
     delay,
+    ordered,
     reject,
     release,
     renew,
     reschedule,
+    resume,
 )
 
 ME = 42
@@ -89,6 +93,34 @@ def test_requests_are_answered_after_an_own_tick_has_been_read() -> None:
 
     (answer,) = partition.tracker.answers()
     assert (answer.offsets, answer.outcomes) == ([1, 2], [Outcome.TOO_LATE, Outcome.DONE])
+
+
+def test_a_resume_is_answered_after_an_own_tick_has_been_read() -> None:
+    """The former owner may have ended a message, with a fact behind the RESUME."""
+    partition = Partition()
+    partition.append(ordered([1, 2]), T0)
+    partition.append(resume([1]), T0)
+    partition.read()
+
+    assert partition.tracker.answers() == []
+    partition.append(Fact(Kind.DEAD_LETTERED, QUEUE, ME + 1, SOURCE, [1], [1], [Cause.REJECTED]), T0)
+    partition.tick(T0)
+
+    (answer,) = partition.tracker.answers()
+    assert isinstance(answer, Resumed)
+    assert (answer.offsets, answer.states) == ([1, 2], [0, State.LEASED_IN_ORDER])
+    assert partition.tracker.answers() == []
+
+
+def test_messages_that_keep_their_places_want_no_tick() -> None:
+    partition = Partition()
+    partition.append(ordered([1, 2]), T0)
+    partition.append(release([2], 5, holder=FORMER), T0)
+    partition.tick(T0)
+
+    assert partition.tracker.tick_in_ms(100_000) is None
+    partition.tick(T0 + 100 * LEASE_MS)
+    assert partition.tracker.due() == []
 
 
 def test_a_tick_of_another_tracker_fires_nothing() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import replace
 
 import pytest
 
 from marq.core.leases import LeaseBook
-from marq.core.storage.rows import HELD, WAITING, State
+from marq.core.storage.rows import HELD, IN_ORDER, WAITING, State
 from marq.core.transitions import DUE, ENDED, HOLDER_ONLY, NEW, TRANSITIONS, Absent, Marker
 from marq.settings.queue import QueueSettings
-from marq.wire.markers import Acquire, Batch, Cause, Delay, Kind
+from marq.wire.markers import BLOCKED_MS, LAST, Acquire, Batch, Cause, Delay, Kind
 from tests.unit.core.batches import (
+    FORMER,
+    HOLDER,
+    LATER,
     LETTERS,
     OTHER,
     SOURCE,
@@ -22,12 +25,14 @@ from tests.unit.core.batches import (
     delay,
     discard,
     fact,
+    ordered,
     payload,
     redrive,
     reject,
     release,
     renew,
     reschedule,
+    resume,
     spend,
 )
 
@@ -48,12 +53,15 @@ def _delay(offsets: Sequence[int]) -> Delay:
 BATCHES: dict[Marker, Callable[[Sequence[int]], Batch]] = {
     Marker.ACQUIRE: lambda offsets: acquire(offsets, holder=OTHER, from_offset=0),
     Marker.ACQUIRE_EARLY: _early,
+    Marker.ACQUIRE_IN_ORDER: lambda offsets: ordered(offsets, holder=LATER, from_offset=0),
     Marker.DELAY: _delay,
     Marker.DISCARD: discard,
     Marker.RENEW: renew,
     Marker.DISPATCH: spend,
     Marker.RELEASE: release,
     Marker.RELEASE_UNCOUNTED: lambda offsets: release(offsets, counted=False),
+    Marker.RELEASE_LAST: lambda offsets: release(offsets, LAST),
+    Marker.RESUME: lambda offsets: resume([offsets[-1] + 1]),
     Marker.REJECT: reject,
     Marker.RESCHEDULE: lambda offsets: reschedule(offsets, 5_000, source=SOURCE),
     Marker.CANCEL: lambda offsets: cancel(offsets, source=SOURCE),
@@ -71,6 +79,9 @@ PATHS: dict[State | Absent, list[Batch]] = {
     State.DELAYED: [_early([5])],
     State.CANCELLED: [_early([5]), cancel([5], source=SOURCE)],
     State.DISPATCHED: [acquire([5]), spend([5])],
+    State.LEASED_IN_ORDER: [ordered([5])],
+    State.WAITING_IN_ORDER: [ordered([5]), release([5], BLOCKED_MS, holder=FORMER)],
+    State.EXHAUSTED: [ordered([5]), release([5], LAST, holder=FORMER)],
 }
 #: Messages of these sources are not records, so other markers open them.
 OWN_SOURCES = {Marker.DELAY: _delay([5]).source, Marker.DISCARD: LETTERS}
@@ -90,21 +101,35 @@ class Log:
     def state(self) -> State | None:
         return next((lease.state for _, _, lease in self.book.open_leases()), None)
 
+    def holder(self) -> int:
+        return next((lease.holder for _, _, lease in self.book.open_leases()), 0)
+
 
 def test_the_table_has_every_marker_and_every_state() -> None:
     assert set(TRANSITIONS) == set(Marker) == set(BATCHES)
-    assert set(DUE) == set(State)
+    assert set(DUE) == set(State) - set(IN_ORDER)
     states = {*State, *Absent}
     for marker, moves in TRANSITIONS.items():
         assert moves.keys() <= states, marker
         assert set(moves.values()) <= states - {NEW}, marker
     assert {to for moves in TRANSITIONS.values() for to in moves.values()} == states - {NEW}
     assert set(State) == {state for state in State if TRANSITIONS[Marker.ACK][state] is ENDED}
+    assert PATHS.keys() == states
 
 
 def test_the_groups_of_states_are_those_of_the_table() -> None:
     assert set(HELD) == set(TRANSITIONS[Marker.RELEASE_UNCOUNTED])
     assert set(WAITING) == set(TRANSITIONS[Marker.RESCHEDULE])
+
+
+def test_only_markers_of_queues_with_ordering_bring_a_message_into_their_states() -> None:
+    before = {marker: set(moves.values()) & set(IN_ORDER) for marker, moves in TRANSITIONS.items()}
+    from_others = {
+        marker: {to for state, to in moves.items() if state not in IN_ORDER} & set(IN_ORDER)
+        for marker, moves in TRANSITIONS.items()
+    }
+    assert {marker for marker, states in from_others.items() if states} == {Marker.ACQUIRE_IN_ORDER}
+    assert {state for states in before.values() for state in states} == set(IN_ORDER)
 
 
 def test_no_marker_opens_an_ended_message() -> None:
@@ -116,25 +141,22 @@ def test_no_marker_opens_an_ended_message() -> None:
 def test_the_book_does_what_the_table_says(state: State | Absent, marker: Marker) -> None:
     log = Log(*PATHS[state])
     assert log.state() is (None if isinstance(state, Absent) else state)
-    log.fold(BATCHES[marker]([5]))
+    batch = BATCHES[marker]([5])
+    if marker in HOLDER_ONLY:
+        batch = replace(batch, holder=log.holder() or HOLDER)
+    log.fold(batch)
     expected = TRANSITIONS[marker].get(state, state)
     assert log.state() is (None if isinstance(expected, Absent) else expected)
 
 
 @pytest.mark.parametrize("marker", sorted(HOLDER_ONLY))
-@pytest.mark.parametrize("state", TRANSITIONS[Marker.RELEASE_UNCOUNTED])
+@pytest.mark.parametrize("state", [*TRANSITIONS[Marker.RELEASE_UNCOUNTED], State.WAITING_IN_ORDER])
 def test_only_the_holder_moves_a_message_in_flight(state: State, marker: Marker) -> None:
     log = Log(*PATHS[state])
     [(_, _, before)] = log.book.open_leases()
-    batch = BATCHES[marker]([5])
-    log.fold(type(batch)(batch.queue, OTHER, *_columns(batch)))
+    log.fold(replace(BATCHES[marker]([5]), holder=OTHER))
     [(_, _, after)] = log.book.open_leases()
     assert after is before
-
-
-def _columns(batch: Batch) -> list[object]:
-    """All fields of a batch behind its holder."""
-    return [getattr(batch, field.name) for field in fields(batch)[2:]]
 
 
 def test_a_delay_opens_a_message_once() -> None:

@@ -232,10 +232,12 @@ def test_records_behind_a_gap_are_not_folded(life: Life) -> None:
 
 
 def test_payloads_are_taken_from_what_is_not_written_and_else_from_the_table_in_one_look(life: Life) -> None:
-    life.stored = {row_key(MESSAGES, offset): row(offset) for offset in (5, 7)}
-    pending = {row_key(MESSAGES, 6): row(6)}
+    life.stored = {row_key("orders", MESSAGES, offset): row(offset) for offset in (5, 7)}
+    pending = {row_key("orders", MESSAGES, 6): row(6)}
 
-    payloads = find_payloads(life.engine.tracker.book, pending, life, [(MESSAGES, offset) for offset in range(5, 9)])
+    payloads = find_payloads(
+        life.engine.tracker.book, pending, life, [("orders", MESSAGES, offset) for offset in range(5, 9)]
+    )
 
     assert [payload and payload.value for payload in payloads] == [b"5", b"6", b"7", None]
     assert len(life.asked) == 1

@@ -92,7 +92,7 @@ class Story:
         self.history.add("producer", "ok", "send", **said, record=f"{LOG}/{number}")
 
     def said(self, process: str, op: str, holder: int, offsets: list[int], **fields: object) -> None:
-        names = {"holder": self.name(holder), "source": LOG, "offsets": offsets}
+        names = {"holder": self.name(holder), "queue": QUEUE, "source": LOG, "offsets": offsets}
         self.history.add(process, "invoke", op, **names)
         self.history.add(process, "ok", op, **names, took_ms=1, **fields)
 
@@ -141,8 +141,9 @@ class Story:
         """Decide, and write the fact."""
         if decided:
             self.history.add(
-                "tracker", "invoke", "fire", holder=self.name(TRACKER), source=LOG, offset=offset, kind=kind.name,
-                attempt=attempt, cause=cause.name, log=MARKERS, applied=self.offset - 1, tick=self.tick_at,
+                "tracker", "invoke", "fire", holder=self.name(TRACKER), queue=QUEUE, source=LOG, offset=offset,
+                kind=kind.name, attempt=attempt, cause=cause.name, log=MARKERS, applied=self.offset - 1,
+                tick=self.tick_at,
             )  # fmt: skip
         self.mark(Fact(kind, QUEUE, TRACKER, SOURCE, [offset], [attempt], [cause]))
 

@@ -50,7 +50,7 @@ def test_a_finding_is_printed_with_its_events_and_gives_exit_1(
     assert check.main([str(path)]) == 1
 
     finding, *events, summary = capsys.readouterr().out.splitlines()
-    assert finding.startswith(f"silent: {LOG}/4: ")
+    assert finding.startswith(f"silent: {LOG}/4 of q: ")
     assert ['"op": "send"' in line or '"op": "record"' in line for line in events] == [True] * 3
     assert json.loads(summary)["violations"] == {"silent": 1}
 

@@ -66,7 +66,7 @@ class DelayedStory(Story):
 
     def ask(self, holder: int, number: int, time_ms: int | None = None) -> None:
         """Move a message, or cancel it (None)."""
-        names = {"holder": self.name(holder), "source": NAME, "offsets": [number]}
+        names = {"holder": self.name(holder), "queue": QUEUE, "source": NAME, "offsets": [number]}
         self.history.add("asker", "invoke", "cancel" if time_ms is None else "reschedule", **names)
         batch: Batch = (
             Cancel(QUEUE, holder, DRAWN, [number])
@@ -76,7 +76,13 @@ class DelayedStory(Story):
         self.mark(batch)
 
     def told(self, op: str, holder: int, number: int, outcome: Outcome) -> None:
-        names = {"holder": self.name(holder), "source": NAME, "offsets": [number], "outcomes": [outcome.name]}
+        names = {
+            "holder": self.name(holder),
+            "queue": QUEUE,
+            "source": NAME,
+            "offsets": [number],
+            "outcomes": [outcome.name],
+        }
         self.history.add("asker", "ok", op, **names)
 
     def answer(self, holder: int, number: int, outcome: Outcome) -> None:
@@ -85,8 +91,9 @@ class DelayedStory(Story):
     def end(self, number: int, kind: Kind, cause: Cause, source: Source = DRAWN) -> None:
         """Decide, and write the fact."""
         self.history.add(
-            "tracker", "invoke", "fire", holder=self.name(TRACKER), source=history.log_name(source), offset=number,
-            kind=kind.name, attempt=1, cause=cause.name, log=MARKERS, applied=self.offset - 1, tick=self.tick_at,
+            "tracker", "invoke", "fire", holder=self.name(TRACKER), queue=QUEUE, source=history.log_name(source),
+            offset=number, kind=kind.name, attempt=1, cause=cause.name, log=MARKERS, applied=self.offset - 1,
+            tick=self.tick_at,
         )  # fmt: skip
         self.mark(Fact(kind, QUEUE, TRACKER, source, [number], [1], [cause]))
 

@@ -54,8 +54,8 @@ class OnceStory(Story):
         self.tick()
         self.history.events.append(history.note(DEAD, NOTE))
         self.history.add(
-            "tracker", "invoke", "fire", holder=self.name(TRACKER), source=DEAD, offset=letter, kind="DELIVERED",
-            attempt=1, cause="DUE", log="marq.markers/0", applied=self.offset - 1, tick=self.tick_at,
+            "tracker", "invoke", "fire", holder=self.name(TRACKER), queue=QUEUE, source=DEAD, offset=letter,
+            kind="DELIVERED", attempt=1, cause="DUE", log="marq.markers/0", applied=self.offset - 1, tick=self.tick_at,
         )  # fmt: skip
         self.mark(Fact(Kind.DELIVERED, QUEUE, TRACKER, LETTERS, [letter], [1], [Cause.DUE]))
         self.history.add("asker", "ok", "redrive", **place)

@@ -133,3 +133,18 @@ async def test_what_cannot_be_run_is_refused() -> None:
         broker.define("q", handler="no.such.module:handle")
         with pytest.raises(marq.ConfigError, match=r"queue 'q': .*'no\.such\.module:handle' can't be imported"):
             await broker.run()
+
+
+async def test_two_handlers_for_one_queue_are_refused_as_by_a_worker() -> None:
+    @marq.handler("q")
+    async def first(message: marq.Message) -> None: ...
+
+    @marq.handler("q")
+    async def second(message: marq.Message) -> None: ...
+
+    async with Broker() as broker:
+        with pytest.raises(
+            marq.ConfigError, match=r"queue 'q' has two handlers, .*first and .*second, but a queue has"
+        ):
+            await broker.run(first, second)
+        await broker.run(first, first)

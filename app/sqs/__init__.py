@@ -1,0 +1,1 @@
+"""The SQS endpoint: the AWS JSON protocol of SQS, served on Marq's queues."""

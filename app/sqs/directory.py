@@ -1,0 +1,233 @@
+"""The queues that SQS clients see: which exist, their attributes and tags.
+
+Every queue with a definition in Marq exists, also one of marq.toml or of a handler, if SQS allows its name. Attributes
+that are settings of Marq are changes of the queue, as those of ``marq queue --set``. The rest is in the record
+``sqs:NAME`` of the queues topic:
+
+``attributes``: attributes without a setting; ``tags``; ``created`` and ``modified``: seconds since 1970; ``deleted``:
+when DeleteQueue ended, instead of all others.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from marq.queues.following import SYNC_LIMIT_S
+from marq.queues.queues import QueueOptions, Queues
+from marq.settings.definitions import sqs_key
+from marq.settings.queue import UNLIMITED, QueueSettings
+from marq.wire.errors import MarqError
+from marq_worker.app.sqs.attributes import QueueAttributes, differing_attribute, queue_of_arn, read_attributes
+from marq_worker.app.sqs.characters import FIFO_SUFFIX, is_queue_name
+from marq_worker.app.sqs.errors import SqsError
+
+#: How long the name of a deleted queue can't be used again.
+DELETED_S = 60.0
+#: Least time between two reads of the definitions that look for a missing queue.
+_SYNC_S = 0.1
+#: Leases of Marq can't be 0.
+_LEAST_LEASE_S = 0.1
+#: Attributes with a setting of Marq's: the others are in the queue's own record.
+_SETTINGS = frozenset({"VisibilityTimeout", "DelaySeconds"})
+
+
+class SqsQueue(NamedTuple):
+    """A queue as SQS describes it; times are seconds since 1970, 0 if unknown."""
+
+    name: str
+    attributes: QueueAttributes
+    tags: Mapping[str, str]
+    created_s: int
+    modified_s: int
+
+
+class Directory:
+    """Reads and changes queues for SQS clients.
+
+    Args:
+        queues: the definitions, started.
+        maximum_bytes: the size of the largest message that Kafka accepts.
+        clock: returns the time in seconds since 1970.
+    """
+
+    def __init__(self, queues: Queues, maximum_bytes: int, clock: Callable[[], float] = time.time) -> None:
+        self._queues = queues
+        self._maximum_bytes = maximum_bytes
+        self._clock = clock
+        self._synced_s = 0.0
+
+    async def look_for(self, name: str) -> None:
+        """Make sure to know a queue that was created a moment ago through another endpoint."""
+        if not self.exists(name) and self._clock() - self._synced_s > _SYNC_S:
+            self._synced_s = self._clock()
+            with suppress(MarqError):
+                await self._queues.sync(SYNC_LIMIT_S)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Return the names of all queues, sorted."""
+        definitions = self._queues.definitions
+        names = {*definitions.names(), *definitions.sqs_names()}
+        return sorted(name for name in names if name.startswith(prefix) and self.exists(name))
+
+    def get(self, name: str) -> SqsQueue:
+        """Return a queue. Raises SqsError if there is none."""
+        if not self.exists(name):
+            raise SqsError("QueueDoesNotExist", "The specified queue does not exist.")
+        return self._read(name)
+
+    def sources_of(self, name: str) -> list[str]:
+        """Return the queues whose dead-letter queue this one is. Raises SqsError as :meth:`get`."""
+        self.get(name)
+        return [each for each in self.names() if self._read(each).attributes.dead_letter_queue == name]
+
+    async def create(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> None:
+        """Create a queue; do nothing if it exists with the same attributes.
+
+        Raises:
+            SqsError: the name or an attribute is not possible, or the queue has other attributes.
+            MarqError: it is unknown whether the queue was created.
+        """
+        if name.endswith(FIFO_SUFFIX) or "FifoQueue" in attributes:
+            raise SqsError("UnsupportedOperation", "FIFO queues are not supported; create a standard queue")
+        if self.exists(name):
+            existing = self._read(name).attributes
+            if (other := differing_attribute(attributes, existing)) is not None:
+                raise SqsError("QueueNameExists", f"the queue {name!r} exists with another {other}")
+            return
+        now_s = self._clock()
+        deleted_s = self._queues.definitions.sqs(name).get("deleted", 0)
+        if now_s - deleted_s < DELETED_S:
+            raise SqsError("QueueDeletedRecently", f"wait {DELETED_S:g} s after deleting a queue to use its name again")
+        checked = self._checked(name, attributes, QueueAttributes(maximum_message_bytes=self._maximum_bytes))
+        # SQS delivers a message until it is deleted, if no redrive policy says otherwise.
+        options = _options(checked, attributes)
+        options["max_attempts"] = UNLIMITED
+        await self._queues.change(name, **options)
+        document = {
+            "attributes": _unmapped(attributes),
+            "tags": dict(tags),
+            "created": round(now_s),
+            "modified": round(now_s),
+        }
+        await self._queues.replace({sqs_key(name): document})
+
+    async def set_attributes(self, name: str, attributes: Mapping[str, str]) -> None:
+        """Change attributes of a queue; raises as :meth:`create`."""
+        options = _options(self._checked(name, attributes, self.get(name).attributes), attributes)
+        if options:
+            await self._queues.change(name, **options)
+        await self._merge(
+            name,
+            lambda document: {
+                **document,
+                "attributes": {**document.get("attributes", {}), **_unmapped(attributes)},
+                "modified": round(self._clock()),
+            },
+        )
+
+    async def tag(self, name: str, tags: Mapping[str, str]) -> None:
+        """Add tags. Raises SqsError if the queue does not exist, MarqError as :meth:`create`."""
+        self.get(name)
+        await self._merge(name, lambda document: {**document, "tags": {**document.get("tags", {}), **tags}})
+
+    async def untag(self, name: str, keys: list[str]) -> None:
+        """Remove tags; raises as :meth:`tag`."""
+        self.get(name)
+        await self._merge(
+            name,
+            lambda document: {
+                **document,
+                "tags": {key: value for key, value in document.get("tags", {}).items() if key not in keys},
+            },
+        )
+
+    def check_deletion(self, name: str) -> None:
+        """Raise SqsError if a queue does not exist, or if it is defined where only its owner can remove it."""
+        self.get(name)
+        for layer, place in (("file", "marq.toml"), ("handler", "a handler")):
+            if self._queues.definitions.layer(layer, name) is not None:
+                raise SqsError("UnsupportedOperation", f"the queue {name!r} is defined by {place}; remove it there")
+
+    async def delete(self, name: str) -> None:
+        """Forget a queue, whose messages the caller has ended; raises as :meth:`create`."""
+        self.check_deletion(name)
+        await self._queues.replace({sqs_key(name): {"deleted": round(self._clock())}})
+        await self._queues.reset(name)
+
+    def exists(self, name: str) -> bool:
+        if not is_queue_name(name) or name.endswith(FIFO_SUFFIX):
+            return False
+        document, definitions = self._queues.definitions.sqs(name), self._queues.definitions
+        return definitions.defines(name) or ("created" in document and "deleted" not in document)
+
+    def _read(self, name: str) -> SqsQueue:
+        document, settings = self._queues.definitions.sqs(name), self._queues.definitions.settings(name)
+        base = QueueAttributes(maximum_message_bytes=self._maximum_bytes)
+        kept = read_attributes(document.get("attributes", {}), fifo=False, current=base)
+        attributes = replace(
+            kept,
+            visibility_timeout_s=_seconds(settings.lease_ms),
+            delay_s=_seconds(settings.delay_ms),
+            maximum_message_bytes=min(kept.maximum_message_bytes, self._maximum_bytes),
+        )
+        created_s = document.get("created", 0)
+        return SqsQueue(name, attributes, document.get("tags", {}), created_s, document.get("modified", created_s))
+
+    def _checked(self, name: str, attributes: Mapping[str, str], current: QueueAttributes) -> QueueAttributes:
+        """Return attributes after a change. Raises SqsError."""
+        changed = read_attributes(attributes, fifo=False, current=current)
+        if changed.dead_letter_queue is not None and "RedrivePolicy" in attributes:
+            self._check_redrive(name, changed.dead_letter_queue)
+        return changed
+
+    def _check_redrive(self, name: str, target: str) -> None:
+        """Raise SqsError if a queue may not be the dead-letter queue of another one."""
+        if not self.exists(target):
+            raise SqsError("InvalidParameterValue", f"RedrivePolicy: the dead-letter queue {target!r} does not exist")
+        if target == name:
+            raise SqsError("InvalidParameterValue", "RedrivePolicy: a queue can't be its own dead-letter queue")
+        policy = json.loads(self._read(target).attributes.redrive_allow_policy or "{}")
+        permission, sources = policy.get("redrivePermission", "allowAll"), policy.get("sourceQueueArns", ())
+        if permission == "denyAll" or (permission == "byQueue" and name not in map(queue_of_arn, sources)):
+            raise SqsError(
+                "InvalidParameterValue", f"RedrivePolicy: the queue {target!r} refuses dead letters of {name!r}"
+            )
+
+    async def _merge(self, name: str, merged: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
+        """Change the record of a queue, also if another client changes it at the same time."""
+        await self._queues.merge(f"queue {name!r}", sqs_key(name), lambda definitions: definitions.sqs(name), merged)
+
+
+def can_be_polled(settings: QueueSettings, group: str | None) -> str | None:
+    """Return why a queue with these settings can't be received from, or None."""
+    if settings.handler is not None:
+        return "it has a handler"
+    if group is not None:
+        return f"the consumers of the group {group!r} receive its messages"
+    if settings.ordered:
+        return 'it has ordering = "key"'
+    return None
+
+
+def _options(attributes: QueueAttributes, named: Mapping[str, str]) -> QueueOptions:
+    options = QueueOptions()
+    if "VisibilityTimeout" in named:
+        lease_s = max(attributes.visibility_timeout_s, _LEAST_LEASE_S)
+        # The longest that SQS allows: clients may extend each lease up to it.
+        options["lease"], options["max_lease"] = lease_s, 43_200
+    if "DelaySeconds" in named:
+        options["delay"] = attributes.delay_s
+    return options
+
+
+def _unmapped(attributes: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in attributes.items() if name not in _SETTINGS}
+
+
+def _seconds(ms: int) -> int:
+    return ms // 1000

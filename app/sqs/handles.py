@@ -1,0 +1,81 @@
+"""Receipt handles: a message in flight and one delivery of it, with a MAC.
+
+Every endpoint of a namespace has the same secret, so each one reads the handles of all. Without the MAC a client could
+settle messages of queues for which its key has no permission, because a tracker accepts an ACK from anyone.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from base64 import b64decode, urlsafe_b64encode
+from typing import NamedTuple
+
+from marq.client.token import Token
+from marq.wire.errors import ConfigError
+from marq.wire.markers import Source
+from marq.wire.record_headers import record_id
+from marq_worker.app.sqs.errors import SqsError
+
+MIN_SECRET_BYTES = 16
+#: What clients may rely on.
+MAX_HANDLE = 1_024
+_VERSION = 1
+#: Version, attempt, holder, partition, offset, bytes of the queue's name, bytes of the topic's name.
+_HEAD = struct.Struct(">BIQIQBB")
+_MAC_BYTES = 16
+#: Separates this use of the secret from any other.
+_PURPOSE = b"marq sqs receipt handle"
+
+
+class Handle(NamedTuple):
+    """A message in flight, its id and the number of the delivery."""
+
+    token: Token
+    message_id: str
+    attempt: int
+
+
+class Handles:
+    """Issues and reads handles. Raises ConfigError if the secret is shorter than 16 bytes."""
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) < MIN_SECRET_BYTES:
+            raise ConfigError(
+                f"the secret of receipt handles has {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed"
+            )
+        self._key = hmac.digest(secret, _PURPOSE, "sha256")
+
+    def issue(self, token: Token, message_id: str, attempt: int) -> str:
+        """Return the handle of a delivery; ``message_id`` is Marq's, ``topic/partition/offset``."""
+        queue, topic = token.queue.encode(), token.source.topic.encode()
+        head = _HEAD.pack(_VERSION, attempt, token.holder, token.source.partition, token.offset, len(queue), len(topic))
+        # A first delivery has the place of its record as its id.
+        identity = b"" if message_id == record_id(token.source, token.offset) else message_id.encode()
+        data = head + queue + topic + identity
+        return urlsafe_b64encode(self._mac(data) + data).decode().rstrip("=")
+
+    def read(self, text: str, queue: str) -> Handle:
+        """Return the content of a handle. Raises SqsError if no endpoint issued it, or not for this queue."""
+        try:
+            data = b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        except ValueError:
+            raise _invalid() from None
+        mac, data = data[:_MAC_BYTES], data[_MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(data)) or data[0] != _VERSION:
+            raise _invalid()
+        _, attempt, holder, partition, offset, queue_bytes, topic_bytes = _HEAD.unpack_from(data)
+        topic_at = _HEAD.size + queue_bytes
+        identity_at = topic_at + topic_bytes
+        if data[_HEAD.size : topic_at].decode() != queue:
+            raise SqsError("ReceiptHandleIsInvalid", "the receipt handle belongs to another queue")
+        source = Source(data[topic_at:identity_at].decode(), partition)
+        message_id = data[identity_at:].decode() or record_id(source, offset)
+        return Handle(Token(queue, holder, source, offset), message_id, attempt)
+
+    def _mac(self, data: bytes) -> bytes:
+        return hmac.digest(self._key, data, "sha256")[:_MAC_BYTES]
+
+
+def _invalid() -> SqsError:
+    return SqsError("ReceiptHandleIsInvalid", "the receipt handle is not valid; take it from ReceiveMessage")

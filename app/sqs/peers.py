@@ -1,0 +1,100 @@
+"""The other endpoints that have partitions of a queue, and what they are asked.
+
+An endpoint tells the Kafka group of each queue that it polls its address. So the broker knows where the partitions are,
+and endpoints need no list of each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from aiohttp import ClientError, ClientSession, ClientTimeout
+
+from marq_worker.app.web.dashboard.groups import Groups
+
+log = logging.getLogger("marq.sqs")
+
+#: Path of the requests of other endpoints, and how long they wait for messages.
+PATH = "/marq/receive"
+ASK_S = 2.0
+#: Interval between two looks at the groups of polled queues, and a limit for an endpoint's answer.
+_LOOK_S, _ANSWER_S = 2.0, 5.0
+_PURPOSE = b"marq sqs peer"
+
+
+class Peers:
+    """Finds and asks other endpoints.
+
+    Args:
+        url: the address of this endpoint.
+        secret: all endpoints of a namespace have the same.
+        group: returns the Kafka group that reads a queue.
+        groups: describes groups.
+    """
+
+    def __init__(self, url: str, secret: bytes, group: Callable[[str], str], groups: Groups) -> None:
+        self._url = url
+        self._token = hmac.digest(secret, _PURPOSE, "sha256").hex()
+        self._group = group
+        self._groups = groups
+        self._known: dict[str, tuple[str, ...]] = {}
+        self._polled: set[str] = set()
+        self._client: ClientSession | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._client = ClientSession(headers={"Authorization": f"Bearer {self._token}"})
+        self._looking = asyncio.create_task(self._look(), name="marq-sqs-peers")
+
+    async def stop(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        await self._groups.stop()
+        if self._client is not None:
+            await self._client.close()
+
+    def authorizes(self, header: str | None) -> bool:
+        """Return whether a request comes from an endpoint with the same secret."""
+        return hmac.compare_digest((header or "").encode(), f"Bearer {self._token}".encode())
+
+    def of(self, queue: str) -> Sequence[str]:
+        """Return the addresses of other endpoints with partitions of a queue, as of a moment ago."""
+        self._polled.add(queue)
+        return self._known.get(queue, ())
+
+    async def ask(self, url: str, queue: str, most: int) -> list[dict[str, Any]]:
+        """Return messages of another endpoint, or none after a while."""
+        assert self._client is not None
+        try:
+            async with self._client.post(
+                f"{url}{PATH}",
+                json={"queue": queue, "most": most, "wait": ASK_S},
+                timeout=ClientTimeout(total=ASK_S + _ANSWER_S),
+                allow_redirects=False,
+            ) as response:
+                if response.status == 200:
+                    documents: list[dict[str, Any]] = await response.json()
+                    return documents
+                log.warning("the endpoint %s refuses requests of this one: status=%d", url, response.status)
+        except (ClientError, TimeoutError, ValueError) as error:
+            log.debug("the endpoint %s does not answer: %r", url, error)
+        # It is stopping, or was killed; the group will soon know.
+        await asyncio.sleep(1)
+        return []
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            queues, self._polled = self._polled, set()
+            groups = {queue: self._group(queue) for queue in queues}
+            members = await self._groups.members(sorted(groups.values())) if groups else {}
+            self._known = {queue: self._others(members.get(group, ())) for queue, group in groups.items()}
+
+    def _others(self, members: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+        urls = {member["url"] for member in members if any(member["partitions"].values())}
+        return tuple(sorted(urls - {"", self._url}))

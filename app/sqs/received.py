@@ -1,0 +1,80 @@
+"""A delivered message in the form of ReceiveMessage's answer."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from marq_worker.app.sqs.characters import is_text
+from marq_worker.app.sqs.message_attributes import (
+    OWN_HEADER,
+    asks_for_all,
+    from_headers,
+    md5_of_attributes,
+    md5_of_body,
+    selected,
+)
+
+if TYPE_CHECKING:
+    from marq_worker.app.sqs.receiving import Delivery
+
+#: Headers for the id of a message's group, which names a tenant in a standard queue, and for X-Ray's trace.
+GROUP_HEADER, TRACE_HEADER = f"{OWN_HEADER}group", f"{OWN_HEADER}trace"
+#: The header of a dead letter: the ARN of the queue from which the endpoint moved it.
+SOURCE_HEADER = f"{OWN_HEADER}source"
+#: The attribute of a body that SQS's characters can't express, whose Body is base64.
+ENCODING_ATTRIBUTE = "Marq.BodyEncoding"
+_FROM_HEADERS = {
+    "MessageGroupId": GROUP_HEADER,
+    "AWSTraceHeader": TRACE_HEADER,
+    "DeadLetterQueueSourceArn": SOURCE_HEADER,
+}
+
+
+def formatted(delivery: Delivery, message_id: str, handle: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as the receiver asked for it."""
+    body, attributes = _text(delivery.body), from_headers(delivery.headers)
+    if body is None:
+        body = b64encode(delivery.body).decode()
+        attributes[ENCODING_ATTRIBUTE] = {"DataType": "String", "StringValue": "base64"}
+    message: dict[str, Any] = {
+        "MessageId": message_id,
+        "ReceiptHandle": handle,
+        "MD5OfBody": md5_of_body(body),
+        "Body": body,
+    }
+    if system := _system_attributes(delivery, parameters):
+        message["Attributes"] = system
+    chosen = selected(attributes, parameters.get("MessageAttributeNames") or ())
+    if chosen:
+        message["MessageAttributes"] = chosen
+        message["MD5OfMessageAttributes"] = md5_of_attributes(chosen)
+    return message
+
+
+def _system_attributes(delivery: Delivery, parameters: Mapping[str, Any]) -> dict[str, str]:
+    names = {*(parameters.get("MessageSystemAttributeNames") or ()), *(parameters.get("AttributeNames") or ())}
+    if not names:
+        return {}
+    # Marq does not note when a message was first received. Of a later delivery it is after the message was sent.
+    first_ms = round(time.time() * 1000) if delivery.attempt == 1 else delivery.sent_ms
+    attributes = {
+        "SentTimestamp": str(delivery.sent_ms),
+        "ApproximateReceiveCount": str(delivery.attempt),
+        "ApproximateFirstReceiveTimestamp": str(first_ms),
+    }
+    for name, header in _FROM_HEADERS.items():
+        if value := delivery.headers.get(header):
+            attributes[name] = value.decode("utf-8", "replace")
+    everything = asks_for_all(names)
+    return {name: value for name, value in attributes.items() if everything or name in names}
+
+
+def _text(body: bytes) -> str | None:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if is_text(text) else None

@@ -1,0 +1,323 @@
+"""Receives messages for polls: one consumer per queue, which all polls of this endpoint share.
+
+The consumers of a queue's endpoints are one Kafka group, so a message may be in a partition of another endpoint. While
+polls wait here, this endpoint asks the others on their behalf (:mod:`marq_worker.app.sqs.peers`). So a poll finds each
+message, whichever endpoint a load balancer chose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from base64 import b64decode, b64encode
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+from marq.client import token
+from marq.client.token import Token
+from marq.consumer.message import Message
+from marq.consumer.polled import PolledConsumer, TokenSettler
+from marq.settings.client import ClientSettings
+from marq.wire.errors import MarqError
+from marq_worker.app.sqs.peers import Peers
+
+log = logging.getLogger("marq.sqs")
+
+#: A queue that was not polled for this long is left, so that its partitions go to endpoints that are polled.
+IDLE_S = 300.0
+#: Pause before another attempt to receive a queue's messages.
+RETRY_S = 1.0
+#: How long a poll looks for messages at least, because they are acquired only when a poll asks; the second number holds
+#: for polls that find no consumer yet.
+SHORT_POLL_S, FIRST_POLL_S = 0.5, 2.0
+#: Most messages to ask another endpoint for.
+MAX_ASKED = 100
+#: How many deleted messages to remember, and for how long, because their redeliveries may be on their way.
+MAX_DELETED, DELETED_S = 100_000, 60.0
+
+
+class Delivery(NamedTuple):
+    """A leased message for one poll; ``sent_ms`` is in milliseconds since 1970."""
+
+    token: Token
+    id: str
+    attempt: int
+    sent_ms: int
+    body: bytes
+    headers: Mapping[str, bytes | None]
+
+    @classmethod
+    def of(cls, message: Message) -> Self:
+        sent_ms = round(message.sent_at.timestamp() * 1000)
+        return cls(
+            token.decode(message.token), message.id, message.attempt, sent_ms, message.body, dict(message.headers)
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Return it for another endpoint, as JSON."""
+        headers = {name: None if value is None else b64encode(value).decode() for name, value in self.headers.items()}
+        return {
+            "token": token.encode(self.token),
+            "id": self.id,
+            "attempt": self.attempt,
+            "sent_ms": self.sent_ms,
+            "body": b64encode(self.body).decode(),
+            "headers": headers,
+        }
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Self:
+        headers = {name: None if value is None else b64decode(value) for name, value in document["headers"].items()}
+        return cls(
+            token.decode(document["token"]),
+            document["id"],
+            document["attempt"],
+            document["sent_ms"],
+            b64decode(document["body"]),
+            headers,
+        )
+
+
+class Deleted:
+    """The messages that were deleted last, with the deliveries whose handles deleted them.
+
+    A client may delete a message after its lease has ended, when a redelivery is on its way already.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        #: Attempt and time of the deletion, by id.
+        self._deleted: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def add(self, message_id: str, attempt: int) -> None:
+        """Note that a client has deleted a message by the handle of this attempt."""
+        self._deleted[message_id] = attempt, self._clock()
+        self._deleted.move_to_end(message_id)
+        if len(self._deleted) > MAX_DELETED:
+            self._deleted.popitem(last=False)
+
+    def concerns(self, delivery: Delivery) -> bool:
+        """Return whether a delivery follows one that was just deleted; a replay begins with the first attempt again."""
+        attempt, deleted_s = self._deleted.get(delivery.id, (delivery.attempt, 0.0))
+        return delivery.attempt > attempt and self._clock() - deleted_s < DELETED_S
+
+
+class QueueReceiver:
+    """Receives the messages of one queue."""
+
+    def __init__(self, queue: str, client: ClientSettings, url: str, settler: TokenSettler, peers: Peers) -> None:
+        self._queue = queue
+        self._client = client
+        self._url = url
+        self._settler = settler
+        self._peers = peers
+        self.deleted = Deleted()
+        #: Polls that wait now, and when the last one ended.
+        self._polls = 0
+        self._idle_since_s = asyncio.get_running_loop().time()
+        #: Messages that other endpoints sent.
+        self._foreign: deque[Delivery] = deque()
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._releases: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._consumer: PolledConsumer | None = None
+        self._started = asyncio.Event()
+        self._serving = asyncio.create_task(self._serve(), name=f"marq-sqs-{queue}")
+
+    @property
+    def idle_s(self) -> float:
+        """For how long no poll has waited."""
+        return 0.0 if self._polls else asyncio.get_running_loop().time() - self._idle_since_s
+
+    async def poll(self, most: int, wait_s: float) -> list[Delivery]:
+        """Return up to ``most`` messages as soon as any are available, or [] after ``wait_s``.
+
+        A shorter wait than SHORT_POLL_S counts as that.
+        """
+        self._polls += 1
+        try:
+            return await self._poll(most, wait_s, alone=False)
+        finally:
+            self._polls -= 1
+            self._idle_since_s = asyncio.get_running_loop().time()
+
+    async def poll_for_peer(self, most: int, wait_s: float) -> list[Delivery]:
+        """Do the same for another endpoint, without asking further ones."""
+        return await self._poll(most, wait_s, alone=True)
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """Release messages that no client has seen, in the background; their attempts do not count."""
+        if deliveries:
+            task = asyncio.create_task(self._release([each.token for each in deliveries]))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def stop(self) -> None:
+        """Answer the polls that wait, and leave the group."""
+        self._stopping = True
+        self._started.set()
+        while self._polls:
+            if self._consumer is not None:
+                self._consumer.wake(self._polls)
+            await asyncio.sleep(0.01)
+        tasks = [self._serving, *self._asking.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.release(list(self._foreign))
+        await asyncio.gather(*self._releases, return_exceptions=True)
+        if self._consumer is not None:
+            await self._consumer.stop()
+
+    # --- the consumer -------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        """Start a consumer, and another one after an error that ends it."""
+        failing = False
+        while True:
+            self._consumer = consumer = PolledConsumer(self._queue, self._client, self._url)
+            try:
+                await consumer.start()
+                self._started.set()
+                failing = False
+                while consumer.error is None:
+                    if self._polls:
+                        self._ask_others()
+                    await asyncio.sleep(RETRY_S)
+                raise consumer.error
+            except MarqError as error:
+                if not failing:
+                    log.warning("queue %r: receiving failed, retrying: %s", self._queue, error)
+                failing = True
+            self._started.clear()
+            await consumer.stop()
+            await asyncio.sleep(RETRY_S)
+
+    async def _poll(self, most: int, wait_s: float, *, alone: bool) -> list[Delivery]:
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + max(wait_s, SHORT_POLL_S if self._started.is_set() else FIRST_POLL_S)
+        while not self._stopping:
+            if deliveries := await self._take(most, alone=alone):
+                return deliveries
+            left_s = until_s - clock()
+            if left_s <= 0:
+                break
+            consumer = self._consumer
+            try:
+                if consumer is None or not self._started.is_set():
+                    async with asyncio.timeout(left_s):
+                        await self._started.wait()
+                elif consumer.error is None:
+                    await consumer.wait(most, left_s)
+                else:
+                    # Another one is about to be started.
+                    await asyncio.sleep(min(left_s, RETRY_S))
+            except TimeoutError:
+                continue
+            except MarqError:
+                # It was stopped meanwhile.
+                await asyncio.sleep(min(left_s, RETRY_S))
+        return []
+
+    async def _take(self, most: int, *, alone: bool) -> list[Delivery]:
+        """Return messages that are here; end those that were deleted meanwhile."""
+        deliveries: list[Delivery] = []
+        if not alone:
+            deliveries = [self._foreign.popleft() for _ in range(min(most, len(self._foreign)))]
+        consumer = self._consumer
+        if consumer is not None and self._started.is_set() and len(deliveries) < most:
+            try:
+                deliveries += map(Delivery.of, await consumer.poll(most - len(deliveries)))
+            except MarqError:
+                # _serve() says why.
+                pass
+            except BaseException:
+                self.release(deliveries)
+                raise
+        late = [each for each in deliveries if self.deleted.concerns(each)]
+        if late:
+            deliveries = [each for each in deliveries if each not in late]
+            try:
+                await self._settler.ack([each.token for each in late])
+            except BaseException:
+                self.release(deliveries)
+                raise
+        return deliveries
+
+    async def _release(self, tokens: Sequence[Token]) -> None:
+        try:
+            await self._settler.release(tokens, counted=False)
+        except MarqError as error:
+            log.warning(
+                "queue %r: %d messages were not released, their leases will end: %s", self._queue, len(tokens), error
+            )
+
+    # --- other endpoints ----------------------------------------------------------------------------------------------
+
+    def _ask_others(self) -> None:
+        """Ask each other endpoint with partitions of the queue, one request at a time."""
+        for url in self._peers.of(self._queue):
+            if url not in self._asking:
+                self._asking[url] = task = asyncio.create_task(self._ask(url), name="marq-sqs-ask")
+                task.add_done_callback(partial(self._asked, url))
+
+    def _asked(self, url: str, task: asyncio.Task[None]) -> None:
+        del self._asking[url]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("queue %r: the endpoint %s answered with something unexpected: %r", self._queue, url, error)
+
+    async def _ask(self, url: str) -> None:
+        most = min(10 * max(self._polls, 1), MAX_ASKED)
+        documents = await self._peers.ask(url, self._queue, most)
+        deliveries = [Delivery.read(each) for each in documents]
+        if not self._polls:
+            # Another endpoint can deliver them sooner.
+            self.release(deliveries)
+        elif deliveries:
+            self._foreign.extend(deliveries)
+            if self._consumer is not None:
+                self._consumer.wake(len(deliveries))
+
+
+class Receivers:
+    """The queues that are polled here."""
+
+    def __init__(self, client: ClientSettings, url: str, settler: TokenSettler, peers: Peers) -> None:
+        self._client = client
+        self._url = url
+        self._settler = settler
+        self._peers = peers
+        self._receivers: dict[str, QueueReceiver] = {}
+        #: True if the endpoint stops: polls get no messages any more.
+        self.stopped = False
+
+    def of(self, queue: str) -> QueueReceiver:
+        """Return the receiver of a queue, a new one at its first poll."""
+        receiver = self._receivers.get(queue)
+        if receiver is None:
+            receiver = QueueReceiver(queue, self._client, self._url, self._settler, self._peers)
+            self._receivers[queue] = receiver
+        return receiver
+
+    def known(self, queue: str) -> QueueReceiver | None:
+        """Return the receiver of a queue if it is polled."""
+        return self._receivers.get(queue)
+
+    async def drop_idle(self) -> None:
+        """Stop receiving from queues that are no longer polled."""
+        for queue in [queue for queue, each in self._receivers.items() if each.idle_s > IDLE_S]:
+            await self.drop(queue)
+
+    async def drop(self, queue: str) -> None:
+        """Stop receiving from a queue."""
+        receiver = self._receivers.pop(queue, None)
+        if receiver is not None:
+            await receiver.stop()
+
+    async def stop(self) -> None:
+        self.stopped = True
+        receivers, self._receivers = list(self._receivers.values()), {}
+        await asyncio.gather(*[each.stop() for each in receivers])

@@ -1,0 +1,160 @@
+"""The HTTP server of the SQS endpoint: from requests to calls, and from answers to responses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from aiohttp.web import BaseRequest, Response, Server, ServerRunner, TCPSite
+
+from marq.wire.errors import ConfigError
+from marq_worker.app.sqs.errors import SqsError
+from marq_worker.app.sqs.keys import Key
+from marq_worker.app.sqs.operations import Operations
+from marq_worker.app.sqs.peers import ASK_S, PATH, Peers
+from marq_worker.app.sqs.receiving import MAX_ASKED, Receivers
+from marq_worker.app.sqs.signatures import Verifier
+from marq_worker.app.sqs.wire import CONTENT_TYPE, answer, query_refusal, read_call, refusal, wants_query
+from marq_worker.app.web.limits import IDLE_S, Connections, Rate
+from marq_worker.app.web.security import is_loopback
+
+log = logging.getLogger("marq.sqs")
+
+#: A batch of 1 MiB, whose characters JSON may escape with six bytes each.
+MAX_BODY_BYTES = 8 << 20
+#: Connections in all and of an address: each poller has one.
+MAX_CONNECTIONS, MAX_OF_ADDRESS = 10_000, 5_000
+#: Requests with a wrong signature per address: at once, and per second.
+FAILURES = 50, 1.0
+
+
+class SqsServer:
+    """Answers HTTP requests.
+
+    Args:
+        keys: the access keys by id; empty if requests are not authenticated.
+        public_url: the address that clients use, if it is not that of their requests.
+    """
+
+    def __init__(
+        self,
+        operations: Operations,
+        receivers: Receivers,
+        peers: Peers,
+        keys: Mapping[str, Key],
+        public_url: str | None,
+    ) -> None:
+        self._operations = operations
+        self._receivers = receivers
+        self._peers = peers
+        self._verifier = Verifier(keys, time.time) if keys else None
+        self._public_url = public_url
+        self._failures = Rate(*FAILURES)
+        self._runner: ServerRunner | None = None
+
+    async def start(self, bind: str, port: int) -> None:
+        """Listen. Raises ConfigError if the port can't be used."""
+        # A poll of a client that hung up must end before it takes messages.
+        server = Server(self._handle, handler_cancellation=True, access_log=None, keepalive_timeout=IDLE_S)
+        self._runner = ServerRunner(server)
+        await self._runner.setup()
+        Connections(MAX_CONNECTIONS, MAX_OF_ADDRESS).limit(server)
+        try:
+            await TCPSite(self._runner, bind, port).start()
+        except OSError as error:
+            raise ConfigError(f"MARQ_SQS_PORT={port}: can't listen at {bind}: {error.strerror or error}") from error
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _handle(self, request: BaseRequest) -> Response:
+        request_id = str(uuid4())
+        status, headers, body = await self._respond(request, request_id)
+        headers = {"Content-Type": CONTENT_TYPE, "x-amzn-RequestId": request_id, "Server": "marq", **headers}
+        return Response(status=status, headers=headers, body=body)
+
+    async def _respond(self, request: BaseRequest, request_id: str) -> tuple[int, Mapping[str, str], bytes]:
+        try:
+            if request.method == "GET" and request.path == "/healthz":
+                return 200, {"Content-Type": "text/plain"}, b"ok"
+            if request.method != "POST":
+                raise SqsError("UnknownOperationException", "expected POST / with the header X-Amz-Target")
+            body = await _body(request)
+            if request.path == PATH:
+                return await self._ask(request, body)
+            if wants_query(request.headers.get("Content-Type")):
+                return query_refusal(request_id)
+            key = self._identify(request, body)
+            call = read_call(request.headers.get("X-Amz-Target"), request.headers.get("Content-Type"), body)
+            answering = self._operations.answer(call, key, self._base_url(request))
+            if call.operation != "ReceiveMessage":
+                # A change is made as a whole, even if the client hangs up.
+                return 200, {}, answer(await asyncio.shield(answering))
+            return 200, {}, answer(await answering)
+        except SqsError as error:
+            return refusal(error)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("a call failed on an unexpected error: request_id=%s", request_id)
+            return refusal(SqsError("InternalFailure", f"unexpected error; request id {request_id}"))
+
+    def _identify(self, request: BaseRequest, body: bytes) -> Key | None:
+        """Return the key that signed a request, None if the endpoint has no keys. Raises SqsError."""
+        if self._verifier is None:
+            # A page of the web could otherwise reach this machine's endpoint by a name of its own (DNS rebinding).
+            if not is_loopback(urlsplit(f"//{request.host}").hostname or ""):
+                raise SqsError(
+                    "AccessDenied", "without keys, only addresses such as 127.0.0.1 and localhost are answered"
+                )
+            return None
+        address = request.remote or ""
+        if self._failures.wait_s(address):
+            raise SqsError("RequestThrottled", "too many requests with wrong signatures; try again later")
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.raw_headers]
+        path, _, query = request.raw_path.partition("?")
+        try:
+            return self._verifier.verify(request.method, path, query, headers, body)
+        except SqsError as error:
+            self._failures.spend(address)
+            log.warning("a request was refused: address=%s error=%s", address, error.shape)
+            raise
+
+    async def _ask(self, request: BaseRequest, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
+        """Answer another endpoint, whose polls wait for messages that may be here."""
+        if not self._peers.authorizes(request.headers.get("Authorization")):
+            self._failures.spend(request.remote or "")
+            return 403, {}, b"{}"
+        try:
+            asked = json.loads(body)
+            queue, most, wait_s = str(asked["queue"]), int(asked["most"]), float(asked["wait"])
+        except (ValueError, KeyError, TypeError):
+            return 400, {}, b"{}"
+        receiver = self._receivers.known(queue)
+        if receiver is None:
+            return 200, {"Content-Type": "application/json"}, b"[]"
+        deliveries = await receiver.poll_for_peer(max(1, min(most, MAX_ASKED)), max(0.0, min(wait_s, ASK_S)))
+        documents: list[dict[str, Any]] = [delivery.document() for delivery in deliveries]
+        return 200, {"Content-Type": "application/json"}, json.dumps(documents).encode()
+
+    def _base_url(self, request: BaseRequest) -> str:
+        return self._public_url or f"{request.scheme}://{request.host}"
+
+
+async def _body(request: BaseRequest) -> bytes:
+    """Read the body of a request. Raises SqsError if it is too large."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.content.iter_any():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise SqsError("InvalidParameterValue", f"the request has more than {MAX_BODY_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)

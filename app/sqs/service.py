@@ -1,0 +1,155 @@
+"""The SQS endpoint of a worker (role ``sqs``): its parts, from start to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from mode import Service
+
+from marq.admin.purge import purge
+from marq.consumer.polled import TokenSettler
+from marq.kafka.topics import ensure_topics
+from marq.producer.producer import Producer
+from marq.queues.queues import Queues
+from marq.settings.client import ClientSettings
+from marq.wire.errors import ConfigError
+from marq_worker.app.faust_app import or_exit
+from marq_worker.app.faust_worker import reachable_name
+from marq_worker.app.sqs.directory import Directory
+from marq_worker.app.sqs.handles import Handles
+from marq_worker.app.sqs.keys import Key, load_keys
+from marq_worker.app.sqs.message_ids import MessageIds
+from marq_worker.app.sqs.message_limits import MAX_MESSAGE_BYTES
+from marq_worker.app.sqs.operations import Operations
+from marq_worker.app.sqs.peers import Peers
+from marq_worker.app.sqs.receiving import Receivers
+from marq_worker.app.sqs.server import SqsServer
+from marq_worker.app.sqs.wire import operations
+from marq_worker.app.web.dashboard.groups import Groups
+from marq_worker.app.web.security import is_loopback
+from marq_worker.config.settings import AppSettings
+
+log = logging.getLogger("marq.sqs")
+
+#: Room for the headers that redelivery adds and for attributes.
+_HEADER_ROOM_BYTES = 16_384
+#: How old the numbers of messages may be, and the interval between two looks for idle queues.
+_COUNTS_S, _IDLE_LOOK_S = 5.0, 10.0
+
+
+class SqsEndpoint(Service):
+    """Serves the SQS API.
+
+    Args:
+        queues: the definitions, which the worker starts and stops.
+        statistics: returns the statistics of all queues.
+    """
+
+    def __init__(
+        self,
+        settings: AppSettings,
+        client: ClientSettings,
+        queues: Queues,
+        statistics: Callable[[], Awaitable[dict[str, Any]]],
+    ) -> None:
+        super().__init__()
+        self._settings = settings
+        self._client = client
+        self._queues = queues
+        self._statistics = statistics
+        self._counted: tuple[float, dict[str, Any]] = (float("-inf"), {})
+        self._counting = asyncio.Lock()
+
+    async def on_start(self) -> None:
+        await or_exit(self._start())
+
+    async def _start(self) -> None:
+        settings, client = self._settings, self._client
+        # Now rather than at the first request; also, botocore may be missing.
+        operations()
+        keys, secret = _keys(settings), _secret(settings)
+        topics = await ensure_topics(client)
+        maximum_bytes = min(MAX_MESSAGE_BYTES, topics.messages_limit_bytes - _HEADER_ROOM_BYTES)
+        url = f"http://{settings.web_host or reachable_name(settings.sqs_bind)}:{settings.sqs_port}"
+        self._producer, self._settler = Producer.of(client), TokenSettler(client)
+        names = client.names
+        self._peers = Peers(
+            url, secret, lambda queue: self._queues.definitions.consumer_group(queue, names), Groups(client)
+        )
+        self._receivers = Receivers(client, url, self._settler, self._peers)
+        calls = Operations(
+            producer=self._producer,
+            queues=self._queues,
+            directory=Directory(self._queues, maximum_bytes),
+            receivers=self._receivers,
+            settler=self._settler,
+            handles=Handles(secret),
+            ids=MessageIds(names.messages),
+            counts=self._counts,
+            purge=self._purge,
+            maximum_bytes=maximum_bytes,
+        )
+        self._server = SqsServer(calls, self._receivers, self._peers, keys, settings.sqs_url)
+        await self._producer.start()
+        await self._settler.start()
+        self._peers.start()
+        await self._server.start(settings.sqs_bind, settings.sqs_port)
+        log.info("SQS endpoint started: url=%s keys=%d", settings.sqs_url or url, len(keys))
+
+    async def on_stop(self) -> None:
+        # First the polls: clients take a cut connection for an error.
+        await self._receivers.stop()
+        await self._server.stop()
+        await self._peers.stop()
+        await asyncio.gather(self._settler.stop(), self._producer.stop())
+
+    @Service.task
+    async def _drop_idle(self) -> None:
+        while not self.should_stop:
+            await self.sleep(_IDLE_LOOK_S)
+            await self._receivers.drop_idle()
+
+    async def _counts(self, queue: str) -> tuple[int, int, int] | None:
+        """Return how many messages wait, are in flight and are delayed."""
+        async with self._counting:
+            if time.monotonic() - self._counted[0] > _COUNTS_S:
+                statistics = await self._statistics()
+                if not statistics["backlog"]["counted"]:
+                    return None
+                self._counted = time.monotonic(), statistics["queues"]
+        metrics = self._counted[1].get(queue, {})
+        waiting = metrics.get("waiting", 0) + metrics.get("waiting_for_redelivery", 0)
+        return int(waiting), int(metrics.get("in_flight", 0)), int(metrics.get("waiting_for_delivery", 0))
+
+    async def _purge(self, queue: str) -> None:
+        await purge(self._client, queue, delayed=True)
+
+
+def _keys(settings: AppSettings) -> dict[str, Key]:
+    """Return the access keys. Raises ConfigError if others could use the endpoint without one."""
+    if settings.sqs_keys is not None:
+        return load_keys(settings.sqs_keys)
+    if not is_loopback(settings.sqs_bind):
+        raise ConfigError(
+            f"MARQ_SQS_BIND={settings.sqs_bind}: others can reach this address, but the SQS endpoint has no access"
+            " keys. Set MARQ_SQS_KEYS to a keys file, or bind to 127.0.0.1"
+        )
+    return {}
+
+
+def _secret(settings: AppSettings) -> bytes:
+    """Return the secret that all endpoints of the namespace share. Raises ConfigError."""
+    if settings.sqs_secret is not None:
+        return settings.sqs_secret.get_secret_value().encode()
+    if settings.sqs_keys is not None:
+        raise ConfigError(
+            "MARQ_SQS_SECRET is missing: with access keys, receipt handles need a secret that clients do not know."
+            " Set it to at least 16 random characters, the same for all endpoints"
+        )
+    # Clients of an endpoint without keys may do anything with its queues.
+    return hashlib.sha256(f"marq sqs {settings.prefix}".encode()).digest()

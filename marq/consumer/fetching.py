@@ -1,0 +1,49 @@
+"""Step 1 of :mod:`marq.consumer.receiver`: records are fetched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from marq.consumer.cycles import FetchedRecords
+from marq.kafka.reader import Reader
+
+#: Maximum number of records of one fetch.
+MAX_CYCLE_RECORDS = 6_000
+
+
+class Fetching:
+    """The fetches of one receiver; ``assignment`` returns the number of its assignment."""
+
+    def __init__(self, reader: Reader, changed: asyncio.Event, assignment: Callable[[], int]) -> None:
+        self._reader = reader
+        self._changed = changed
+        self._assignment = assignment
+        self._task: asyncio.Task[None] | None = None
+
+    async def fetch(self, fetched: FetchedRecords) -> None:
+        """Add records; return before that if records that were kept back may be acquired."""
+        if self._task is None and not fetched.held:
+            await self._fetch(fetched)
+            return
+        task = self._task = self._task or asyncio.create_task(self._fetch(fetched), name="marq-fetch")
+        changed = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait([task, changed], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+        if task.done():
+            self._task = None
+            task.result()
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _fetch(self, fetched: FetchedRecords) -> None:
+        assignment = self._assignment()
+        records = await self._reader.fetch(MAX_CYCLE_RECORDS)
+        # After a reassignment reading begins again at the committed offsets; these records would come twice.
+        if assignment == self._assignment():
+            fetched.put(records)

@@ -1,0 +1,54 @@
+"""Records of messages in lines: their keys, and their headers when they are delivered again in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from marq.consumer.message import Message
+from marq.core.deliveries.redeliveries import redelivery
+from marq.core.redeliver_or_dead_letter import Destination, DueAction
+from marq.core.storage.rows import LeaseRow, State
+from marq.kafka.records import Records, Row
+from marq.wire.markers import Cause, Payload, Source
+from marq.wire.names import ORDERING_KEY_HEADER
+
+
+def row_of(message: Message) -> Row:
+    """Return the record of a message with its value."""
+    return message._held.record(message._offset)._replace(value=message._raw)
+
+
+def is_leased(message: Message, now_s: float) -> bool:
+    """Return whether a message is leased here for long enough to be delivered."""
+    held = message._held
+    if message._offset not in held.open or held.expiry_s(message._offset) - now_s < held.lease_s / 2:
+        return False
+    # One that has waited for long could not be renewed for as long as others.
+    return now_s - held.taken_s <= held.lease_s
+
+
+def line_keys(records: Records, *, own_topic: bool) -> list[bytes | None]:
+    """Return the ordering key of each record, None for one without."""
+    if own_topic:
+        return [key or None for key in records.keys]
+    if records.headers is None:
+        return [None] * len(records)
+    return [_key_in(headers) for headers in records.headers]
+
+
+def _key_in(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
+    for name, value in headers:
+        if name == ORDERING_KEY_HEADER:
+            return value or None
+    return None
+
+
+def delivered_again(source: Source, queue: str, row: Row, attempt: int, error: str, counted: bool) -> Row:
+    """Return the record of a message with the headers that its redelivery with this attempt would have."""
+    if attempt == 1 and counted and not error:
+        return row
+    lease = LeaseRow(queue, 0, attempt, 0, 0, State.RELEASED, counted, error)
+    action = DueAction(source, row.offset, lease, Destination.QUEUE, attempt, Cause.RELEASED)
+    # The record keeps its key: a header with it could make the record too large to be acquired again.
+    payload = Payload(row.timestamp, attempt, None, row.headers, row.value)
+    return row._replace(headers=redelivery(action, payload, 0, own_topic=False).headers)

@@ -1,0 +1,25 @@
+"""What a cycle reads of a queue with ordering."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from marq.kafka.records import Records
+
+if TYPE_CHECKING:
+    from marq.consumer.lines import Lines
+
+
+class Reading(NamedTuple):
+    """The records of one queue in one source that are open already, and the ``first`` open one, None if there is none.
+
+    Until the cycle has ended, the position of the queue may not pass the first one.
+    """
+
+    lines: Lines
+    known: Records
+    first: int | None = None
+
+    def before(self, new: Records) -> Reading:
+        """Return the reading with these messages, too, which are acquired."""
+        return self._replace(first=min([*self.known.offsets[:1], *new.offsets[:1]], default=None))

@@ -1,0 +1,73 @@
+"""Ordering by key: the settings that it excludes, the keys, and the partition of a key's messages.
+
+All messages of a key must be in one partition in the order of their sends, because a receiver sees only the order
+within a partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+from marq.settings.queue import AT_MOST_ONCE, BLOCK, ORDERED_BY_KEY, QueueSettings
+from marq.wire.errors import ConfigError
+
+#: Bytes of an ordering key as UTF-8.
+MAX_ORDERING_KEY_BYTES = 1_024
+
+
+class OrderingError(NamedTuple):
+    """A setting that a queue's ordering excludes, and the rest of the sentence about it."""
+
+    key: str
+    value: str
+    advice: str
+
+
+def ordering_error(settings: QueueSettings) -> OrderingError | None:
+    """Return the setting that contradicts ``ordering``, None if there is none."""
+    if not settings.ordered:
+        if settings.on_dead_letter != BLOCK:
+            return None
+        return OrderingError(
+            "on_dead_letter", f'"{BLOCK}"', f'has no effect without ordering = "{ORDERED_BY_KEY}": set both or neither'
+        )
+    conflict = f'is not possible with ordering = "{ORDERED_BY_KEY}"'
+    if settings.delivery == AT_MOST_ONCE:
+        return OrderingError("delivery", f'"{AT_MOST_ONCE}"', f"{conflict}: use at-least-once delivery, or no ordering")
+    if settings.delay_ms:
+        reason = "messages would be ordered by their due times, which the clocks of senders set"
+        return OrderingError("delay", f"{settings.delay_ms / 1000:g}", f"{conflict}, because {reason}: set delay = 0")
+    if settings.on_dead_letter == BLOCK and not settings.dead_letter:
+        reason = f'with on_dead_letter = "{BLOCK}": a dropped message could never be redriven'
+        return OrderingError("dead_letter", "false", f"is not possible {reason}; set dead_letter = true")
+    return None
+
+
+def check_ordering_key(key: object) -> bytes:
+    """Return the bytes of an ordering key. Raises ConfigError."""
+    if isinstance(key, str):
+        try:
+            data = key.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"ordering_key: the key can't be encoded as UTF-8: {error.reason}") from error
+    elif isinstance(key, bytes):
+        data = key
+    else:
+        raise ConfigError(f"ordering_key: expected a key of type str or bytes, not {type(key).__name__}")
+    if not data:
+        raise ConfigError("ordering_key: the key is empty; leave it out for a message without order")
+    if len(data) > MAX_ORDERING_KEY_BYTES:
+        raise ConfigError(f"ordering_key: the key has {len(data)} bytes, at most {MAX_ORDERING_KEY_BYTES} are allowed")
+    return data
+
+
+def line_of(key: bytes) -> int:
+    """Return the line of an ordering key: the first 8 bytes of its SHA-256, big-endian."""
+    return int.from_bytes(sha256(key).digest()[:8])
+
+
+def partition_of(key: bytes, partitions: Sequence[int]) -> int:
+    """Return the partition of the key's messages, of the queue's partitions in ascending order."""
+    return partitions[line_of(key) % len(partitions)]

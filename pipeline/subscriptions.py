@@ -1,0 +1,223 @@
+"""Subscriptions: queues that name a topic in their settings. Each record of the topic is a message of each such queue.
+
+So a record of such a topic is identified by its place and the queue. Any other record is a message of one queue only,
+so its place identifies it. The column ``subscription`` is the queue for the former and empty for the latter.
+
+Each record is a message of the queue, whether it was acquired or not, with these exceptions:
+
+* records before ``since``: retention had removed them when ``ingest`` first read the subscription;
+* purged records, including those before the start of a queue with ``start = "latest"``;
+* records that the queue had not read when it stopped naming the topic.
+
+If the queue did not acquire such a record, the record is *skipped*: it has no row in the lifecycle. If the queue names
+the topic again, the next run reads the skipped records again (:meth:`Subscriptions.missed`).
+
+A RESCHEDULE or CANCEL that names no queue is about the messages of all queues at its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, LongType, StructField, StructType
+
+from marq.settings.purges import Purge
+from marq.wire.markers import Source
+from marq.wire.names import Names, is_synthetic
+from pipeline.tables import columns
+
+#: Queue, topic, partition, and the runs of offsets that the queue has read there.
+Mark = tuple[str, str, int, list[list[int]]]
+#: Queue and topic.
+Pair = tuple[str, str]
+
+#: The prefix of synthetic topics, which Kafka's own topics can't have.
+DRAWN = "~"
+assert is_synthetic(DRAWN)
+
+#: What a queue reads of a partition: its runs, and the limits of unread messages.
+READING = StructType(
+    [
+        *columns("queue string, topic string, partition long").fields,
+        StructField("runs", ArrayType(ArrayType(LongType()))),
+        *columns("since long, purge_end long, purged_until_ms long, former boolean").fields,
+    ]
+)
+_MISSED = "topic string, partition long, subscription string, after long, upto long"
+_ENDLESS = 2**63 - 1
+#: Markers by which a client asks about messages.
+_REQUESTS = ("RESCHEDULE", "CANCEL")
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """A queue that names, or once named, a topic."""
+
+    queue: str
+    topic: str
+    #: Whether the queue names the topic now.
+    current: bool = False
+    #: Where each partition began when ``ingest`` first saw the subscription; partitions are text, as in JSON.
+    since: Mapping[str, int] = field(default_factory=dict)
+    purge: Purge | None = None
+
+    def document(self) -> dict[str, Any]:
+        purge = None if self.purge is None else self.purge.document()
+        return {**vars(self), "purge": purge}
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Subscription:
+        purge = document["purge"]
+        return cls(**{**document, "purge": None if purge is None else Purge.read(purge)})
+
+    def limits(self, partition: int) -> tuple[int | None, int | None, int | None, bool]:
+        """Return the last columns of :data:`READING`."""
+        since, source = self.since.get(str(partition)), Source(self.topic, partition)
+        if self.purge is None:
+            return since, None, None, not self.current
+        # An unfinished purge may still write markers from its start on.
+        end = self.purge.ends.get(source, 0)
+        return since, min(end, self.purge.starts.get(source, end)), self.purge.until_ms, not self.current
+
+
+class Subscriptions:
+    """All subscriptions of a namespace: those that ``ingest`` found in definitions, and those that markers tell of."""
+
+    def __init__(
+        self, spark: SparkSession, names: Names, known: Iterable[Subscription], marks: Iterable[Mark] = ()
+    ) -> None:
+        self._spark = spark
+        self._names = names
+        # Definitions are read before the markers, and may have been compacted.
+        told = [Subscription(*mark[:2]) for mark in marks if names.is_senders_topic(mark[1])]
+        by_pair = {(each.queue, each.topic): each for each in [*told, *known]}
+        self._all = [by_pair[pair] for pair in sorted(by_pair)]
+
+    def document(self) -> list[list[Any]]:
+        """Return queue, topic and whether it is current, of each."""
+        return [[each.queue, each.topic, each.current] for each in self._all]
+
+    def named(self, topic: Column) -> Column:
+        """Return whether queues name, or named, a topic, as :meth:`Names.is_senders_topic`."""
+        return ~topic.startswith(DRAWN) & ~topic.isin(self._names.messages, self._names.dead_letters)
+
+    def of(self, queue: Column, topic: Column) -> Column:
+        """Return the subscription of a row."""
+        return F.when(self.named(topic), F.coalesce(queue, F.lit(""))).otherwise("")
+
+    def of_messages(self, messages: DataFrame) -> DataFrame:
+        """Return a row for each queue of each record, with its ``queue`` and ``subscription``."""
+        if not self._all:
+            return messages.withColumn("subscription", F.lit(""))
+        pairs = self._spark.createDataFrame(
+            [(each.topic, each.queue) for each in self._all], "topic string, subscription string"
+        )
+        rows = messages.join(F.broadcast(pairs), "topic", "left")
+        queue, subscription = F.coalesce("subscription", "queue"), F.coalesce("subscription", F.lit(""))
+        return rows.withColumns({"queue": queue, "subscription": subscription})
+
+    def of_markers(self, markers: DataFrame, holders: DataFrame | None) -> DataFrame:
+        """Add ``subscription`` to markers; one that names no queue is an ACK, or a request to all queues of its topic.
+
+        ``holders`` are those of :meth:`holders`: they tell the queue of an ACK. A request becomes a row of each queue.
+        """
+        topics: dict[str, list[str]] = {}
+        for each in self._all:
+            topics.setdefault(each.topic, []).append(each.queue)
+        rows = markers.withColumn("subscription", self.of(F.col("queue"), F.col("topic")))
+        if not topics:
+            return rows
+        kind, unnamed = F.col("kind"), F.col("queue") == ""
+        mixed = F.when((kind == "ACK") & unnamed, F.col("topic"))
+        asked = F.when(kind.isin(*_REQUESTS) & unnamed, F.col("topic"))
+        rows = rows.withColumns({"mixed": mixed, "asked": asked})
+        pairs = [(topic, queue) for topic, queues in topics.items() for queue in queues]
+        every = self._spark.createDataFrame(pairs, "asked string, each string")
+        rows = rows.join(F.broadcast(every), "asked", "left")
+        single = [(topic, queues[0]) for topic, queues in topics.items() if len(queues) == 1]
+        only = self._spark.createDataFrame(single, "mixed string, only string")
+        rows = rows.join(F.broadcast(only), "mixed", "left")
+        queues = [F.col("each"), F.col("only")]
+        if holders is not None:
+            rows = rows.join(F.broadcast(holders), ["mixed", "holder"], "left")
+            queues.append(F.col("held_for"))
+        return rows.withColumn("subscription", F.coalesce(*queues, "subscription")).select(
+            *markers.columns, "subscription"
+        )
+
+    def holders(self, markers: DataFrame, carried: Sequence[DataFrame]) -> DataFrame | None:
+        """Return the queue of each holder in topics of several queues (``mixed``, ``holder``, ``held_for``), or None.
+
+        A holder serves one group, and the queues of a group have different topics. ``carried`` are rows of parts.
+        """
+        topics = [each.topic for each in self._all]
+        shared = sorted({topic for topic in topics if topics.count(topic) > 1})
+        if not shared:
+            return None
+        acquired = markers.where(F.col("kind") == "ACQUIRE").select("topic", "holder", F.col("queue").alias("held_for"))
+        for parts in carried:
+            for name in ("acquired", "acquired_last"):
+                acquired = acquired.union(parts.select("topic", f"{name}.holder", "subscription"))
+        rows = acquired.where(F.col("topic").isin(shared) & F.col("holder").isNotNull())
+        return rows.groupBy(F.col("topic").alias("mixed"), "holder").agg(F.min("held_for").alias("held_for"))
+
+    def reading(self, marks: Iterable[Mark], partitions: Mapping[str, Iterable[int]]) -> DataFrame:
+        """Return the rows of :data:`READING`; ``partitions`` are those of each topic."""
+        runs = {(queue, topic, partition): runs for queue, topic, partition, runs in marks}
+        by_pair = {(each.queue, each.topic): each for each in self._all}
+        wanted = {*runs, *((*pair, partition) for pair in by_pair for partition in partitions.get(pair[1], ()))}
+        rows = [
+            (*place, runs.get(place), *by_pair.get(place[:2], Subscription(*place[:2], current=True)).limits(place[2]))
+            for place in sorted(wanted)
+        ]
+        return self._spark.createDataFrame(rows, READING)
+
+    def missed(
+        self,
+        before: Iterable[tuple[str, str, bool]],
+        marks_before: Iterable[Mark],
+        marks: Iterable[Mark],
+        partitions: Mapping[str, Iterable[int]],
+    ) -> DataFrame | None:
+        """Return which rows of records of earlier runs are missing, or None: the offsets ``after`` … ``upto``.
+
+        ``before`` and ``marks_before`` are those of the last run, which skipped the unread records of queues that it
+        did not know, or that did not name the topic.
+        """
+        current = {(queue, topic): is_current for queue, topic, is_current in before}
+        topics = {topic for _, topic in current}
+        read_before, read = _ends(marks_before), _ends(marks)
+        rows = []
+        for each in self._all:
+            if each.topic not in topics or current.get((each.queue, each.topic)):
+                continue
+            for partition in partitions.get(each.topic, ()):
+                place = (each.queue, each.topic, partition)
+                after, upto = read_before.get(place, -1), _ENDLESS if each.current else read.get(place, -1)
+                if after < upto:
+                    rows.append((each.topic, partition, each.queue, after, upto))
+        return self._spark.createDataFrame(rows, _MISSED) if rows else None
+
+
+def _ends(marks: Iterable[Mark]) -> dict[tuple[str, str, int], int]:
+    """Return the last offset that each queue has read of each partition."""
+    return {(queue, topic, partition): runs[-1][1] for queue, topic, partition, runs in marks}
+
+
+def skipped(passed_over: Column, within: Column) -> Column:
+    """Return whether a record that its queue has not acquired is not its message; for rows with :data:`READING`.
+
+    ``passed_over``: the queue has read later records; ``within``: it has read earlier ones of the same run, too.
+    """
+    offset = F.col("offset")
+    # As Purge.left.
+    purged = (offset < F.col("purge_end")) & (F.unix_millis("record.at") <= F.col("purged_until_ms"))
+    tests = [(offset < F.col("since")) & ~within, purged & ~within, F.col("former") & ~passed_over]
+    # The columns are null if there is no such limit.
+    return reduce(or_, [F.coalesce(test, F.lit(False)) for test in tests])

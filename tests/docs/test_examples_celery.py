@@ -1,0 +1,121 @@
+"""The Celery example and the programs of docs/sqs.md do what they say, on an endpoint of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from marq.wire.names import Names
+from marq_worker.app.sqs.keys import load_keys
+from marq_worker.app.sqs.operations import _OPERATIONS
+from marq_worker.app.sqs.wire import operations
+from marq_worker.broker.ports import free_port
+from rig.program import Program
+from tests.docs.pages import ROOT, blocks
+from tests.sqs import celery_environment
+from tests.worker.harness import Worker, eventually
+
+PAGE = ROOT / "docs" / "sqs.md"
+LIMIT_SECONDS = 120
+
+
+def block(language: str, beginning: str) -> str:
+    [code] = [each.code for each in blocks(language) if each.page == PAGE and beginning in each.code]
+    return code
+
+
+@pytest.fixture
+async def endpoint(servers: str, names: Names, tmp_path: Path) -> AsyncIterator[Worker]:
+    environment = {"MARQ_ROLES": "tracker,handlers,web,sqs", "MARQ_SQS_PORT": str(free_port("127.0.0.1"))}
+    worker = Worker(servers, tmp_path, prefix=names.prefix, environment=environment)
+    try:
+        yield await worker.start().ready()
+    finally:
+        worker.close()
+
+
+class Shell:
+    """Runs programs of a page in a directory, with the port of the test's endpoint."""
+
+    def __init__(self, directory: Path, endpoint: Worker) -> None:
+        self.directory = directory
+        self.port = endpoint.environment["MARQ_SQS_PORT"]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MARQ_"))}
+        broker = f"sqs://any:any@127.0.0.1:{self.port}"
+        self.environment = {**kept, "PYTHONPATH": f"{directory}:{ROOT}", "CELERY_BROKER_URL": broker}
+
+    def write(self, name: str, code: str) -> None:
+        (self.directory / name).write_text(code.replace("9324", self.port), encoding="utf-8")
+
+    async def run(self, *command: str | Path) -> str:
+        done = await asyncio.to_thread(
+            subprocess.run, command, cwd=self.directory, env=self.environment, capture_output=True, text=True,
+            timeout=LIMIT_SECONDS, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def shell(tmp_path: Path, endpoint: Worker) -> Iterator[Shell]:
+    return Shell(tmp_path, endpoint)
+
+
+def test_the_keys_file_of_the_page_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "orders.secret").write_text("0123456789abcdef\n")
+    file = tmp_path / "keys.toml"
+    file.write_text(block("text", "# keys.toml"), encoding="utf-8")
+
+    keys = load_keys(file)
+
+    assert set(keys) == {"ORDERS", "CELERY"}
+    assert keys["ORDERS"].allows("send", "orders-new")
+    assert not keys["ORDERS"].allows("manage", "orders-new")
+
+
+def test_the_page_lists_each_operation_and_whether_it_is_supported() -> None:
+    table = PAGE.read_text(encoding="utf-8").partition("## Operations")[2].partition("\n\n## ")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    listed = {name.strip(" `"): answer.strip() for names, answer in rows for name in names.split(",")}
+
+    assert set(listed) == operations()
+    assert {name for name, answer in listed.items() if answer.startswith("yes")} == set(_OPERATIONS)
+
+
+@pytest.mark.verify
+async def test_boto3(shell: Shell) -> None:
+    shell.write("program.py", block("python", "import boto3"))
+
+    assert await shell.run(sys.executable, "program.py") == 'received {"to": "ann@example.org"}\n'
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("application", ["celery_tasks", "examples.celery_tasks"])
+async def test_celery(shell: Shell, application: str, tmp_path: Path) -> None:
+    python = await asyncio.to_thread(celery_environment.python)
+    shell.write("celery_tasks.py", block("python", "# celery_tasks.py"))
+    send = block("sh", "celery -A").splitlines()[1].removeprefix("python -c ").strip("'")
+    worker = Program(
+        "celery", [str(python), "-m", "celery", "-A", application, "worker", "-c", "2"], shell.environment,
+        tmp_path / "celery.log", directory=tmp_path,
+    )  # fmt: skip
+
+    with worker:
+        if application == "celery_tasks":
+            await shell.run(python, "-c", send)
+        else:
+            assert await shell.run(python, "-m", application, "3") == "sent 3\n"
+        expected = ["ann"] if application == "celery_tasks" else ["user-0", "user-1", "user-2"]
+
+        async def log() -> str:
+            worker.check()
+            return worker.log()
+
+        await eventually(log, lambda text: all(f"sent to {name}@example.org" in text for name in expected))
+    assert worker.exit_code == 0

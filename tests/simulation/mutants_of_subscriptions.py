@@ -1,0 +1,132 @@
+"""Mutants of all that keeps the messages of several queues at one place apart."""
+
+from __future__ import annotations
+
+from tests.simulation.mutant import SUBSCRIPTIONS, Mutant, mutant
+
+_CORE, _STORAGE = "marq.core.", "marq.core.storage."
+_LEASES, _REPLIES = _CORE + "leases", _CORE + "replies"
+_ROWS, _RESTORATION = _STORAGE + "rows", _STORAGE + "restoration"
+_ACK_BATCHER = "marq.consumer.ack_batcher"
+_DELAYING, _WRITING = "tests.simulation.delaying", "tests.simulation.writing"
+
+#: Acknowledges messages of an own topic without their queue, as only those of the messages topic may be.
+_NO_QUEUE = (
+    "        alone = leases[0].queue if len({lease.queue for lease in leases}) == 1 else queue\n",
+    '        alone = ""\n',
+)
+
+SUBSCRIPTION_MUTANTS: tuple[Mutant, ...] = (
+    # --- the lease table ----------------------------------------------------------------------------------------------
+    mutant(
+        SUBSCRIPTIONS,
+        "the key of a row is without the queue",
+        _ROWS,
+        "table-differs raised no-row rows-left fidelity",
+        ('return b"r" + _queue_bytes(queue, source)', 'return b"r" + _queue_bytes("", source)'),
+        ("    prefix = kind + _queue_bytes(queue, source)\n", '    prefix = kind + _queue_bytes("", source)\n'),
+    ),
+    mutant(
+        SUBSCRIPTIONS,
+        "restored messages of one source are those of one queue",
+        _RESTORATION,
+        "table-differs raised",
+        (
+            "            return self.leases.setdefault(rows.parse_queue(prefix[1:]), {})\n",
+            (
+                "            name, source = rows.parse_queue(prefix[1:])\n"
+                "            names = [each for each, other in self.leases if other == source]\n"
+                "            return self.leases.setdefault((*names, name)[0:1] + (source,), {})\n"
+            ),
+        ),
+    ),
+    mutant(
+        SUBSCRIPTIONS,
+        "queues share the ranges that they have acquired",
+        _LEASES,
+        "book-differs table-differs lost not-drained",
+        (
+            "opened, marks = self._of(batch.queue, source), self._marks_of(batch.queue, source)",
+            'opened, marks = self._of(batch.queue, source), self._marks_of("", source)',
+        ),
+    ),
+    # --- markers ------------------------------------------------------------------------------------------------------
+    Mutant(
+        SUBSCRIPTIONS,
+        "an ACK without a queue ends the message of another queue's consumer",
+        {
+            _LEASES: (("each not in shared or opened.leases[each].holder == batch.holder", "True"),),
+            # Marq's own consumers name the queue there.
+            _ACK_BATCHER: (_NO_QUEUE,),
+        },
+        frozenset({"book-differs", "from-nowhere"}),
+    ),
+    mutant(
+        SUBSCRIPTIONS,
+        "consumers acknowledge messages of an own topic without their queue",
+        _ACK_BATCHER,
+        "lost not-drained from-nowhere",
+        _NO_QUEUE,
+    ),
+    mutant(
+        SUBSCRIPTIONS,
+        "a fact ends the other queue's message",
+        _LEASES,
+        "book-differs lost not-drained",
+        (
+            "        closed = self._close(opened, batch.offsets, _FACT)\n",
+            (
+                "        every = self._all_of(ANY_QUEUE, batch.source)\n"
+                "        closed = sum([self._close(each, batch.offsets, _FACT) for each in every])\n"
+            ),
+        ),
+    ),
+    # --- answers ------------------------------------------------------------------------------------------------------
+    mutant(
+        SUBSCRIPTIONS,
+        "the answer to a RESUME has the other queue's messages",
+        _REPLIES,
+        "order exclusion attempts unexplained lost not-drained stuck concurrent",
+        ("    leases = messages.open_in(queue, source)\n", '    leases = messages.open_in("", source)\n'),
+    ),
+    mutant(
+        SUBSCRIPTIONS,
+        "a moved message that left is taken for the other queue's, which stays",
+        _REPLIES,
+        "answered",
+        ("offset not in messages.open_in(lease.queue, source)", 'offset not in messages.open_in("", source)'),
+        slow_commit=0.8,
+        late_read=0.5,
+    ),
+    mutant(
+        SUBSCRIPTIONS,
+        "a sender takes another queue's fact for its answer",
+        _DELAYING,
+        "answered cancelled",
+        (
+            "        if batch.queue != question.queue and (question.queue != ANY_QUEUE or not cancelled):\n",
+            "        if question.queue == ANY_QUEUE and not cancelled:\n",
+        ),
+        slow_commit=0.5,
+        late_read=0.3,
+        forgotten=0.3,
+    ),
+    # --- redeliveries -------------------------------------------------------------------------------------------------
+    mutant(
+        SUBSCRIPTIONS,
+        "a redelivery goes to the topic of its queue",
+        _WRITING,
+        "misplaced transaction fidelity",
+        (
+            "queue, topic = fire.lease.queue, world.names.messages",
+            "queue, topic = fire.lease.queue, settings.topic or world.names.messages",
+        ),
+        (
+            "target = world.messages[world.ordering.source(world, queue, topic, ordering_key, copy=True)]",
+            (
+                "target = world.messages[world.ordering.source(world, queue, topic, ordering_key,"
+                " copy=topic == world.names.messages)]"
+            ),
+        ),
+    ),
+)

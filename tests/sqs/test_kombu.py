@@ -1,0 +1,55 @@
+"""kombu, on which Celery stands: its own integration tests for SQS pass against the endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.sqs import celery_environment
+from tests.worker.harness import Worker
+
+pytestmark = pytest.mark.verify
+
+LIMIT_SECONDS = 500
+TESTS = "t/integration/test_sqs.py"
+#: Cases that are not run, and why.
+DESELECTED = {
+    "test_ack_invalid_receipt_with_backoff": "a second DeleteMessage must fail with 404; SQS documents success",
+    "test_SQSBaseExchangeTypes::test_fanout": "needs SNS",
+    "test_SQSDelaySeconds::test_fifo_queue_sends_no_delay": "needs FIFO queues",
+}
+
+
+async def test_the_integration_tests_of_kombu_pass(
+    new_endpoint: Callable[..., Worker], prefix: str, tmp_path: Path
+) -> None:
+    worker = await new_endpoint(prefix=prefix).start().ready()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PYTEST_", "PYTHON"))}
+    environment = {
+        **kept,
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "SQS_HOST": "127.0.0.1",
+        "SQS_PORT": worker.environment["MARQ_SQS_PORT"],
+    }
+    deselected = [option for name in DESELECTED for option in ("--deselect", f"{TESTS}::{name}")]
+
+    def run() -> subprocess.CompletedProcess[str]:
+        # Without a plugin that repeats failed tests, which their marks ask for.
+        return subprocess.run(
+            [celery_environment.python(), "-m", "pytest", TESTS, *deselected, "-p", "no:cacheprovider", "-rA"],
+            cwd=celery_environment.kombu_tests(), env=environment, capture_output=True, text=True,
+            timeout=LIMIT_SECONDS, check=False,
+        )  # fmt: skip
+
+    done = await asyncio.to_thread(run)
+
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr
+    assert re.search(r"= 38 passed, 4 deselected", done.stdout), done.stdout[-500:]

@@ -1,0 +1,169 @@
+"""Queues with ordering as operators see them: what pages, commands and metrics show, and what a replay delivers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import marq
+from tests.worker.conftest import client_of
+from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, eventually, make_topic, take
+from tests.worker.shell import Shell
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_a_blocked_key_is_shown_until_its_first_message_ends(
+    shared_worker: Worker, queues: marq.Queues, queue: str
+) -> None:
+    worker, address = shared_worker, f"/api/queues/{queue}"
+    await queues.change(queue, ordering="key", backoff=[600])
+    async with marq.Producer(**client_of(worker)) as producer, Shell(worker) as shell:
+        blocking = await producer.send(queue, b"1", ordering_key="customer-42")
+        await producer.send(queue, b"2", ordering_key="customer-42")
+        async with marq.Consumer(queue, **client_of(worker)) as consumer:
+            [message] = await consumer.receive(wait=LIMIT_SECONDS)
+            story = json.loads((await worker.page(f"/api/message?id={message.id}"))[1])
+            assert (story["status"], story["possible"], story["held"]) == ("in flight", [], True)
+            with suppress(ValueError):
+                async with message:
+                    raise ValueError("no <address>")
+
+            counted = await eventually(lambda: worker.queue(queue), lambda found: found.get("blocked_keys") == 1)
+            assert (counted["in_flight"], counted["waiting_for_redelivery"]) == (1, 1)
+
+            details = json.loads((await worker.page(address))[1])
+            [key] = details["blocked_keys"]
+            assert (key["key"], key["id"], key["attempt"]) == ("customer-42", blocking.id, 1)
+            assert (key["error"], key["state"]) == ("ValueError: no <address>", "waiting_in_order")
+            assert 500 < key["due_in_seconds"] <= 600
+            page = (await worker.page(f"/queues/{queue}"))[1]
+            assert re.search(r'<th scope="row">customer-42</th>', page)
+            assert "ValueError: no &lt;address&gt;" in page
+            story = json.loads((await worker.page(f"/api/message?id={blocking.id}"))[1])
+            assert (story["ordering_key"], story["possible"]) == ("customer-42", ["deliver-now", "cancel"])
+            assert story["status"] == "waits for its next delivery in its line"
+            assert [event["kind"] for event in story["events"]] == ["ACQUIRE", "RELEASE"]
+            assert f'marq_queue_blocked_keys{{queue="{queue}"}} 1.0' in (await worker.page("/metrics"))[1]
+
+            told = await shell.json("queue", queue)
+            assert (told["blocked_keys"]["count"], told["blocked_keys"]["complete"]) == (1, True)
+            assert told["blocked_keys"]["first"][0]["key"] == "customer-42"
+            shown = (await shell("queue", queue)).out
+            assert "blocked keys: 1\n" in shown
+            assert re.search(r"customer-42 +1 +[89] m .* ValueError: no <address>", shown)
+            assert "blocked_keys" not in await shell.json("queue", "another")
+
+            delayed = await shell.json("delayed", queue)
+            assert [each["state"] for each in delayed["messages"]] == ["waiting_in_order"]
+
+    # The second message was released when its consumer stopped, and blocks nothing.
+    counted = await eventually(lambda: worker.queue(queue), lambda found: found.get("in_flight") == 0)
+    assert (counted["blocked_keys"], counted["waiting_for_redelivery"]) == (1, 2)
+
+
+async def test_a_key_that_its_first_message_blocks_for_good_waits_for_an_operator(
+    shared_worker: Worker, queues: marq.Queues, queue: str
+) -> None:
+    worker = shared_worker
+    await queues.change(queue, ordering="key", max_attempts=1, on_dead_letter="block")
+    async with marq.Producer(**client_of(worker)) as producer, Shell(worker) as shell:
+        blocking = await producer.send(queue, b"1", ordering_key="a")
+        await producer.send(queue, b"2", ordering_key="a")
+        async with marq.Consumer(queue, **client_of(worker)) as consumer:
+            [message] = await take(consumer)
+            await message.reject("bad")
+            await eventually(lambda: worker.queue(queue), lambda found: found.get("blocked_keys") == 1)
+
+            [key] = (await shell.json("queue", queue))["blocked_keys"]["first"]
+            assert (key["waits_for_operator"], key["error"]) == (True, "bad")
+            assert "(operator)" in (await shell("queue", queue)).out
+            story = json.loads((await worker.page(f"/api/message?id={blocking.id}"))[1])
+            assert story["status"] == "blocks its key until it is delivered now or cancelled"
+            await shell.json("cancel", "--yes", blocking.id)
+
+            [following] = await take(consumer)
+            assert following.value == b"2"
+            await following.ack()
+    await eventually(lambda: worker.queue(queue), lambda found: found.get("blocked_keys") == 0)
+
+
+async def test_messages_behind_a_blocked_key_do_not_wait_once_a_consumer_has_them(
+    shared_worker: Worker, queues: marq.Queues, queue: str
+) -> None:
+    worker = shared_worker
+    await queues.change(queue, ordering="key", backoff=[600])
+    async with marq.Producer(**client_of(worker)) as producer, Shell(worker) as shell:
+        for key, value in ("a", b"blocks"), ("b", b"done"), ("a", b"behind"):
+            await producer.send(queue, value, ordering_key=key)
+        async with marq.Consumer(queue, **client_of(worker)) as consumer:
+            first = {message.value: message for message in await take(consumer, 2)}
+            await first[b"done"].ack()
+            await first[b"blocks"].release()
+            await eventually(lambda: worker.queue(queue), lambda found: found.get("blocked_keys") == 1)
+
+            peeked = await shell.json("peek", queue)
+            purged = await shell.json("purge", queue, "--yes")
+
+        assert peeked["messages"] == []
+        # The consumer delivers the released message again, so it is too late to cancel it.
+        assert (purged["waiting"], purged["redelivery"], purged["too_late"]) == (0, 0, 1)
+
+
+async def test_a_message_that_a_purge_came_too_late_for_keeps_its_place(
+    namespace: Namespace, shared_worker: Worker, queues: marq.Queues, queue: str
+) -> None:
+    worker, topic = shared_worker, f"{namespace.names.prefix}-{queue}"
+    await make_topic(namespace.bootstrap_servers, topic, 1)
+    await queues.change(queue, topic=topic, ordering="key", backoff=[15])
+    await namespace.producer.send_and_wait(topic, b"first", b"a")
+    async with Shell(worker) as shell:
+        async with marq.Consumer(queue, **client_of(worker)) as consumer:
+            [first] = await take(consumer, 1)
+            await first.release()
+            purged = await shell.json("purge", queue, "--yes")
+            assert (purged["waiting"], purged["redelivery"], purged["too_late"]) == (0, 0, 1)
+        await namespace.producer.send_and_wait(topic, b"second", b"a")
+
+    async with marq.Consumer(queue, **client_of(worker)) as consumer:
+        [again] = await take(consumer, 1)
+        assert (again.value, again.id, again.attempt) == (b"first", first.id, 2)
+        await again.ack()
+        [second] = await take(consumer, 1)
+        assert second.value == b"second"
+        await second.ack()
+    await queues.reset(queue)
+
+
+async def test_a_replay_delivers_the_messages_of_a_key_in_their_order(
+    shared_worker: Worker, queues: marq.Queues, queue: str
+) -> None:
+    worker, values = shared_worker, [b"%d" % number for number in range(5)]
+    await queues.change(queue, ordering="key")
+    async with marq.Producer(**client_of(worker)) as producer, Shell(worker) as shell:
+        await producer.send_many(queue, values, ordering_key="a")
+        async with marq.Consumer(queue, **client_of(worker)) as consumer:
+            for _ in values:
+                [message] = await take(consumer)
+                await message.ack()
+            # Until its position is committed.
+            await eventually(lambda: shell.json("replay", queue, "--since", "1h", "--dry-run"), _replays(len(values)))
+            await shell.json("replay", queue, "--since", "1h", "--yes")
+
+            again = []
+            for _ in values:
+                # One at a time: only the first message of the key is delivered.
+                [message] = await consumer.receive(max_messages=5, wait=LIMIT_SECONDS)
+                again.append(message.value)
+                await message.ack()
+
+    assert again == values
+
+
+def _replays(count: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda found: found["messages"] == count
