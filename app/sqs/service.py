@@ -25,8 +25,10 @@ from marq_worker.app.sqs.handles import Handles
 from marq_worker.app.sqs.keys import Key, load_keys
 from marq_worker.app.sqs.message_ids import MessageIds
 from marq_worker.app.sqs.message_limits import MAX_MESSAGE_BYTES
+from marq_worker.app.sqs.message_operations import MessageOperations
 from marq_worker.app.sqs.operations import Operations
 from marq_worker.app.sqs.peers import Peers
+from marq_worker.app.sqs.queue_operations import QueueOperations
 from marq_worker.app.sqs.receiving import Receivers
 from marq_worker.app.sqs.server import SqsServer
 from marq_worker.app.sqs.wire import operations
@@ -82,17 +84,20 @@ class SqsEndpoint(Service):
             url, secret, lambda queue: self._queues.definitions.consumer_group(queue, names), Groups(client)
         )
         self._receivers = Receivers(client, url, self._settler, self._peers)
+        directory = Directory(self._queues, maximum_bytes)
         calls = Operations(
-            producer=self._producer,
-            queues=self._queues,
-            directory=Directory(self._queues, maximum_bytes),
-            receivers=self._receivers,
-            settler=self._settler,
-            handles=Handles(secret),
-            ids=MessageIds(names.messages),
-            counts=self._counts,
-            purge=self._purge,
-            maximum_bytes=maximum_bytes,
+            QueueOperations(directory, self._receivers, self._counts, self._purge),
+            MessageOperations(
+                producer=self._producer,
+                queues=self._queues,
+                directory=directory,
+                receivers=self._receivers,
+                settler=self._settler,
+                handles=Handles(secret),
+                ids=MessageIds(names.messages),
+            ),
+            directory,
+            maximum_bytes,
         )
         self._server = SqsServer(calls, self._receivers, self._peers, keys, settings.sqs_url)
         await self._producer.start()

@@ -1,0 +1,166 @@
+"""The operations on messages: send, receive, delete, change the visibility timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from marq.producer.producer import Producer
+from marq.queues.queues import Queues
+from marq_worker.app.sqs.arns import arn_of
+from marq_worker.app.sqs.attributes import QueueAttributes
+from marq_worker.app.sqs.directory import Directory, can_be_polled
+from marq_worker.app.sqs.errors import SqsError
+from marq_worker.app.sqs.handles import Handles
+from marq_worker.app.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
+from marq_worker.app.sqs.message_ids import MessageIds
+from marq_worker.app.sqs.received import GROUP_HEADER, SOURCE_HEADER, TRACE_HEADER, formatted
+from marq_worker.app.sqs.receiving import Delivery, Receivers
+
+_LEAST_DELAY_S = 0.001
+
+Parameters = Mapping[str, Any]
+
+
+class MessageOperations:
+    """Each operation takes the queue's name and its parameters, and returns the members of its answer.
+
+    Args:
+        settler: the markers of deletions and visibility changes.
+    """
+
+    def __init__(
+        self,
+        *,
+        producer: Producer,
+        queues: Queues,
+        directory: Directory,
+        receivers: Receivers,
+        settler: Any,
+        handles: Handles,
+        ids: MessageIds,
+    ) -> None:
+        self._producer = producer
+        self._queues = queues
+        self._directory = directory
+        self._receivers = receivers
+        self._settler = settler
+        self._handles = handles
+        self._ids = ids
+
+    async def send(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        attributes = self._directory.get(queue).attributes
+        body = parameters["MessageBody"]
+        message_attributes = parameters.get("MessageAttributes") or {}
+        system = parameters.get("MessageSystemAttributes") or {}
+        headers = to_headers(message_attributes)
+        if (group := parameters.get("MessageGroupId")) is not None:
+            headers.append((GROUP_HEADER, group.encode()))
+        if (trace := system.get("AWSTraceHeader")) is not None:
+            headers.append((TRACE_HEADER, trace["StringValue"].encode()))
+        data = body.encode()
+        if len(data) > attributes.maximum_message_bytes:
+            raise SqsError(
+                "InvalidParameterValue",
+                f"the message has {len(data)} bytes; at most {attributes.maximum_message_bytes} are allowed",
+            )
+        delay: float | None = parameters.get("DelaySeconds")
+        if delay == 0:
+            # Only a time replaces the queue's delay.
+            delay = _LEAST_DELAY_S if attributes.delay_s else None
+        receipt = await self._producer.send(queue, data, headers=headers, delay=delay)
+        assert not isinstance(receipt, list)
+        answer = {"MD5OfMessageBody": md5_of_body(body), "MessageId": self._ids.of(receipt.id)}
+        if (sums := md5_of_attributes(message_attributes)) is not None:
+            answer["MD5OfMessageAttributes"] = sums
+        if (sums := md5_of_attributes(system)) is not None:
+            answer["MD5OfMessageSystemAttributes"] = sums
+        return answer
+
+    async def receive(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        attributes = self._directory.get(queue).attributes
+        definitions = self._queues.definitions
+        if (why := can_be_polled(definitions.settings(queue), definitions.group(queue))) is not None:
+            raise SqsError("UnsupportedOperation", f"the queue {queue!r} can't be received from: {why}")
+        if self._receivers.stopped:
+            return {}
+        wait_s = parameters.get("WaitTimeSeconds", attributes.wait_s)
+        receiver = self._receivers.of(queue)
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + wait_s
+        most = parameters.get("MaxNumberOfMessages", 1)
+        while polled := await receiver.poll(most, max(0.0, until_s - clock())):
+            try:
+                deliveries = await self._deliverable(queue, polled, attributes)
+                if deliveries:
+                    return await self._received(deliveries, attributes, parameters)
+            except BaseException:
+                # The client gave up, or markers could not be written: it never sees them.
+                receiver.release(polled)
+                raise
+        return {}
+
+    async def _received(
+        self, deliveries: Sequence[Delivery], attributes: QueueAttributes, parameters: Parameters
+    ) -> dict[str, Any]:
+        visibility_s = parameters.get("VisibilityTimeout", attributes.visibility_timeout_s)
+        if visibility_s != attributes.visibility_timeout_s:
+            await self._change(deliveries, visibility_s)
+        return {"Messages": [self._formatted(delivery, parameters) for delivery in deliveries]}
+
+    async def _deliverable(
+        self, queue: str, deliveries: Sequence[Delivery], attributes: QueueAttributes
+    ) -> list[Delivery]:
+        """Return the messages for clients; delete those that are too old, and move those received too often."""
+        oldest_ms = (time.time() - attributes.retention_s) * 1000
+        most, target = attributes.max_receive_count, attributes.dead_letter_queue or ""
+        if not self._directory.exists(target):
+            most = None
+        ended: list[Delivery] = []
+        kept: list[Delivery] = []
+        for delivery in deliveries:
+            if delivery.sent_ms < oldest_ms:
+                ended.append(delivery)
+            elif most is not None and delivery.attempt > most:
+                # First the copy: a crash in between makes two dead letters, and loses none.
+                await self._move(delivery, target, arn_of(queue))
+                ended.append(delivery)
+            else:
+                kept.append(delivery)
+        if ended:
+            await self._settler.ack([each.token for each in ended])
+        return kept
+
+    async def _move(self, delivery: Delivery, target: str, source_arn: str) -> None:
+        headers = [(name, value) for name, value in delivery.headers.items() if name != SOURCE_HEADER]
+        await self._producer.send(target, delivery.body, headers=[*headers, (SOURCE_HEADER, source_arn.encode())])
+
+    async def _change(self, deliveries: Sequence[Delivery], visibility_s: int) -> None:
+        if visibility_s:
+            await self._settler.renew([(each.token, visibility_s * 1000) for each in deliveries])
+        else:
+            await self._settler.release([each.token for each in deliveries])
+
+    def _formatted(self, delivery: Delivery, parameters: Parameters) -> dict[str, Any]:
+        handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt)
+        return formatted(delivery, self._ids.of(delivery.id), handle, parameters)
+
+    async def delete(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        self._directory.get(queue)
+        handle = self._handles.read(parameters["ReceiptHandle"], queue)
+        await self._settler.ack([handle.token])
+        if (receiver := self._receivers.known(queue)) is not None:
+            receiver.deleted.add(handle.message_id, handle.attempt)
+        return {}
+
+    async def change_visibility(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        self._directory.get(queue)
+        handle = self._handles.read(parameters["ReceiptHandle"], queue)
+        visibility_s = parameters.get("VisibilityTimeout", 0)
+        if visibility_s:
+            await self._settler.renew([(handle.token, visibility_s * 1000)])
+        else:
+            await self._settler.release([handle.token])
+        return {}
