@@ -18,7 +18,7 @@ from marq_worker.app.sqs.wire import operations
 from marq_worker.broker.ports import free_port
 from rig.program import Program
 from tests.docs.pages import ROOT, blocks
-from tests.sqs import celery_environment
+from tests.sqs import environments
 from tests.worker.harness import Worker, eventually
 
 PAGE = ROOT / "docs" / "sqs.md"
@@ -98,7 +98,7 @@ async def test_boto3(shell: Shell) -> None:
 @pytest.mark.verify
 @pytest.mark.parametrize("application", ["celery_tasks", "examples.celery_tasks"])
 async def test_celery(shell: Shell, application: str, tmp_path: Path) -> None:
-    python = await asyncio.to_thread(celery_environment.python)
+    python = await asyncio.to_thread(environments.python, "celery")
     shell.write("celery_tasks.py", block("python", "# celery_tasks.py"))
     send = block("sh", "celery -A").splitlines()[1].removeprefix("python -c ").strip("'")
     worker = Program(
