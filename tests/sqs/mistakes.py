@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tests.sqs.script import Call, PolicyTo, binary, text
+from tests.sqs.script import Call, PolicyTo, text
 
 #: Queues for messages that nobody receives, for attributes that are changed, and for all other mistakes.
 SINK, CHANGED, IDLE = QUEUES = ("mistakes-sink", "mistakes-changed", "mistakes-idle")
