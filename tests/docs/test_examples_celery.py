@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -86,6 +88,27 @@ def test_the_page_lists_each_operation_and_whether_it_is_supported() -> None:
 
     assert set(listed) == operations()
     assert {name for name, answer in listed.items() if answer.startswith("yes")} == SUPPORTED
+
+
+def test_the_page_lists_the_versions_that_are_tested() -> None:
+    def text(name: str) -> str:
+        return (environments.HERE / name).read_text(encoding="utf-8")
+
+    python = dict(re.findall(r"^(\S+)==(\S+)", text("celery.lock") + text("judges.lock"), re.MULTILINE))
+    node = json.loads(text("node/package.json"))["dependencies"]
+    go = dict(re.findall(r"/(\S+) v(\S+)", text("go/go.mod")))
+
+    table = PAGE.read_text(encoding="utf-8").partition("| client | version |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines()[2:]]
+    assert dict(rows) == {
+        "boto3": python["boto3"],
+        "Celery": python["celery"],
+        "kombu": python["kombu"],
+        "`aws` command": python["awscli"],
+        "`@aws-sdk/client-sqs` (JavaScript)": node["@aws-sdk/client-sqs"],
+        "`sqs-consumer` (JavaScript)": node["sqs-consumer"],
+        "`aws-sdk-go-v2/service/sqs` (Go)": go["aws/aws-sdk-go-v2/service/sqs"],
+    }
 
 
 @pytest.mark.verify

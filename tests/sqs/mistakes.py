@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tests.sqs.script import Call, PolicyTo, text
 
-#: Queues for messages that nobody receives, for attributes that are changed, and for all other mistakes.
+#: Queues for messages, for attributes that are changed, and for all other mistakes.
 SINK, CHANGED, IDLE = QUEUES = ("mistakes-sink", "mistakes-changed", "mistakes-idle")
 _MISSING = "mistakes-missing"
 
