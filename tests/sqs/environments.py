@@ -70,8 +70,9 @@ def go_client() -> Path:
     def build(directory: Path) -> None:
         compiler = _require("go", "Go 1.24 or newer")
         # The installed compiler, rather than one that it would download.
-        variables = {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0"}
-        command = [compiler, "-C", HERE / "go", "build", "-o", directory / "client", "."]
+        variables = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
+        options = ("-buildvcs=false", "-mod=readonly", "-o", directory / "client")
+        command = [compiler, "-C", HERE / "go", "build", *options, "."]
         run_tool("building the client in Go", command, environment=variables)
 
     return _made("go", sources, build) / "client"
