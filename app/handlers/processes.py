@@ -20,7 +20,7 @@ from typing import Any
 from mode import Service
 
 from marq_worker.agents.handler_groups import HandlerGroup
-from marq_worker.app.faust_app import EXIT_FENCED
+from marq_worker.app.exit_codes import EXIT_FENCED
 from marq_worker.app.handlers.process import VARIABLE, HandlersProcess
 from marq_worker.app.handlers.reports import SILENCE_SECONDS, reports
 from marq_worker.config.settings import read_environment

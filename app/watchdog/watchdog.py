@@ -24,11 +24,10 @@ from enum import Enum, auto
 from mode import Service
 
 from marq_worker.agents.progress import ProgressReport
+from marq_worker.app.exit_codes import EXIT_STALLED
 
 log = logging.getLogger("marq.watchdog")
 
-#: Exit code of a process that its watchdog has ended ("temporary failure" in sysexits.h).
-EXIT_CODE = 75
 #: Interval between two looks.
 LOOK_SECONDS = 1.0
 #: Interval between two reports of the event loop: shorter, so that each look has a new one.
@@ -92,7 +91,7 @@ class Watchdog(Service):
                 self._end(stalled)
 
     def _end(self, stalled: str) -> None:
-        timer = threading.Timer(LAST_WORDS_SECONDS, os._exit, [EXIT_CODE])
+        timer = threading.Timer(LAST_WORDS_SECONDS, os._exit, [EXIT_STALLED])
         timer.daemon = True
         timer.start()
         try:
@@ -102,11 +101,11 @@ class Watchdog(Service):
                 "markers again",
                 stalled,
                 self._limit_s,
-                EXIT_CODE,
+                EXIT_STALLED,
             )
             faulthandler.dump_traceback()
         finally:
-            os._exit(EXIT_CODE)
+            os._exit(EXIT_STALLED)
 
 
 class Answer(Enum):
