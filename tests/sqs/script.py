@@ -71,7 +71,11 @@ class Queue:
 
 
 class Script:
-    """Makes the steps of a seed."""
+    """Makes the steps of a seed, with standard queues.
+
+    Three methods depend on the kind of queues: :meth:`_create`, :meth:`_message`, and :meth:`_drain`, which takes all
+    visible messages to be deliverable.
+    """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -100,7 +104,9 @@ class Script:
         self._names += 1
         name = f"{self._prefix}{self._names}"
         self._queues[name] = Queue()
-        attributes = {"VisibilityTimeout": str(LONG_S), **self._attributes(), **attributes}
+        # The default of MaximumMessageSize follows from what Kafka accepts.
+        own = {"VisibilityTimeout": str(LONG_S), "MaximumMessageSize": "500000"}
+        attributes = {**own, **self._attributes(), **attributes}
         tags = {"tags": {"made": name}} if self._random.random() < 0.5 else {}
         return Call("create", "create_queue", None, {"QueueName": name, "Attributes": attributes, **tags})
 

@@ -25,7 +25,6 @@ IGNORED = {
     "ApproximateNumberOfMessages": "Marq counts every few seconds",
     "ApproximateNumberOfMessagesNotVisible": "the same",
     "ApproximateNumberOfMessagesDelayed": "the same",
-    "MaximumMessageSize": "Marq's default follows from the size that Kafka accepts",
     "SenderId": "Marq does not record the senders of messages",
     "MD5OfMessageSystemAttributes": "moto leaves it out",
 }

@@ -38,9 +38,9 @@ class Endpoint:
     """A server, and connections to it."""
 
     def __init__(self, keys: Mapping[str, Key]) -> None:
-        unused: Any = None
         operations: Any = Operations()
-        self.server = SqsServer(operations, unused, unused, keys, None)
+        unused: Any = None
+        self.server = SqsServer(operations=operations, receivers=unused, peers=unused, keys=keys, public_url=None)
         self.port = free_port("127.0.0.1")
 
     async def start(self) -> None:
