@@ -37,7 +37,7 @@ class NoRequests(logging.Filter):
             return True
         address = record.args[0] if isinstance(record.args, tuple) and record.args else ""
         record.levelno, record.levelname = logging.INFO, "INFO"
-        record.msg, record.args = "what came from %s is no HTTP request: %s", (address, type(error).__name__)
+        record.msg, record.args = "request from %s is not valid HTTP: %s", (address, type(error).__name__)
         record.exc_info = record.exc_text = None
         return logging.getLogger(record.name).isEnabledFor(logging.INFO)
 

@@ -84,7 +84,7 @@ def ending(run: Callable[[], int | None]) -> int:
         if error.errno not in _UNWRITTEN:
             raise
         _write_no_more()
-        say(f"the answer could not be written: {error.strerror}; the requested action may have been carried out")
+        say(f"the output could not be written: {error.strerror}; the requested action may have been carried out")
         return 1
 
 

@@ -160,12 +160,12 @@ class Model(Generic[M]):
             raise ConfigError(f"marq.Model({self._name}) needs pydantic 2: pip install 'pydantic>=2'") from error
         if model is BaseModel:
             # It has no fields, so everything would be dropped.
-            raise ConfigError("marq.Model(BaseModel): expected a class that is derived from it")
+            raise ConfigError("marq.Model(BaseModel): expected a subclass of it")
         try:
             self._adapter = TypeAdapter(model)
         except (PydanticUserError, PydanticUndefinedAnnotation) as error:
             raise ConfigError(
-                f"marq.Model({self._name}): expected a type that pydantic knows, such as a model or a dataclass"
+                f"marq.Model({self._name}): expected a type that pydantic supports, such as a model or a dataclass"
                 f" ({str(error).partition(chr(10))[0]})"
             ) from error
         is_class = isinstance(model, type)

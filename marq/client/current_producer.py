@@ -41,12 +41,12 @@ class SharedProducer:
         # producer of all handlers, and then end.
         if asyncio.get_running_loop() is not self._loop:
             raise MarqError(
-                "send() of a handler was called in another event loop than the worker's: nothing was sent. In a plain"
+                "send() of a handler was called outside the worker's event loop: nothing was sent. In a plain"
                 " function use marq.SyncProducer, or make the handler `async def`"
             )
         # A handler may run on after the stop; it must not open it again.
         if self._stopped:
-            raise MarqError("this worker's producer is stopped, because the worker stops: nothing was sent")
+            raise MarqError("this worker's producer is stopped, because the worker is stopping: nothing was sent")
         if self._producer is None:
             self._producer = self._make()
         await self._producer.start()

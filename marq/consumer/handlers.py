@@ -138,7 +138,7 @@ def target_of(function: object, codec: Codec | None) -> tuple[str, Codec | None]
     if others:
         queues = ", ".join(repr(each.queue) for each in [definition, *others] if each)
         raise ConfigError(
-            f"{definition.name} handles several queues ({queues}), so it does not say where to send to: name the queue,"
+            f"{definition.name} handles several queues ({queues}), so its queue is ambiguous: name one, as in"
             f" producer.send({definition.queue!r}, value)"
         )
     return definition.queue, definition.codec or codec
@@ -197,7 +197,7 @@ def definitions_for(function: object, queues: Collection[str]) -> dict[str, Hand
     if definitions and others:
         raise ConfigError(
             f"{name_of(function)} is the handler of queue {', '.join(map(repr, sorted(definitions)))}, and would be"
-            f" called with messages of queue {', '.join(map(repr, others))}: decorate it for that one, too"
+            f" called with messages of queue {', '.join(map(repr, others))}: decorate it for that queue, too"
         )
     return {queue: definitions[queue] for queue in queues} if definitions else {}
 

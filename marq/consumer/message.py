@@ -250,6 +250,6 @@ class Message(Hinted, Generic[T_co]):
         late_s = self._held.acks.clock() - expiry_s
         if late_s >= 0:
             raise LeaseLost(
-                f"queue {self.queue!r}, message {self.id}, attempt {self.attempt}: its lease ran out {late_s:.1f} s"
+                f"queue {self.queue!r}, message {self.id}, attempt {self.attempt}: its lease expired {late_s:.1f} s"
                 f" before {call}() completed, so it may be delivered again; use a longer lease, or renew() in time"
             )

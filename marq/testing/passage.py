@@ -275,7 +275,7 @@ async def _quiet(limit: _Limit | None) -> None:
             await asyncio.sleep(0)
             still = 0 if ready else still + 1
             if ready and limit is not None:
-                limit.check("the event loop never comes to rest")
+                limit.check("the event loop never becomes idle")
 
 
 def _names(tasks: Collection[asyncio.Task[Any]]) -> str:
