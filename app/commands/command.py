@@ -1,4 +1,4 @@
-"""Common parts of our commands: they run without a worker, and end with an exit code and never with a traceback."""
+"""Common parts of our commands, which run without a worker and end with an exit code, never with a traceback."""
 
 from __future__ import annotations
 

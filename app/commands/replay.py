@@ -1,4 +1,4 @@
-"""``marq replay NAME``: delivers messages again that a queue has already received."""
+"""``marq replay NAME``: delivers messages again that a queue has already delivered."""
 
 from __future__ import annotations
 

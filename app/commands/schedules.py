@@ -1,4 +1,4 @@
-"""``marq schedules``: all schedules and their next times, as the workers know them."""
+"""``marq schedules``: all schedules and their next times, as reported by the workers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``marq state``: the owner and the position of each partition; without an owner, the last one.
 
-It joins no group and needs no worker: groups, changelog and markers have all of it.
+It joins no group and needs no worker: everything is in the groups, the changelog and the markers.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 docs/protocol.md describes the layout field by field. Every number is big-endian, as everywhere in Kafka. The first byte
 is the version and the next two are a magic, and every version begins with the same head. So a batch of a newer version
-(whose partition must stop) can be told from garbage (which goes into quarantine). Then come queue, source and offsets,
-and then the fields of :data:`LAYOUTS`, which drives encoding and decoding alike. Fields that differ between the
-messages of a batch are written in columns, which the ``struct`` module packs thousands at a time.
+(whose partition must stop) can be distinguished from garbage (which is quarantined). Then come queue, source and
+offsets, and then the fields of :data:`LAYOUTS`, which drives encoding and decoding alike. Fields that differ between
+the messages of a batch are written in columns, which the ``struct`` module packs thousands at a time.
 
-Decoding is total: any bytes give a batch or :class:`CorruptMarker`. The decoder therefore checks each length before it
-trusts it, and that nothing is left over.
+Decoding is total: any bytes result in a batch or :class:`CorruptMarker`. The decoder therefore checks each length
+before it trusts it, and that no bytes are left over.
 """
 
 from __future__ import annotations
