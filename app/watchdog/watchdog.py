@@ -1,12 +1,12 @@
 """Ends a worker that makes no progress, so that its supervisor restarts it.
 
-A task in the event loop reports progress. A thread judges the reports, because a blocked event loop can't. Code that
-keeps the interpreter's lock stops the thread too.
+A task in the event loop reports progress. A thread evaluates the reports, because a blocked event loop can't. Code that
+never releases the GIL stops the thread, too.
 
 Time counts only while the watchdog itself runs: a suspended process or machine adds almost nothing. A subject is
 stalled if its progress is unchanged for the whole limit although it has work that it could do. A probe with its own
-clients is asked at half of the limit and at its end: if there is nothing to do, or the broker is away, the time starts
-again.
+clients runs at half of the limit and at its end: if there is nothing to do, or the broker is unavailable, the timer
+restarts.
 """
 
 from __future__ import annotations
