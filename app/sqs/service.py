@@ -13,6 +13,7 @@ from mode import Service
 
 from marq.admin.purge import extent_now, purge
 from marq.admin.purge_extent import Extent
+from marq.consumer.lease_questions import LeaseQuestions
 from marq.consumer.polled import TokenSettler
 from marq.kafka.topics import ensure_topics
 from marq.producer.producer import Producer
@@ -38,6 +39,7 @@ from marq_worker.app.sqs.receiving import Delivery, Receivers
 from marq_worker.app.sqs.server import SqsServer
 from marq_worker.app.sqs.task_runner import TaskRunner
 from marq_worker.app.sqs.tasks import PurgeTask, Tasks
+from marq_worker.app.sqs.visibility import VisibilityChanges
 from marq_worker.app.sqs.wire import operations
 from marq_worker.app.web.dashboard.groups import Groups
 from marq_worker.app.web.security import is_loopback
@@ -84,6 +86,7 @@ class SqsEndpoint(Service):
         maximum_bytes = min(MAX_MESSAGE_BYTES, topics.messages_limit_bytes - _HEADER_ROOM_BYTES)
         url = f"http://{settings.web_host or reachable_name(settings.sqs_bind)}:{settings.sqs_port}"
         self._producer, self._settler = Producer.of(client), TokenSettler(client)
+        self._questions = LeaseQuestions(client)
         names = client.names
         self._peers = Peers(
             url, secret, lambda queue: self._queues.definitions.consumer_group(queue, names), Groups(client)
@@ -103,6 +106,7 @@ class SqsEndpoint(Service):
                 directory=directory,
                 receivers=self._receivers,
                 settler=self._settler,
+                visibility=VisibilityChanges(self._settler, self._questions),
                 handles=Handles(secret),
                 ids=MessageIds(names.messages),
             ),
@@ -113,6 +117,7 @@ class SqsEndpoint(Service):
         self._server = SqsServer(calls, self._receivers, self._peers, keys, settings.sqs_url)
         await self._producer.start()
         await self._settler.start()
+        await self._questions.start()
         self._peers.start()
         self._runner.start()
         await self._server.start(settings.sqs_bind, settings.sqs_port)
@@ -123,7 +128,7 @@ class SqsEndpoint(Service):
         await asyncio.gather(self._runner.stop(), self._receivers.stop())
         await self._server.stop()
         await self._peers.stop()
-        await asyncio.gather(self._settler.stop(), self._producer.stop())
+        await asyncio.gather(self._settler.stop(), self._questions.stop(), self._producer.stop())
 
     @Service.task
     async def _drop_idle(self) -> None:
