@@ -43,6 +43,7 @@ from marq_worker.app.sqs.visibility import VisibilityChanges
 from marq_worker.app.sqs.wire import operations
 from marq_worker.app.web.dashboard.groups import Groups
 from marq_worker.app.web.security import is_loopback
+from marq_worker.app.web.sqs_metrics import CallMetrics
 from marq_worker.config.settings import AppSettings
 
 log = logging.getLogger("marq.sqs")
@@ -59,6 +60,7 @@ class SqsEndpoint(Service):
     Args:
         queues: the definitions, which the worker starts and stops.
         statistics: returns the statistics of all queues.
+        metrics: counts the calls.
     """
 
     def __init__(
@@ -67,12 +69,14 @@ class SqsEndpoint(Service):
         client: ClientSettings,
         queues: Queues,
         statistics: Callable[[], Awaitable[dict[str, Any]]],
+        metrics: CallMetrics,
     ) -> None:
         super().__init__()
         self._settings = settings
         self._client = client
         self._queues = queues
         self._counts = QueueCounts(statistics)
+        self._metrics = metrics
 
     async def on_start(self) -> None:
         await or_exit(self._start())
@@ -114,7 +118,7 @@ class SqsEndpoint(Service):
             directory,
             maximum_bytes,
         )
-        self._server = SqsServer(calls, self._receivers, self._peers, keys, settings.sqs_url)
+        self._server = SqsServer(calls, self._receivers, self._peers, keys, settings.sqs_url, self._metrics)
         await self._producer.start()
         await self._settler.start()
         await self._questions.start()
