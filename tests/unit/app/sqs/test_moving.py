@@ -166,7 +166,7 @@ async def test_a_message_that_does_not_fit_fails_the_move(rig: Rig) -> None:
 
 
 async def test_later_messages_stay_and_expired_ones_end(rig: Rig) -> None:
-    """Else messages that fail at once would go round for ever."""
+    """Else messages that fail at once would go round without an end."""
     task = await rig.run(letter(1, sent_ms=NOW_MS + SKEW_MS + 1), letter(2, sent_ms=0), letter(3))
 
     assert rig.receiver.log == ["send 3", "ack 3", "ack 2"]
