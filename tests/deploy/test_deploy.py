@@ -319,7 +319,9 @@ def test_trackers_write_where_their_disk_is_and_are_found_by_name() -> None:
 
 
 def test_services_lead_to_pods_with_their_port() -> None:
-    templates = {each["metadata"]["name"]: each["spec"]["template"] for each in MANIFESTS if "template" in each.get("spec", {})}
+    templates = {
+        each["metadata"]["name"]: each["spec"]["template"] for each in MANIFESTS if "template" in each.get("spec", {})
+    }
     leads = {}
     for service in (each for each in MANIFESTS if each["kind"] == "Service"):
         (port,) = service["spec"]["ports"]
