@@ -20,6 +20,7 @@ from marq_worker.app.sqs.bodies import MAX_BODY_BYTES, Bodies
 from marq_worker.app.sqs.keys import Grant, Key
 from marq_worker.app.sqs.server import FAILURES, SqsServer, room_for_connections
 from marq_worker.app.sqs.wire import Call
+from marq_worker.app.web.sqs_metrics import CallMetrics
 from marq_worker.broker.ports import free_port
 
 LIMIT_S = 30.0
@@ -40,7 +41,9 @@ class Endpoint:
     def __init__(self, keys: Mapping[str, Key]) -> None:
         operations: Any = Operations()
         unused: Any = None
-        self.server = SqsServer(operations=operations, receivers=unused, peers=unused, keys=keys, public_url=None)
+        self.server = SqsServer(
+            operations=operations, receivers=unused, peers=unused, keys=keys, public_url=None, metrics=CallMetrics()
+        )
         self.port = free_port("127.0.0.1")
 
     async def start(self) -> None:
