@@ -81,7 +81,7 @@ class Reader(Protocol):
         """
 
     async def verify(self, sources: Collection[Source]) -> None:
-        """Commit again what is committed. Raises NotCommitted as :meth:`commit`, so also if a source is another's."""
+        """Commit again what is committed. Raises NotCommitted like :meth:`commit`, or if a source is another's."""
 
     def rewind(self, offsets: Offsets) -> None:
         """Continue from these offsets; partitions that are not assigned are ignored."""
