@@ -166,7 +166,7 @@ class GroupReader:
         self._progress = Progress()
         #: Partitions whose log was found to end before the place where reading began, with that place.
         self._recreated: dict[Source, int] = {}
-        #: Number of changes of the assignment or of the served queues.
+        #: Number of changes to the assignment or the served queues.
         self._changes = 0
         #: Why this member no longer receives records.
         self._fenced: ConfigError | None = None

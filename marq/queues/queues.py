@@ -95,7 +95,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
 
     @property
     def definitions(self) -> Definitions:
-        """The current definitions, also after a stop."""
+        """The current definitions, even after a stop."""
         return self._follower.definitions
 
     @property
