@@ -100,7 +100,7 @@ class Acquisition:
 class AcquiredOffsets:
     """Where the ACQUIREs of one assignment end, for each queue and source partition.
 
-    An ACQUIRE contains all messages of its queue starting at one offset: the end of the previous ACQUIRE, or where reading
+    An ACQUIRE contains all messages of its queue from an offset on: the end of the previous ACQUIRE, or where reading
     began. So the tracker knows which messages it has not seen yet.
     """
 
