@@ -55,7 +55,7 @@ class SqsError(Exception):
 
     @property
     def code(self) -> str:
-        """The error's code in the query protocol, which also stands in the results of a batch."""
+        """The error's code in the query protocol, which the results of a batch also contain."""
         return _CODES.get(self.shape, self.shape)
 
     @property

@@ -182,7 +182,7 @@ def acquisitions(
 
 
 def unskipped(purge: Purge | None, source: Source, own: Records) -> tuple[Records, int]:
-    """Return the records that a purge leaves, and the offset from which on ACQUIREs may count records as known, or 0.
+    """Return the records that a purge leaves, and the first offset that ACQUIREs may count as known, or 0.
 
     Purged records must not count as known: the tracker would ignore the purge's own markers.
     """

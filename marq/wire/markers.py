@@ -100,7 +100,7 @@ class Outcome(IntEnum):
 
 
 class Source(NamedTuple):
-    """The partition that messages were read from, or a drawn source for messages that are not records yet."""
+    """The partition that messages were read from, or a generated source for messages that are not records yet."""
 
     topic: str
     partition: int

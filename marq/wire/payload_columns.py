@@ -137,7 +137,7 @@ class ReadPayloads(Payloads):
 
 
 def encode_headers(headers: Headers) -> bytes:
-    """Return the headers of one record as bytes, in their order and with duplicates."""
+    """Return the headers of one record as bytes, in their original order and with duplicates."""
     parts = [_U16.pack(len(headers))]
     for name, value in headers:
         parts += (_encoded_name(name), _I32.pack(-1 if value is None else len(value)), value or b"")
