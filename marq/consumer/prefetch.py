@@ -272,19 +272,15 @@ class Prefetch:
 
     def put(self, held: HeldBatch, messages: Iterable[Message], count: int) -> None:
         """Buffer ``count`` messages of a batch; its other messages count as in flight, too."""
-        self.in_flight += len(held.open)
-        buffer = self.buffers[held.queue]
-        buffer.held += len(held.open) - count
-        if count:
-            buffer.put(messages, count, self._clock())
+        self.add(held.queue, messages, count, len(held.open))
 
-    def add(self, queue: str, messages: Sequence[Message], in_flight: int) -> None:
-        """Count messages as in flight, and buffer some of them."""
+    def add(self, queue: str, messages: Iterable[Message], count: int, in_flight: int) -> None:
+        """Count messages as in flight, and buffer ``count`` of them."""
         self.in_flight += in_flight
         buffer = self.buffers[queue]
-        buffer.held += in_flight - len(messages)
-        if messages:
-            buffer.put(messages, len(messages), self._clock())
+        buffer.held += in_flight - count
+        if count:
+            buffer.put(messages, count, self._clock())
 
     def take_of(self, queue: str) -> list[Message]:
         """Take all buffered messages of one queue."""

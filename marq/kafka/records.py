@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple, overload
 
 from marq.wire.markers import Headers, Record
+from marq.wire.payload_columns import encode_headers
+
+_name_of = itemgetter(0)
 
 
 class Row(NamedTuple):
@@ -27,7 +31,7 @@ class Row(NamedTuple):
 class Records(Sequence[Row]):
     """Records of one source partition, in order; ``timestamps`` in ms, ``headers`` None where no record has any."""
 
-    __slots__ = ("_names", "headers", "keys", "offsets", "timestamps", "values")
+    __slots__ = ("_encoded_headers", "_names", "headers", "keys", "offsets", "timestamps", "values")
 
     def __init__(
         self,
@@ -43,20 +47,29 @@ class Records(Sequence[Row]):
         self.values = values
         self.headers = headers
         self._names: set[str] | None = None
+        self._encoded_headers: Sequence[bytes] | None = None
 
     def has_header(self, name: str) -> bool:
         """Return whether a record has a header of this name."""
         if self.headers is None:
             return False
         if self._names is None:
-            self._names = {header for headers in self.headers for header, _ in headers}
+            self._names = set(map(_name_of, chain.from_iterable(self.headers)))
         return name in self._names
+
+    @property
+    def encoded_headers(self) -> Sequence[bytes] | None:
+        """The headers of each record as bytes; None if no record has any."""
+        if self._encoded_headers is None and self.headers is not None:
+            self._encoded_headers = [encode_headers(headers) for headers in self.headers]
+        return self._encoded_headers
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Records:
         """Return objects as columns."""
         read = records if isinstance(records, list) else list(records)
-        headers = [record.headers for record in read]
+        # The garbage collector skips tuples of text and bytes.
+        headers = [tuple(record.headers) for record in read]
         gapless = read and read[-1].offset - read[0].offset == len(read) - 1
         return cls(
             range(read[0].offset, read[-1].offset + 1) if gapless else [record.offset for record in read],
