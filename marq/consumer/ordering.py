@@ -140,8 +140,12 @@ class Ordering:
     @property
     def has_room(self) -> bool:
         """Whether more messages may wait behind others."""
-        waiting = sum([lines.waiting for lines in self._lines.values()])
-        return waiting < MAX_WAITING and sum([lines.size for lines in self._lines.values()]) < MAX_WAITING_BYTES
+        return self.waiting < MAX_WAITING and sum([lines.size for lines in self._lines.values()]) < MAX_WAITING_BYTES
+
+    @property
+    def waiting(self) -> int:
+        """The number of messages that are not delivered."""
+        return sum([lines.waiting for lines in self._lines.values()])
 
     @property
     def busy(self) -> bool:

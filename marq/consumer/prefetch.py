@@ -261,6 +261,11 @@ class Prefetch:
         return {self._shared} if self._shared is not None else set(self.buffers.values())
 
     @property
+    def is_sated(self) -> bool:
+        """Whether messages are ready for all handlers and calls."""
+        return all(len(each.ready) >= each.handler_demand + each.call_demand for each in self.distinct)
+
+    @property
     def processing(self) -> int:
         """How many messages were taken from the buffers and are not finished."""
         return self.in_flight - sum([len(buffer.ready) for buffer in self.distinct])

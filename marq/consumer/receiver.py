@@ -284,7 +284,9 @@ class Receiver:
         most, pending = self._settings.max_in_flight, self._cycles.pending
         if not self.ordering.has_room:
             return 0
-        return max(0, min(self.rules.room(most, pending), most - self.prefetch.in_flight - pending))
+        # Messages that wait in lines are read further ahead than others only while handlers lack messages.
+        waiting = self.ordering.waiting if self.prefetch.is_sated else 0
+        return max(0, min(self.rules.room(most, pending + waiting), most - self.prefetch.in_flight - pending))
 
     async def _wait(self) -> None:
         """Wait until there may be room, and stay in the group."""

@@ -19,8 +19,8 @@ from marq.kafka.topics import Topics
 from marq.kafka.writer import FRAME_BYTES, MarkerRecord
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Payload, Source, payload_bytes, spans
 from marq.wire.markers import Delay as DelayMarker
+from marq.wire.markers import Payload, Source, payload_bytes, spans
 from marq.wire.names import markers_partition, synthetic_topic
 from marq.wire.payload_columns import Columns, encode_headers
 

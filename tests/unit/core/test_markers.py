@@ -23,7 +23,6 @@ from marq.wire.markers import (
     Answer,
     Batch,
     Cancel,
-    Columns,
     Delay,
     Discard,
     Dispatch,
@@ -41,7 +40,7 @@ from marq.wire.markers import (
     payload_bytes,
     spans,
 )
-from marq.wire.payload_columns import decode_headers, encode_headers
+from marq.wire.payload_columns import Columns, decode_headers, encode_headers
 from tests.unit.core.batches import (
     NEWER,
     SOURCE,
@@ -288,7 +287,7 @@ def test_columns_are_written_as_the_payloads_they_hold() -> None:
         [b"a", None],
         attempts=[1, 3],
         keys=[b"emails", None],
-        headers=[(), (("tenant", b"acme"), ("tenant", None))],
+        headers=[encode_headers(each.headers) for each in payloads],
     )
     one_by_one = Acquire("emails", 7, Source("t", 1), [4, 9], 30, 2, payloads)
 
