@@ -6,6 +6,7 @@ from marq.consumer.held_batch import HeldBatch
 from marq.core.deliveries.redeliveries import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow, State
+from marq.kafka.header_columns import OneHeader
 from marq.kafka.records import Records, Row
 from marq.wire.markers import Cause, Headers, Payload, Source
 from marq.wire.names import ORDERING_KEY_HEADER
@@ -30,11 +31,9 @@ def line_keys(records: Records, *, own_topic: bool) -> list[bytes | None]:
         return [key or None for key in records.keys]
     if records.headers is None:
         return [None] * len(records)
-    return [
-        # Most have no other header.
-        (headers[0][1] or None) if len(headers) == 1 and headers[0][0] == ORDERING_KEY_HEADER else _key_in(headers)
-        for headers in records.headers
-    ]
+    if isinstance(records.headers, OneHeader) and records.headers.name == ORDERING_KEY_HEADER:
+        return [value or None for value in records.headers.values]
+    return [_key_in(headers) for headers in records.headers]
 
 
 def _key_in(headers: Headers) -> bytes | None:

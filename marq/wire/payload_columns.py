@@ -107,8 +107,7 @@ def read_payloads(reader: Reader, flags: int, queue_key: bytes, count: int) -> R
     keys = ReadColumn(reader, count) if flags & KEYS else None
     headers = ReadColumn(reader, count) if flags & HEADERS else None
     if headers is not None:
-        for index in range(count):
-            decode_headers(headers[index] or _NO_HEADERS)
+        headers.check_headers()
     return ReadPayloads(timestamps, attempts, keys, headers, ReadColumn(reader, count), queue_key)
 
 
@@ -130,6 +129,20 @@ class ReadColumn:
         if reader.position > len(reader.data):
             raise CorruptMarker("the values pass the end of the batch")
         self._end = reader.position
+
+    def check_headers(self) -> None:
+        """Raise CorruptMarker if a value holds no headers."""
+        data, start = self._data, self._start
+        #: The bytes before the value of a message's only header, by the bytes of all: nearly all messages share a few.
+        heads: dict[int, bytes] = {}
+        for length in self.lengths:
+            head = heads.get(length)
+            if head is None or not data.startswith(head, start):
+                headers = decode_headers(data[start : start + length] if length > 0 else _NO_HEADERS)
+                if len(headers) == 1:
+                    heads[length] = data[start : start + length - len(headers[0][1] or b"")]
+            if length > 0:
+                start += length
 
     def contains(self, data: bytes) -> bool:
         """Return whether the values contain these bytes."""
@@ -174,20 +187,10 @@ class ReadPayloads(Payloads):
 
 def encode_headers(headers: Headers) -> bytes:
     """Return the headers of one record as bytes, in their order and with duplicates."""
-    if len(headers) == 1:
-        # As most records of a queue with ordering by key.
-        [(name, value)] = headers
-        if value is not None:
-            return _only(name) + _I32.pack(len(value)) + value
     parts = [_U16.pack(len(headers))]
     for name, value in headers:
         parts += (_encoded_name(name), _I32.pack(-1 if value is None else len(value)), value or b"")
     return b"".join(parts)
-
-
-@lru_cache(maxsize=1_024)
-def _only(name: str) -> bytes:
-    return _U16.pack(1) + _encoded_name(name)
 
 
 @lru_cache(maxsize=1_024)
