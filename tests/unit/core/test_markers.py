@@ -344,6 +344,39 @@ def test_any_bytes_are_headers_or_refused(data: bytes) -> None:
     assert encode_headers(headers) == data
 
 
+_ENCODED = st.sampled_from(
+    [encode_headers(headers) for headers in [(), (("key", b"ab"),), (("key", b"b"),), (("kex", None),)]]
+)
+
+
+@st.composite
+def _damaged(draw: st.DrawFn) -> bytes:
+    """Headers of which one byte has another value."""
+    data = draw(_ENCODED)
+    at = draw(st.integers(0, len(data) - 1))
+    return data[:at] + draw(st.binary(min_size=1, max_size=1)) + data[at + 1 :]
+
+
+@given(st.lists(_ENCODED | _damaged() | st.binary(min_size=1, max_size=12), min_size=1, max_size=6))
+def test_a_column_of_headers_is_refused_if_one_value_would_be(values: list[bytes]) -> None:
+    def is_headers(data: bytes) -> bool:
+        try:
+            decode_headers(data)
+        except (CorruptMarker, UnicodeDecodeError, StructError):
+            return False
+        return True
+
+    count = len(values)
+    columns = Columns(b"q", [0] * count, [b""] * count, headers=values)
+    encoded = encode(Acquire("q", 7, Source("t", 0), range(count), 30, 0, columns))
+    try:
+        decode(encoded)
+    except CorruptMarker:
+        assert not all(map(is_headers, values))
+    else:
+        assert all(map(is_headers, values))
+
+
 @given(st.lists(st.integers(0, 50), max_size=40), st.integers(1, 100))
 def test_spans_cover_all_in_order_and_keep_the_limit(sizes: list[int], limit: int) -> None:
     runs = list(spans(sizes, limit))
