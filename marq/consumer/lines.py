@@ -29,8 +29,6 @@ from marq.wire.record_headers import origin
 if TYPE_CHECKING:
     from marq.consumer.ack_batcher import Settled
 
-_offset_of = attrgetter("offset")
-
 
 class Open(NamedTuple):
     """A message that was open when the source was resumed; its lease or delay ends at ``until_s``.
@@ -159,7 +157,7 @@ class Lines:
             self._held.update(dict.fromkeys(records.offsets, held))
         known = self._unadded(known)
         if len(known):
-            parts = [Records.of(sorted(chain(known, *parts), key=_offset_of))]
+            parts = [Records.of(sorted(chain(known, *parts), key=attrgetter("offset")))]
         firsts = []
         for records in parts:
             self._values.update(zip(records.offsets, records.values, strict=True))
@@ -292,9 +290,7 @@ class Lines:
             done = {each for each in acked if each in self._delivered and self._held.get(each) is not held}
             self._done |= done
             acked = [each for each in acked if each not in done]
-        self._end(acked)
-        if rejected:
-            self._end([offset for offset, _ in rejected])
+        self._end([*acked, *[offset for offset, _ in rejected]])
         for each in released:
             if each.delay_ms == LAST:
                 self._end([each.offset])
@@ -337,6 +333,8 @@ class Lines:
         """Note that leases have ended by this client's clock; return how many of these messages were in flight."""
         delivered = self._delivered.intersection(offsets)
         self._delivered -= delivered
+        # Written later, they would end the next attempt, which has the same holder.
+        held.withdraw(delivered)
         # The others are acquired again when their turn comes.
         for offset in offsets if self.active else ():
             if offset not in delivered or self._held.get(offset) is not held:
