@@ -8,7 +8,7 @@ from a later moment, so a lease that has not ended here has not ended there.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -157,13 +157,6 @@ class HeldBatch:
             self.renewed = []
         self.renewed.append((offset, lease_ms))
         self.acks.touch(self)
-
-    def withdraw(self, offsets: Collection[int]) -> None:
-        """Forget releases and rejections of messages that the writer has not taken yet."""
-        if self.released:
-            self.released = [each for each in self.released if each.offset not in offsets]
-        if self.rejected:
-            self.rejected = [each for each in self.rejected if each[0] not in offsets]
 
     def forget_outcomes(self) -> None:
         """Forget the outcomes that the writer has taken."""

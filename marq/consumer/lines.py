@@ -333,8 +333,6 @@ class Lines:
         """Note that leases have ended by this client's clock; return how many of these messages were in flight."""
         delivered = self._delivered.intersection(offsets)
         self._delivered -= delivered
-        # Written later, they would end the next attempt, which has the same holder.
-        held.withdraw(delivered)
         # The others are acquired again when their turn comes.
         for offset in offsets if self.active else ():
             if offset not in delivered or self._held.get(offset) is not held:

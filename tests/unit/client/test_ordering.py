@@ -172,26 +172,6 @@ async def test_an_uncounted_release_by_the_former_consumer_leaves_the_last_attem
     await made.receiver.stop(1)
 
 
-async def test_a_release_that_is_not_written_before_its_lease_ends_is_never_written() -> None:
-    made, _ = ordered_rig()
-    made.reader.add(P0, record(0, "a"), record(1, "b"))
-    made.receiver.start()
-    first, other = await made.take(2)
-    made.settler.gate.clear()
-    await other.ack(wait=False)
-    await spin()
-    await first.release(0, wait=False)
-
-    await made.clock.advance(31)
-    made.settler.gate.set()
-    await spin(100)
-
-    # The next attempt has the same holder, so it would be released.
-    assert (made.acked, made.released) == ([1], {})
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
-
-
 async def test_what_waits_is_bounded_by_its_bytes(monkeypatch: Any) -> None:
     monkeypatch.setattr(ordering, "MAX_WAITING_BYTES", 100)
     made, _ = ordered_rig()
