@@ -31,6 +31,14 @@ def judge_answers(report: Report, trail: Trail, trails: Sequence[Trail]) -> None
             )
 
 
+def judge_duplicate(report: Report, trail: Trail) -> None:
+    """Judge a message whose deduplication id was accepted before: it never leaves the log of markers."""
+    report.deduplicated += 1
+    judge_answers(report, trail, [trail])
+    if trail.decisions or trail.facts:
+        report.find("duplicate", f"{trail}: it was delivered", trail.events)
+
+
 def _asked(trail: Trail, holder: str) -> list[str]:
     return [
         f"{each.kind} at {each.offset}, in time: {each.in_time}" for each in trail.questions if each.holder == holder
