@@ -40,7 +40,8 @@ property            meaning of a violation
 ``not-drained``     a message is open at the end, or was never read
 ``order``           a message was delivered before the end of an earlier one of its ordering key, or its consumer had
                     learned of its own end
-``duplicate``       a message was delivered although its deduplication id had been accepted before
+``duplicate``       a message was delivered although its deduplication id had been accepted before, or two trackers
+                    decided about one id
 ``exclusion``       a message was delivered while one of its ordering key was in flight
 ``no-copy``         a message of a queue with ordering was redelivered at the end of its source, not in its place
 ==================  ==================================================================================================
@@ -65,7 +66,7 @@ from proof.causes import (
     why_expired,
     why_read_again,
 )
-from proof.copies import judge_answers, judge_copies, judge_duplicate
+from proof.copies import judge_answers, judge_copies, judge_duplicate, judge_ids
 from proof.decisions import HEADER_ROOM_BYTES, decided_on, judge_decision, judge_fact
 from proof.evidence import Evidence, gather
 from proof.findings import Report
@@ -124,6 +125,7 @@ class _Verdict:
         self._judge_redrives()
         judge_quarantine(evidence)
         judge_lines(evidence)
+        judge_ids(report, evidence.logs)
         return report
 
     # --- records ------------------------------------------------------------------------------------------------------
