@@ -100,7 +100,7 @@ def send_it_to_another_tracker(events: Events) -> None:
 
 
 def forget_to_deliver(number: int) -> Any:
-    """Drop a message that is no duplicate."""
+    """Drop a message that should be delivered."""
 
     def change(events: Events) -> None:
         fact = about(events, "DELIVERED", number)
