@@ -35,6 +35,7 @@ async def test_only_the_first_message_of_an_id_is_delivered(backend: Backend) ->
         messages = {message.value: message for message in await take(consumer, 2)}
         assert messages.keys() == {b"first", b"third"}
         assert (messages[b"first"].id, messages[b"first"].headers) == (first.id, {"tenant": b"acme"})
+        assert messages[b"first"].deduplication_id == "a"
         assert await producer.cancel(second) is False
         await consumer.ack(list(messages.values()))
         # Also after the first one has ended.
