@@ -1,7 +1,7 @@
 """Batches of messages, one for each partition.
 
-Messages of the same turn of the event loop share batches. A connection that failed is replaced, because it would retry
-messages whose callers were told that they may not be sent.
+Messages of the same iteration of the event loop share batches. A connection that failed is replaced, because it would
+retry messages although their callers were told that they may not have been sent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RETRY_S = 1.0
 
 
 class Counts:
-    """How many messages were confirmed, and how many are not known to be sent."""
+    """Numbers of messages that were confirmed, and of those that may not have been sent."""
 
     def __init__(self) -> None:
         self.sent = self.failed = 0
