@@ -24,16 +24,19 @@ LONG_POLL_S = 20
 
 
 def rounds(url: str, count: int, size: int) -> None:
-    """Send, receive and delete ``count`` messages in batches, several times: once for each signal."""
+    """Send ``count`` messages in batches, and receive and delete as many batches; again for each signal."""
     queue = _Queue(url)
     body = "x" * size
     queue.receive(0)
+    deleted = 0
     while True:
-        say(ready=True)
+        say(deleted=deleted)
         sys.stdin.readline()
         for _ in range(count // BATCH):
             queue.send([body] * BATCH)
-            queue.delete(queue.receive(POLL_S))
+            messages = queue.receive(POLL_S)
+            queue.delete(messages)
+            deleted += len(messages)
 
 
 def paced(url: str, rate: float, count: int, burst: int) -> None:

@@ -32,24 +32,22 @@ def clients(bench: Bench) -> Measurements:
             stack.enter_context(Child("sqs", "rounds", url, each, bench.size.value_bytes)) for _ in range(COUNT)
         ]
 
-        def run() -> None:
+        def run() -> int:
+            """Return how many messages were deleted until now."""
             for child in children:
                 child.go()
-            for child in children:
-                child.read()
+            return sum(child.read()["deleted"] for child in children)
 
         for child in children:
             child.read()
         # Until all parts have run often enough.
-        run()
-        meter, began = (
-            Meter({"clients": [child.pid for child in children], "worker": [worker.pid], "broker": [bench.broker_pid]}),
-            time.monotonic(),
-        )
-        run()
+        before = run()
+        parts = {"clients": [child.pid for child in children], "worker": [worker.pid], "broker": [bench.broker_pid]}
+        meter, began = Meter(parts), time.monotonic()
+        messages = run() - before
         seconds, taken = time.monotonic() - began, meter.seconds()
-    us = {f"{part}_us": taken_s / (COUNT * each) * 1e6 for part, taken_s in taken.items()}
-    return {"messages_per_second": COUNT * each / seconds, **us, "served_us": us["worker_us"] + us["broker_us"]}
+    us = {f"{part}_us": taken_s / messages * 1e6 for part, taken_s in taken.items()}
+    return {"messages_per_second": messages / seconds, **us, "served_us": us["worker_us"] + us["broker_us"]}
 
 
 # --- a steady rate ----------------------------------------------------------------------------------------------------
