@@ -44,7 +44,8 @@ def paced(url: str, rate: float, count: int, burst: int) -> None:
     queue = _Queue(url)
     say(ready=True)
     sys.stdin.readline()
-    start_s = time.monotonic() + AHEAD_S
+    # Not at the same time as other senders.
+    start_s = time.monotonic() + AHEAD_S + random.uniform(0, burst / rate)
     for number in range(0, count, burst):
         due_s = start_s + number / rate
         time.sleep(max(0.0, due_s - time.monotonic()))

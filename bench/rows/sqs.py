@@ -52,7 +52,8 @@ def clients(bench: Bench) -> Measurements:
 
 # --- a steady rate ----------------------------------------------------------------------------------------------------
 
-RATE, BURST, RECEIVERS = 500, 5, 4
+#: Several senders, so that each has time for its calls.
+RATE, BURST, SENDERS, RECEIVERS = 500, 10, 5, 4
 SECONDS, UNMEASURED_S = 12, 4
 P99_MS = 100.0
 
@@ -60,13 +61,15 @@ P99_MS = 100.0
 def paced(bench: Bench) -> Measurements:
     with _endpoint(bench) as (worker, url), ExitStack() as stack:
         receivers = [stack.enter_context(Child("sqs", "timed", url, UNMEASURED_S)) for _ in range(RECEIVERS)]
-        sender = stack.enter_context(Child("sqs", "paced", url, RATE, RATE * SECONDS, BURST))
-        for child in (*receivers, sender):
+        sending = (url, RATE / SENDERS, RATE // SENDERS * SECONDS, BURST)
+        senders = [stack.enter_context(Child("sqs", "paced", *sending)) for _ in range(SENDERS)]
+        for child in (*receivers, *senders):
             child.read()
         meter, began = Meter({"worker": [worker.pid], "broker": [bench.broker_pid]}), time.monotonic()
-        for child in (*receivers, sender):
+        for child in (*receivers, *senders):
             child.go()
-        sender.read()
+        for child in senders:
+            child.read()
         cores = {f"{part}_cores": taken / (time.monotonic() - began) for part, taken in meter.seconds().items()}
         answers = [child.read() for child in receivers]
     if (received := sum(answer["received"] for answer in answers)) != RATE * SECONDS:

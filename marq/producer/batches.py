@@ -1,7 +1,7 @@
 """Batches of messages, one for each partition.
 
-Messages of the same turn of the event loop share a batch. With a ``linger_s``, so do those that come while other batches
-are on their way.
+Messages of the same turn of the event loop share batches. With a ``linger_s``, so do those that come while others are
+on their way, and they go to one partition: one large batch costs less than several small ones.
 
 A connection that failed is replaced, because it would retry messages whose callers were told that they may not be sent.
 """
@@ -113,7 +113,7 @@ class Batcher:
         self._counts = counts
         self._linger_s = linger_s
         self._open: dict[tuple[str, int], ProducerBatch] = {}
-        #: The partition of the messages of this turn, by cursor: one large batch costs less than several small ones.
+        #: With a linger, the partition of the open batch by cursor.
         self._partitions: dict[PartitionCursor, int] = {}
         self._sending: set[asyncio.Task[Any]] = set()
         self._turns: dict[tuple[str, int], asyncio.Lock] = {}
@@ -152,7 +152,9 @@ class Batcher:
         while True:
             partition = self._partitions.get(cursor)
             if partition is None:
-                partition = self._partitions[cursor] = cursor.take()
+                partition = cursor.take()
+                if self._linger_s:
+                    self._partitions[cursor] = partition
             target = cursor.topic, partition
             batch = self._open.get(target) or self._open_batch(target)
             future = batch.append(route.key, value, headers)
@@ -160,7 +162,7 @@ class Batcher:
                 return partition, future
             assert batch.count, "an empty batch takes every message"
             self._submit(target)
-            del self._partitions[cursor]
+            self._partitions.pop(cursor, None)
 
     def _open_batch(self, target: tuple[str, int]) -> ProducerBatch:
         if self._stopped:
