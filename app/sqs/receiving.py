@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 from marq.client import token
 from marq.client.token import Token
 from marq.consumer.message import Message
-from marq.consumer.polled import PolledConsumer, TokenSettler
+from marq.consumer.polled import PolledConsumer, TokenSettler, described
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq_worker.app.sqs.peers import Peers
@@ -51,10 +51,7 @@ class Delivery(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Self:
-        sent_ms = round(message.sent_at.timestamp() * 1000)
-        return cls(
-            token.decode(message.token), message.id, message.attempt, sent_ms, message.body, dict(message.headers)
-        )
+        return cls(*described(message))
 
     def document(self) -> dict[str, Any]:
         """Return it for another endpoint, as JSON."""
