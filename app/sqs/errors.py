@@ -39,6 +39,7 @@ _STATUSES = {
     "InvalidClientTokenId": 403,
     "SignatureDoesNotMatch": 403,
     "ResourceNotFoundException": 404,
+    "RequestTimeout": 408,
     "InternalFailure": 500,
     "ServiceUnavailable": 503,
 }

@@ -20,9 +20,13 @@ from marq_worker.app.sqs.handles import Handle, Handles
 from marq_worker.app.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
 from marq_worker.app.sqs.message_ids import MessageIds
 from marq_worker.app.sqs.received import GROUP_HEADER, SOURCE_HEADER, TRACE_HEADER, formatted
-from marq_worker.app.sqs.receiving import Delivery, Receivers
+from marq_worker.app.sqs.receiving import SHORT_POLL_S, Delivery, Receivers
+from marq_worker.app.sqs.tasks import is_being_purged
+from marq_worker.app.sqs.visibility import VisibilityChanges
 
 _LEAST_DELAY_S = 0.001
+#: How long a poll of a queue that is being purged waits, at most.
+_PURGE_WAIT_S = 2.0
 
 Parameters = Mapping[str, Any]
 
@@ -39,7 +43,7 @@ class MessageOperations:
     """Each operation takes the queue's name and its parameters, and returns the members of its answer.
 
     Args:
-        settler: the markers of deletions and visibility changes.
+        settler: the markers of deletions, and of the visibility timeouts that polls ask for.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class MessageOperations:
         directory: Directory,
         receivers: Receivers,
         settler: Any,
+        visibility: VisibilityChanges,
         handles: Handles,
         ids: MessageIds,
     ) -> None:
@@ -58,6 +63,7 @@ class MessageOperations:
         self._directory = directory
         self._receivers = receivers
         self._settler = settler
+        self._visibility = visibility
         self._handles = handles
         self._ids = ids
 
@@ -117,6 +123,10 @@ class MessageOperations:
         if self._receivers.stopped:
             return {}
         wait_s = parameters.get("WaitTimeSeconds", attributes.wait_s)
+        if is_being_purged(definitions.sqs_tasks(queue)):
+            # Messages from before the purge must not come after its answer; others are not delivered meanwhile.
+            await asyncio.sleep(min(max(wait_s, SHORT_POLL_S), _PURGE_WAIT_S))
+            return {}
         receiver = self._receivers.of(queue)
         clock = asyncio.get_running_loop().time
         until_s = clock() + wait_s
@@ -138,7 +148,8 @@ class MessageOperations:
         visibility_s = parameters.get("VisibilityTimeout", attributes.visibility_timeout_s)
         if visibility_s != attributes.visibility_timeout_s:
             await self._change(deliveries, visibility_s)
-        return {"Messages": [self._formatted(delivery, parameters) for delivery in deliveries]}
+        until_ms = round((time.time() + visibility_s) * 1000)
+        return {"Messages": [self._formatted(delivery, until_ms, parameters) for delivery in deliveries]}
 
     async def _deliverable(
         self, queue: str, deliveries: Sequence[Delivery], attributes: QueueAttributes
@@ -173,8 +184,8 @@ class MessageOperations:
         else:
             await self._settler.release([each.token for each in deliveries])
 
-    def _formatted(self, delivery: Delivery, parameters: Parameters) -> dict[str, Any]:
-        handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt)
+    def _formatted(self, delivery: Delivery, until_ms: int, parameters: Parameters) -> dict[str, Any]:
+        handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt, until_ms)
         return formatted(delivery, self._ids.of(delivery.id), handle, parameters)
 
     async def delete(self, queue: str, parameters: Parameters) -> dict[str, Any]:
@@ -197,9 +208,5 @@ class MessageOperations:
     async def change_visibility(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.get(queue)
         handle = self._handles.read(parameters["ReceiptHandle"], queue)
-        visibility_s = parameters.get("VisibilityTimeout", 0)
-        if visibility_s:
-            await self._settler.renew([(handle.token, visibility_s * 1000)])
-        else:
-            await self._settler.release([handle.token])
+        await self._visibility.change(handle, parameters.get("VisibilityTimeout", 0))
         return {}

@@ -1,7 +1,7 @@
 """A producer's delayed messages: markers that carry the payload.
 
-The producer draws a random number and counts its messages in each markers partition; both identify a message until it
-is delivered. Messages of the same moment go out together.
+The producer chooses a random number and counts its messages in each markers partition; both together identify a message
+until it is delivered. Simultaneous messages are sent together.
 """
 
 from __future__ import annotations

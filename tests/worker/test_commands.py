@@ -16,6 +16,7 @@ import pytest_asyncio
 
 import marq
 from marq.admin import purge as purging
+from marq.admin.purge_extent import Extent
 from marq.client.receipt import Receipt
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
@@ -52,7 +53,7 @@ async def test_a_queue_from_the_first_message_to_the_last(shared_worker: Worker,
     assert await shell.json("send", queue, "--lines", answer="a\nb\nc\n") == {"queue": queue, "sent": 3}
     await shell.json("send", queue, "later", "--delay", "2h")
     both = await shell("send", queue, "x", "--delay", "2h", "--at", "2030-01-31T08:00:00Z", code=1)
-    assert "--delay 2h and --at 2030-01-31T08:00:00Z: give one of the two" in both.err
+    assert "--delay 2h and --at 2030-01-31T08:00:00Z: pass only one of them" in both.err
     peeked = await shell.json("peek", queue, "--limit", "2")
     assert peeked["complete"]
     assert peeked["messages"][0]["value"] == "hello"
@@ -152,7 +153,7 @@ async def test_dead_letters_are_shown_counted_deleted_and_redriven(
 
         odd = ("dead", queue, "--delete", "--reason", "odd")
         refused = await shell(*odd, answer="n\n", code=1)
-        assert f"Delete 2 dead letters of queue '{queue}' for good? [y/N]" in refused.err
+        assert f"Delete 2 dead letters of queue '{queue}' permanently? [y/N]" in refused.err
         assert "nothing was changed" in refused.err
         assert (await shell(*odd, "--dry-run")).out == "2 dead letters would be deleted; nothing was changed\n"
         assert (await shell(*odd, "--yes")).out == "2 of 2 dead letters deleted\n"
@@ -192,7 +193,7 @@ async def test_delayed_messages_are_listed_cancelled_and_delivered(
     assert found["messages"][2]["due"].startswith("21")
     assert f"the first 1 of queue '{queue}'" in (await shell("delayed", queue, "--limit", "1")).out
     none = (await shell("delayed", queue, "--until", "2000-01-01T00:00:00+00:00")).out
-    assert none == f"no message of queue '{queue}' waits for its time\n"
+    assert none == f"no delayed messages in queue '{queue}'\n"
 
     await shell("cancel", soon.id, answer="n\n", code=1)
     assert await shell.json("cancel", soon.id, "--yes") == [{"id": soon.id, "cancelled": True}]
@@ -267,7 +268,7 @@ async def test_a_change_of_the_group_and_a_reset_are_confirmed_first(shell: Shel
     ("arguments", "said"),
     [
         (["queue", "q", "--set", "lese=60"], "lese: unknown key; expected one of lease,"),
-        (["queue", "q", "--set", "lease=1", "--reset"], "give one"),
+        (["queue", "q", "--set", "lease=1", "--reset"], "pass only one of them"),
         (["delayed", ""], "a queue's name must not be empty"),
         (["delayed", "q", "--until", "tomorrow"], "until=tomorrow: expected a time with a time zone"),
         (["redrive", "q", "--rate", "0"], "rate=0"),
@@ -338,7 +339,7 @@ async def test_a_purge_ends_only_what_existed_when_it_was_asked_about(
     await producer.send_many(queue, [b"delayed later"] * 3, delay=HOUR_S)
 
     # As a form of the dashboard carries it.
-    purged = await purging.purge(settings, queue, delayed=True, extent=purging.Extent.parse(str(extent)))
+    purged = await purging.purge(settings, queue, delayed=True, extent=Extent.parse(str(extent)))
 
     left, _ = await purging.meant(settings, queue, delayed=True)
     assert (meant.waiting, meant.delayed) == (purged.waiting, purged.delayed) == (30, 5)

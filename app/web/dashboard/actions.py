@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from marq.admin.purge import Extent
+from marq.admin.purge_extent import Extent
 from marq.dead_letters.dead_letters import Deleted, Redriven
 from marq.dead_letters.filters import Filters, Snapshot
 from marq.wire.errors import ConfigError, MarqError
 from marq_worker.app.web.dashboard.actor import Actor, DeadLetterSelection
 from marq_worker.app.web.dashboard.tasks import Reached, Tasks
 
-#: One line of JSON for each action that was done or refused.
+#: One line of JSON for each action, whether it was done or rejected.
 audit_log = logging.getLogger("marq.audit")
 
 #: Messages that can be selected one by one, and in one request to the cluster.

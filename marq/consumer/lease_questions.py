@@ -1,0 +1,108 @@
+"""Asks trackers whether messages are in flight: for programs that settle by token and must know whether it counts.
+
+The question is a RESUME of single messages, which changes nothing (:mod:`marq.consumer.questions`). It takes a write,
+and a read of the markers until the answer comes. Questions of the same moment are asked together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, aclosing
+
+from marq.backend.cluster import cluster_of
+from marq.client.lifecycle import Lifecycle
+from marq.client.token import Token
+from marq.consumer.questions import Questions
+from marq.consumer.session import STOP_CLIENT_S
+from marq.core.storage.rows import HELD
+from marq.settings.client import ClientSettings
+from marq.wire.errors import BrokerUnavailable, MarqError
+from marq.wire.markers import Resume, Source
+
+#: How long to wait for a tracker.
+LIMIT_S = 4.0
+
+_Asked = tuple[Token, asyncio.Future[bool]]
+
+
+class LeaseQuestions(Lifecycle[Questions]):
+    """The questions of one process."""
+
+    def __init__(self, settings: ClientSettings, limit_s: float = LIMIT_S) -> None:
+        super().__init__("the client of lease questions")
+        self._settings = settings
+        self._limit_s = limit_s
+        self._waiting: list[_Asked] = []
+        self._asking: asyncio.Task[None] | None = None
+
+    async def _open(self, opened: AsyncExitStack) -> Questions:
+        cluster = cluster_of(self._settings)
+        topics = await cluster.topics()
+        writer = cluster.writer(topics)
+        opened.push_async_callback(lambda: writer.stop(STOP_CLIENT_S))
+        await writer.start()
+        opened.push_async_callback(self._end_asking)
+        return Questions(cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep)
+
+    async def is_in_flight(self, token: Token) -> bool:
+        """Return whether a consumer holds a message.
+
+        Raises:
+            BrokerUnavailable: no tracker answered in time.
+            MarqError: the client is stopped.
+        """
+        questions = self._started()
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append((token, answer))
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_all(questions), name="marq-lease-questions")
+        return await answer
+
+    async def _end_asking(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+
+    async def _ask_all(self, questions: Questions) -> None:
+        try:
+            while self._waiting:
+                asked, self._waiting = self._waiting, []
+                await self._ask(questions, asked)
+        finally:
+            self._asking = None
+            _fail(self._waiting, MarqError("the client of lease questions was stopped"))
+            self._waiting = []
+
+    async def _ask(self, questions: Questions, asked: Sequence[_Asked]) -> None:
+        error: MarqError = MarqError("the client of lease questions was stopped")
+        by_source: dict[tuple[str, Source], list[_Asked]] = {}
+        for each in asked:
+            by_source.setdefault((each[0].queue, each[0].source), []).append(each)
+        # The holder identifies the question.
+        holders = {secrets.randbits(62) * 2 + 1: some for some in by_source.values()}
+        resumes = [
+            Resume(some[0][0].queue, holder, some[0][0].source, sorted({token.offset for token, _ in some}), False)
+            for holder, some in holders.items()
+        ]
+        try:
+            async with asyncio.timeout(self._limit_s), aclosing(questions.answers(resumes)) as answers:
+                async for resume, parts in answers:
+                    states = [state for part in parts for state in zip(part.offsets, part.states, strict=True)]
+                    held = {offset for offset, state in states if state in HELD}
+                    for token, answer in holders[resume.holder]:
+                        if not answer.done():
+                            answer.set_result(token.offset in held)
+        except TimeoutError:
+            error = BrokerUnavailable(f"no tracker answered within {self._limit_s:g} s: is a worker running?")
+        except MarqError as failure:
+            error = failure
+        finally:
+            _fail(asked, error)
+
+
+def _fail(asked: Sequence[_Asked], error: MarqError) -> None:
+    for _, answer in asked:
+        if not answer.done():
+            answer.set_exception(error)
