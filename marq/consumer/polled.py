@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from marq.backend.cluster import Writer, cluster_of
 from marq.client.lifecycle import Lifecycle
@@ -25,7 +26,30 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import MarqError
-from marq.wire.markers import Ack, Release, Renew
+from marq.wire.markers import Ack, Release, Renew, Source
+from marq.wire.record_headers import origin, record_id
+
+
+class Described(NamedTuple):
+    """A message as another process can receive it; ``sent_ms`` is in milliseconds since 1970."""
+
+    token: Token
+    id: str
+    attempt: int
+    sent_ms: int
+    body: bytes
+    headers: dict[str, bytes | None]
+
+
+def described(message: Message) -> Described:
+    """Return the parts of a message; looking up each of them costs several times as much."""
+    held, offset = message._held, message._offset
+    record = held.record(offset)
+    token = Token(held.queue, held.holder, held.source, offset)
+    if not record.headers:
+        return Described(token, record_id(held.source, offset), 1, record.timestamp, message.body, {})
+    facts = origin(held.source, offset, record.timestamp, record.headers)
+    return Described(token, facts.id, facts.attempt, facts.first_sent_ms, message.body, message.headers)
 
 
 class PolledConsumer(Consumer):
@@ -124,6 +148,7 @@ class TokenSettler(Lifecycle[AckBatcher]):
             limit_bytes=topics.markers_limit_bytes,
             finished=lambda queue, count: None,
             failed=self._failed,
+            shared=True,
         )
         batcher.start()
 
@@ -138,7 +163,10 @@ class TokenSettler(Lifecycle[AckBatcher]):
 
     async def ack(self, tokens: Sequence[Token]) -> None:
         """Ack messages."""
-        await self._settle([Ack(each.queue, each.holder, each.source, [each.offset]) for each in tokens])
+        offsets: dict[tuple[str, int, Source], set[int]] = {}
+        for token in tokens:
+            offsets.setdefault((token.queue, token.holder, token.source), set()).add(token.offset)
+        await self._settle([Ack(*place, sorted(some)) for place, some in offsets.items()])
 
     async def renew(self, leases: Sequence[tuple[Token, int]]) -> None:
         """Make leases end in the given number of milliseconds, earlier or later than before."""
