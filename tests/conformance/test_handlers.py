@@ -165,7 +165,8 @@ async def test_a_stop_releases_prefetched_messages_while_a_handler_runs(backend:
         begun.set()
         await gate.wait()
 
-    consumer = backend.consumer(queue, shutdown_timeout=20)
+    # A long lease: after one, what was not received is released in any case.
+    consumer = backend.consumer(queue, lease=600, shutdown_timeout=20)
     async with running(consumer, lambda: consumer.run(handle, concurrency=1)):
         await backend.producer.send_many(queue, [b"x", b"y"])
         await backend.until(lambda: begun.is_set() and consumer.in_flight == 2)
