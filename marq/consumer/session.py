@@ -153,8 +153,8 @@ class ConsumerSession:
     async def _stop_reading(self, *, release: bool) -> int:
         """Stop receiving, and release prefetched messages if asked to; return how many were released."""
         # Not before the cycles in progress have delivered, or their messages would wait for their leases to end. Not
-        # after the handlers have ended: until then no other consumer could have the messages, and one whose lease can't
-        # be renewed for so long would count as an attempt that no handler saw.
+        # after the handlers have ended: until then no other consumer could have the messages, and a lease that reaches
+        # `max_lease` meanwhile would count an attempt that no handler saw.
         await self.receiver.stop_reading(STOP_READING_S)
         return self.prefetch.release() if release else 0
 
