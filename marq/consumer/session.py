@@ -140,16 +140,23 @@ class ConsumerSession:
             raise self.receiver.error
 
     async def stop(self, shutdown_s: float, *, release: bool = True) -> None:
-        """Stop receiving, wait for handlers, write their outcomes, and release prefetched messages."""
-        receiver, prefetch = self.receiver, self.prefetch
-        prefetch.close()
-        await asyncio.gather(receiver.stop_reading(STOP_READING_S), *[pool.stop(shutdown_s) for pool in self.pools])
-        released = prefetch.release() if release else 0
-        queues = ",".join(prefetch.buffers)
-        if not await receiver.stop(STOP_ACKS_S):
+        """Stop receiving, release prefetched messages, wait for handlers, and write their outcomes."""
+        self.prefetch.close()
+        pools = [pool.stop(shutdown_s) for pool in self.pools]
+        released, *_ = await asyncio.gather(self._stop_reading(release=release), *pools)
+        queues = ",".join(self.prefetch.buffers)
+        if not await self.receiver.stop(STOP_ACKS_S):
             log.warning("stopped before all outcomes were written: queue=%s; their leases will expire", queues)
         elif released:
             log.info("released prefetched messages: queue=%s messages=%d", queues, released)
+
+    async def _stop_reading(self, *, release: bool) -> int:
+        """Stop receiving, and release prefetched messages if asked to; return how many were released."""
+        # Not before the cycles in progress have delivered, or their messages would wait for their leases to end. Not
+        # after the handlers have ended: until then no other consumer could have the messages, and a lease that reaches
+        # `max_lease` meanwhile would count an attempt that no handler saw.
+        await self.receiver.stop_reading(STOP_READING_S)
+        return self.prefetch.release() if release else 0
 
     def hurry(self) -> None:
         """Stop waiting for handlers during a stop."""

@@ -158,6 +158,29 @@ async def test_a_stop_lets_handlers_end_within_the_shutdown_timeout(backend: Bac
     await backend.statistics(queue, acked=1, released=0)
 
 
+async def test_a_stop_releases_prefetched_messages_while_a_handler_runs(backend: Backend) -> None:
+    queue, begun, gate = backend.new_name(), asyncio.Event(), asyncio.Event()
+
+    async def handle(message: marq.Message) -> None:
+        begun.set()
+        await gate.wait()
+
+    # A long lease: after one, what was not received is released in any case.
+    consumer = backend.consumer(queue, lease=600, shutdown_timeout=20)
+    async with running(consumer, lambda: consumer.run(handle, concurrency=1)):
+        await backend.producer.send_many(queue, [b"x", b"y"])
+        await backend.until(lambda: begun.is_set() and consumer.in_flight == 2)
+        assert consumer._running is not None
+        prefetch = consumer._running.prefetch
+        stopping = asyncio.create_task(consumer.stop())
+        await backend.until(lambda: prefetch.in_flight == 1)
+        assert not stopping.done()
+        gate.set()
+        await stopping
+
+    await backend.statistics(queue, acked=1, released=1)
+
+
 async def test_a_handler_of_batches_gets_lists_and_decides_on_all_or_on_some(backend: Backend) -> None:
     queue, sizes, seen = backend.new_name(), [], []
 
