@@ -54,7 +54,8 @@ def _judge_planned_replicas(client: ClientSettings, brokers: int, too_many: bool
         return [
             problem(
                 "topics",
-                f"they would be created with {replicas} replicas (MARQ_REPLICATION_FACTOR), more than brokers",
+                f"they would be created with {replicas} replicas (MARQ_REPLICATION_FACTOR), "
+                "more than there are brokers",
                 expected=f"at most {brokers}",
                 advice=f"set MARQ_REPLICATION_FACTOR={brokers}, or add brokers",
             )

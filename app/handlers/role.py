@@ -56,7 +56,7 @@ class HandlersRole(Service):
         """Run handlers as the definitions say, now and after each change."""
         for module in without_handlers(self._modules):
             log.warning(
-                "MARQ_HANDLERS: module %r has no function with @marq.handler(...), so nothing of it runs", module
+                "MARQ_HANDLERS: module %r has no function with @marq.handler(...), so none of its functions run", module
             )
         await self.add_runtime_dependency(self._processes)
         self._end_listening = self._queues.listen(self._follow)

@@ -80,7 +80,7 @@ class Peers:
                 if response.status == 200:
                     documents: list[dict[str, Any]] = await response.json()
                     return documents
-                log.warning("the endpoint %s refuses requests of this one: status=%d", url, response.status)
+                log.warning("the endpoint %s refuses requests from this one: status=%d", url, response.status)
         except (ClientError, TimeoutError, ValueError) as error:
             log.debug("the endpoint %s does not answer: %r", url, error)
         # It is stopping, or was killed; the group will soon know.

@@ -259,7 +259,7 @@ class QueueReceiver:
             await self._settler.release(tokens, counted=False)
         except MarqError as error:
             log.warning(
-                "queue %r: %d messages were not released, their leases will end: %s", self._queue, len(tokens), error
+                "queue %r: %d messages were not released, their leases will expire: %s", self._queue, len(tokens), error
             )
 
     # --- other endpoints ----------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class Watchdog(Service):
         timer.start()
         try:
             log.critical(
-                "watchdog: %s, for %g s (MARQ_WATCHDOG), although the broker answers. Ending this process with exit "
+                "watchdog: %s, for %g s (MARQ_WATCHDOG), although the broker answers. Terminating with exit "
                 "code %d, so that its supervisor restarts it. No message is lost: the next owner reads unwritten "
                 "markers again",
                 stalled,

@@ -55,7 +55,7 @@ class Condition:
 def not_live(condition: Condition) -> list[Reason]:
     """Return why a worker should be restarted; empty if it is live."""
     stalled = (
-        "makes no progress, although it has work and the broker is available; the watchdog is about to end the worker"
+        "makes no progress, although it has work and the broker is available; the watchdog is about to stop the worker"
     )
     reasons = [Reason(subject, stalled) for subject in condition.stalled]
     if condition.loop_lag_seconds > MAX_LOOP_LAG_SECONDS:

@@ -142,7 +142,7 @@ def _refuse_visitor(request: Request) -> Response | None:
     if request.method in SAFE_METHODS:
         return None
     if request[VISITOR].access < Access.OPERATOR:
-        return _refusal(403, "changes require the role operator")
+        return _refusal(403, "making changes requires the operator role")
     if not _from_own_page(request):
         return _refusal(403, "pages of other sites can't change anything here")
     return None

@@ -99,7 +99,7 @@ class Resources:
             task.cancel()
         await asyncio.wait([task])
         if not task.cancelled() and (error := task.exception()) is not None:
-            raise MarqError(f"a lifespan failed at its end: {error!r}") from error
+            raise MarqError(f"a lifespan failed on shutdown: {error!r}") from error
 
     async def _run(self) -> None:
         states: list[tuple[str, Any]] = []
@@ -135,7 +135,7 @@ def _failed(function: Lifespan, error: Exception) -> MarqError:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _ENTERING:
         trace = trace.tb_next
-    failed = MarqError(f"lifespan {name_of(function)} failed at its start: {error!r}")
+    failed = MarqError(f"lifespan {name_of(function)} failed on startup: {error!r}")
     failed.add_note("".join(traceback.format_exception(type(error), error, trace)).rstrip())
     return failed
 

@@ -59,7 +59,7 @@ class Questions:
                 await self._ask(list(left.values()), parts)
             except BrokerUnavailable as error:
                 level = logging.DEBUG if self._failed else logging.WARNING
-                log.log(level, "queue %s: open messages are unknown, asking again: %s", questions[0].queue, error)
+                log.log(level, "queue %s: unfinished messages are unknown, asking again: %s", questions[0].queue, error)
                 self._failed = True
                 await self._sleep(RETRY_S)
             answered = [holder for holder in left if _is_whole(parts[holder])]

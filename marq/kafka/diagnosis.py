@@ -306,9 +306,9 @@ class _Path:
         )
 
     def _no_kafka(self, head: bytes) -> Obstacle:
-        what = "an HTTP server" if head.startswith(_HTTP) else "something else than Kafka"
+        what = "an HTTP server" if head.startswith(_HTTP) else "something other than Kafka"
         if not head:
-            what = "something that ends the connection as soon as Kafka's first request comes"
+            what = "something that closes the connection as soon as it receives a Kafka request"
         return Obstacle(
             f"the server at {self._address} is {what}",
             f"correct the address {_ADDRESS}: Kafka's port is 9092 by default",

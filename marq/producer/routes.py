@@ -30,7 +30,7 @@ class PartitionCursor:
         #: The number of partitions in use.
         self.partitions = partitions if among is None else len(among)
         self._among = among
-        # Queues on few partitions have their own cursors and maybe few messages: start them at different partitions.
+        # Queues on a few partitions have their own cursors, and maybe few messages: start at different partitions.
         self.next = 0 if among is None else random.randrange(len(among))
 
     def take(self) -> int:

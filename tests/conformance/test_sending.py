@@ -207,7 +207,7 @@ async def test_a_message_that_its_topic_would_not_take_back_becomes_a_dead_lette
         [letter] = await backend.dead_letters(queue)
 
     assert (letter.id, len(letter.body)) == (sent, LARGEST + 900 - len(queue))
-    assert letter.reason.startswith("with the headers that redelivery adds it is larger")
+    assert letter.reason.startswith("too large for the messages topic with the headers")
 
 
 async def test_namespaces_do_not_see_each_other(backend: Backend) -> None:

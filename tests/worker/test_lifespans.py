@@ -78,7 +78,7 @@ async def test_a_lifespan_that_fails_at_its_start_is_told_and_tried_again_and_a_
     await worker.stop()
 
     log = worker.log()
-    assert "marq: lifespan handlers_with_lifespan:resources failed at its start: ConnectionError(" in log
+    assert "marq: lifespan handlers_with_lifespan:resources failed on startup: ConnectionError(" in log
     assert 'raise ConnectionError("the database does not answer")' in log
     assert "its handler process" in log
     assert [line for line in await module.noted() if line != "start"] == ["handled open", "end"]

@@ -231,7 +231,7 @@ class Dashboard(Service):
             # A worker with the role web alone knows no definitions yet.
             await self._queues.start()
         except MarqError as error:
-            log.warning("pages show no settings of queues: %s", error)
+            log.warning("pages show no queue settings: %s", error)
 
     async def on_stop(self) -> None:
         await self._tasks_of_pages.stop()

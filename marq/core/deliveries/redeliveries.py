@@ -87,7 +87,7 @@ def _size(payload: Payload) -> int:
 def reason(fire: DueAction) -> str:
     """Explain why a message became a dead letter."""
     if fire.cause is Cause.TOO_LARGE:
-        return "with the headers that redelivery adds it is larger than the messages topic accepts"
+        return "too large for the messages topic with the headers that are added on redelivery"
     if fire.lease.state is State.REJECTED:
         return cut_text(fire.lease.text or "rejected").decode()
     last = "its lease ran out" if fire.lease.state is State.LEASED else "it was released"

@@ -83,7 +83,7 @@ async def test_an_error_at_the_start_names_the_lifespan_shows_its_line_and_close
         yield
 
     resources = Resources([yielding(None, journal, "a"), connect])
-    with pytest.raises(MarqError, match=r"connect failed at its start: ConnectionError\('no answer'\)") as caught:
+    with pytest.raises(MarqError, match=r"connect failed on startup: ConnectionError\('no answer'\)") as caught:
         await resources.open(failed)
     await resources.close()
 
@@ -101,7 +101,7 @@ async def test_an_error_at_the_end_is_told_after_all_others_were_closed() -> Non
         yield
         raise ConnectionError("no answer")
 
-    with pytest.raises(MarqError, match=r"a lifespan failed at its end: ConnectionError\('no answer'\)"):
+    with pytest.raises(MarqError, match=r"a lifespan failed on shutdown: ConnectionError\('no answer'\)"):
         await state_of(yielding(None, journal, "a"), disconnecting)
 
     assert journal == ["open a", "close a"]

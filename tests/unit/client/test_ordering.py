@@ -226,7 +226,7 @@ async def test_an_outage_of_trackers_is_reported_once(caplog: pytest.LogCaptureF
         await spin()
         await clock.advance(1)
 
-    assert caplog.text.count("open messages are unknown") == 1
+    assert caplog.text.count("unfinished messages are unknown") == 1
     assert caplog.text.count("no tracker has answered for 5 s") == 1
     questions._open_reader = tracker.open
     await clock.advance(1)

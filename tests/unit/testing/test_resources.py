@@ -128,7 +128,7 @@ async def test_an_error_of_a_lifespan_is_raised_and_leaves_nothing_running() -> 
     service.connecting = connecting  # type: ignore[attr-defined]
     async with Broker() as broker, broker.producer() as producer:
         await producer.send(QUEUE, b"x")
-        with pytest.raises(marq.MarqError, match="connecting failed at its start"):
+        with pytest.raises(marq.MarqError, match="connecting failed on startup"):
             await broker.run(service)
         assert len(broker.messages(QUEUE)) == 1
 
@@ -146,7 +146,7 @@ async def test_an_error_at_the_end_of_a_lifespan_is_raised_in_the_test() -> None
     service.disconnecting = disconnecting  # type: ignore[attr-defined]
     async with Broker() as broker, broker.producer() as producer:
         await producer.send(QUEUE, b"x")
-        with pytest.raises(marq.MarqError, match="failed at its end"):
+        with pytest.raises(marq.MarqError, match="failed on shutdown"):
             await broker.run(service)
         assert len(broker.acked(QUEUE)) == 1
         # Another worker gets what comes later: the former one has left.
