@@ -42,7 +42,13 @@ class Endpoint:
         operations: Any = Operations()
         unused: Any = None
         self.server = SqsServer(
-            operations=operations, receivers=unused, peers=unused, keys=keys, public_url=None, metrics=CallMetrics()
+            operations=operations,
+            receivers=unused,
+            peers=unused,
+            outcomes=unused,
+            keys=keys,
+            public_url=None,
+            metrics=CallMetrics(),
         )
         self.port = free_port("127.0.0.1")
 
