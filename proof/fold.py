@@ -160,7 +160,7 @@ class Fold:
             if new:
                 self._count(queue, "delayed" if state == DELAYED else "acquired")
             else:
-                taken = standing is not None and _is_taken(standing, state, event["holder"], in_order)
+                taken = standing is not None and _is_taken(standing, state, event["holder"], attempt, in_order)
                 self._count_again(queue, standing if taken else None, state, attempt)
                 if not taken:
                     continue
@@ -369,12 +369,16 @@ class Fold:
         counts[name] = counts.get(name, 0) + by
 
 
-def _is_taken(standing: Standing, state: str, holder: str, in_order: bool) -> bool:
+def _is_taken(standing: Standing, state: str, holder: str, attempt: int, in_order: bool) -> bool:
     """Whether an ACQUIRE that gives this state takes an open message over; none delays one in order."""
     if standing.state not in IN_ORDER:
         # A RESUME takes the order from messages whose records are gone, and leaves them uncounted.
         return standing.state == LEASED and (standing.counted or not in_order)
-    return state == LEASED or (state == LEASED_IN_ORDER and comes_after(holder, standing.holder))
+    if state != LEASED_IN_ORDER:
+        return state == LEASED
+    # A lower attempt of the same holder was written late.
+    overtaken = holder == standing.holder and attempt < standing.attempt
+    return comes_after(holder, standing.holder) and not overtaken
 
 
 def _mark(known: bytearray, start: int, end: int) -> None:

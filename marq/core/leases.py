@@ -111,6 +111,10 @@ class LeaseBook(DueMessages):
             # Uncounted: a RESUME removed it from its line, because its record is gone.
             taken = [offset for offset in offsets if opened.leases[offset].counted]
         for attempt, due_ms, group in group_by_due(batch, taken):
+            if batch.in_order and state in IN_ORDER:
+                group = self._not_overtaken(opened, batch.holder, attempt, group)
+                if not group:
+                    continue
             early = due_ms != NOW
             to = (_ACQUIRE_EARLY if early else _ACQUIRE_IN_ORDER if batch.in_order else _ACQUIRE).get(state)
             if not isinstance(to, State):
@@ -132,6 +136,11 @@ class LeaseBook(DueMessages):
             counts.invalid_deliver_at += self.invalid_times.note(batch, offsets)
         else:
             counts.reacquired += len(offsets) - redelivered
+
+    def _not_overtaken(self, opened: OpenMessages, holder: int, attempt: int, offsets: Sequence[int]) -> Sequence[int]:
+        """Leave out messages that this holder has acquired for a later attempt; this ACQUIRE was written late."""
+        leases = opened.leases
+        return [each for each in offsets if leases[each].holder != holder or leases[each].attempt <= attempt]
 
     def _count_redelivered(self, opened: OpenMessages, offsets: Sequence[int], lease: LeaseRow) -> int:
         """Count the messages that a consumer acquires to deliver them again in their place; return how many."""

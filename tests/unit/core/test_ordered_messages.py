@@ -221,6 +221,17 @@ def test_a_late_acquire_of_a_former_holder_takes_nothing_from_its_successor(rele
     assert (counts.acquired, counts.reacquired, counts.redelivered) == (3, 2, 0)
 
 
+def test_a_late_acquire_of_an_earlier_attempt_does_not_set_the_attempt_back() -> None:
+    # As in seed 1776 of the simulation: the first ACQUIRE timed out, and reached the log after the one of the retry.
+    log = Log(ordered([1, 2, 3]), release([1, 2], 0, holder=FORMER), ordered([1], attempt=2, from_offset=1))
+    before = log.leases()
+
+    log.fold(ordered([1], from_offset=1), at=T1)
+
+    assert log.leases() == before
+    assert log.book.counts[QUEUE].reacquired == 1
+
+
 def test_the_later_holder_takes_over_what_a_late_acquire_has_opened() -> None:
     log = Log(ordered([1, 2]), ordered([1, 2], holder=LATER))
 
