@@ -43,10 +43,7 @@ DELAYED, CANCELLED = "DELAYED", "CANCELLED"
 WAITING = (DELAYED, RELEASED, WAITING_IN_ORDER)
 REDELIVERED, DEAD_LETTERED, DELIVERED = "REDELIVERED", "DEAD_LETTERED", "DELIVERED"
 #: Facts, with what is counted of each.
-FACTS = {
-    REDELIVERED: "redelivered", DEAD_LETTERED: "dead_lettered", DELIVERED: "delivered", CANCELLED: "cancelled",
-    ABANDONED: "abandoned",
-}  # fmt: skip
+FACTS = {name: name.lower() for name in (REDELIVERED, DEAD_LETTERED, DELIVERED, CANCELLED, ABANDONED)}
 #: Facts that come with a record on the queue.
 COPIED = (REDELIVERED, DELIVERED)
 #: The low bits of an ordered message's holder that do not tell the place of its RESUME.
@@ -374,11 +371,9 @@ def _is_taken(standing: Standing, state: str, holder: str, attempt: int, in_orde
     if standing.state not in IN_ORDER:
         # A RESUME takes the order from messages whose records are gone, and leaves them uncounted.
         return standing.state == LEASED and (standing.counted or not in_order)
-    if state != LEASED_IN_ORDER:
-        return state == LEASED
     # A lower attempt of the same holder was written late.
-    overtaken = holder == standing.holder and attempt < standing.attempt
-    return comes_after(holder, standing.holder) and not overtaken
+    late = holder == standing.holder and attempt < standing.attempt
+    return state == LEASED or (state == LEASED_IN_ORDER and comes_after(holder, standing.holder) and not late)
 
 
 def _mark(known: bytearray, start: int, end: int) -> None:

@@ -7,15 +7,13 @@
 3. **Commit** the offset after the last record read. The marker goes first: a crash between commit and marker would lose
    the messages. Both may be one transaction (:mod:`marq.kafka.acquire_strategies`).
 4. **Deliver** to handlers and waiting calls (:mod:`marq.consumer.deliveries`), except messages that are due later. A
-   cycle that fails before delivers nothing and is tried again from its first record. Crash: the lease ends and the
-   tracker redelivers, with the next attempt.
+   cycle that fails before that delivers nothing and is retried. Crash: the lease expires; the tracker redelivers.
 5. **Settle**: outcomes are written in batches of some milliseconds (:mod:`marq.consumer.settlement`,
    :mod:`marq.consumer.ack_batcher`). Crash before they are durable: a processed message is redelivered, which is the
    duplicate that at-least-once delivery allows.
 
-While handlers work on one batch the next cycles run (docs/decisions/0026), and :mod:`marq.consumer.renewal` renews the
-leases of all messages in flight. :mod:`marq.consumer.ordering` has what differs for queues with ordering, and
-:mod:`marq.consumer.at_most_once` for those that deliver at most once.
+While handlers work on one batch, the next cycles run (docs/decisions/0026), and leases are renewed. For queues with
+ordering see :mod:`marq.consumer.ordering`.
 """
 
 from __future__ import annotations
