@@ -43,9 +43,9 @@ class HeldBatch:
     """The shared lease, and the outcomes that are not written yet."""
 
     __slots__ = (
-        "acked", "acks", "at_most_once", "breaker", "codec", "decided", "dirty", "ends", "errors", "expires_s", "fixed_ms",
-        "holder", "lease_s", "lines", "open", "own_expiry_s", "own_topic", "queue", "records", "rejected", "released",
-        "renewed", "renewing", "source", "taken_s",
+        "acked", "acks", "at_most_once", "breaker", "codec", "decided", "dirty", "ends", "errors", "expires_s",
+        "fixed_ms", "holder", "lease_s", "lines", "open", "own_expiry_s", "own_topic", "queue", "records", "rejected",
+        "released", "renewed", "renewing", "source", "taken_s",
     )  # fmt: skip
 
     def __init__(

@@ -123,9 +123,7 @@ class TokenSettler(Lifecycle[AckBatcher]):
         writer: Writer = cluster.writer(topics)
         opened.push_async_callback(lambda: writer.stop(STOP_CLIENT_S))
         await writer.start()
-        questions = Questions(
-            cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep
-        )
+        questions = Questions(cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep)
         self._questions = LeaseQuestions(cluster, questions)
         opened.push_async_callback(self._questions.stop)
         batcher = AckBatcher(
