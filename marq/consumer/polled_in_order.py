@@ -74,14 +74,14 @@ class PolledInOrder(PolledConsumer):
             return None
         return message if self._is_held(message) else None
 
-    async def ack(self, message: Message) -> None:
+    async def ack_held(self, message: Message) -> None:
         """Ack a message that :meth:`find` returned; durable on return."""
         running = self._started()
         del self._delivered[Place(message._held.source, message.offset)]
         settlement.ack(message)
         await running.receiver.acks.settled()
 
-    async def release(self, message: Message, *, counted: bool) -> None:
+    async def release_held(self, message: Message, *, counted: bool) -> None:
         """Release a message that :meth:`find` returned; with ``counted=False`` no program has seen it."""
         running = self._started()
         del self._delivered[Place(message._held.source, message.offset)]
@@ -91,7 +91,7 @@ class PolledInOrder(PolledConsumer):
             settlement.put_back([message])
         await running.receiver.acks.settled()
 
-    async def renew(self, message: Message, lease_ms: int) -> bool:
+    async def renew_held(self, message: Message, lease_ms: int) -> bool:
         """Let the lease of a message that :meth:`find` returned end ``lease_ms`` from now: earlier or later.
 
         Return False if it ended before that was durable.

@@ -73,13 +73,13 @@ async def test_the_next_message_of_a_key_follows_when_the_first_is_acked(backend
 
         held = consumer.find(of(first[b"1"]), 1)
         assert held is first[b"1"]
-        await consumer.ack(held)
+        await consumer.ack_held(held)
 
         second = await poll_one(consumer)
         assert second.value == b"2"
         assert consumer.find(of(first[b"1"]), 1) is None
-        await consumer.ack(second)
-        await consumer.ack(first[b"other"])
+        await consumer.ack_held(second)
+        await consumer.ack_held(first[b"other"])
     await backend.statistics(queue, acked=3)
 
 
@@ -93,8 +93,8 @@ async def test_a_message_whose_lease_ends_is_delivered_again_before_the_next(bac
         # Both deliveries have one token.
         assert consumer.find(of(first), 1) is None
         assert consumer.find(of(first), 2) is again
-        await consumer.ack(again)
-        await consumer.ack(await poll_one(consumer))
+        await consumer.ack_held(again)
+        await consumer.ack_held(await poll_one(consumer))
     await backend.statistics(queue, acked=2, redelivered=1)
 
 
@@ -102,15 +102,15 @@ async def test_the_lease_of_a_poll_is_not_renewed_and_can_be_moved(backend, sett
     queue = await new_queue(backend, ("a", b"long"), ("b", b"short"))
     async with PolledInOrder(queue, settings) as consumer:
         messages = await poll(consumer, 2, 5_000)
-        assert await consumer.renew(messages[b"long"], LONG_MS)
-        assert await consumer.renew(messages[b"short"], 500)
+        assert await consumer.renew_held(messages[b"long"], LONG_MS)
+        assert await consumer.renew_held(messages[b"short"], 500)
 
         again = await poll_one(consumer)
 
         assert (again.value, again.attempt) == (b"short", 2)
         assert consumer.find(of(messages[b"long"]), 1) is messages[b"long"]
-        await consumer.ack(again)
-        await consumer.ack(messages[b"long"])
+        await consumer.ack_held(again)
+        await consumer.ack_held(messages[b"long"])
     of_queue = [batch for batch in await backend.markers(Renew) if batch.queue == queue]
     assert {LONG_MS, 500} <= {batch.lease_ms for batch in of_queue}
 
@@ -118,14 +118,14 @@ async def test_the_lease_of_a_poll_is_not_renewed_and_can_be_moved(backend, sett
 async def test_a_release_keeps_the_place(backend, settings) -> None:
     queue = await new_queue(backend, ("a", b"1"), ("a", b"2"))
     async with PolledInOrder(queue, settings) as consumer:
-        await consumer.release(await poll_one(consumer), counted=False)
+        await consumer.release_held(await poll_one(consumer), counted=False)
         first = await poll_one(consumer)
-        await consumer.release(first, counted=True)
+        await consumer.release_held(first, counted=True)
         second = await poll_one(consumer)
 
         assert [(each.value, each.attempt) for each in (first, second)] == [(b"1", 1), (b"1", 2)]
-        await consumer.ack(second)
-        await consumer.ack(await poll_one(consumer))
+        await consumer.ack_held(second)
+        await consumer.ack_held(await poll_one(consumer))
     assert {batch.counted for batch in await backend.markers(Release) if batch.queue == queue} == {True, False}
 
 
@@ -148,8 +148,8 @@ async def test_a_message_is_settled_by_token_after_its_consumer_has_stopped(back
 
         assert second.value == b"2"
         assert await settler.lease(acked) is None
-        await successor.ack(second)
-        await successor.ack(again)
+        await successor.ack_held(second)
+        await successor.ack_held(again)
     await backend.statistics(queue, acked=3)
 
 
@@ -160,4 +160,4 @@ async def test_questions_about_leases_are_asked_together(backend, settings, sett
         leases = await asyncio.gather(*[settler.lease(of(message)) for message in [*messages.values()] * 2])
         assert [lease is not None and lease.leased for lease in leases] == [True] * 4
         for message in messages.values():
-            await consumer.ack(message)
+            await consumer.ack_held(message)
