@@ -7,17 +7,21 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marq.client.send_options import SendOptions
 from marq.producer.producer import Producer
 from marq.queues.queues import Queues
 from marq_worker.app.sqs.arns import arn_of
 from marq_worker.app.sqs.attributes import QueueAttributes
+from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.directory import Directory, can_be_polled
 from marq_worker.app.sqs.errors import SqsError
+from marq_worker.app.sqs.fifo import in_fifo, moved
 from marq_worker.app.sqs.handles import Handles
 from marq_worker.app.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
 from marq_worker.app.sqs.message_ids import MessageIds
 from marq_worker.app.sqs.received import GROUP_HEADER, SOURCE_HEADER, TRACE_HEADER, formatted
 from marq_worker.app.sqs.receiving import Delivery, Receivers
+from marq_worker.app.sqs.settling import Settled, Settler
 
 _LEAST_DELAY_S = 0.001
 
@@ -28,7 +32,7 @@ class MessageOperations:
     """Each operation takes the queue's name and its parameters, and returns the members of its answer.
 
     Args:
-        settler: the markers of deletions and visibility changes.
+        settler: settles deliveries of standard queues, ``fifo_settler`` those of FIFO queues.
     """
 
     def __init__(
@@ -38,7 +42,8 @@ class MessageOperations:
         queues: Queues,
         directory: Directory,
         receivers: Receivers,
-        settler: Any,
+        settler: Settler,
+        fifo_settler: Settler,
         handles: Handles,
         ids: MessageIds,
     ) -> None:
@@ -46,7 +51,7 @@ class MessageOperations:
         self._queues = queues
         self._directory = directory
         self._receivers = receivers
-        self._settler = settler
+        self._settlers = {False: settler, True: fifo_settler}
         self._handles = handles
         self._ids = ids
 
@@ -70,8 +75,12 @@ class MessageOperations:
         if delay == 0:
             # Only a time replaces the queue's delay.
             delay = _LEAST_DELAY_S if attributes.delay_s else None
-        receipt = await self._producer.send(queue, data, headers=headers, delay=delay)
-        assert not isinstance(receipt, list)
+        options = SendOptions(headers=headers, delay=delay)
+        if attributes.fifo:
+            options = in_fifo(options, attributes, group, parameters.get("MessageDeduplicationId"), data)
+        elif group is not None and self._queues.definitions.settings(queue).ordered:
+            options["ordering_key"] = group
+        receipt = await self._producer.send(queue, data, **options)
         answer = {"MD5OfMessageBody": md5_of_body(body), "MessageId": self._ids.of(receipt.id)}
         if (sums := md5_of_attributes(message_attributes)) is not None:
             answer["MD5OfMessageAttributes"] = sums
@@ -82,7 +91,7 @@ class MessageOperations:
     async def receive(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         attributes = self._directory.get(queue).attributes
         definitions = self._queues.definitions
-        if (why := can_be_polled(definitions.settings(queue), definitions.group(queue))) is not None:
+        if (why := can_be_polled(queue, definitions.settings(queue), definitions.group(queue))) is not None:
             raise SqsError("UnsupportedOperation", f"the queue {queue!r} can't be received from: {why}")
         if self._receivers.stopped:
             return {}
@@ -95,7 +104,7 @@ class MessageOperations:
             try:
                 deliveries = await self._deliverable(queue, polled, attributes)
                 if deliveries:
-                    return await self._received(deliveries, attributes, parameters)
+                    return await self._received(queue, deliveries, attributes, parameters)
             except BaseException:
                 # The client gave up, or markers could not be written: it never sees them.
                 receiver.release(polled)
@@ -103,11 +112,11 @@ class MessageOperations:
         return {}
 
     async def _received(
-        self, deliveries: Sequence[Delivery], attributes: QueueAttributes, parameters: Parameters
+        self, queue: str, deliveries: Sequence[Delivery], attributes: QueueAttributes, parameters: Parameters
     ) -> dict[str, Any]:
         visibility_s = parameters.get("VisibilityTimeout", attributes.visibility_timeout_s)
         if visibility_s != attributes.visibility_timeout_s:
-            await self._change(deliveries, visibility_s)
+            await self._change(queue, deliveries, visibility_s)
         return {"Messages": [self._formatted(delivery, parameters) for delivery in deliveries]}
 
     async def _deliverable(
@@ -125,32 +134,38 @@ class MessageOperations:
                 ended.append(delivery)
             elif most is not None and delivery.attempt > most:
                 # First the copy: a crash in between makes two dead letters, and loses none.
-                await self._move(delivery, target, arn_of(queue))
+                await self._move(delivery, queue, target)
                 ended.append(delivery)
             else:
                 kept.append(delivery)
         if ended:
-            await self._settler.ack([each.token for each in ended])
+            await self._settler(queue).ack(ended)
         return kept
 
-    async def _move(self, delivery: Delivery, target: str, source_arn: str) -> None:
+    async def _move(self, delivery: Delivery, queue: str, target: str) -> None:
         headers = [(name, value) for name, value in delivery.headers.items() if name != SOURCE_HEADER]
-        await self._producer.send(target, delivery.body, headers=[*headers, (SOURCE_HEADER, source_arn.encode())])
+        options = SendOptions(headers=[*headers, (SOURCE_HEADER, arn_of(queue).encode())])
+        if is_fifo(target):
+            options = moved(options, delivery)
+        await self._producer.send(target, delivery.body, **options)
 
-    async def _change(self, deliveries: Sequence[Delivery], visibility_s: int) -> None:
+    async def _change(self, queue: str, deliveries: Sequence[Settled], visibility_s: int) -> None:
         if visibility_s:
-            await self._settler.renew([(each.token, visibility_s * 1000) for each in deliveries])
+            await self._settler(queue).renew(deliveries, visibility_s * 1000)
         else:
-            await self._settler.release([each.token for each in deliveries])
+            await self._settler(queue).release(deliveries)
+
+    def _settler(self, queue: str) -> Settler:
+        return self._settlers[is_fifo(queue)]
 
     def _formatted(self, delivery: Delivery, parameters: Parameters) -> dict[str, Any]:
-        handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt)
+        handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt, delivery.url)
         return formatted(delivery, self._ids.of(delivery.id), handle, parameters)
 
     async def delete(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.get(queue)
         handle = self._handles.read(parameters["ReceiptHandle"], queue)
-        await self._settler.ack([handle.token])
+        await self._settler(queue).ack([handle])
         if (receiver := self._receivers.known(queue)) is not None:
             receiver.deleted.add(handle.message_id, handle.attempt)
         return {}
@@ -158,9 +173,5 @@ class MessageOperations:
     async def change_visibility(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.get(queue)
         handle = self._handles.read(parameters["ReceiptHandle"], queue)
-        visibility_s = parameters.get("VisibilityTimeout", 0)
-        if visibility_s:
-            await self._settler.renew([(handle.token, visibility_s * 1000)])
-        else:
-            await self._settler.release([handle.token])
+        await self._change(queue, [handle], parameters.get("VisibilityTimeout", 0))
         return {}

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from mode import Service
@@ -20,7 +21,9 @@ from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
 from marq_worker.app.faust_app import or_exit
 from marq_worker.app.faust_worker import reachable_name
+from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.directory import Directory
+from marq_worker.app.sqs.fifo import FifoReceiver, Outcomes
 from marq_worker.app.sqs.handles import Handles
 from marq_worker.app.sqs.keys import Key, load_keys
 from marq_worker.app.sqs.message_ids import MessageIds
@@ -29,8 +32,9 @@ from marq_worker.app.sqs.message_operations import MessageOperations
 from marq_worker.app.sqs.operations import Operations
 from marq_worker.app.sqs.peers import Peers
 from marq_worker.app.sqs.queue_operations import QueueOperations
-from marq_worker.app.sqs.receiving import Receivers
+from marq_worker.app.sqs.receiving import QueueReceiver, Receivers
 from marq_worker.app.sqs.server import SqsServer
+from marq_worker.app.sqs.settling import ByToken
 from marq_worker.app.sqs.wire import operations
 from marq_worker.app.web.dashboard.groups import Groups
 from marq_worker.app.web.security import is_loopback
@@ -83,7 +87,8 @@ class SqsEndpoint(Service):
         self._peers = Peers(
             url, secret, lambda queue: self._queues.definitions.consumer_group(queue, names), Groups(client)
         )
-        self._receivers = Receivers(client, url, self._settler, self._peers)
+        self._outcomes = Outcomes(url, self._settler, self._peers, lambda queue: self._receivers.known(queue))
+        self._receivers = Receivers(partial(self._new_receiver, url))
         directory = Directory(self._queues, maximum_bytes)
         calls = Operations(
             QueueOperations(directory, self._receivers, self._counts, self._purge),
@@ -92,14 +97,15 @@ class SqsEndpoint(Service):
                 queues=self._queues,
                 directory=directory,
                 receivers=self._receivers,
-                settler=self._settler,
+                settler=ByToken(self._settler),
+                fifo_settler=self._outcomes,
                 handles=Handles(secret),
                 ids=MessageIds(names.messages),
             ),
             directory,
             maximum_bytes,
         )
-        self._server = SqsServer(calls, self._receivers, self._peers, keys, settings.sqs_url)
+        self._server = SqsServer(calls, self._receivers, self._outcomes, self._peers, keys, settings.sqs_url)
         await self._producer.start()
         await self._settler.start()
         self._peers.start()
@@ -110,8 +116,14 @@ class SqsEndpoint(Service):
         # First the polls: clients take a cut connection for an error.
         await self._receivers.stop()
         await self._server.stop()
+        await self._outcomes.stop()
         await self._peers.stop()
         await asyncio.gather(self._settler.stop(), self._producer.stop())
+
+    def _new_receiver(self, url: str, queue: str) -> QueueReceiver:
+        if is_fifo(queue):
+            return FifoReceiver(queue, self._client, url, self._settler, self._peers, self._outcomes)
+        return QueueReceiver(queue, self._client, url, self._settler, self._peers)
 
     @Service.task
     async def _drop_idle(self) -> None:

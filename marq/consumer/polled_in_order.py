@@ -21,6 +21,7 @@ from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.topics import Topics
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
+from marq.wire.names import RESERVED_HEADER
 
 #: The lease of messages that are not delivered yet, which the consumer renews. Short, because after a crash they wait
 #: for its end, even if the queue's own lease takes hours.
@@ -34,6 +35,11 @@ class Place(NamedTuple):
     offset: int
 
 
+def own_headers(message: Message) -> dict[str, bytes | None]:
+    """Return the headers of a message that Marq wrote, which :attr:`Message.headers` leaves out."""
+    return {name: value for name, value in message._record.headers if name.startswith(RESERVED_HEADER)}
+
+
 class PolledInOrder(PolledConsumer):
     """Receives messages of one queue with ordering on request, and settles those that it has delivered."""
 
@@ -43,10 +49,10 @@ class PolledInOrder(PolledConsumer):
         self._delivered: dict[Place, Message] = {}
         return replace(settings, lease_ms=min(WAITING_LEASE_MS, max_lease_ms))
 
-    async def poll(self, max_messages: int, lease_ms: int = WAITING_LEASE_MS) -> list[Message]:
+    async def poll(self, max_messages: int, lease_ms: int | None = None) -> list[Message]:
         """Return up to ``max_messages`` that are available, at most one of each ordering key.
 
-        Each is leased for ``lease_ms``, and the consumer does not renew it.
+        Each is leased for ``lease_ms`` (default: the queue's setting), and the consumer does not renew it.
 
         Raises:
             MarqError: the consumer can no longer receive; the error says why.
@@ -56,6 +62,8 @@ class PolledInOrder(PolledConsumer):
         if not messages:
             running.raise_error()
             return []
+        if lease_ms is None:
+            lease_ms = running.receiver_settings.queue(self.name).lease_ms
         try:
             # Durable before the program sees them: if this process dies then, they keep this lease.
             await running.hold(messages, lease_ms, ends=True)

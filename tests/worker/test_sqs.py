@@ -281,9 +281,6 @@ async def test_queues_are_listed_changed_purged_and_deleted(sqs: Sqs) -> None:
     await sqs("delete_queue", "life-b")
     assert await sqs.refused("send_message", "life-b", MessageBody="x") == "AWS.SimpleQueueService.NonExistentQueue"
     assert await sqs.refused("create_queue", QueueName="life-b") == "AWS.SimpleQueueService.QueueDeletedRecently"
-    assert await sqs.refused("create_queue", QueueName="x.fifo", Attributes={"FifoQueue": "true"}) == (
-        "AWS.SimpleQueueService.UnsupportedOperation"
-    )
 
 
 async def test_a_long_poll_ends_with_the_first_message(sqs: Sqs) -> None:

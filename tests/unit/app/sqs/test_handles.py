@@ -34,11 +34,11 @@ def refused(text: str, queue: str = "orders", handles: Handles = HANDLES) -> str
     return caught.value.message
 
 
-@given(TOKENS, st.text(min_size=1, max_size=60), st.integers(1, 2**32 - 1))
-def test_a_handle_is_read_as_it_was_issued(token: Token, message_id: str, attempt: int) -> None:
-    text = HANDLES.issue(token, message_id, attempt)
+@given(TOKENS, st.text(min_size=1, max_size=60), st.integers(1, 2**32 - 1), st.sampled_from(["", "http://a:9324"]))
+def test_a_handle_is_read_as_it_was_issued(token: Token, message_id: str, attempt: int, url: str) -> None:
+    text = HANDLES.issue(token, message_id, attempt, url)
 
-    assert HANDLES.read(text, token.queue) == Handle(token, message_id, attempt)
+    assert HANDLES.read(text, token.queue) == Handle(token, message_id, attempt, url)
     assert text.isascii()
     assert set(text).isdisjoint("+/= \n")
 

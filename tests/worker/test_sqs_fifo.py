@@ -1,0 +1,219 @@
+"""FIFO queues of the SQS endpoint: groups keep their order at every endpoint, used by boto3."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import marq
+from marq_worker.broker.embedded import EmbeddedBroker
+from marq_worker.broker.ports import free_port
+from tests.worker.harness import Worker, eventually
+from tests.worker.test_sqs import Sqs, answers, environment
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+QUEUES = """
+[queues."defined.fifo"]
+ordering = "key"
+
+[queues.ordered]
+ordering = "key"
+
+[queues."unordered.fifo"]
+"""
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
+    directory = tmp_path_factory.mktemp("worker")
+    worker = Worker(broker.bootstrap_servers, directory, queues=QUEUES, environment=environment(directory))
+    try:
+        yield await worker.start().ready(2)
+    finally:
+        worker.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def second(worker: Worker) -> AsyncIterator[Worker]:
+    """Another worker, which is only an endpoint."""
+    second = worker.again(MARQ_SQS_PORT=str(free_port("127.0.0.1")), MARQ_ROLES="sqs")
+    second.web_port += 1
+    try:
+        second.start()
+        await eventually(lambda: answers(Sqs(second)))
+        yield second
+    finally:
+        second.close()
+
+
+class Fifo(Sqs):
+    """A client of one endpoint, for one FIFO queue."""
+
+    def __init__(self, worker: Worker, queue: str) -> None:
+        super().__init__(worker)
+        self.queue = queue
+
+    async def create(self, **attributes: str) -> None:
+        attributes = {"FifoQueue": "true", "ContentBasedDeduplication": "true", **attributes}
+        await self("create_queue", QueueName=self.queue, Attributes=attributes)
+
+    async def send(self, group: str, *bodies: str, **parameters: Any) -> list[dict[str, Any]]:
+        return [
+            await self("send_message", self.queue, MessageBody=body, MessageGroupId=group, **parameters)
+            for body in bodies
+        ]
+
+    async def take(self, count: int = 1, **parameters: Any) -> dict[str, dict[str, Any]]:
+        """Receive this many messages; return them by their bodies."""
+        return {message["Body"]: message for message in await self.receive(self.queue, count, **parameters)}
+
+    async def nothing_comes(self, wait_s: int = 1) -> None:
+        assert "Messages" not in await self("receive_message", self.queue, WaitTimeSeconds=wait_s)
+
+    async def end(self, *messages: dict[str, Any]) -> None:
+        await self.delete(self.queue, *messages)
+
+    async def hide(self, message: dict[str, Any], seconds: int) -> None:
+        await self(
+            "change_message_visibility", self.queue, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=seconds
+        )
+
+
+def count(message: dict[str, Any]) -> int:
+    return int(message["Attributes"]["ApproximateReceiveCount"])
+
+
+async def test_an_unfinished_message_blocks_its_group_and_no_other(worker: Worker) -> None:
+    fifo = Fifo(worker, "groups.fifo")
+    await fifo.create(VisibilityTimeout="60")
+    await fifo.send("a", "a1", "a2", "a3")
+    await fifo.send("b", "b1")
+
+    first = await fifo.take(2)
+    assert set(first) == {"a1", "b1"}
+    assert first["a1"]["Attributes"]["MessageGroupId"] == "a"
+    await fifo.nothing_comes()
+    await fifo.end(first["a1"])
+    second = await fifo.take()
+    assert set(second) == {"a2"}
+    await fifo.end(second["a2"], first["b1"])
+    # Deleting twice is no error.
+    await fifo.end(second["a2"])
+    third = await fifo.take()
+    assert set(third) == {"a3"}
+    await fifo.end(*third.values())
+    await eventually(lambda: worker.queue("groups.fifo"), lambda found: found["acked"] == 4 and not found["in_flight"])
+
+
+async def test_a_message_comes_again_before_the_next_of_its_group(worker: Worker) -> None:
+    fifo = Fifo(worker, "again.fifo")
+    await fifo.create(VisibilityTimeout="2")
+    await fifo.send("a", "a1", "a2")
+
+    first = (await fifo.take())["a1"]
+    second = (await fifo.take(VisibilityTimeout=600))["a1"]
+    assert (count(first), count(second)) == (1, 2)
+    # A handle of a former delivery ends nothing.
+    expired = await fifo.refused("delete_message", "again.fifo", ReceiptHandle=first["ReceiptHandle"])
+    assert expired == "InvalidParameterValue"
+    await fifo.hide(second, 0)
+    third = (await fifo.take(VisibilityTimeout=600))["a1"]
+    await fifo.hide(third, 1)
+    fourth = (await fifo.take(VisibilityTimeout=600))["a1"]
+    assert (count(third), count(fourth)) == (3, 4)
+    hidden = await fifo.refused(
+        "change_message_visibility", "again.fifo", ReceiptHandle=third["ReceiptHandle"], VisibilityTimeout=9
+    )
+    assert hidden == "AWS.SimpleQueueService.MessageNotInflight"
+    await fifo.end(fourth)
+    [last] = (await fifo.take()).values()
+    assert (last["Body"], count(last)) == ("a2", 1)
+    await fifo.end(last)
+
+
+async def test_a_message_received_too_often_moves_and_its_group_goes_on(worker: Worker) -> None:
+    fifo, dead = Fifo(worker, "failing.fifo"), Fifo(worker, "dead.fifo")
+    await dead.create()
+    await fifo("create_queue", QueueName="standard")
+    arn = "arn:aws:sqs:us-east-1:000000000000:"
+    policy = {"deadLetterTargetArn": f"{arn}dead.fifo", "maxReceiveCount": 1}
+    await fifo.create(VisibilityTimeout="1", RedrivePolicy=json.dumps(policy))
+    wrong = {"RedrivePolicy": json.dumps({**policy, "deadLetterTargetArn": f"{arn}standard"})}
+    assert await fifo.refused("set_queue_attributes", "failing.fifo", Attributes=wrong) == "InvalidParameterValue"
+    await fifo.send("a", "a1", "a2")
+    assert set(await fifo.take()) == {"a1"}
+
+    [following] = (await fifo.take(VisibilityTimeout=60)).values()
+    [moved] = (await dead.take()).values()
+
+    assert (following["Body"], moved["Body"]) == ("a2", "a1")
+    assert moved["Attributes"]["MessageGroupId"] == "a"
+    assert moved["Attributes"]["DeadLetterQueueSourceArn"] == f"{arn}failing.fifo"
+    await fifo.end(following)
+    await dead.end(moved)
+
+
+async def test_queues_of_marq_are_fifo_queues_by_ordering_and_name(worker: Worker) -> None:
+    fifo = Fifo(worker, "defined.fifo")
+    client = {"bootstrap_servers": worker.environment["MARQ_BOOTSTRAP_SERVERS"], "prefix": worker.names.prefix}
+    async with marq.Producer(**client) as producer:
+        for value in (b"1", b"2"):
+            await producer.send("defined.fifo", value, ordering_key="a")
+
+    [first] = (await fifo.take()).values()
+    assert (first["Body"], first["Attributes"]["MessageGroupId"]) == ("1", "a")
+    await fifo.end(first)
+    assert set(await fifo.take()) == {"2"}
+    attributes = (await fifo("get_queue_attributes", "defined.fifo", AttributeNames=["All"]))["Attributes"]
+    assert (attributes["FifoQueue"], attributes["DeduplicationScope"]) == ("true", "messageGroup")
+    assert await fifo.refused("receive_message", "ordered") == "AWS.SimpleQueueService.UnsupportedOperation"
+    assert await fifo.refused("get_queue_url", QueueName="unordered.fifo") == "AWS.SimpleQueueService.NonExistentQueue"
+
+
+async def test_what_fifo_queues_refuse(worker: Worker) -> None:
+    fifo = Fifo(worker, "refuses.fifo")
+    unsupported = "AWS.SimpleQueueService.UnsupportedOperation"
+    scope = {"FifoQueue": "true", "DeduplicationScope": "queue"}
+    assert await fifo.refused("create_queue", QueueName="refuses.fifo", Attributes=scope) == unsupported
+    await fifo.create(ContentBasedDeduplication="false")
+    for parameters, code in (
+        ({}, "MissingParameter"),
+        ({"MessageGroupId": "a"}, "InvalidParameterValue"),
+        ({"MessageGroupId": "a", "MessageDeduplicationId": "1", "DelaySeconds": 1}, "InvalidParameterValue"),
+    ):
+        assert await fifo.refused("send_message", "refuses.fifo", MessageBody="x", **parameters) == code
+
+
+# --- several endpoints ------------------------------------------------------------------------------------------------
+
+
+async def test_outcomes_reach_the_endpoint_that_holds_the_message(worker: Worker, second: Worker) -> None:
+    one, other = Fifo(worker, "two.fifo"), Fifo(second, "two.fifo")
+    await one.create(VisibilityTimeout="600")
+    # Both are members of the queue's group, and the groups are in partitions of both.
+    await asyncio.gather(*[each("receive_message", "two.fifo", WaitTimeSeconds=5) for each in (one, other)])
+    groups = [f"g{number}" for number in range(8)]
+    for group in groups:
+        await one.send(group, f"{group}-1", f"{group}-2", f"{group}-3")
+
+    first = await one.take(8)
+    assert set(first) == {f"{group}-1" for group in groups}
+    await other.end(*first.values())
+    second_ones = await other.take(8)
+    assert set(second_ones) == {f"{group}-2" for group in groups}
+    for message in second_ones.values():
+        await one.hide(message, 0)
+    again = await one.take(8)
+    assert {body: count(message) for body, message in again.items()} == {f"{group}-2": 2 for group in groups}
+    stale = [message["ReceiptHandle"] for message in second_ones.values()]
+    for handle in stale:
+        assert await other.refused("delete_message", "two.fifo", ReceiptHandle=handle) == "InvalidParameterValue"
+    await one.end(*again.values())
+    await other.end(*(await other.take(8)).values())
+    await eventually(lambda: worker.queue("two.fifo"), lambda found: found["acked"] == 24 and not found["in_flight"])
