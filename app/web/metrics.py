@@ -32,6 +32,11 @@ _QUEUE_COUNTERS = (
     ("marq_messages_delayed", "Messages that were sent with a delay.", "delayed"),
     ("marq_messages_delivered", "Delayed messages that became due and were sent to their queue.", "delivered"),
     ("marq_messages_cancelled", "Delayed messages that were cancelled.", "cancelled"),
+    (
+        "marq_messages_deduplicated",
+        "Messages dropped because their deduplication id was accepted before.",
+        "deduplicated",
+    ),
     ("marq_messages_abandoned", "Messages of at-most-once queues whose consumer was lost.", "abandoned"),
     (
         "marq_messages_invalid_deliver_at",

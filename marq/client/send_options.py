@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TypedDict
 
@@ -22,6 +23,7 @@ class SendOptions(TimeOptions, total=False):
 
     headers: Headers | None
     ordering_key: str | bytes | None
+    deduplication_id: str | None
 
 
 class SendManyOptions(TypedDict, total=False):
@@ -31,3 +33,4 @@ class SendManyOptions(TypedDict, total=False):
     ordering_key: str | bytes | None
     delay: Delay | None
     at: At | None
+    deduplication_ids: Sequence[str] | None

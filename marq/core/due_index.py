@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from marq.core.storage.open_messages import OpenMessages
-from marq.core.storage.rows import IN_ORDER, LeaseRow
+from marq.core.storage.rows import IN_ORDER, LeaseRow, State
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import Source
 
@@ -25,11 +25,13 @@ class Hint(NamedTuple):
     """Messages that may be due at this time: those that no longer have this very lease are skipped.
 
     Hints are compared from left to right: messages that are due in one millisecond come in the order in which they were
-    acquired or delayed, also if they were rescheduled or the index was rebuilt.
+    acquired or delayed, also if they were rescheduled or the index was rebuilt. ``place`` is that of a delayed message
+    in the log: those of one millisecond keep that order, whatever their sources are. It is 0 for others.
     """
 
     due_ms: int
     since_ms: int
+    place: int
     source: Source
     first: int
     sequence: int
@@ -111,7 +113,10 @@ class DueIndex:
 
     def _push(self, opened: OpenMessages, offsets: Sequence[int], lease: LeaseRow) -> None:
         self._sequence += 1
-        hint = Hint(lease.due_ms, lease.since_ms, opened.source, offsets[0], self._sequence, opened, offsets, lease)
+        place = lease.holder if lease.state is State.DELAYED else 0
+        hint = Hint(
+            lease.due_ms, lease.since_ms, place, opened.source, offsets[0], self._sequence, opened, offsets, lease
+        )  # fmt: skip
         heapq.heappush(self._heap, hint)
 
     def next_due_ms(self) -> int | None:

@@ -43,8 +43,9 @@ from marq.wire.markers import (
     Resume,
     Resumed,
     Tick,
+    may_have,
 )
-from marq.wire.names import follows, is_scheduled, is_synthetic
+from marq.wire.names import DEDUPLICATION_ID_HEADER, follows, is_scheduled, is_synthetic
 
 #: The count of each fact, as a field of Counts.
 _FACT_COUNTS = {kind: kind.name.lower() for kind in FACTS}
@@ -114,7 +115,7 @@ class LeaseBook(DueMessages):
             to = (_ACQUIRE_EARLY if early else _ACQUIRE_IN_ORDER if batch.in_order else _ACQUIRE).get(state)
             if not isinstance(to, State):
                 continue
-            holder, due_ms = (0, due_ms) if early else (batch.holder, now_ms + batch.lease_ms)
+            holder, due_ms = (self.applied, due_ms) if early else (batch.holder, now_ms + batch.lease_ms)
             lease = LeaseRow(batch.queue, holder, attempt, due_ms, now_ms, to)
             if isinstance(state, State):
                 redelivered += self._count_redelivered(opened, group, lease)
@@ -159,13 +160,18 @@ class LeaseBook(DueMessages):
             if is_scheduled(source.topic):
                 self._note_schedule(source)
         counts.reacquired += len(offsets) - len(new)
+        if new and _may_have_ids(batch):
+            window_ms = self._settings(batch.queue).deduplication_window_ms
+            accepted = self.accepted_ids.accept(batch, new, self.applied, self.clock.now_ms, window_ms)
+            counts.deduplicated += len(new) - len(accepted)
+            new = accepted
         counts.delayed += len(new)
         now_ms, state = self.clock.now_ms, State(TRANSITIONS[Marker.DELAY][NEW])
         base_ms = now_ms if batch.relative else 0
         leases, push = opened.leases, self._due.push
         # Each message may have a lease of its own.
         for attempt, time_ms, run in runs_by_due(batch, new):
-            lease = LeaseRow(batch.queue, 0, attempt, base_ms + time_ms, now_ms, state)
+            lease = LeaseRow(batch.queue, self.applied, attempt, base_ms + time_ms, now_ms, state)
             for offset in run:
                 leases[offset] = lease
             push(opened, run, lease)
@@ -237,7 +243,8 @@ class LeaseBook(DueMessages):
             for offset in offsets:
                 groups.setdefault(base_ms + index[offset], []).append(offset)
             for due_ms, group in groups.items():
-                holder = lease.holder if to in IN_ORDER else 0
+                # A delayed message keeps its place in the log, so that it keeps its order.
+                holder = 0 if to is State.RELEASED else lease.holder
                 later = LeaseRow(
                     lease.queue, holder, lease.attempt, due_ms, lease.since_ms, to, lease.counted, lease.text
                 )  # fmt: skip
@@ -355,6 +362,12 @@ class LeaseBook(DueMessages):
     def take_answers(self) -> list[Answer | Resumed]:
         """Return the answers to RESCHEDULEs, CANCELs and RESUMEs; write them before the next redeliveries."""
         return self._replies.take(self, self.clock.now_ms)
+
+
+def _may_have_ids(batch: Delay) -> bool:
+    """Return whether messages may have deduplication ids that count: those of dead letters were accepted before."""
+    topic = batch.source.topic
+    return is_synthetic(topic) and not is_scheduled(topic) and may_have(batch.payloads, DEDUPLICATION_ID_HEADER)
 
 
 _FOLDS: dict[type, Callable[[LeaseBook, Any], None]] = {

@@ -2,13 +2,18 @@
 
 The producer draws a random number and counts its messages in each markers partition; both identify a message until it
 is delivered. Messages of the same moment go out together.
+
+Messages with a deduplication id are delayed messages, too: mostly by nothing. Their place decides which tracker looks
+for duplicates (:func:`marq.wire.names.deduplicating_partition`). Those of one queue and markers partition are written
+one batch after the other, so that the log has the order of the calls.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from marq.backend.cluster import Cluster, Writer
@@ -21,7 +26,7 @@ from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Columns, Payload, Source, payload_bytes, spans
 from marq.wire.markers import Delay as DelayMarker
-from marq.wire.names import markers_partition, synthetic_topic
+from marq.wire.names import deduplicating_partition, markers_partition, source_partition, synthetic_topic
 
 #: Bytes of the head of a DELAY: queue, source, numbers.
 _HEAD_BYTES = 600
@@ -39,12 +44,25 @@ class _Item(NamedTuple):
     time_ms: int
 
 
+class _Group(NamedTuple):
+    """The common part of messages that are sent together; ``where``: their markers partition, None for any."""
+
+    queue: str
+    relative: bool
+    where: int | None
+
+
 class _Batch:
-    """Messages of one queue that are sent together, and the future of each receipt."""
+    """Messages of one group, and the future of each receipt."""
 
     def __init__(self) -> None:
         self.items: list[_Item] = []
         self.futures: list[asyncio.Future[Receipt]] = []
+
+    def fail(self, error: BaseException, start: int = 0) -> None:
+        for future in self.futures[start:]:
+            if not future.done():
+                future.set_exception(error)
 
 
 class Delays:
@@ -59,7 +77,9 @@ class Delays:
         self._turn = secrets.randbelow(topics.markers_partitions)
         self._writer: Writer | None = None
         self._starting = asyncio.Lock()
-        self._open: dict[tuple[str, bool], _Batch] = {}
+        self._open: dict[_Group, _Batch] = {}
+        #: Groups with a markers partition of which a batch is being written; their next one waits for it.
+        self._busy: set[_Group] = set()
         self._sending: set[asyncio.Task[Any]] = set()
         #: Whether new messages are rejected, and whether the writer is stopped too.
         self._stopped = self._closed = False
@@ -68,12 +88,17 @@ class Delays:
         """Wait up to ``limit_s`` for messages that are being sent; accept no others."""
         self._stopped = True
         self._submit()
-        if self._sending:
-            await asyncio.wait(self._sending, timeout=limit_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                # A batch that waited for another one is sent after it, so loop.
+                while self._sending:
+                    await asyncio.wait(self._sending)
+        self._closed = True
         for task in list(self._sending):
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
-        self._closed = True
+        for batch in self._open.values():
+            batch.fail(_stopped())
         if self._writer is not None:
             await self._writer.stop(limit_s)
 
@@ -97,17 +122,26 @@ class Delays:
 
     # --- one by one ---------------------------------------------------------------------------------------------------
 
-    def post(self, queue: str, value: bytes, headers: Sequence[Header], when: When) -> asyncio.Future[Receipt]:
+    def post(
+        self, queue: str, value: bytes, headers: Sequence[Header], when: When, place: bytes | None = None
+    ) -> asyncio.Future[Receipt]:
         """Delay one message, together with all others of this turn of the loop; the future gets its receipt.
+
+        ``place`` is the ordering key of a message with a deduplication id, or without one the id: all messages of a
+        queue with the same place get into one log, in the order of the calls.
 
         Raises:
             MarqError: the producer was stopped.
         """
         self.check_running()
         loop = asyncio.get_running_loop()
-        if not self._open:
-            loop.call_soon(self._submit)
-        batch = self._open.setdefault((queue, when.relative), _Batch())
+        where = None if place is None else deduplicating_partition(queue, place, len(self._numbers))
+        group = _Group(queue, when.relative, where)
+        batch = self._open.get(group)
+        if batch is None:
+            batch = self._open[group] = _Batch()
+            if group not in self._busy:
+                loop.call_soon(self._submit)
         batch.items.append(_Item(value, headers, when.time_ms))
         future: asyncio.Future[Receipt] = loop.create_future()
         batch.futures.append(future)
@@ -119,16 +153,19 @@ class Delays:
             raise _stopped()
 
     def _submit(self) -> None:
-        for (queue, relative), batch in self._open.items():
-            task = asyncio.create_task(self._deliver(queue, relative, batch), name="marq-delay")
+        if self._closed:
+            return
+        for group in [group for group in self._open if group not in self._busy]:
+            if group.where is not None:
+                self._busy.add(group)
+            task = asyncio.create_task(self._deliver(group, self._open.pop(group)), name="marq-delay")
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
-        self._open = {}
 
-    async def _deliver(self, queue: str, relative: bool, batch: _Batch) -> None:
+    async def _deliver(self, group: _Group, batch: _Batch) -> None:
         index = 0
         try:
-            async for receipts in self._send(queue, relative, batch.items):
+            async for receipts in self._send(group, batch.items):
                 for receipt in receipts:
                     if not batch.futures[index].done():
                         batch.futures[index].set_result(receipt)
@@ -136,11 +173,13 @@ class Delays:
         except BaseException as error:
             stopped = isinstance(error, asyncio.CancelledError)
             failure = BrokerUnavailable("the producer was stopped: unknown whether the message was delayed")
-            for future in batch.futures[index:]:
-                if not future.done():
-                    future.set_exception(failure if stopped else error)
+            batch.fail(failure if stopped else error, index)
             if stopped:
                 raise
+        finally:
+            if group in self._busy:
+                self._busy.remove(group)
+                self._submit()
 
     # --- many ---------------------------------------------------------------------------------------------------------
 
@@ -152,7 +191,7 @@ class Delays:
         items = [_Item(value, headers, when.time_ms) for value, when in zip(values, whens, strict=True)]
         try:
             self.check_running()
-            async for some in self._send(queue, whens[0].relative, items):
+            async for some in self._send(_Group(queue, whens[0].relative, None), items):
                 receipts += some
                 if len(receipts) < len(items):
                     self.check_running()
@@ -160,11 +199,20 @@ class Delays:
             return receipts + [None] * (len(items) - len(receipts)), error
         return receipts, None
 
-    async def _send(self, queue: str, relative: bool, items: Sequence[_Item]) -> AsyncIterator[list[Receipt]]:
-        writer = await self.writer()
+    async def send_each(
+        self, queue: str, items: Iterable[tuple[bytes, Sequence[Header], When, bytes]]
+    ) -> tuple[list[Receipt | None], BaseException | None]:
+        """Delay messages that have deduplication ids: the arguments of :meth:`post`, and the result of send_many."""
+        futures = [self.post(queue, *item) for item in items]
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        receipts = [None if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
+        return receipts, next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+
+    async def _send(self, group: _Group, items: Sequence[_Item]) -> AsyncIterator[list[Receipt]]:
+        writer, queue = await self.writer(), group.queue
         pieces = list(self._pieces(queue, items))
         for start in range(0, len(pieces), _WINDOW):
-            markers = [self._marker(queue, relative, items[piece]) for piece in pieces[start : start + _WINDOW]]
+            markers = [self._marker(group, items[piece]) for piece in pieces[start : start + _WINDOW]]
             records = [MarkerRecord(self._partition(each.source), encode(each)) for each in markers]
             await writer.write(records, self._limit_s)
             yield [Receipt(queue, *each.source, number) for each in markers for number in each.offsets]
@@ -177,9 +225,13 @@ class Delays:
             for start in range(piece.start, piece.stop, MAX_MESSAGES):
                 yield slice(start, min(start + MAX_MESSAGES, piece.stop))
 
-    def _marker(self, queue: str, relative: bool, items: Sequence[_Item]) -> DelayMarker:
-        where = self._turn
-        self._turn = (where + 1) % len(self._numbers)
+    def _marker(self, group: _Group, items: Sequence[_Item]) -> DelayMarker:
+        queue, relative, wanted = group
+        if wanted is None:
+            where = self._turn
+            self._turn = (where + 1) % len(self._numbers)
+        else:
+            where = source_partition(self._topic, wanted, len(self._numbers))
         first = self._numbers[where]
         self._numbers[where] += len(items)
         now_ms = int(self._cluster.wall_s() * 1000)

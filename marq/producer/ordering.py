@@ -61,8 +61,8 @@ class Lines:
             return Route(cursor, queue.encode()), [*headers, (ORDERING_KEY_HEADER, key)]
         if delayed:
             raise ConfigError(
-                f"queue {queue!r}: delay and ordering_key are not possible together in its own topic {topic!r}, because"
-                " a delayed message is delivered through the messages topic; send it later, or without a key"
+                f"queue {queue!r}: ordering_key is not possible with delay or deduplication_id in its own topic"
+                f" {topic!r}, because such a message is delivered through the messages topic; send it without a key"
             )
         count = await self._routes.own_partitions(topic)
         return Route(PartitionCursor(topic, count, (default_partition(key, count),)), key), list(headers)

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
-from functools import partial
-from typing import Any, NamedTuple, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from marq.backend.cluster import Cluster, cluster_of
 from marq.client.codecs import Codec
@@ -21,10 +20,12 @@ from marq.client.when import At, Delay, When, when, whens
 from marq.consumer.decorated import Target
 from marq.consumer.handlers import target_of
 from marq.producer.batches import Batcher, Counts
+from marq.producer.deduplication import AT_ONCE, check_id, check_ids, with_id
 from marq.producer.delay_control import DelayControl
 from marq.producer.delays import Delays
 from marq.producer.ordering import Lines
 from marq.producer.routes import Route, Routes
+from marq.producer.running import Options, Running
 from marq.settings.client import ClientSettings
 from marq.settings.durations import Duration
 from marq.settings.hints import Unknown, refuse
@@ -56,18 +57,7 @@ class SendManyFailed(BrokerUnavailable):
         )
 
 
-class _Running(NamedTuple):
-    """The parts of a started producer."""
-
-    content: Content
-    routes: Routes
-    lines: Lines
-    batches: Batcher
-    delays: Delays
-    delay_control: DelayControl
-
-
-class Producer(CodecClient[_Running]):
+class Producer(CodecClient[Running]):
     """Sends messages in batches. Sends are idempotent and confirmed by all in-sync replicas.
 
     Args:
@@ -93,7 +83,7 @@ class Producer(CodecClient[_Running]):
         """The number of messages that were not confirmed, not counting delayed ones."""
         return self._counts.failed
 
-    async def _open(self, opened: AsyncExitStack) -> _Running:
+    async def _open(self, opened: AsyncExitStack) -> Running:
         cluster, settings = self._cluster, self._settings
         limit_s = settings.request_timeout_ms / 1000
         topics = await cluster.topics()
@@ -113,9 +103,9 @@ class Producer(CodecClient[_Running]):
         if not self._internal:
             note_started(self)
             opened.callback(note_stopped, self)
-        return _Running(Content(topics.messages_limit_bytes), routes, lines, batches, delays, delay_control)
+        return Running(Content(topics.messages_limit_bytes), routes, lines, batches, delays, delay_control)
 
-    def _hurry(self, running: _Running) -> None:
+    def _hurry(self, running: Running) -> None:
         running.batches.give_up()
 
     @overload
@@ -137,6 +127,7 @@ class Producer(CodecClient[_Running]):
         delay: Duration | None = None,
         at: datetime | None = None,
         ordering_key: str | bytes | None = None,
+        deduplication_id: str | None = None,
         **unknown: Unknown,
     ) -> Receipt | list[Receipt]:
         """Send one message; durable on return.
@@ -154,10 +145,14 @@ class Producer(CodecClient[_Running]):
         are delivered one at a time, in the order in which this producer sent them. A delayed message takes its place
         when it is due. Messages without a key have no order.
 
+        Of several messages with the same ``deduplication_id`` (up to 1,024 bytes as UTF-8), only the first is delivered
+        within the queue's ``deduplication_window``, whichever producers send them. With an ordering key, the ids of
+        each key count for themselves. The producer is not told about duplicates: :meth:`cancel` of one returns False.
+
         Raises:
             TypeError, ValueError: the value is not bytes, or the codec can't encode it; nothing was sent.
             MessageTooLarge: the topic does not accept a message of this size; nothing was sent.
-            ConfigError: a queue's name, a header, the time or the ordering key is invalid; nothing was sent.
+            ConfigError: a queue's name or an option is invalid; nothing was sent.
             BrokerUnavailable: the broker did not confirm in time; the message may or may not have been sent.
             SendManyFailed: the same for several queues; its ``receipts`` show which messages were sent.
         """
@@ -165,44 +160,51 @@ class Producer(CodecClient[_Running]):
             refuse("send", unknown)
         due = None if delay is None and at is None else when("send()", delay, at)
         key = None if ordering_key is None else check_ordering_key(ordering_key)
+        own_id = None if deduplication_id is None else check_id(deduplication_id)
+        options = Options(due if own_id is None else due or AT_ONCE, key, own_id)
         codec = self._codec
         if not isinstance(queue, str):
             if isinstance(queue, Sequence):
-                return await self._send_to_each(check_queues(queue), value, headers, due, key)
+                return await self._send_to_each(check_queues(queue), value, headers, options)
             queue, codec = target_of(queue, codec)
         running = self._running or self._started()
         if key is not None:
             if codec is not None:
                 value = encode(codec, queue, value)
-            return await self._send_in_line(running, queue, value, check_headers(headers or ()), due, key)
+            return await self._send_in_line(running, queue, value, check_headers(headers or ()), options)
         route = running.routes.known.get(queue) or await running.routes.find(queue)
         pairs = check_headers(headers) if headers else []
         if codec is not None:
             value = encode(codec, queue, value)
+        if own_id is not None:
+            pairs = with_id(pairs, own_id)
         running.content.check(queue, route.key, value, pairs)
-        if due is not None:
-            return await running.delays.post(queue, value, pairs, due)
+        if options.due is not None:
+            return await running.delays.post(queue, value, pairs, options.due, own_id)
         partition, future = running.batches.post(route, value, pairs)
         return Receipt(queue, route.cursor.topic, partition, await future)
 
     async def _send_in_line(
-        self, running: _Running, queue: str, value: Any, headers: list[Header], due: When | None, key: bytes
+        self, running: Running, queue: str, value: Any, headers: list[Header], options: Options
     ) -> Receipt:
+        due, key = options.due, options.key or b""
+        headers = with_id(headers, options.own_id)
         async with running.lines.turn([queue], key):
             route, pairs = await running.lines.find(queue, key, headers, delayed=due is not None)
             running.content.check(queue, route.key, value, pairs)
             if due is None:
                 partition, future = running.batches.post(route, value, pairs)
             else:
-                delayed = running.delays.post(queue, value, pairs, due)
+                delayed = running.delays.post(queue, value, pairs, due, options.place)
         # The next call may post before this message is confirmed, because batches keep their order.
         return await delayed if due is not None else Receipt(queue, route.cursor.topic, partition, await future)
 
     async def _send_to_each(
-        self, queues: Sequence[str], value: Any, headers: Headers | None, due: When | None, key: bytes | None
+        self, queues: Sequence[str], value: Any, headers: Headers | None, options: Options
     ) -> list[Receipt]:
         running = self._started()
-        pairs = check_headers(headers) if headers else []
+        due, key, own_id = options
+        pairs = with_id(check_headers(headers or ()), own_id)
         if self._codec is not None:
             value = encode(self._codec, queues, value)
 
@@ -220,7 +222,8 @@ class Producer(CodecClient[_Running]):
                 running.content.check(queue, route.key, value, own)
             if due is not None:
                 delayed = [
-                    running.delays.post(queue, value, own, due) for queue, (_, own) in zip(queues, routes, strict=True)
+                    running.delays.post(queue, value, own, due, options.place)
+                    for queue, (_, own) in zip(queues, routes, strict=True)
                 ]
             else:
                 posts = [running.batches.post(route, value, own) for route, own in routes]
@@ -258,16 +261,18 @@ class Producer(CodecClient[_Running]):
         delay: Delay | None = None,
         at: At | None = None,
         ordering_key: str | bytes | None = None,
+        deduplication_ids: Sequence[str] | None = None,
         **unknown: Unknown,
     ) -> list[Receipt]:
         """Send messages with the same headers; return their receipts in order when all are durable.
 
         ``delay`` and ``at`` work as in :meth:`send`; pass one value for all messages, or a list with one per message.
         ``ordering_key`` applies to all messages. If it is set and a message fails, no later one is sent.
+        ``deduplication_ids`` has the id of each message.
 
         Raises:
             TypeError, ValueError, MessageTooLarge: an item is invalid (the error names it); nothing was sent.
-            ConfigError: the queue's name, a header, a time or the ordering key is invalid; nothing was sent.
+            ConfigError: the queue's name or an option is invalid; nothing was sent.
             SendManyFailed: the broker did not confirm an item in time; its ``receipts`` show which were sent.
         """
         if unknown:
@@ -287,8 +292,11 @@ class Producer(CodecClient[_Running]):
         if codec is not None:
             items = [encode(codec, queue, value, item) for item, value in enumerate(items)]
         dues = None if delay is None and at is None else whens("send_many()", delay, at, len(items))
-        if key is not None:
-            receipts, failure = await self._send_line(running, queue, items, pairs, dues, key)
+        if deduplication_ids is not None:
+            ids = check_ids(deduplication_ids, len(items))
+            receipts, failure = await running.send_once(queue, items, pairs, dues or [AT_ONCE] * len(ids), key, ids)
+        elif key is not None:
+            receipts, failure = await running.send_line(queue, items, pairs, dues, key)
         else:
             route = running.routes.known.get(queue) or await running.routes.find(queue)
             running.content.check_many(queue, route.key, items, pairs)
@@ -299,22 +307,6 @@ class Producer(CodecClient[_Running]):
         if failure is not None:
             raise SendManyFailed(queue, receipts.index(None), receipts, failure) from failure
         return receipts  # type: ignore[return-value]
-
-    async def _send_line(
-        self,
-        running: _Running,
-        queue: str,
-        items: list[Any],
-        headers: list[Header],
-        dues: Sequence[When] | None,
-        key: bytes,
-    ) -> tuple[list[Receipt | None], BaseException | None]:
-        async with running.lines.turn([queue], key):
-            route, pairs = await running.lines.find(queue, key, headers, delayed=bool(dues))
-            running.content.check_many(queue, route.key, items, pairs)
-            if dues and items:
-                return await running.delays.send_many(queue, items, pairs, dues)
-            return await running.batches.send_line(queue, items, partial(running.lines.find, queue, key, headers))
 
     # --- delayed messages ---------------------------------------------------------------------------------------------
 

@@ -59,6 +59,7 @@ class QueueOptions(TypedDict, total=False):
     ordering: str | None
     on_dead_letter: str | None
     start: str | None
+    deduplication_window: Duration | None
 
 
 class Queues(Lifecycle[DefinitionsFollower]):

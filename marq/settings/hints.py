@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Never
 Unknown = Never
 
 OURS = {
+    "MessageDeduplicationId": "deduplication_id",
+    "MessageGroupId": "ordering_key",
     "compression_type": "compression",
     "countdown": "delay (seconds or timedelta)",
+    "deduplication_id": "deduplication_ids here (a list with an id for each message)",
+    "deduplication_ids": "deduplication_id here (one id)",
+    "idempotency_key": "deduplication_id",
     "max_retries": "max_attempts (it counts deliveries, the first one too)",
     "nack": "release (back to the queue) or reject (to the dead letters)",
     "visibility_timeout": "lease (seconds or timedelta)",

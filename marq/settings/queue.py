@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marq.settings.backoff import Backoff
+from marq.settings.breaker import Breaker
 from marq.settings.pauses import pause_end, pause_end_ms
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_group_name, check_topic_name
@@ -31,6 +32,8 @@ MAX_CONCURRENCY = 10_000
 #: Entries of a list of delays, and classes of errors that have a backoff of their own.
 MAX_DELAYS, MAX_ERRORS = 100, 100
 MAX_WINDOW = 10_000
+#: The longest memory of deduplication ids: each takes some 200 bytes of a worker's memory.
+MAX_DEDUPLICATION_SECONDS = 7 * 24 * 3600
 #: A value instead of a backoff: the message becomes a dead letter immediately.
 REJECT = "reject"
 #: A ``partitions`` over all partitions.
@@ -38,18 +41,6 @@ ALL = "all"
 MAX_SPREAD = 10_000
 #: Keys that [defaults] may not have.
 OWN_KEYS = ("group", "topic", "handler", "partitions", "ordering", "on_dead_letter", "start")
-
-
-@dataclass(frozen=True, slots=True)
-class Breaker:
-    """A circuit breaker: it opens when the share ``failure_rate`` of the last ``window`` outcomes failed.
-
-    After ``reset_timeout_ms`` one message passes, whose outcome closes the breaker or starts another pause.
-    """
-
-    failure_rate: float = 0.5
-    window: int = 20
-    reset_timeout_ms: int = 30_000
 
 
 AT_LEAST_ONCE, AT_MOST_ONCE = "at-least-once", "at-most-once"
@@ -74,7 +65,8 @@ class QueueSettings:
     is always transactional. ``partitions`` is the number of partitions of the messages topic, None for all. ``errors``
     maps names of exceptions to backoffs, None for those that no retry can fix. With ``ordering`` ORDERED_BY_KEY, a
     message is delivered after all earlier ones of its ordering key; with ``on_dead_letter`` BLOCK, a dead letter blocks
-    the later ones of its key.
+    the later ones of its key. Of messages with one deduplication id, only the first of ``deduplication_window_ms`` is
+    delivered.
 
     While ``paused``, nothing is delivered; messages in flight end as usual, and senders continue. A pause ends at
     ``paused_until_ms``: :meth:`marq.settings.definitions.Definitions.end_pauses` replaces the settings then.
@@ -100,6 +92,7 @@ class QueueSettings:
     ordering: str = UNORDERED
     on_dead_letter: str = CONTINUE
     start: str = EARLIEST
+    deduplication_window_ms: int = 300_000
 
     @property
     def ordered(self) -> bool:
@@ -142,6 +135,8 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
         values["max_lease_ms"] = max(MAX_LEASE_MS, values.get("lease_ms", 0))
     if "delay" in values:
         values["delay_ms"] = _ms(values.pop("delay"))
+    if "deduplication_window" in values:
+        values["deduplication_window_ms"] = max(_ms(values.pop("deduplication_window")), 1)
     if values.get("delivery") == AT_MOST_ONCE:
         # With the marker first, a crash between ACQUIRE and commit doubles messages.
         values["transactional"] = True
@@ -182,6 +177,7 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
         "ordering": settings.ordering,
         "on_dead_letter": settings.on_dead_letter,
         "start": settings.start,
+        "deduplication_window": _seconds(settings.deduplication_window_ms),
     }
 
 
@@ -397,4 +393,5 @@ CHECKS: Mapping[str, Check] = {
     "ordering": _either(UNORDERED, ORDERED_BY_KEY),
     "on_dead_letter": _either(CONTINUE, BLOCK),
     "start": _either(EARLIEST, LATEST),
+    "deduplication_window": _number(0, MAX_DEDUPLICATION_SECONDS, unit=" of seconds", above=True),
 }

@@ -37,6 +37,7 @@ class EffectiveSettings:
     ordering: str
     on_dead_letter: str
     start: str
+    deduplication_window: float
 
     @classmethod
     def of(cls, settings: QueueSettings) -> Self:

@@ -362,6 +362,11 @@ def attempts_of(payloads: Sequence[Payload]) -> Sequence[int] | None:
     return attempts if attempts.count(1) != len(attempts) else None
 
 
+def may_have(payloads: Sequence[Payload], header: str) -> bool:
+    """Return False if no payload has a header of this name; True if one may, because not all were read."""
+    return not isinstance(payloads, Payloads) or payloads.may_have(header)
+
+
 def payload_of(batch: Acquire | Delay, offset: int) -> Payload:
     """Return the payload of one message of a batch."""
     return batch.payloads[bisect_left(batch.offsets, offset)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 from urllib.parse import quote
 from zlib import crc32
 
@@ -33,6 +34,8 @@ PREVIOUS_HEADER = "marq-previous-time"
 REPLAYED_HEADER = "marq-replayed-from"
 #: The ordering key of a message in the messages topic, as bytes.
 ORDERING_KEY_HEADER = "marq-ordering-key"
+#: The sender's deduplication id, as UTF-8; it counts in a DELAY of a producer only.
+DEDUPLICATION_ID_HEADER = "marq-deduplication-id"
 #: The sender's record key, because that of a redelivery is the queue's name.
 KEY_HEADER = "marq-key"
 
@@ -181,6 +184,20 @@ def follows(holder: int, other: int) -> bool:
 def markers_partition(topic: str, partition: int, count: int) -> int:
     """Return the markers partition of all messages of a source partition: (crc32(topic) + partition) mod count."""
     return (crc32(topic.encode()) + partition) % count
+
+
+def source_partition(topic: str, wanted: int, count: int) -> int:
+    """Return the first partition of a source whose messages are in the ``wanted`` markers partition."""
+    return (wanted - crc32(topic.encode())) % count
+
+
+def deduplicating_partition(queue: str, place: bytes, count: int) -> int:
+    """Return the markers partition that decides about deduplication ids.
+
+    ``place`` is the ordering key of the message, or without one its id. One tracker must decide about all messages of
+    an id, and about all of a key in their order.
+    """
+    return int.from_bytes(sha256(queue.encode() + b"\0" + place).digest()[:8]) % count
 
 
 def synthetic_topic(number: int) -> str:

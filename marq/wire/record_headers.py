@@ -12,6 +12,7 @@ from typing import NamedTuple
 from marq.wire.markers import NOW, Source
 from marq.wire.names import (
     ATTEMPT_HEADER,
+    DEDUPLICATION_ID_HEADER,
     DELIVER_AT_HEADER,
     FIRST_SENT_HEADER,
     ID_HEADER,
@@ -72,6 +73,12 @@ def is_redelivery(headers: Iterable[tuple[str, bytes | None]]) -> bool:
 def ordering_key(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
     """Return the ordering key of a record of the messages topic, or None."""
     values = [value for name, value in headers if name == ORDERING_KEY_HEADER]
+    return (values[-1] or None) if values else None
+
+
+def deduplication_id(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
+    """Return the deduplication id of a message, or None."""
+    values = [value for name, value in headers if name == DEDUPLICATION_ID_HEADER]
     return (values[-1] or None) if values else None
 
 

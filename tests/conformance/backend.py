@@ -27,8 +27,10 @@ from uuid import uuid4
 from weakref import WeakSet
 
 import marq
+from marq.owner.engine import Step
 from marq.testing import Broker, DeadLetter
 from marq.testing.memory import memory_at
+from marq.testing.owner import Owner
 from marq.testing.views import dead_letter
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode
@@ -108,6 +110,14 @@ class Backend(ABC):
         """Return when the trackers count this many messages of a queue, and none of it is open any more."""
 
     @abstractmethod
+    async def statistics_of_open(self, queue: str, **expected: int) -> None:
+        """Do as :meth:`statistics`, but some messages may be open."""
+
+    @abstractmethod
+    async def restart(self) -> None:
+        """Let other trackers take over: they know what is in the log and in the lease table."""
+
+    @abstractmethod
     async def records(self, topic: str) -> list[Stored]:
         """Return the records of a topic."""
 
@@ -176,14 +186,25 @@ class MemoryBackend(Backend):
             await asyncio.sleep(0.001)
 
     async def statistics(self, queue: str, **expected: int) -> None:
-        def fits() -> bool:
-            owners = [owner for each in self.memory._namespaces.values() for owner in each.owners]
-            counts = [owner.tracker.book.counts[queue] for owner in owners if queue in owner.tracker.book.counts]
-            summed = {name: sum(getattr(each, name) for each in counts) for name in expected}
-            opened = self.broker.in_flight(queue) + self.broker.delayed(queue)
-            return summed == expected and not opened
+        await self.until(
+            lambda: self._counts(queue, expected) and not self.broker.in_flight(queue) + self.broker.delayed(queue)
+        )
 
-        await self.until(fits)
+    async def statistics_of_open(self, queue: str, **expected: int) -> None:
+        await self.until(lambda: self._counts(queue, expected))
+
+    def _counts(self, queue: str, expected: dict[str, int]) -> bool:
+        books = [owner.tracker.book for owner in self._owners]
+        counts = [book.counts[queue] for book in books if queue in book.counts]
+        return {name: sum(getattr(each, name) for each in counts) for name in expected} == expected
+
+    @property
+    def _owners(self) -> list[Owner]:
+        return [owner for each in self.memory._namespaces.values() for owner in each.owners]
+
+    async def restart(self) -> None:
+        for owner in self._owners:
+            _restart(owner)
 
     async def records(self, topic: str) -> list[Stored]:
         logs = self.memory.topics[topic].logs
@@ -240,6 +261,13 @@ class KafkaBackend(Backend):
         wanted = {"in_flight": 0, "waiting_for_redelivery": 0, "waiting_for_dead_letters": 0, **expected}
         await eventually(lambda: self._worker.queue(queue), lambda found: wanted.items() <= found.items())
 
+    async def statistics_of_open(self, queue: str, **expected: int) -> None:
+        await eventually(lambda: self._worker.queue(queue), lambda found: expected.items() <= found.items())
+
+    async def restart(self) -> None:
+        await self._worker.stop()
+        await self._worker.start().ready(2)
+
     async def records(self, topic: str) -> list[Stored]:
         return [
             Stored(each.partition, each.offset, each.timestamp, each.key, each.value, tuple(each.headers))
@@ -288,6 +316,22 @@ class KafkaBackend(Backend):
             await self.until(
                 lambda: not running._changed.is_set() and list(running.receiver._serving.queues) == list(running.queues)
             )
+
+
+def _restart(owner: Owner) -> None:
+    """Let an owner in memory begin again with the rows of its table."""
+    engine, now_ms = owner._engine, owner._clock.now_ms
+    owner._perform(engine.rows())
+    engine.forget()
+    for step in engine.take_over():
+        if step is Step.FENCE:
+            engine.fenced((0, engine._epoch[1] + 1 if engine._epoch else 0), now_ms)
+        elif step is Step.RECOVER:
+            for _ in engine.restoring(sorted(engine._table._rows.items())):  # type: ignore[attr-defined]
+                pass
+        else:
+            engine.begin(0, len(owner._markers.logs[owner._partition]), now_ms)
+    owner.work()
 
 
 def settings() -> dict[str, Any]:

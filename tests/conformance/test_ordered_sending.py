@@ -104,7 +104,7 @@ async def test_in_its_own_topic_the_key_is_the_record_key_as_of_any_kafka_produc
     for key in KEYS:
         await backend.producer.send(queue, of(key), ordering_key=key)
     await backend.producer.send_many(queue, [b"a", b"b"], ordering_key="many")
-    with pytest.raises(marq.ConfigError, match="delay and ordering_key are not possible together in its own topic"):
+    with pytest.raises(marq.ConfigError, match="ordering_key is not possible with delay or deduplication_id in"):
         await backend.producer.send(queue, b"x", ordering_key="k", delay=1)
 
     sent = await records(backend, queue, topic)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marq.wire.markers import Acquire, Payloads, payload_of
+from marq.wire.markers import Acquire, may_have, payload_of
 from marq.wire.names import DELIVER_AT_HEADER
 from marq.wire.record_headers import has_invalid_deliver_at, is_redelivery, record_id
 
@@ -20,8 +20,7 @@ class InvalidTimes:
 
     def note(self, batch: Acquire, offsets: Sequence[int]) -> int:
         """Look at messages that are acquired for the first time; return how many have such a time."""
-        payloads = batch.payloads
-        if isinstance(payloads, Payloads) and not payloads.may_have(DELIVER_AT_HEADER):
+        if not may_have(batch.payloads, DELIVER_AT_HEADER):
             return 0
         invalid = [offset for offset in offsets if _is_invalid(batch, offset)]
         if invalid:

@@ -15,6 +15,7 @@ from struct import Struct
 from marq.core.storage import rows
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.core.storage.clock import LogClock
+from marq.core.storage.deduplication import AcceptedIds
 from marq.core.storage.dispositions import Dispositions
 from marq.core.storage.rows import Counts, LeaseRow, State
 from marq.wire.markers import Source
@@ -39,6 +40,7 @@ class Restoration:
     marks: dict[tuple[str, Source], AcquiredRanges] = field(default_factory=dict)
     counts: dict[str, Counts] = field(default_factory=dict)
     settlements: Dispositions = field(default_factory=Dispositions)
+    accepted_ids: AcceptedIds = field(default_factory=AcceptedIds)
     _changed: dict[tuple[str, Source], dict[int, LeaseRow]] = field(default_factory=dict)
     _shared: dict[bytes, LeaseRow] = field(default_factory=dict)
 
@@ -106,7 +108,9 @@ class Restoration:
 
     def _read_other(self, key: bytes, row: bytes) -> None:
         kind = key[:1]
-        if kind == b"m":
+        if kind == b"d":
+            self.accepted_ids.put_row(key, row)
+        elif kind == b"m":
             self.marks[rows.parse_mark_key(key)] = AcquiredRanges(rows.decode_marks(row))
         elif kind == b"k":
             self.settlements.put_row(key, row)

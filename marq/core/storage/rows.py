@@ -1,6 +1,6 @@
 """The rows of the lease table, as bytes.
 
-Seven kinds of row share one table, so that one batch of writes keeps them consistent; the first byte of the key says
+Eight kinds of row share one table, so that one batch of writes keeps them consistent; the first byte of the key says
 which it is:
 
 ========  =========================  ==================================================================
@@ -12,6 +12,8 @@ which it is:
 ``k``     source, number             dead letters of that partition that are settled, as bits: offsets from number times
                                      4,096 on, the least one first (:mod:`marq.core.storage.dispositions`)
 ``c``     queue                      what has happened in the queue so far (:class:`Counts`)
+``d``     queue, log offset          the deduplication ids that the DELAY at this offset of the markers partition has
+                                     accepted, and when they expire (:mod:`marq.core.storage.deduplication`)
 ``r``     queue, source, offset      an open message: its lease and its payload
 ``s``     queue, source, offset      the lease of an open message, where it has changed since its ``r`` row was written
 ========  =========================  ==================================================================
@@ -87,7 +89,9 @@ class LeaseRow:
 
     (Not frozen: that takes four times as long to create, and a delayed message has its own.)
 
-    ``since_ms`` is the clock at its ACQUIRE or DELAY, ``text`` the error of a RELEASE or the reason of a REJECT.
+    ``since_ms`` is the clock at its ACQUIRE or DELAY, ``text`` the error of a RELEASE or the reason of a REJECT. The
+    ``holder`` of a DELAYED message is the place in the log of its ACQUIRE or DELAY: messages that are due together are
+    delivered in that order.
     """
 
     queue: str
@@ -121,6 +125,7 @@ class Counts:
     deleted: int = 0
     abandoned: int = 0
     invalid_deliver_at: int = 0
+    deduplicated: int = 0
 
 
 _COUNT_FIELDS = tuple(field.name for field in fields(Counts))
@@ -179,6 +184,15 @@ def parse_mark_key(key: bytes) -> tuple[str, Source]:
 
 def counts_key(queue: str) -> bytes:
     return b"c" + queue.encode()
+
+
+def deduplication_key(queue: str, offset: int) -> bytes:
+    name = queue.encode()
+    return pack(f">cB{len(name)}sQ", b"d", len(name), name, offset)
+
+
+def parse_deduplication_key(key: bytes) -> tuple[str, int]:
+    return key[2:-8].decode(), unpack(">Q", key[-8:])[0]
 
 
 def encode_lease(lease: LeaseRow) -> bytes:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from marq.core.storage import rows
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.core.storage.clock import LogClock
+from marq.core.storage.deduplication import AcceptedIds
 from marq.core.storage.dispositions import Dispositions
 from marq.core.storage.gauges import Gauge, gauges_of
 from marq.core.storage.open_messages import NO_MESSAGES, OpenMessages
@@ -36,6 +37,8 @@ class TableImage:
         self.marks: dict[tuple[str, Source], AcquiredRanges] = {}
         #: Dead letters that were redriven or deleted.
         self.settlements = Dispositions()
+        #: The deduplication ids of recent messages.
+        self.accepted_ids = AcceptedIds()
         #: Sources of schedules, and the number of changes to their open messages.
         self.scheduled: set[Source] = set()
         self.scheduled_changes = 0
@@ -103,7 +106,7 @@ class TableImage:
     @property
     def pending_rows(self) -> int:
         """An upper limit of the rows that take_changes would return."""
-        return sum([opened.pending_rows for opened in self._touched.values()])
+        return sum([opened.pending_rows for opened in self._touched.values()]) + self.accepted_ids.pending_rows
 
     def take_changes(self) -> dict[bytes, bytes | None]:
         """Return the rows to write (None: delete) so that the table holds the fold up to ``applied``.
@@ -123,6 +126,8 @@ class TableImage:
             marks = self.marks.get((queue, source))
             changes[rows.mark_key(queue, source)] = None if marks is None else rows.encode_marks(marks.intervals)
         changes.update(self.settlements.take_rows())
+        # In one transaction with `a`: if these were missing, a duplicate would be accepted after a restart.
+        changes.update(self.accepted_ids.take_rows(self.clock.now_ms))
         for queue in self._touched_counts:
             changes[rows.counts_key(queue)] = rows.encode_counts(self.counts[queue])
         self._touched_marks.clear()
@@ -142,7 +147,7 @@ class TableImage:
         read = Restoration()
         yield from read.read(table)
         self.applied, self.clock, self.counts, self.marks = read.applied, read.clock, read.counts, read.marks
-        self.settlements = read.settlements
+        self.settlements, self.accepted_ids = read.settlements, read.accepted_ids
         self.scheduled = {source for queue, source in self.marks if not queue and is_scheduled(source.topic)}
         for (queue, source), leases in read.leases.items():
             overridden = read.overridden.get((queue, source), set())

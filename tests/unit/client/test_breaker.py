@@ -8,7 +8,8 @@ import sys
 import pytest
 
 import marq
-from marq.settings.queue import Breaker, QueueSettings
+from marq.settings.breaker import Breaker
+from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Acquire, Source
 from tests.unit.client.fakes import FakeRecord, Rig, spin

@@ -1,0 +1,124 @@
+"""The deduplication ids that a markers partition has accepted, each until its queue's window has passed.
+
+The partition of an id follows from the queue and the id (:func:`marq.wire.names.deduplicating_partition`), so one
+tracker decides about it. A message whose id was accepted before, and has not expired by the log's clock, is a
+duplicate. The expiry is fixed when an id is accepted: a later change of the window concerns later messages.
+
+All ids that one DELAY brought share a record, in memory and in the table: a million ids of a million DELAYs take some
+200 bytes each. Expired records are removed in the order in which they were accepted, so a record waits for earlier ones
+if the window was made shorter. Until then it only takes room, because the expiry is compared, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from hashlib import blake2b
+from struct import Struct
+
+from marq.core.storage import rows
+from marq.wire.markers import Delay, Headers, payload_of
+from marq.wire.record_headers import deduplication_id, ordering_key
+
+#: Bytes of a digest: two of a million ids are equal with a probability of one in 10^26.
+DIGEST_BYTES = 16
+#: Expired records that are removed with each accepted one, and whenever the changed rows are written.
+EXPIRED_AT_ONCE, EXPIRED_AT_WRITE = 2, 10_000
+
+#: A record: its expiry, its place in the log, and the digests of its ids. Its row has the same without the place.
+_RECORD, _EXPIRY = Struct(">qQ"), Struct(">q")
+
+
+def digest_of(queue: str, headers: Headers) -> bytes | None:
+    """Return the digest of a message's deduplication id within its ordering key and queue; None without an id."""
+    own = deduplication_id(headers)
+    if own is None:
+        return None
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    for part in (queue.encode(), ordering_key(headers) or b"", own):
+        # With its length, so that no two triples give the same bytes.
+        digest.update(b"%d:%b" % (len(part), part))
+    return digest.digest()
+
+
+class AcceptedIds:
+    """The accepted ids of one markers partition, and the changes of their rows."""
+
+    def __init__(self) -> None:
+        #: The record of each digest. It is one bytes object, shared by its digests, because there may be millions.
+        self._records: dict[bytes, bytes] = {}
+        self._by_queue: dict[str, deque[bytes]] = {}
+        self._changed: dict[bytes, bytes | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def pending_rows(self) -> int:
+        return len(self._changed)
+
+    def has(self, digest: bytes, now_ms: int) -> bool:
+        """Return whether an id was accepted and has not expired."""
+        record = self._records.get(digest)
+        return record is not None and _EXPIRY.unpack_from(record)[0] > now_ms
+
+    def accept(self, batch: Delay, offsets: Sequence[int], place: int, now_ms: int, window_ms: int) -> list[int]:
+        """Accept the ids of these messages, which expire after ``window_ms``; return the messages without duplicates.
+
+        ``place`` is the offset of the DELAY in the log. A message without an id has no duplicate.
+        """
+        kept: list[int] = []
+        digests: dict[bytes, None] = {}
+        for offset in offsets:
+            digest = digest_of(batch.queue, payload_of(batch, offset).headers)
+            if digest is not None:
+                if digest in digests or self.has(digest, now_ms):
+                    continue
+                digests[digest] = None
+            kept.append(offset)
+        if digests:
+            row = _EXPIRY.pack(now_ms + window_ms) + b"".join(digests)
+            self._put(batch.queue, place, row)
+            self._changed[rows.deduplication_key(batch.queue, place)] = row
+            self._expire(batch.queue, now_ms, EXPIRED_AT_ONCE)
+        return kept
+
+    def _put(self, queue: str, place: int, row: bytes) -> None:
+        (expiry_ms,) = _EXPIRY.unpack_from(row)
+        record = _RECORD.pack(expiry_ms, place) + row[_EXPIRY.size :]
+        self._by_queue.setdefault(queue, deque()).append(record)
+        for digest in _digests(record):
+            self._records[digest] = record
+
+    def _expire(self, queue: str, now_ms: int, limit: int) -> int:
+        """Remove expired records of a queue, at most ``limit``; return how many."""
+        records, removed = self._by_queue[queue], 0
+        while records and removed < limit and _EXPIRY.unpack_from(records[0])[0] <= now_ms:
+            record = records.popleft()
+            removed += 1
+            for digest in _digests(record):
+                # An expired id may have been accepted again, with a later record.
+                if self._records.get(digest) is record:
+                    del self._records[digest]
+            key = rows.deduplication_key(queue, _RECORD.unpack_from(record)[1])
+            if self._changed.pop(key, None) is None:
+                self._changed[key] = None
+        if not records:
+            del self._by_queue[queue]
+        return removed
+
+    def take_rows(self, now_ms: int) -> dict[bytes, bytes | None]:
+        """Return the rows that have changed since the last call, without some more of the expired ones."""
+        left = EXPIRED_AT_WRITE
+        for queue in list(self._by_queue):
+            left -= self._expire(queue, now_ms, left)
+        changed, self._changed = self._changed, {}
+        return changed
+
+    def put_row(self, key: bytes, row: bytes) -> None:
+        """Take over a row of the table; the rows of a queue come in the order of the log."""
+        self._put(*rows.parse_deduplication_key(key), row)
+
+
+def _digests(record: bytes) -> list[bytes]:
+    return [record[start : start + DIGEST_BYTES] for start in range(_RECORD.size, len(record), DIGEST_BYTES)]

@@ -1,0 +1,76 @@
+"""The parts of a started producer, and the sends of several messages that need more than one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from marq.client.content import Content, Header
+from marq.client.receipt import Receipt
+from marq.client.when import When
+from marq.producer.batches import Batcher
+from marq.producer.deduplication import with_id
+from marq.producer.delay_control import DelayControl
+from marq.producer.delays import Delays
+from marq.producer.ordering import Lines
+from marq.producer.routes import Routes
+
+#: The receipt of each message, None if unknown, and the first failure.
+Outcome = tuple[list[Receipt | None], BaseException | None]
+
+
+class Options(NamedTuple):
+    """The delivery time, ordering key and deduplication id of a message."""
+
+    due: When | None
+    key: bytes | None
+    own_id: bytes | None
+
+    @property
+    def place(self) -> bytes | None:
+        """Decides which tracker looks for duplicates; None for a message without an id."""
+        return None if self.own_id is None else self.key or self.own_id
+
+
+class Running(NamedTuple):
+    """The parts of a started producer."""
+
+    content: Content
+    routes: Routes
+    lines: Lines
+    batches: Batcher
+    delays: Delays
+    delay_control: DelayControl
+
+    async def send_line(
+        self, queue: str, items: list[Any], headers: list[Header], dues: Sequence[When] | None, key: bytes
+    ) -> Outcome:
+        """Send messages of one ordering key."""
+        async with self.lines.turn([queue], key):
+            route, pairs = await self.lines.find(queue, key, headers, delayed=bool(dues))
+            self.content.check_many(queue, route.key, items, pairs)
+            if dues and items:
+                return await self.delays.send_many(queue, items, pairs, dues)
+            return await self.batches.send_line(queue, items, partial(self.lines.find, queue, key, headers))
+
+    async def send_once(
+        self,
+        queue: str,
+        items: list[Any],
+        headers: list[Header],
+        dues: Sequence[When],
+        key: bytes | None,
+        ids: Sequence[bytes],
+    ) -> Outcome:
+        """Send messages that have deduplication ids."""
+        async with self.lines.turn([] if key is None else [queue], key or b""):
+            if key is None:
+                route = await self.routes.find(queue)
+            else:
+                route, headers = await self.lines.find(queue, key, headers, delayed=True)
+            self.content.check_many(queue, route.key, items, with_id(headers, max(ids, key=len, default=None)))
+            sends = zip(items, ids, dues, strict=True)
+            return await self.delays.send_each(
+                queue, [(item, with_id(headers, own), due, key or own) for item, own, due in sends]
+            )
