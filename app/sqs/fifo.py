@@ -19,6 +19,7 @@ from hashlib import sha256
 from typing import Any, cast
 
 from marq.client import token
+from marq.client.content import Header
 from marq.client.send_options import SendOptions
 from marq.client.token import Token
 from marq.consumer.message import Message
@@ -26,38 +27,71 @@ from marq.consumer.polled import PolledConsumer, TokenSettler
 from marq.consumer.polled_in_order import PolledInOrder, own_headers
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
-from marq.wire.names import ORDERING_KEY_HEADER
+from marq.wire.names import DEDUPLICATION_ID_HEADER, ORDERING_KEY_HEADER
 from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.peers import Peers
-from marq_worker.app.sqs.received import GROUP_HEADER
+from marq_worker.app.sqs.received import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.app.sqs.receiving import Delivery, QueueReceiver
 from marq_worker.app.sqs.settling import Settled
 
 log = logging.getLogger("marq.sqs")
 
 ACK, RENEW, RELEASE = "ack", "renew", "release"
+#: What Marq's headers are for clients.
+_OWN_HEADERS = {GROUP_HEADER: ORDERING_KEY_HEADER, DEDUPLICATION_HEADER: DEDUPLICATION_ID_HEADER}
 
 
-def in_fifo(
-    options: SendOptions, attributes: QueueAttributes, group: str, deduplication_id: str | None, body: bytes
-) -> SendOptions:
-    """Return the options with which a message is sent to a FIFO queue. Raises SqsError."""
-    if deduplication_id is None:
-        if not attributes.content_based_deduplication:
-            raise SqsError(
-                "InvalidParameterValue",
-                "MessageDeduplicationId is missing; set it, or set the queue's attribute ContentBasedDeduplication",
-            )
-        deduplication_id = sha256(body).hexdigest()
-    return {**options, "ordering_key": group}
+class FifoSender:
+    """The options with which messages are sent to FIFO queues.
+
+    ``clock`` returns the nanoseconds since 1970. Sequence numbers follow it, because a log's offset is known only after
+    the send. So they increase within a group if its messages are sent through one endpoint, or not at the same moment.
+    """
+
+    def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
+        self._clock = clock
+        self._sequence = 0
+
+    def options(
+        self, attributes: QueueAttributes, parameters: Mapping[str, Any], headers: Sequence[Header]
+    ) -> SendOptions:
+        """Return the options of SendMessage, or of an entry of its batch. Raises SqsError."""
+        deduplication_id = parameters.get("MessageDeduplicationId")
+        if deduplication_id is None:
+            if not attributes.content_based_deduplication:
+                raise SqsError(
+                    "InvalidParameterValue",
+                    "MessageDeduplicationId is missing; set it, or set the queue's attribute ContentBasedDeduplication",
+                )
+            deduplication_id = sha256(parameters["MessageBody"].encode()).hexdigest()
+        return SendOptions(
+            headers=[*headers, (SEQUENCE_HEADER, self._next_sequence())],
+            ordering_key=parameters["MessageGroupId"],
+            deduplication_id=deduplication_id,
+            delay=attributes.delay_s or None,
+        )
+
+    def moved(self, delivery: Delivery, headers: Sequence[Header]) -> SendOptions:
+        """Return the options with which a dead letter keeps its group."""
+        kept = [(name, value) for name, value in headers if name != SEQUENCE_HEADER]
+        return SendOptions(
+            headers=[*kept, (SEQUENCE_HEADER, self._next_sequence())],
+            # Other producers may send messages without a group.
+            ordering_key=delivery.headers.get(GROUP_HEADER) or delivery.id,
+            # Not the sender's: two messages with the same one, from different times, are not duplicates.
+            deduplication_id=delivery.id,
+        )
+
+    def _next_sequence(self) -> bytes:
+        self._sequence = max(self._sequence + 1, self._clock())
+        return b"%020d" % self._sequence
 
 
-def moved(options: SendOptions, delivery: Delivery) -> SendOptions:
-    """Return the options with which a dead letter is sent to a FIFO queue: with its group."""
-    group = delivery.headers.get(GROUP_HEADER)
-    # Other producers may send messages without a group.
-    return {**options, "ordering_key": group or delivery.id}
+def sequence_of(options: SendOptions) -> str:
+    """Return the sequence number in the options of a message for a FIFO queue."""
+    headers = dict(cast("list[Header]", options["headers"]))
+    return str((headers[SEQUENCE_HEADER] or b"").decode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +145,11 @@ class FifoReceiver(QueueReceiver):
         return [self._delivery(message) for message in await consumer.poll(most)]
 
     def _delivery(self, message: Message) -> Delivery:
-        delivery = Delivery.of(message)
-        own = own_headers(message)
-        names = ((GROUP_HEADER, ORDERING_KEY_HEADER),)
-        extra = {header: own[name] for header, name in names if name in own}
-        return delivery._replace(headers={**delivery.headers, **extra}, url=self._url)
+        delivery, own = Delivery.of(message), own_headers(message)
+        headers = {header: own[name] for header, name in _OWN_HEADERS.items() if name in own}
+        # A number for messages of Marq's producers, from the same clock as those of the endpoint's.
+        headers[SEQUENCE_HEADER] = b"%020d" % (delivery.sent_ms * 1_000_000 + message.offset % 1_000_000)
+        return delivery._replace(headers={**headers, **delivery.headers}, url=self._url)
 
     def _check(self) -> None:
         if self._consumer is not None:

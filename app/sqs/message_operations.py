@@ -15,7 +15,7 @@ from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.directory import Directory, can_be_polled
 from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.fifo import in_fifo, moved
+from marq_worker.app.sqs.fifo import FifoSender, sequence_of
 from marq_worker.app.sqs.handles import Handles
 from marq_worker.app.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
 from marq_worker.app.sqs.message_ids import MessageIds
@@ -51,6 +51,7 @@ class MessageOperations:
         self._queues = queues
         self._directory = directory
         self._receivers = receivers
+        self._fifo = FifoSender()
         self._settlers = {False: settler, True: fifo_settler}
         self._handles = handles
         self._ids = ids
@@ -77,7 +78,7 @@ class MessageOperations:
             delay = _LEAST_DELAY_S if attributes.delay_s else None
         options = SendOptions(headers=headers, delay=delay)
         if attributes.fifo:
-            options = in_fifo(options, attributes, group, parameters.get("MessageDeduplicationId"), data)
+            options = self._fifo.options(attributes, parameters, headers)
         elif group is not None and self._queues.definitions.settings(queue).ordered:
             options["ordering_key"] = group
         receipt = await self._producer.send(queue, data, **options)
@@ -86,6 +87,8 @@ class MessageOperations:
             answer["MD5OfMessageAttributes"] = sums
         if (sums := md5_of_attributes(system)) is not None:
             answer["MD5OfMessageSystemAttributes"] = sums
+        if attributes.fifo:
+            answer["SequenceNumber"] = sequence_of(options)
         return answer
 
     async def receive(self, queue: str, parameters: Parameters) -> dict[str, Any]:
@@ -144,9 +147,8 @@ class MessageOperations:
 
     async def _move(self, delivery: Delivery, queue: str, target: str) -> None:
         headers = [(name, value) for name, value in delivery.headers.items() if name != SOURCE_HEADER]
-        options = SendOptions(headers=[*headers, (SOURCE_HEADER, arn_of(queue).encode())])
-        if is_fifo(target):
-            options = moved(options, delivery)
+        headers.append((SOURCE_HEADER, arn_of(queue).encode()))
+        options = self._fifo.moved(delivery, headers) if is_fifo(target) else SendOptions(headers=headers)
         await self._producer.send(target, delivery.body, **options)
 
     async def _change(self, queue: str, deliveries: Sequence[Settled], visibility_s: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -154,9 +156,53 @@ async def test_a_message_received_too_often_moves_and_its_group_goes_on(worker: 
 
     assert (following["Body"], moved["Body"]) == ("a2", "a1")
     assert moved["Attributes"]["MessageGroupId"] == "a"
+    assert moved["Attributes"]["MessageDeduplicationId"] == hashlib.sha256(b"a1").hexdigest()
     assert moved["Attributes"]["DeadLetterQueueSourceArn"] == f"{arn}failing.fifo"
     await fifo.end(following)
     await dead.end(moved)
+
+
+async def test_duplicates_are_dropped_within_a_group(worker: Worker) -> None:
+    fifo = Fifo(worker, "once.fifo")
+    await fifo.create(VisibilityTimeout="60")
+    sent = await fifo.send("a", "x", "x", "y")
+    sent += await fifo.send("a", "z", "z again", MessageDeduplicationId="1")
+    await fifo.send("b", "x")
+
+    received: list[dict[str, Any]] = []
+    while len(received) < 4:
+        received += (messages := await fifo.receive("once.fifo"))
+        await fifo.end(*messages)
+    await fifo.nothing_comes()
+
+    of_group = [each for each in received if each["Attributes"]["MessageGroupId"] == "a"]
+    assert [each["Body"] for each in of_group] == ["x", "y", "z"]
+    assert [each["Body"] for each in received if each not in of_group] == ["x"]
+    numbers = [each["Attributes"]["SequenceNumber"] for each in of_group]
+    assert numbers == [sent[index]["SequenceNumber"] for index in (0, 2, 3)] == sorted(numbers)
+    assert {len(number) for number in numbers} == {20}
+    assert [each["MessageId"] for each in of_group] == [sent[index]["MessageId"] for index in (0, 2, 3)]
+    ids = [each["Attributes"]["MessageDeduplicationId"] for each in of_group]
+    assert ids == [hashlib.sha256(b"x").hexdigest(), hashlib.sha256(b"y").hexdigest(), "1"]
+    counted = await eventually(lambda: worker.queue("once.fifo"), lambda found: found.get("deduplicated") == 2)
+    assert counted["acked"] == 4
+
+
+async def test_a_batch_keeps_the_order_of_its_entries_and_a_delay_that_of_the_sends(worker: Worker) -> None:
+    fifo = Fifo(worker, "batch.fifo")
+    await fifo.create(VisibilityTimeout="60", DelaySeconds="2")
+    entries = [{"Id": f"{number}", "MessageBody": f"{number}", "MessageGroupId": "a"} for number in range(10)]
+    began_s = time.monotonic()
+    await fifo("send_message_batch", "batch.fifo", Entries=entries)
+
+    received = []
+    for _ in range(10):
+        [message] = (await fifo.take()).values()
+        received.append(message["Body"])
+        await fifo.end(message)
+
+    assert received == [f"{number}" for number in range(10)]
+    assert time.monotonic() - began_s >= 2
 
 
 async def test_queues_of_marq_are_fifo_queues_by_ordering_and_name(worker: Worker) -> None:
