@@ -5,7 +5,7 @@ that are settings of Marq are changes of the queue, as those of ``marq queue --s
 ``sqs:NAME`` of the queues topic:
 
 ``attributes``: attributes without a setting; ``tags``; ``created`` and ``modified``: seconds since 1970; ``deleted``:
-when DeleteQueue ended, instead of all others.
+when DeleteQueue was called, instead of all others. Until a deletion is done, it is among the queue's tasks.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from marq.wire.errors import MarqError
 from marq_worker.app.sqs.attributes import QueueAttributes, differing_attribute, queue_of_arn, read_attributes
 from marq_worker.app.sqs.characters import FIFO_SUFFIX, is_fifo, is_queue_name
 from marq_worker.app.sqs.errors import SqsError
+from marq_worker.app.sqs.tasks import is_being_deleted
 
 #: How long the name of a deleted queue can't be used again.
 DELETED_S = 60.0
@@ -101,7 +102,7 @@ class Directory:
             return
         now_s = self._clock()
         deleted_s = self._queues.definitions.sqs(name).get("deleted", 0)
-        if now_s - deleted_s < DELETED_S:
+        if now_s - deleted_s < DELETED_S or is_being_deleted(self._queues.definitions.sqs_tasks(name)):
             raise SqsError("QueueDeletedRecently", f"wait {DELETED_S:g} s after deleting a queue to use its name again")
         checked = self._checked(name, attributes, self._defaults(name))
         # SQS delivers a message until it is deleted, if no redrive policy says otherwise.
@@ -155,19 +156,19 @@ class Directory:
             if self._queues.definitions.layer(layer, name) is not None:
                 raise SqsError("UnsupportedOperation", f"the queue {name!r} is defined by {place}; remove it there")
 
-    async def delete(self, name: str) -> None:
-        """Forget a queue, whose messages the caller has ended; raises as :meth:`create`."""
-        self.check_deletion(name)
-        await self._queues.replace({sqs_key(name): {"deleted": round(self._clock())}})
+    async def forget(self, name: str, deleted_s: float) -> None:
+        """Forget a queue that was deleted at this time, and whose messages the caller has ended; raises as above."""
+        await self._queues.replace({sqs_key(name): {"deleted": round(deleted_s)}})
         await self._queues.reset(name)
 
     def exists(self, name: str) -> bool:
-        if not is_queue_name(name):
+        definitions = self._queues.definitions
+        if not is_queue_name(name) or is_being_deleted(definitions.sqs_tasks(name)):
             return False
-        document, definitions = self._queues.definitions.sqs(name), self._queues.definitions
         if is_fifo(name) and not definitions.settings(name).ordered:
             # Clients would rely on an order.
             return False
+        document = definitions.sqs(name)
         return definitions.defines(name) or ("created" in document and "deleted" not in document)
 
     def _read(self, name: str) -> SqsQueue:

@@ -22,6 +22,7 @@ from marq.client import token
 from marq.client.content import Header
 from marq.client.send_options import SendOptions
 from marq.client.token import Token
+from marq.consumer.lease_questions import LeaseQuestions
 from marq.consumer.message import Message
 from marq.consumer.polled import PolledConsumer, TokenSettler
 from marq.consumer.polled_in_order import PolledInOrder, own_headers
@@ -192,10 +193,16 @@ class Outcomes:
     """
 
     def __init__(
-        self, url: str, settler: TokenSettler, peers: Peers, receiver: Callable[[str], QueueReceiver | None]
+        self,
+        url: str,
+        settler: TokenSettler,
+        questions: LeaseQuestions,
+        peers: Peers,
+        receiver: Callable[[str], QueueReceiver | None],
     ) -> None:
         self._url = url
         self._settler = settler
+        self._questions = questions
         self._peers = peers
         self._receiver = receiver
         #: Outcomes for other endpoints, which go together while a request is under way.
@@ -264,12 +271,11 @@ class Outcomes:
 
     async def _settle_by_token(self, outcome: Outcome) -> None:
         """Settle a message whose endpoint does not hold it any more, if this delivery is still in flight."""
-        opened = await self._settler.lease(outcome.token)
-        if opened is None and (outcome.action == ACK or not outcome.counted):
+        lease = await self._questions.ask(outcome.token)
+        if not lease.state and (outcome.action == ACK or not outcome.counted):
             # It has ended: deleting it twice is no error.
             return
-        now_s = time.monotonic()
-        if opened is None or not opened.leased or opened.attempt != outcome.attempt or opened.until_s <= now_s:
+        if not lease.is_in_flight or lease.attempt != outcome.attempt or not lease.left_ms:
             raise SqsError(
                 "InvalidParameterValue" if outcome.action == ACK else "MessageNotInflight",
                 "the receipt handle has expired: the visibility timeout of this delivery is over",

@@ -10,18 +10,17 @@ from typing import Any
 from marq.client.send_options import SendOptions
 from marq.producer.producer import Producer
 from marq.queues.queues import Queues
-from marq_worker.app.sqs.arns import arn_of
 from marq_worker.app.sqs.attributes import QueueAttributes
-from marq_worker.app.sqs.characters import is_fifo
+from marq_worker.app.sqs.dead_letters import DeadLetterSender
 from marq_worker.app.sqs.directory import Directory, can_be_polled
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.fifo import FifoSender, sequence_of
 from marq_worker.app.sqs.handles import Handles
 from marq_worker.app.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
 from marq_worker.app.sqs.message_ids import MessageIds
-from marq_worker.app.sqs.received import GROUP_HEADER, SOURCE_HEADER, TRACE_HEADER, formatted
+from marq_worker.app.sqs.received import GROUP_HEADER, TRACE_HEADER, formatted
 from marq_worker.app.sqs.receiving import Delivery, Receivers
-from marq_worker.app.sqs.settling import Settled, Settler
+from marq_worker.app.sqs.settling import Settled, Settlers
 
 _LEAST_DELAY_S = 0.001
 
@@ -32,7 +31,7 @@ class MessageOperations:
     """Each operation takes the queue's name and its parameters, and returns the members of its answer.
 
     Args:
-        settler: settles deliveries of standard queues, ``fifo_settler`` those of FIFO queues.
+        dead_letters: sends messages that were received too often to their dead-letter queue.
     """
 
     def __init__(
@@ -42,8 +41,9 @@ class MessageOperations:
         queues: Queues,
         directory: Directory,
         receivers: Receivers,
-        settler: Settler,
-        fifo_settler: Settler,
+        fifo: FifoSender,
+        settlers: Settlers,
+        dead_letters: DeadLetterSender,
         handles: Handles,
         ids: MessageIds,
     ) -> None:
@@ -51,8 +51,9 @@ class MessageOperations:
         self._queues = queues
         self._directory = directory
         self._receivers = receivers
-        self._fifo = FifoSender()
-        self._settlers = {False: settler, True: fifo_settler}
+        self._fifo = fifo
+        self._settlers = settlers
+        self._dead_letters = dead_letters
         self._handles = handles
         self._ids = ids
 
@@ -137,28 +138,19 @@ class MessageOperations:
                 ended.append(delivery)
             elif most is not None and delivery.attempt > most:
                 # First the copy: a crash in between makes two dead letters, and loses none.
-                await self._move(delivery, queue, target)
+                await self._dead_letters.move(delivery, queue, target)
                 ended.append(delivery)
             else:
                 kept.append(delivery)
         if ended:
-            await self._settler(queue).ack(ended)
+            await self._settlers.of(queue).ack(ended)
         return kept
-
-    async def _move(self, delivery: Delivery, queue: str, target: str) -> None:
-        headers = [(name, value) for name, value in delivery.headers.items() if name != SOURCE_HEADER]
-        headers.append((SOURCE_HEADER, arn_of(queue).encode()))
-        options = self._fifo.moved(delivery, headers) if is_fifo(target) else SendOptions(headers=headers)
-        await self._producer.send(target, delivery.body, **options)
 
     async def _change(self, queue: str, deliveries: Sequence[Settled], visibility_s: int) -> None:
         if visibility_s:
-            await self._settler(queue).renew(deliveries, visibility_s * 1000)
+            await self._settlers.of(queue).renew(deliveries, visibility_s * 1000)
         else:
-            await self._settler(queue).release(deliveries)
-
-    def _settler(self, queue: str) -> Settler:
-        return self._settlers[is_fifo(queue)]
+            await self._settlers.of(queue).release(deliveries)
 
     def _formatted(self, delivery: Delivery, parameters: Parameters) -> dict[str, Any]:
         handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt, delivery.url)
@@ -167,7 +159,7 @@ class MessageOperations:
     async def delete(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.get(queue)
         handle = self._handles.read(parameters["ReceiptHandle"], queue)
-        await self._settler(queue).ack([handle])
+        await self._settlers.of(queue).ack([handle])
         if (receiver := self._receivers.known(queue)) is not None:
             receiver.deleted.add(handle.message_id, handle.attempt)
         return {}

@@ -15,6 +15,7 @@ from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.keys import Key, action_of
 from marq_worker.app.sqs.limits import check
 from marq_worker.app.sqs.message_operations import MessageOperations
+from marq_worker.app.sqs.move_tasks import MoveOperations, queue_of_task
 from marq_worker.app.sqs.queue_operations import QueueOperations
 from marq_worker.app.sqs.wire import Call
 
@@ -31,14 +32,21 @@ class Operations:
     """
 
     def __init__(
-        self, queues: QueueOperations, messages: MessageOperations, directory: Directory, maximum_bytes: int
+        self,
+        queues: QueueOperations,
+        messages: MessageOperations,
+        moves: MoveOperations,
+        directory: Directory,
+        maximum_bytes: int,
     ) -> None:
         self._queues = queues
+        self._moves = moves
         self._directory = directory
         self._maximum_bytes = maximum_bytes
         self._operations: Mapping[str, Any] = {
             **{name: partial(operation, queues) for name, operation in _ON_QUEUES.items()},
             **{name: partial(operation, messages) for name, operation in _ON_MESSAGES.items()},
+            **{name: partial(operation, moves) for name, operation in _ON_MOVES.items()},
         }
 
     async def answer(self, call: Call, key: Key | None, base_url: str) -> dict[str, Any]:
@@ -59,6 +67,9 @@ class Operations:
                 _check_permission(key, "send", target)
         if queue is not None:
             await self._directory.look_for(queue)
+            if key is not None:
+                for action, other in self._moves.permissions(call.operation, queue, parameters):
+                    _check_permission(key, action, other)
         errors = check(call, self._maximum_bytes)
         try:
             if call.operation == "ListQueues":
@@ -131,7 +142,7 @@ def _queue_of(parameters: Parameters) -> str | None:
     if (name := parameters.get("QueueName")) is not None:
         return str(name)
     url = parameters.get("QueueUrl")
-    return None if url is None else str(url).rpartition("/")[2]
+    return queue_of_task(parameters) if url is None else str(url).rpartition("/")[2]
 
 
 _ON_QUEUES: Mapping[str, Any] = {
@@ -156,5 +167,10 @@ _ON_MESSAGES: Mapping[str, Any] = {
     "ChangeMessageVisibility": MessageOperations.change_visibility,
     "ChangeMessageVisibilityBatch": MessageOperations.change_visibility,
 }
+_ON_MOVES: Mapping[str, Any] = {
+    "StartMessageMoveTask": MoveOperations.start,
+    "CancelMessageMoveTask": MoveOperations.cancel,
+    "ListMessageMoveTasks": MoveOperations.list_tasks,
+}
 #: The operations that are supported.
-SUPPORTED = frozenset({*_ON_QUEUES, *_ON_MESSAGES})
+SUPPORTED = frozenset({*_ON_QUEUES, *_ON_MESSAGES, *_ON_MOVES})

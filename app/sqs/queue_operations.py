@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from marq.queues.queues import Queues
 from marq_worker.app.sqs.arns import arn_of, url_of
+from marq_worker.app.sqs.counts import Counts
 from marq_worker.app.sqs.directory import Directory
-from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.keys import DESCRIBE, Key
-from marq_worker.app.sqs.receiving import Receivers
+from marq_worker.app.sqs.task_runner import TaskRunner
+from marq_worker.app.sqs.tasks import PurgeTask, Tasks
 
 #: How many names ListQueues returns at most.
 _MAX_NAMES = 1_000
 
 Parameters = Mapping[str, Any]
-#: Returns how many messages of a queue wait, are in flight and are delayed; None if that is not known.
-Counts = Callable[[str], Awaitable[tuple[int, int, int] | None]]
-#: Ends all waiting messages of a queue.
-Purge = Callable[[str], Awaitable[None]]
 
 
 class QueueOperations:
-    """Each operation takes the queue's name and its parameters, and returns the members of its answer."""
+    """Each operation takes the queue's name and its parameters, and returns the members of its answer.
 
-    def __init__(self, directory: Directory, receivers: Receivers, counts: Counts, purge: Purge) -> None:
+    Args:
+        extent: returns what messages a queue has, as a purge can use it later.
+        count: returns how many messages a queue has.
+    """
+
+    def __init__(
+        self,
+        queues: Queues,
+        directory: Directory,
+        tasks: Tasks,
+        runner: TaskRunner,
+        extent: Callable[[str], Awaitable[str]],
+        count: Callable[[str], Awaitable[Counts]],
+    ) -> None:
+        self._queues = queues
         self._directory = directory
-        self._receivers = receivers
-        self._counts = counts
-        self._purge = purge
-        self._purging: set[str] = set()
+        self._tasks = tasks
+        self._runner = runner
+        self._extent = extent
+        self._count = count
 
     def list_queues(self, parameters: Parameters, key: Key | None, base_url: str) -> dict[str, Any]:
         names = [
@@ -48,24 +61,18 @@ class QueueOperations:
 
     async def delete_queue(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.check_deletion(queue)
-        await self._receivers.drop(queue)
-        await self._end_messages(queue)
-        await self._directory.delete(queue)
+        task = PurgeTask(requested_s=time.time(), paused=self._queues[queue].paused, deletes=True)
+        await self._tasks.start_purge(queue, task)
+        self._runner.wake()
         return {}
 
     async def purge_queue(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.get(queue)
-        await self._end_messages(queue)
+        # Messages that the client sends after the answer stay.
+        extent, paused = await self._extent(queue), self._queues[queue].paused
+        await self._tasks.start_purge(queue, PurgeTask(requested_s=time.time(), paused=paused, extent=extent))
+        self._runner.wake()
         return {}
-
-    async def _end_messages(self, queue: str) -> None:
-        if queue in self._purging:
-            raise SqsError("PurgeQueueInProgress", f"the queue {queue!r} is being purged")
-        self._purging.add(queue)
-        try:
-            await self._purge(queue)
-        finally:
-            self._purging.discard(queue)
 
     async def get_queue_attributes(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         found = self._directory.get(queue)
@@ -76,13 +83,11 @@ class QueueOperations:
             "LastModifiedTimestamp": str(found.modified_s),
         }
         if "All" in names or any(name.startswith("Approximate") for name in names):
-            counts = await self._counts(queue)
-            if counts is None:
-                raise SqsError("ServiceUnavailable", "no worker has counted the messages of queues yet; try again")
-            waiting, in_flight, delayed = counts
-            attributes["ApproximateNumberOfMessages"] = str(waiting)
-            attributes["ApproximateNumberOfMessagesNotVisible"] = str(in_flight)
-            attributes["ApproximateNumberOfMessagesDelayed"] = str(delayed)
+            # Clients end on an error here, for example Celery's worker; so what is not known yet is 0.
+            counts = await self._count(queue)
+            attributes["ApproximateNumberOfMessages"] = str(counts.waiting)
+            attributes["ApproximateNumberOfMessagesNotVisible"] = str(counts.in_flight)
+            attributes["ApproximateNumberOfMessagesDelayed"] = str(counts.delayed)
         chosen = {name: value for name, value in attributes.items() if "All" in names or name in names}
         return {"Attributes": chosen} if chosen else {}
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from mode import Service
 
-from marq.admin.purge import purge
+from marq.admin.purge import extent_now, purge
+from marq.admin.purge_extent import Extent
+from marq.consumer.lease_questions import LeaseQuestions
 from marq.consumer.polled import TokenSettler
 from marq.kafka.topics import ensure_topics
 from marq.producer.producer import Producer
@@ -22,19 +24,25 @@ from marq.wire.errors import ConfigError
 from marq_worker.app.faust_app import or_exit
 from marq_worker.app.faust_worker import reachable_name
 from marq_worker.app.sqs.characters import is_fifo
+from marq_worker.app.sqs.counts import QueueCounts
+from marq_worker.app.sqs.dead_letters import DeadLetterSender
 from marq_worker.app.sqs.directory import Directory
-from marq_worker.app.sqs.fifo import FifoReceiver, Outcomes
+from marq_worker.app.sqs.fifo import FifoReceiver, FifoSender, Outcomes
 from marq_worker.app.sqs.handles import Handles
 from marq_worker.app.sqs.keys import Key, load_keys
 from marq_worker.app.sqs.message_ids import MessageIds
 from marq_worker.app.sqs.message_limits import MAX_MESSAGE_BYTES
 from marq_worker.app.sqs.message_operations import MessageOperations
+from marq_worker.app.sqs.move_tasks import MoveOperations
+from marq_worker.app.sqs.moving import Mover
 from marq_worker.app.sqs.operations import Operations
 from marq_worker.app.sqs.peers import Peers
 from marq_worker.app.sqs.queue_operations import QueueOperations
 from marq_worker.app.sqs.receiving import QueueReceiver, Receivers
 from marq_worker.app.sqs.server import SqsServer
-from marq_worker.app.sqs.settling import ByToken
+from marq_worker.app.sqs.settling import ByToken, Settlers
+from marq_worker.app.sqs.task_runner import TaskRunner
+from marq_worker.app.sqs.tasks import PurgeTask, Tasks
 from marq_worker.app.sqs.wire import operations
 from marq_worker.app.web.dashboard.groups import Groups
 from marq_worker.app.web.security import is_loopback
@@ -44,8 +52,8 @@ log = logging.getLogger("marq.sqs")
 
 #: Room for the headers that redelivery adds and for attributes.
 _HEADER_ROOM_BYTES = 16_384
-#: How old the numbers of messages may be, and the interval between two looks for idle queues.
-_COUNTS_S, _IDLE_LOOK_S = 5.0, 10.0
+#: Interval between two looks for idle queues.
+_IDLE_LOOK_S = 10.0
 
 
 class SqsEndpoint(Service):
@@ -67,9 +75,7 @@ class SqsEndpoint(Service):
         self._settings = settings
         self._client = client
         self._queues = queues
-        self._statistics = statistics
-        self._counted: tuple[float, dict[str, Any]] = (float("-inf"), {})
-        self._counting = asyncio.Lock()
+        self._counts = QueueCounts(statistics)
 
     async def on_start(self) -> None:
         await or_exit(self._start())
@@ -87,38 +93,53 @@ class SqsEndpoint(Service):
         self._peers = Peers(
             url, secret, lambda queue: self._queues.definitions.consumer_group(queue, names), Groups(client)
         )
-        self._outcomes = Outcomes(url, self._settler, self._peers, lambda queue: self._receivers.known(queue))
+        self._questions = LeaseQuestions(client)
+        self._outcomes = Outcomes(
+            url, self._settler, self._questions, self._peers, lambda queue: self._receivers.known(queue)
+        )
         self._receivers = Receivers(partial(self._new_receiver, url))
-        directory = Directory(self._queues, maximum_bytes)
+        self._markers_partitions = topics.markers_partitions
+        self._directory = directory = Directory(self._queues, maximum_bytes)
+        self._queue_tasks = tasks = Tasks(self._queues)
+        count = self._counts.of
+        settlers = Settlers(ByToken(self._settler), self._outcomes)
+        fifo = FifoSender()
+        dead_letters = DeadLetterSender(self._producer, fifo)
+        mover = Mover(tasks, directory, self._receivers, dead_letters.move_back, settlers, count)
+        self._runner = runner = TaskRunner(tasks, self._purge, mover.run)
         calls = Operations(
-            QueueOperations(directory, self._receivers, self._counts, self._purge),
+            QueueOperations(self._queues, directory, tasks, runner, self._extent, count),
             MessageOperations(
                 producer=self._producer,
                 queues=self._queues,
                 directory=directory,
                 receivers=self._receivers,
-                settler=ByToken(self._settler),
-                fifo_settler=self._outcomes,
+                fifo=fifo,
+                settlers=settlers,
+                dead_letters=dead_letters,
                 handles=Handles(secret),
                 ids=MessageIds(names.messages),
             ),
+            MoveOperations(self._queues, directory, tasks, runner, count),
             directory,
             maximum_bytes,
         )
         self._server = SqsServer(calls, self._receivers, self._outcomes, self._peers, keys, settings.sqs_url)
         await self._producer.start()
         await self._settler.start()
+        await self._questions.start()
         self._peers.start()
+        self._runner.start()
         await self._server.start(settings.sqs_bind, settings.sqs_port)
         log.info("SQS endpoint started: url=%s keys=%d", settings.sqs_url or url, len(keys))
 
     async def on_stop(self) -> None:
         # First the polls: clients take a cut connection for an error.
-        await self._receivers.stop()
+        await asyncio.gather(self._runner.stop(), self._receivers.stop())
         await self._server.stop()
         await self._outcomes.stop()
         await self._peers.stop()
-        await asyncio.gather(self._settler.stop(), self._producer.stop())
+        await asyncio.gather(self._settler.stop(), self._questions.stop(), self._producer.stop())
 
     def _new_receiver(self, url: str, queue: str) -> QueueReceiver:
         if is_fifo(queue):
@@ -131,20 +152,31 @@ class SqsEndpoint(Service):
             await self.sleep(_IDLE_LOOK_S)
             await self._receivers.drop_idle()
 
-    async def _counts(self, queue: str) -> tuple[int, int, int] | None:
-        """Return how many messages wait, are in flight and are delayed."""
-        async with self._counting:
-            if time.monotonic() - self._counted[0] > _COUNTS_S:
-                statistics = await self._statistics()
-                if not statistics["backlog"]["counted"]:
-                    return None
-                self._counted = time.monotonic(), statistics["queues"]
-        metrics = self._counted[1].get(queue, {})
-        waiting = metrics.get("waiting", 0) + metrics.get("waiting_for_redelivery", 0)
-        return int(waiting), int(metrics.get("in_flight", 0)), int(metrics.get("waiting_for_delivery", 0))
+    async def _extent(self, queue: str) -> str:
+        """Return what messages a queue has now."""
+        # Of delayed messages only the time is compared, by this machine's clock.
+        clocks = dict.fromkeys(range(self._markers_partitions), round(time.time() * 1000))
+        return str(await extent_now(self._client, self._queues.definitions, queue, clocks))
 
-    async def _purge(self, queue: str) -> None:
-        await purge(self._client, queue, delayed=True)
+    async def _purge(self, queue: str, task: PurgeTask) -> None:
+        """End the messages of a queue; delete the queue if the task says so."""
+        if task.deletes:
+            await self._receivers.drop(queue)
+        purged = await purge(
+            self._client,
+            queue,
+            delayed=True,
+            in_flight=True,
+            extent=None if task.extent is None else Extent.parse(task.extent),
+            paused_before=task.paused,
+        )
+        log.info("queue purged: queue=%s messages=%d deleted=%s", queue, purged.total, task.deletes)
+        if not task.deletes:
+            await self._queue_tasks.end_purge(queue, task)
+            return
+        # In this order: after a crash in between, another endpoint purges and deletes the queue again.
+        await self._directory.forget(queue, task.requested_s)
+        await self._queue_tasks.forget(queue)
 
 
 def _keys(settings: AppSettings) -> dict[str, Key]:

@@ -1,12 +1,16 @@
-"""Deletes and releases deliveries, and moves the ends of their visibility timeouts, in standard queues: by token."""
+"""Deletes and releases deliveries, and moves the ends of their visibility timeouts.
+
+In standard queues that takes only a marker, in FIFO queues :mod:`marq_worker.app.sqs.fifo`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from marq.client.token import Token
 from marq.consumer.polled import TokenSettler
+from marq_worker.app.sqs.characters import is_fifo
 
 
 class Settled(Protocol):
@@ -47,3 +51,13 @@ class ByToken:
 
     async def release(self, deliveries: Sequence[Settled], *, counted: bool = True) -> None:
         await self._settler.release([each.token for each in deliveries], counted=counted)
+
+
+class Settlers(NamedTuple):
+    """The settlers of both types of queues."""
+
+    standard: Settler
+    fifo: Settler
+
+    def of(self, queue: str) -> Settler:
+        return self.fifo if is_fifo(queue) else self.standard

@@ -6,34 +6,33 @@
 3. **Acquire** unread records with a due time in the far future, and cancel them. Crash in between: they would be
    delivered then, unless the next purge cancels them before.
 4. **Cancel** messages that trackers hold: those due or waiting for a redelivery, and on request delayed ones. The
-   trackers' facts (CANCELLED) tell for each whether the request came in time.
+   trackers' facts (CANCELLED) tell for each whether the request came in time. On request, **acknowledge** messages in
+   flight: the pause keeps them where they are, and their holders' own markers have no effect then.
 5. **Resume** the queue, unless it was paused before.
 
 Only one purge of a queue runs: a later one takes over by publishing its own record of step 2, and the earlier one ends
 when it sees that record. Otherwise it would resume the queue during the later one, and messages that both acquire might
 be delivered. A purge also ends if the queue is resumed meanwhile.
 
-Messages in flight are not affected: they end with an ack, or come back after a release.
+Otherwise messages in flight are not affected: they end with an ack, or come back after a release.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Self
 
-from marq.backend.cluster import cluster_of
+from marq.admin.purge_extent import Extent, existing_ranges, open_messages
+from marq.backend.cluster import Writer, cluster_of
 from marq.client.backends import require_kafka
 from marq.client.receipt import Receipt
 from marq.consumer.acquisition import acquisitions
 from marq.consumer.receiver_settings import ReceiverSettings
-from marq.core.storage.rows import WAITING, State
 from marq.dead_letters.dead_letters import DeadLetters
-from marq.dead_letters.filters import Snapshot
 from marq.kafka.inspector import Acquired, Inspector
 from marq.kafka.log_reader import LogReader
 from marq.kafka.records import Records
@@ -43,10 +42,11 @@ from marq.producer.producer import Producer
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, purge_key
-from marq.settings.purges import Purge, read_offsets, written_offsets
-from marq.wire.errors import ConfigError, MarqError
-from marq.wire.markers import Source
-from marq.wire.names import check_queue_name, is_scheduled, is_synthetic
+from marq.settings.purges import Purge
+from marq.wire.errors import MarqError
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Ack, Source
+from marq.wire.names import check_queue_name, markers_partition
 
 #: How long until all consumers and trackers know of a pause.
 PAUSE_KNOWN_S = 2.5
@@ -79,41 +79,6 @@ class Purged:
         return self.waiting + self.redelivery + self.delayed + self.dead_letters
 
 
-@dataclass(frozen=True)
-class Extent:
-    """What existed when the user was asked to confirm a purge: a purge with an extent ends no later messages.
-
-    ``ends`` are the end offsets of the partitions with the queue's records. ``clocks`` are the log's clocks of the
-    markers partitions: a delayed message has no record, and existed if its lease began by then. ``dead_letters``,
-    if given, is a snapshot of the dead letters.
-    """
-
-    ends: Mapping[Source, int]
-    clocks: Mapping[int, int]
-    dead_letters: Snapshot | None = None
-
-    def __str__(self) -> str:
-        return json.dumps({"ends": written_offsets(self.ends), "clocks": self.clocks}, separators=(",", ":"))
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse the result of ``str()``, which has no dead letters; raise ConfigError if the text is not an extent."""
-        try:
-            document = json.loads(text)
-            clocks = {int(partition): int(clock_ms) for partition, clock_ms in document["clocks"].items()}
-            return cls(read_offsets(document, "ends"), clocks)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigError(
-                f"extent={text[:40]}: not the extent of a purge; get a new one and pass it unchanged"
-            ) from error
-
-    def has(self, markers_partition: int, source: Source, number: int, since_ms: int) -> bool:
-        """Whether a message existed."""
-        if source in self.ends:
-            return number < self.ends[source]
-        return since_ms <= self.clocks.get(markers_partition, -1)
-
-
 Progress = Callable[[int, int], None]
 
 
@@ -126,7 +91,7 @@ async def meant(
     async with Queues.of(settings) as queues:
         inspector = Inspector(settings, queues.definitions)
         waiting = await inspector.waiting([queue])
-        held, clocks = await _held(inspector, queue, delayed=delayed)
+        held, clocks = await open_messages(inspector, queue, delayed=delayed)
     count, snapshot = 0, None
     if dead:
         async with DeadLetters.of(settings) as known:
@@ -155,31 +120,23 @@ async def _ends(settings: ClientSettings, inspector: Inspector, queue: str) -> d
     return {source: span.stop for source, span in spans.items()}
 
 
-async def existing_ranges(view: LogReader, sources: Iterable[Source]) -> dict[Source, range]:
-    """Return the existing offsets of source partitions; those that do not exist are left out."""
-    wanted = set(sources)
-    return {
-        source: span
-        for topic in sorted({source.topic for source in wanted})
-        for source, span in (await view.ranges(topic)).items()
-        if source in wanted
-    }
-
-
 async def purge(
     settings: ClientSettings,
     queue: str,
     *,
     delayed: bool = False,
     dead: bool = False,
+    in_flight: bool = False,
     extent: Extent | None = None,
+    paused_before: str | bool | None = None,
     progress: Progress | None = None,
 ) -> Purged:
     """End the waiting messages of a queue; ``delayed`` includes delayed messages, ``dead`` its dead letters.
 
-    With an ``extent`` from :func:`meant` or :func:`extent_now`, later messages stay. The queue is paused meanwhile, and
-    stays paused if the call is interrupted: purge it again, or resume it. ``progress`` is called with the number of
-    ended messages and the total.
+    With ``in_flight``, messages in flight end too; the result does not count them. With an ``extent`` from
+    :func:`meant` or :func:`extent_now`, later messages stay. The queue is paused meanwhile, and stays paused if the
+    call is interrupted: purge it again, or resume it. ``paused_before`` is the pause before an interrupted purge, which
+    this one completes. ``progress`` is called with the number of ended messages and the total.
 
     Raises:
         MarqError: another purge of the queue took over, or the queue was resumed, before this one was done.
@@ -189,11 +146,11 @@ async def purge(
     _check(settings, queue)
     topics = await ensure_topics(settings, changelog=True)
     async with Queues.of(settings) as queues, Producer.of(settings) as producer:
-        paused_before = queues[queue].paused
+        paused_before = queues[queue].paused if paused_before is None else paused_before
         await queues.pause(queue)
         await asyncio.sleep(PAUSE_KNOWN_S)
         purging = _Purging(settings, topics, queues, producer, queue, extent, progress)
-        purged = replace(await purging.run(delayed=delayed), paused=bool(paused_before))
+        purged = replace(await purging.run(delayed=delayed, in_flight=in_flight), paused=bool(paused_before))
         if paused_before is not True:
             await purging.end(paused_before)
     if dead:
@@ -228,7 +185,7 @@ class _Purging:
         self._published: Purge | None = queues.definitions.purge(queue)
         self._done = self._of = 0
 
-    async def run(self, *, delayed: bool) -> Purged:
+    async def run(self, *, delayed: bool, in_flight: bool) -> Purged:
         await self._check_paused()
         purge = await self._begin()
         waiting, too_late = 0, 0
@@ -238,8 +195,13 @@ class _Purging:
             too_late += outcomes.count(False)
         await self._check_paused()
         await self._publish(purge.done())
-        held, _ = await _held(self._inspector, self._queue, delayed=delayed, extent=self._extent)
+        held, _ = await open_messages(
+            self._inspector, self._queue, delayed=delayed, in_flight=in_flight, extent=self._extent
+        )
+        leased = [receipt for receipt, kind in held if kind == "in flight"]
+        held = [each for each in held if each[1] != "in flight"]
         self._of = self._done + len(held)
+        await self._acknowledge(leased)
         ended: dict[str, int] = dict.fromkeys(("waiting", "redelivery", "delayed"), 0)
         for first in range(0, len(held), AT_ONCE):
             piece = held[first : first + AT_ONCE]
@@ -296,24 +258,19 @@ class _Purging:
 
     async def _acquire(self, purge: Purge) -> AsyncIterator[list[Receipt]]:
         """Write ACQUIREs for unread records, and return the receipts of each write."""
-        cluster, holder = cluster_of(self._settings), secrets.randbits(63) | 1
-        writer = cluster.writer(self._topics)
-        await writer.start()
-        try:
-            async with LogReader(self._settings, committed=False) as view:
-                spans = await self._spans(view, purge)
-                async for fetched in view.read(spans):
-                    for source, read in fetched.items():
-                        own = read.at(self._own(source, read, purge))
-                        for first in range(0, len(own), AT_ONCE):
-                            piece = own[first : first + AT_ONCE]
-                            await self._check_paused()
-                            records = list(self._markers(source, piece, holder))
-                            await writer.write(records, self._settings.request_timeout_ms / 1000)
-                            self._of += len(piece)
-                            yield [Receipt(self._queue, *source, offset) for offset in piece.offsets]
-        finally:
-            await writer.stop(_STOP_S)
+        holder = secrets.randbits(63) | 1
+        async with self._writing() as writer, LogReader(self._settings, committed=False) as view:
+            spans = await self._spans(view, purge)
+            async for fetched in view.read(spans):
+                for source, read in fetched.items():
+                    own = read.at(self._own(source, read, purge))
+                    for first in range(0, len(own), AT_ONCE):
+                        piece = own[first : first + AT_ONCE]
+                        await self._check_paused()
+                        records = list(self._markers(source, piece, holder))
+                        await writer.write(records, self._settings.request_timeout_ms / 1000)
+                        self._of += len(piece)
+                        yield [Receipt(self._queue, *source, offset) for offset in piece.offsets]
 
     async def _spans(self, view: LogReader, purge: Purge) -> dict[Source, range]:
         existing = await existing_ranges(view, purge.starts)
@@ -346,42 +303,36 @@ class _Purging:
         for each in acquisitions((self._queue, source), holder, own, own.offsets[0], settings, own_topic=own_topic):
             yield from replace(each, dues_ms=[due_ms] * len(each.offsets)).records()
 
+    async def _acknowledge(self, receipts: Sequence[Receipt]) -> None:
+        """Write ACKs for messages in flight; a tracker accepts them from anyone."""
+        holder, partitions = secrets.randbits(63) | 1, self._topics.markers_partitions
+        async with self._writing() as writer:
+            for first in range(0, len(receipts), AT_ONCE):
+                await self._check_paused()
+                offsets: dict[Source, list[int]] = {}
+                for each in receipts[first : first + AT_ONCE]:
+                    offsets.setdefault(Source(each.topic, each.partition), []).append(each.offset)
+                records = [
+                    MarkerRecord(markers_partition(*source, partitions), encode(Ack(self._queue, holder, source, own)))
+                    for source, own in ((source, sorted(own)) for source, own in offsets.items())
+                ]
+                await writer.write(records, self._settings.request_timeout_ms / 1000)
+
+    @asynccontextmanager
+    async def _writing(self) -> AsyncIterator[Writer]:
+        writer = cluster_of(self._settings).writer(self._topics)
+        await writer.start()
+        try:
+            yield writer
+        finally:
+            await writer.stop(_STOP_S)
+
     async def _cancel(self, receipts: Sequence[Receipt]) -> list[bool]:
         outcomes = await self._producer.cancel(receipts) if receipts else []
         self._done += len(receipts)
         if self._progress is not None:
             self._progress(self._done, self._of)
         return outcomes
-
-
-async def _held(
-    inspector: Inspector, queue: str, *, delayed: bool, extent: Extent | None = None
-) -> tuple[list[tuple[Receipt, str]], dict[int, int]]:
-    """Return the open messages of a queue that no consumer holds, each with its kind, and the trackers' clocks."""
-    held, clocks = [], {}
-    for partition, each in (await inspector.owned()).items():
-        book = each.tracker.book
-        clocks[partition] = book.clock.now_ms
-        for source, leases in book.leases_by_source():
-            if is_scheduled(source.topic):
-                # The schedule continues; its next time is not a message yet.
-                continue
-            for number, lease in leases:
-                if lease.queue != queue or lease.state not in WAITING:
-                    continue
-                if extent is not None and not extent.has(partition, source, number, lease.since_ms):
-                    continue
-                kind = _kind(lease.state, source, early=lease.due_ms > book.clock.now_ms)
-                if delayed or kind != "delayed":
-                    held.append((Receipt(queue, *source, number), kind))
-    return held, clocks
-
-
-def _kind(state: State, source: Source, *, early: bool) -> str:
-    if state in (State.RELEASED, State.WAITING_IN_ORDER):
-        return "redelivery"
-    # Messages left with a tracker while the queue was paused have been due since they were sent.
-    return "delayed" if early or is_synthetic(source.topic) else "waiting"
 
 
 def _check(settings: ClientSettings, queue: str) -> None:

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from marq.admin.purge import existing_ranges
+from marq.admin.purge_extent import existing_ranges
 from marq.backend.cluster import Writer, cluster_of
 from marq.client.backends import require_kafka
 from marq.kafka.inspector import Inspector

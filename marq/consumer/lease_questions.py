@@ -1,88 +1,130 @@
-"""Asks trackers about single messages of queues with ordering; questions that come meanwhile are asked together."""
+"""Asks trackers whether messages are in flight: for programs that settle by token and must know whether it counts.
+
+The question is a RESUME of single messages, which changes nothing (:mod:`marq.consumer.questions`). It takes a write,
+and a read of the markers until the answer comes. Questions of the same moment are asked together.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import NamedTuple
 
-from marq.backend.cluster import Cluster
+from marq.backend.cluster import cluster_of
+from marq.client.lifecycle import Lifecycle
 from marq.client.token import Token
-from marq.consumer.lines import Open
-from marq.consumer.questions import Questions, open_messages
-from marq.wire.errors import BrokerUnavailable
+from marq.consumer.questions import Questions
+from marq.consumer.session import STOP_CLIENT_S
+from marq.core.storage.rows import HELD
+from marq.settings.client import ClientSettings
+from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import Resume, Source
 
-#: How long to wait for the trackers' answers.
-ANSWER_S = 5.0
+#: How long to wait for a tracker.
+LIMIT_S = 4.0
 
 
-class LeaseQuestions:
-    """The questions of one client."""
+class Answered(NamedTuple):
+    """What a tracker knows about a message: its state, 0 if it is not open, its attempt, and the rest of its lease."""
 
-    def __init__(self, cluster: Cluster, questions: Questions) -> None:
-        self._cluster = cluster
-        self._questions = questions
-        self._open: dict[Token, asyncio.Future[Open | None]] = {}
+    state: int
+    attempt: int
+    left_ms: int
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self.state in HELD
+
+
+_NOT_OPEN = Answered(0, 0, 0)
+_Asked = tuple[Token, asyncio.Future[Answered]]
+
+
+class LeaseQuestions(Lifecycle[Questions]):
+    """The questions of one process."""
+
+    def __init__(self, settings: ClientSettings, limit_s: float = LIMIT_S) -> None:
+        super().__init__("the client of lease questions")
+        self._settings = settings
+        self._limit_s = limit_s
+        self._waiting: list[_Asked] = []
         self._asking: asyncio.Task[None] | None = None
 
-    async def ask(self, token: Token) -> Open | None:
-        """Return what a tracker knows about a message, None if it is not open in its place.
+    async def _open(self, opened: AsyncExitStack) -> Questions:
+        cluster = cluster_of(self._settings)
+        topics = await cluster.topics()
+        writer = cluster.writer(topics)
+        opened.push_async_callback(lambda: writer.stop(STOP_CLIENT_S))
+        await writer.start()
+        opened.push_async_callback(self._end_asking)
+        return Questions(cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep)
+
+    async def is_in_flight(self, token: Token) -> bool:
+        """Return whether a consumer holds a message; raises as :meth:`ask`."""
+        return (await self.ask(token)).is_in_flight
+
+    async def ask(self, token: Token) -> Answered:
+        """Return what a tracker knows about a message.
 
         Raises:
             BrokerUnavailable: no tracker answered in time.
+            MarqError: the client is stopped.
         """
-        future = self._open.get(token)
-        if future is None:
-            self._open[token] = future = asyncio.get_running_loop().create_future()
+        questions = self._started()
+        answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        self._waiting.append((token, answer))
         if self._asking is None:
-            self._asking = asyncio.create_task(self._ask(), name="marq-leases")
-        return await asyncio.shield(future)
+            self._asking = asyncio.create_task(self._ask_all(questions), name="marq-lease-questions")
+        return await answer
 
-    async def stop(self) -> None:
+    async def _end_asking(self) -> None:
         if self._asking is not None:
             self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+            await asyncio.wait([self._asking])
 
-    async def _ask(self) -> None:
+    async def _ask_all(self, questions: Questions) -> None:
         try:
-            while self._open:
-                futures, self._open = self._open, {}
-                await self._answer(futures)
+            while self._waiting:
+                asked, self._waiting = self._waiting, []
+                await self._ask(questions, asked)
         finally:
             self._asking = None
-            _fail(self._open.values())
+            _fail(self._waiting, MarqError("the client of lease questions was stopped"))
+            self._waiting = []
 
-    async def _answer(self, futures: dict[Token, asyncio.Future[Open | None]]) -> None:
-        """Set the results of these futures."""
-        groups: dict[tuple[str, Source], set[int]] = {}
-        for token in futures:
-            groups.setdefault((token.queue, token.source), set()).add(token.offset)
-        questions = [
-            Resume(queue, secrets.randbits(64) or 1, source, sorted(offsets), onwards=False)
-            for (queue, source), offsets in groups.items()
+    async def _ask(self, questions: Questions, asked: Sequence[_Asked]) -> None:
+        error: MarqError = MarqError("the client of lease questions was stopped")
+        by_source: dict[tuple[str, Source], list[_Asked]] = {}
+        for each in asked:
+            by_source.setdefault((each[0].queue, each[0].source), []).append(each)
+        # The holder identifies the question.
+        holders = {secrets.randbits(62) * 2 + 1: some for some in by_source.values()}
+        resumes = [
+            Resume(some[0][0].queue, holder, some[0][0].source, sorted({token.offset for token, _ in some}), False)
+            for holder, some in holders.items()
         ]
-        answers: dict[tuple[str, Source, int], Open | None] = {}
-
-        async def collect() -> None:
-            async for question, parts in self._questions.answers(questions):
-                for offset, opened in open_messages(parts, self._cluster.now_s()).items():
-                    answers[question.queue, question.source, offset] = opened
-
         try:
-            await self._cluster.within(ANSWER_S, collect())
+            async with asyncio.timeout(self._limit_s), aclosing(questions.answers(resumes)) as answers:
+                async for resume, parts in answers:
+                    found = {
+                        offset: Answered(*row)
+                        for part in parts
+                        for offset, *row in zip(part.offsets, part.states, part.attempts, part.waits_ms, strict=True)
+                    }
+                    for token, answer in holders[resume.holder]:
+                        if not answer.done():
+                            answer.set_result(found.get(token.offset, _NOT_OPEN))
         except TimeoutError:
-            pass
+            error = BrokerUnavailable(f"no tracker answered within {self._limit_s:g} s: is a worker running?")
+        except MarqError as failure:
+            error = failure
         finally:
-            for token, future in futures.items():
-                place = token.queue, token.source, token.offset
-                if place in answers and not future.done():
-                    future.set_result(answers[place])
-            _fail(futures.values())
+            _fail(asked, error)
 
 
-def _fail(futures: object) -> None:
-    for future in list(futures):  # type: ignore[call-overload]
-        if not future.done():
-            future.set_exception(BrokerUnavailable("no tracker has told whether the message is still in flight; retry"))
-            # A caller that was cancelled does not look at it.
-            future.exception()
+def _fail(asked: Sequence[_Asked], error: MarqError) -> None:
+    for _, answer in asked:
+        if not answer.done():
+            answer.set_exception(error)

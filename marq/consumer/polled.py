@@ -17,10 +17,7 @@ from marq.client.token import Token
 from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.at_most_once import dispatched
 from marq.consumer.consumer import Consumer
-from marq.consumer.lease_questions import LeaseQuestions
-from marq.consumer.lines import Open
 from marq.consumer.message import Message
-from marq.consumer.questions import Questions
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.session import STOP_ACKS_S, STOP_CLIENT_S, MemberSession, join
 from marq.consumer.settlement import put_back
@@ -115,7 +112,6 @@ class TokenSettler(Lifecycle[AckBatcher]):
         super().__init__("the settler")
         self._settings = settings
         self.error: BaseException | None = None
-        self._questions: LeaseQuestions | None = None
 
     async def _open(self, opened: AsyncExitStack) -> AckBatcher:
         cluster = cluster_of(self._settings)
@@ -123,9 +119,6 @@ class TokenSettler(Lifecycle[AckBatcher]):
         writer: Writer = cluster.writer(topics)
         opened.push_async_callback(lambda: writer.stop(STOP_CLIENT_S))
         await writer.start()
-        questions = Questions(cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep)
-        self._questions = LeaseQuestions(cluster, questions)
-        opened.push_async_callback(self._questions.stop)
         batcher = AckBatcher(
             writer,
             markers_partitions=topics.markers_partitions,
@@ -159,16 +152,6 @@ class TokenSettler(Lifecycle[AckBatcher]):
         await self._settle(
             [Release(each.queue, each.holder, each.source, [each.offset], [0], counted, [""]) for each in tokens]
         )
-
-    async def lease(self, token: Token) -> Open | None:
-        """Ask a tracker about a message of a queue with ordering; return None if it is not open in its place.
-
-        Raises:
-            MarqError: no tracker answered in time, or the settler is stopped.
-        """
-        self._started()
-        assert self._questions is not None, "opened with the client"
-        return await self._questions.ask(token)
 
     async def _settle(self, batches: Sequence[Ack | Renew | Release]) -> None:
         """Write markers. Raises MarqError, also BrokerUnavailable if the settler is stopped first."""

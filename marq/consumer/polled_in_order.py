@@ -11,6 +11,7 @@ A redelivery in place has the token of the former delivery. Therefore each outco
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from marq.client.token import Token
@@ -47,6 +48,8 @@ class PolledInOrder(PolledConsumer):
         settings = super()._receiver_settings(topics, definitions)
         max_lease_ms = min(map(settings.max_lease_of, self._membership.queues(definitions)), default=WAITING_LEASE_MS)
         self._delivered: dict[Place, Message] = {}
+        #: The last purge that is known, and when it became known.
+        self._purge, self._purged_s = settings.skipped(self.name), -inf
         return replace(settings, lease_ms=min(WAITING_LEASE_MS, max_lease_ms))
 
     async def poll(self, max_messages: int, lease_ms: int | None = None) -> list[Message]:
@@ -58,7 +61,7 @@ class PolledInOrder(PolledConsumer):
             MarqError: the consumer can no longer receive; the error says why.
         """
         running = self._started()
-        messages = running.take(max_messages)
+        messages = self._after_purges(running.take(max_messages))
         if not messages:
             running.raise_error()
             return []
@@ -73,6 +76,20 @@ class PolledInOrder(PolledConsumer):
         messages = [message for message in messages if self._is_held(message)]
         self._delivered.update({Place(each._held.source, each.offset): each for each in messages})
         return messages
+
+    def _after_purges(self, messages: list[Message]) -> list[Message]:
+        """Return messages that were acquired after all purges; release the others.
+
+        A purge ends messages that wait here without this consumer learning of it. Before it delivers a released message
+        it asks the tracker.
+        """
+        running = self._started()
+        purge = running.receiver_settings.skipped(self.name)
+        if purge != self._purge:
+            self._purge, self._purged_s = purge, running.cluster.now_s()
+        former = [message for message in messages if message._held.taken_s <= self._purged_s]
+        settlement.put_back(former)
+        return [message for message in messages if message._held.taken_s > self._purged_s] if former else messages
 
     def find(self, token: Token, attempt: int) -> Message | None:
         """Return a delivered message if this attempt of it is still leased here."""

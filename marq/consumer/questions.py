@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 
 from marq.consumer.lines import Open
 from marq.core.storage.rows import IN_ORDER, State
@@ -49,7 +49,7 @@ class Questions:
         #: Whether a missing answer, or an error of the broker, was reported since the last answer.
         self._reported = self._failed = False
 
-    async def answers(self, questions: Sequence[Resume]) -> AsyncIterator[tuple[Resume, list[Resumed]]]:
+    async def answers(self, questions: Sequence[Resume]) -> AsyncGenerator[tuple[Resume, list[Resumed]]]:
         """Yield each question with the parts of its answer, as the answers come; wait for as long as one is missing."""
         left = {each.holder: each for each in questions}
         parts: dict[int, dict[int, Resumed]] = {each.holder: {} for each in questions}

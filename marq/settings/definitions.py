@@ -10,6 +10,7 @@ The topic is compacted. Each record is one layer of one queue or schedule, or th
 * ``purge:NAME``: the purged records of a queue (:mod:`marq.settings.purges`);
 * ``start:NAME``: the records of its topic that came before the queue (:mod:`marq.settings.purges`);
 * ``sqs:NAME``: what a queue has for SQS clients only, or when it was deleted (app/sqs/directory.py);
+* ``sqs-tasks:NAME``: what endpoints do with a queue on behalf of SQS clients (app/sqs/tasks.py);
 * ``quarantine:PARTITION/OFFSET``: a request to quarantine one marker record (:mod:`marq.wire.quarantines`);
 * ``confirmed:MODULE``: a worker that runs the decorated handlers of this module was alive (agents/removed_handlers.py);
 * ``schedule-file:NAME``, ``schedule:NAME``: schedules (:mod:`marq.settings.schedules`), from the file and at run time;
@@ -45,8 +46,8 @@ HANDLERS_GROUP = "handlers"
 LAYERS = ("handler", "file", "change")
 DEFAULTS_KEY = b"defaults"
 _PLACEMENT, _PURGE, _START, _QUARANTINE, _CONFIRMED = "placement", "purge", "start", "quarantine", "confirmed"
-_SQS = "sqs"
-_RECORDS = (_PLACEMENT, _PURGE, _START, _QUARANTINE, _CONFIRMED, _SQS)
+_SQS, _SQS_TASKS = "sqs", "sqs-tasks"
+_RECORDS = (_PLACEMENT, _PURGE, _START, _QUARANTINE, _CONFIRMED, _SQS, _SQS_TASKS)
 #: A record without a value, from which `marq check` learns the broker's time.
 CHECK_KEY = b"check"
 
@@ -70,6 +71,10 @@ def start_key(queue: str) -> bytes:
 
 def sqs_key(queue: str) -> bytes:
     return layer_key(_SQS, queue)
+
+
+def sqs_tasks_key(queue: str) -> bytes:
+    return layer_key(_SQS_TASKS, queue)
 
 
 def quarantine_key(quarantine: Quarantine) -> bytes:
@@ -101,6 +106,7 @@ class Definitions:
         self._purges: dict[str, Purge] = {}
         self._starts: dict[str, Purge] = {}
         self._sqs: dict[str, Mapping[str, Any]] = {}
+        self._sqs_tasks: dict[str, Mapping[str, Any]] = {}
         #: Orders of quarantine, by partition and offset.
         self._quarantines: dict[tuple[int, int], Quarantine] = {}
         self._confirmations = 0
@@ -155,6 +161,7 @@ class Definitions:
         later._defaults, later._default_settings = self._defaults, self._default_settings
         later._purges, later._starts = dict(self._purges), dict(self._starts)
         later._quarantines, later._sqs = dict(self._quarantines), dict(self._sqs)
+        later._sqs_tasks = dict(self._sqs_tasks)
         later._layers, later._settings = dict(self._layers), dict(self._settings)
         later._pause_ends = dict(self._pause_ends)
         for key, document in records.items():
@@ -244,6 +251,14 @@ class Definitions:
         """Return all queues with something for SQS clients only, sorted."""
         return sorted(self._sqs)
 
+    def sqs_tasks(self, queue: str) -> Mapping[str, Any]:
+        """Return the tasks that SQS clients have started on a queue, as they were written; empty if there are none."""
+        return self._sqs_tasks.get(queue, {})
+
+    def sqs_tasks_names(self) -> list[str]:
+        """Return all queues with such tasks, sorted."""
+        return sorted(self._sqs_tasks)
+
     def confirmed(self, module: str) -> int:
         """Return a number that changes when a worker confirms the handlers of a module, 0 if they were removed."""
         return self._confirmed.get(module, 0)
@@ -313,6 +328,8 @@ class Definitions:
             notes, read = self._purges, Purge.read
         elif layer == _SQS:
             notes, read = self._sqs, _document
+        elif layer == _SQS_TASKS:
+            notes, read = self._sqs_tasks, _document
         elif layer == _START:
             notes, read = self._starts, partial(_first_start, self._starts.get(name))
         else:

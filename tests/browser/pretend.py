@@ -11,7 +11,7 @@ from typing import Any
 import faust
 from aiohttp import web
 
-from marq.admin.purge import Extent
+from marq.admin.purge_extent import Extent
 from marq.core.storage.handling_times import BOUNDS_MS
 from marq.dead_letters.dead_letters import Deleted, Redriven
 from marq.dead_letters.filters import Filters, Snapshot

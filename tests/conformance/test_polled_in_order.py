@@ -11,6 +11,7 @@ import pytest_asyncio
 import marq
 from marq.client import token
 from marq.client.token import Token
+from marq.consumer.lease_questions import LeaseQuestions
 from marq.consumer.polled import TokenSettler
 from marq.consumer.polled_in_order import PolledInOrder
 from marq.settings.client import ClientSettings
@@ -33,6 +34,12 @@ def settings(backend: Backend) -> ClientSettings:
 async def settler(settings: ClientSettings) -> AsyncIterator[TokenSettler]:
     async with TokenSettler(settings) as settler:
         yield settler
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def questions(settings: ClientSettings) -> AsyncIterator[LeaseQuestions]:
+    async with LeaseQuestions(settings) as questions:
+        yield questions
 
 
 async def new_queue(backend: Backend, *sent: tuple[str, bytes]) -> str:
@@ -129,14 +136,16 @@ async def test_a_release_keeps_the_place(backend, settings) -> None:
     assert {batch.counted for batch in await backend.markers(Release) if batch.queue == queue} == {True, False}
 
 
-async def test_a_message_is_settled_by_token_after_its_consumer_has_stopped(backend, settings, settler) -> None:
+async def test_a_message_is_settled_by_token_after_its_consumer_has_stopped(
+    backend, settings, settler, questions
+) -> None:
     queue = await new_queue(backend, ("a", b"1"), ("a", b"2"), ("b", b"x"))
     async with PolledInOrder(queue, settings) as consumer:
         polled = await poll(consumer, 2)
     acked, released = of(polled[b"1"]), of(polled[b"x"])
-    opened = await settler.lease(acked)
-    assert opened is not None
-    assert (opened.leased, opened.attempt) == (True, 1)
+    lease = await questions.ask(acked)
+    assert (lease.is_in_flight, lease.attempt) == (True, 1)
+    assert 0 < lease.left_ms <= LONG_MS
     await settler.release([released])
     async with PolledInOrder(queue, settings) as successor:
         again = await poll_one(successor)
@@ -147,17 +156,17 @@ async def test_a_message_is_settled_by_token_after_its_consumer_has_stopped(back
         second = await poll_one(successor)
 
         assert second.value == b"2"
-        assert await settler.lease(acked) is None
+        assert await questions.ask(acked) == (0, 0, 0)
         await successor.ack_held(second)
         await successor.ack_held(again)
     await backend.statistics(queue, acked=3)
 
 
-async def test_questions_about_leases_are_asked_together(backend, settings, settler) -> None:
+async def test_questions_about_leases_are_asked_together(backend, settings, questions) -> None:
     queue = await new_queue(backend, ("a", b"1"), ("b", b"2"))
     async with PolledInOrder(queue, settings) as consumer:
         messages = await poll(consumer, 2)
-        leases = await asyncio.gather(*[settler.lease(of(message)) for message in [*messages.values()] * 2])
-        assert [lease is not None and lease.leased for lease in leases] == [True] * 4
+        leases = await asyncio.gather(*[questions.ask(of(message)) for message in [*messages.values()] * 2])
+        assert [lease.is_in_flight for lease in leases] == [True] * 4
         for message in messages.values():
             await consumer.ack_held(message)

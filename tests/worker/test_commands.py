@@ -16,6 +16,7 @@ import pytest_asyncio
 
 import marq
 from marq.admin import purge as purging
+from marq.admin.purge_extent import Extent
 from marq.client.receipt import Receipt
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
@@ -338,7 +339,7 @@ async def test_a_purge_ends_only_what_existed_when_it_was_asked_about(
     await producer.send_many(queue, [b"delayed later"] * 3, delay=HOUR_S)
 
     # As a form of the dashboard carries it.
-    purged = await purging.purge(settings, queue, delayed=True, extent=purging.Extent.parse(str(extent)))
+    purged = await purging.purge(settings, queue, delayed=True, extent=Extent.parse(str(extent)))
 
     left, _ = await purging.meant(settings, queue, delayed=True)
     assert (meant.waiting, meant.delayed) == (purged.waiting, purged.delayed) == (30, 5)

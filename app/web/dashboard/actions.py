@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from marq.admin.purge import Extent
+from marq.admin.purge_extent import Extent
 from marq.dead_letters.dead_letters import Deleted, Redriven
 from marq.dead_letters.filters import Filters, Snapshot
 from marq.wire.errors import ConfigError, MarqError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marq.admin import purge as purging
-from marq.admin.purge import Extent
+from marq.admin.purge_extent import Extent
 from marq.backend.cluster import cluster_of
 from marq.client.receipt import Receipt
 from marq.dead_letters.dead_letters import DeadLetters, Deleted

@@ -1,0 +1,221 @@
+"""Moves the messages of a dead-letter queue: the work of StartMessageMoveTask."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from marq.wire.errors import BrokerUnavailable, MarqError
+from marq_worker.app.sqs.attributes import queue_of_arn
+from marq_worker.app.sqs.counts import Counts
+from marq_worker.app.sqs.directory import Directory
+from marq_worker.app.sqs.errors import SqsError
+from marq_worker.app.sqs.received import SOURCE_HEADER
+from marq_worker.app.sqs.receiving import Delivery, Receivers
+from marq_worker.app.sqs.settling import Settlers
+from marq_worker.app.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, MoveTask, Tasks
+
+log = logging.getLogger("marq.sqs")
+
+#: Messages that are moved at a time, at most.
+BATCH = 100
+#: How long a poll for messages waits, and the pause after an error of the broker.
+POLL_S, RETRY_S = 1.0, 1.0
+#: How far the clocks of endpoints may differ: messages that came later than this after the start of a move stay.
+SKEW_MS = 5_000
+#: The lease of a message that is being moved, at least.
+LEASE_S = 30
+#: A move is complete when it has found nothing for this long and no message waits.
+QUIET_S = 8.0
+#: It is also complete after this time if messages wait that this endpoint does not get.
+MAX_QUIET_S = 120.0
+
+#: Reasons of failures, as SQS names them.
+NO_QUEUE, NO_SOURCE = "AWS.SimpleQueueService.NonExistentQueue", "CouldNotDetermineMessageSource"
+
+#: Sends a message to a queue; returns when it is durable.
+Send = Callable[[str, Delivery], Awaitable[Any]]
+
+
+class _Failed(Exception):
+    """A move can't continue; its text is the reason for the client."""
+
+
+class _Batch(NamedTuple):
+    """How many messages were found that existed at the start of the task, and how many of them were moved."""
+
+    found: int
+    moved: int
+
+
+class Mover:
+    """Moves messages.
+
+    Args:
+        send: sends a message to its new queue.
+        settlers: delete what was moved.
+        count: returns how many messages a queue has.
+    """
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        directory: Directory,
+        receivers: Receivers,
+        send: Send,
+        settlers: Settlers,
+        count: Callable[[str], Awaitable[Counts]],
+        *,
+        quiet_s: float = QUIET_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tasks = tasks
+        self._directory = directory
+        self._receivers = receivers
+        self._send = send
+        self._settlers = settlers
+        self._count = count
+        self._quiet_s = quiet_s
+        self._clock = clock
+
+    async def run(self, queue: str, task: MoveTask, stopping: asyncio.Event) -> None:
+        """Move messages until there are none, the task is cancelled or fails, or ``stopping`` is set."""
+        log.info("messages are being moved: queue=%s task=%s", queue, task.id)
+        progress = _Progress(self._tasks, queue, task.id, self._clock)
+        state: str | None
+        reason = None
+        try:
+            state = await self._move(queue, task, progress, stopping)
+        except _Failed as failure:
+            state, reason = FAILED, str(failure)
+        finally:
+            await progress.write()
+        if state is not None:
+            await self._tasks.end_move(queue, task.id, state, reason)
+            log.info("the move has ended: queue=%s task=%s state=%s reason=%s", queue, task.id, state, reason)
+
+    async def _move(self, queue: str, task: MoveTask, progress: _Progress, stopping: asyncio.Event) -> str | None:
+        """Return the final state, None if the move continues later, here or at another endpoint."""
+        quiet_since_s, newer = self._clock(), False
+        most = BATCH if task.rate is None else min(BATCH, task.rate)
+        while not stopping.is_set():
+            current = self._tasks.move(queue, task.id)
+            if current is None or current.state == CANCELLING:
+                return CANCELLED
+            if not self._directory.exists(queue):
+                raise _Failed(NO_QUEUE)
+            purge = self._tasks.purge(queue)
+            if purge is not None and not purge.done:
+                return None
+            began_s = self._clock()
+            if deliveries := await self._receivers.of(queue).poll(most, POLL_S):
+                batch = await self._move_batch(queue, task, deliveries)
+                await progress.add(batch.moved)
+                pause_s = 0.0 if task.rate is None else len(deliveries) / task.rate - (self._clock() - began_s)
+                if batch.found:
+                    quiet_since_s, newer = self._clock(), False
+                else:
+                    newer, pause_s = True, max(pause_s, POLL_S)
+                await _wait(stopping, pause_s)
+            if await self._is_empty(queue, self._clock() - quiet_since_s, newer=newer):
+                return COMPLETED
+        return None
+
+    async def _is_empty(self, queue: str, quiet_s: float, *, newer: bool) -> bool:
+        """Return whether a queue that had nothing to move for a while has no such message, also at other endpoints."""
+        if quiet_s < self._quiet_s:
+            return False
+        return newer or quiet_s > MAX_QUIET_S or not (await self._count(queue)).waiting
+
+    async def _move_batch(self, queue: str, task: MoveTask, deliveries: Sequence[Delivery]) -> _Batch:
+        receiver = self._receivers.of(queue)
+        attributes = self._directory.get(queue).attributes
+        oldest_ms, newest_ms = (time.time() - attributes.retention_s) * 1000, task.started_ms + SKEW_MS
+        # Messages that fail again would otherwise go round and round.
+        receiver.release([each for each in deliveries if each.sent_ms > newest_ms])
+        expired = [each for each in deliveries if each.sent_ms < oldest_ms]
+        rest = [each for each in deliveries if oldest_ms <= each.sent_ms <= newest_ms]
+        try:
+            if attributes.visibility_timeout_s < LEASE_S:
+                await self._settlers.of(queue).renew(rest, LEASE_S * 1000)
+            targets = [self._target(task, each) for each in rest]
+        except BaseException:
+            receiver.release(rest)
+            raise
+        # First the copies, on all replicas, then the acknowledgements: a crash in between moves a message twice, and
+        # the other order would lose it.
+        outcomes = await asyncio.gather(
+            *[self._send(target, each) for target, each in zip(targets, rest, strict=True)], return_exceptions=True
+        )
+        moved = [each for each, outcome in zip(rest, outcomes, strict=True) if not isinstance(outcome, BaseException)]
+        if moved or expired:
+            await self._settlers.of(queue).ack([*moved, *expired])
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if errors:
+            receiver.release([each for each in rest if each not in moved])
+            await self._judge(queue, errors)
+        return _Batch(len(expired) + len(rest), len(moved))
+
+    async def _judge(self, queue: str, errors: Sequence[BaseException]) -> None:
+        """Raise the error that ends a move; wait if it may be better in a moment."""
+        for error in errors:
+            if isinstance(error, BrokerUnavailable):
+                continue
+            if isinstance(error, SqsError):
+                raise _Failed(error.message)
+            if isinstance(error, MarqError):
+                raise _Failed(str(error))
+            raise error
+        log.warning("queue %r: %d messages were not moved, trying again: %s", queue, len(errors), errors[0])
+        await asyncio.sleep(RETRY_S)
+
+    def _target(self, task: MoveTask, delivery: Delivery) -> str:
+        """Return the queue of a message. Raises _Failed if there is none."""
+        target = task.destination
+        if target is None:
+            source = delivery.headers.get(SOURCE_HEADER)
+            try:
+                target = queue_of_arn((source or b"").decode("utf-8", "replace"))
+            except SqsError:
+                raise _Failed(NO_SOURCE) from None
+            if target not in task.allowed:
+                # The client may not send there, or the header is not of this endpoint.
+                raise _Failed(NO_SOURCE)
+        if not self._directory.exists(target):
+            raise _Failed(NO_QUEUE)
+        return target
+
+
+async def _wait(stopping: asyncio.Event, seconds: float) -> None:
+    """Wait, but not longer than until the stop."""
+    if seconds > 0:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await stopping.wait()
+
+
+class _Progress:
+    """Writes the number of moved messages now and then."""
+
+    def __init__(self, tasks: Tasks, queue: str, task_id: str, clock: Callable[[], float]) -> None:
+        self._tasks = tasks
+        self._queue = queue
+        self._task_id = task_id
+        self._clock = clock
+        self._moved = 0
+        self._written_s = clock()
+
+    async def add(self, moved: int) -> None:
+        self._moved += moved
+        if self._clock() - self._written_s > RENEWAL_S:
+            await self.write()
+
+    async def write(self) -> None:
+        self._written_s = self._clock()
+        moved, self._moved = self._moved, 0
+        if moved:
+            await self._tasks.count_moved(self._queue, self._task_id, moved)

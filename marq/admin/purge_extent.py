@@ -1,0 +1,103 @@
+"""What a purge ends: the messages that existed when it began, in the topic and with the trackers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from marq.client.receipt import Receipt
+from marq.core.storage.rows import HELD, WAITING, State
+from marq.dead_letters.filters import Snapshot
+from marq.kafka.inspector import Inspector
+from marq.kafka.log_reader import LogReader
+from marq.settings.purges import read_offsets, written_offsets
+from marq.wire.errors import ConfigError
+from marq.wire.markers import Source
+from marq.wire.names import is_scheduled, is_synthetic
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What existed when the user was asked to confirm a purge: a purge with an extent ends no later messages.
+
+    ``ends`` are the end offsets of the partitions with the queue's records. ``clocks`` are the log's clocks of the
+    markers partitions: a delayed message has no record, and existed if its lease began by then. ``dead_letters``,
+    if given, is a snapshot of the dead letters.
+    """
+
+    ends: Mapping[Source, int]
+    clocks: Mapping[int, int]
+    dead_letters: Snapshot | None = None
+
+    def __str__(self) -> str:
+        return json.dumps({"ends": written_offsets(self.ends), "clocks": self.clocks}, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse the result of ``str()``, which has no dead letters; raise ConfigError if the text is not an extent."""
+        try:
+            document = json.loads(text)
+            clocks = {int(partition): int(clock_ms) for partition, clock_ms in document["clocks"].items()}
+            return cls(read_offsets(document, "ends"), clocks)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(
+                f"extent={text[:40]}: not the extent of a purge; get a new one and pass it unchanged"
+            ) from error
+
+    def has(self, markers_partition: int, source: Source, number: int, since_ms: int) -> bool:
+        """Whether a message existed."""
+        if source in self.ends:
+            return number < self.ends[source]
+        return since_ms <= self.clocks.get(markers_partition, -1)
+
+
+async def existing_ranges(view: LogReader, sources: Iterable[Source]) -> dict[Source, range]:
+    """Return the existing offsets of source partitions; those that do not exist are left out."""
+    wanted = set(sources)
+    return {
+        source: span
+        for topic in sorted({source.topic for source in wanted})
+        for source, span in (await view.ranges(topic)).items()
+        if source in wanted
+    }
+
+
+async def open_messages(
+    inspector: Inspector, queue: str, *, delayed: bool, in_flight: bool = False, extent: Extent | None = None
+) -> tuple[list[tuple[Receipt, str]], dict[int, int]]:
+    """Return open messages of a queue, each with its kind, and the trackers' clocks.
+
+    They are those that no consumer holds, and on request those in flight.
+    """
+    held, clocks = [], {}
+    states = {*WAITING, *(HELD if in_flight else ())}
+    for partition, each in (await inspector.owned()).items():
+        book = each.tracker.book
+        clocks[partition] = book.clock.now_ms
+        for source, leases in book.leases_by_source():
+            if is_scheduled(source.topic):
+                # The schedule continues; its next time is not a message yet.
+                continue
+            for number, lease in leases:
+                if lease.queue != queue or lease.state not in states:
+                    continue
+                if extent is not None and not extent.has(partition, source, number, lease.since_ms):
+                    continue
+                kind = _kind(lease.state, source, early=lease.due_ms > book.clock.now_ms)
+                if in_flight and lease.state is State.WAITING_IN_ORDER:
+                    # Too late for a cancellation: its consumer may be about to deliver it again.
+                    kind = "in flight"
+                if delayed or kind != "delayed":
+                    held.append((Receipt(queue, *source, number), kind))
+    return held, clocks
+
+
+def _kind(state: State, source: Source, *, early: bool) -> str:
+    if state in HELD:
+        return "in flight"
+    if state in (State.RELEASED, State.WAITING_IN_ORDER):
+        return "redelivery"
+    # Messages left with a tracker while the queue was paused have been due since they were sent.
+    return "delayed" if early or is_synthetic(source.topic) else "waiting"
