@@ -16,9 +16,9 @@ import marq
 from marq_worker.broker.embedded import EmbeddedBroker
 from marq_worker.broker.ports import free_port
 from tests.worker.harness import Worker, eventually
-from tests.worker.test_sqs import Sqs, answers, environment
+from tests.worker.test_sqs import Fifo, Sqs, answers, environment, receive_count
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.verify]
 
 QUEUES = """
 [queues."defined.fifo"]
@@ -52,91 +52,6 @@ async def second(worker: Worker) -> AsyncIterator[Worker]:
         yield second
     finally:
         second.close()
-
-
-class Fifo(Sqs):
-    """A client of one endpoint, for one FIFO queue."""
-
-    def __init__(self, worker: Worker, queue: str) -> None:
-        super().__init__(worker)
-        self.queue = queue
-
-    async def create(self, **attributes: str) -> None:
-        attributes = {"FifoQueue": "true", "ContentBasedDeduplication": "true", **attributes}
-        await self("create_queue", QueueName=self.queue, Attributes=attributes)
-
-    async def send(self, group: str, *bodies: str, **parameters: Any) -> list[dict[str, Any]]:
-        return [
-            await self("send_message", self.queue, MessageBody=body, MessageGroupId=group, **parameters)
-            for body in bodies
-        ]
-
-    async def take(self, count: int = 1, **parameters: Any) -> dict[str, dict[str, Any]]:
-        """Receive this many messages; return them by their bodies."""
-        return {message["Body"]: message for message in await self.receive(self.queue, count, **parameters)}
-
-    async def nothing_comes(self, wait_s: int = 1) -> None:
-        assert "Messages" not in await self("receive_message", self.queue, WaitTimeSeconds=wait_s)
-
-    async def end(self, *messages: dict[str, Any]) -> None:
-        await self.delete(self.queue, *messages)
-
-    async def hide(self, message: dict[str, Any], seconds: int) -> None:
-        await self(
-            "change_message_visibility", self.queue, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=seconds
-        )
-
-
-def count(message: dict[str, Any]) -> int:
-    return int(message["Attributes"]["ApproximateReceiveCount"])
-
-
-async def test_an_unfinished_message_blocks_its_group_and_no_other(worker: Worker) -> None:
-    fifo = Fifo(worker, "groups.fifo")
-    await fifo.create(VisibilityTimeout="60")
-    await fifo.send("a", "a1", "a2", "a3")
-    await fifo.send("b", "b1")
-
-    first = await fifo.take(2)
-    assert set(first) == {"a1", "b1"}
-    assert first["a1"]["Attributes"]["MessageGroupId"] == "a"
-    await fifo.nothing_comes()
-    await fifo.end(first["a1"])
-    second = await fifo.take()
-    assert set(second) == {"a2"}
-    await fifo.end(second["a2"], first["b1"])
-    # Deleting twice is no error.
-    await fifo.end(second["a2"])
-    third = await fifo.take()
-    assert set(third) == {"a3"}
-    await fifo.end(*third.values())
-    await eventually(lambda: worker.queue("groups.fifo"), lambda found: found["acked"] == 4 and not found["in_flight"])
-
-
-async def test_a_message_comes_again_before_the_next_of_its_group(worker: Worker) -> None:
-    fifo = Fifo(worker, "again.fifo")
-    await fifo.create(VisibilityTimeout="2")
-    await fifo.send("a", "a1", "a2")
-
-    first = (await fifo.take())["a1"]
-    second = (await fifo.take(VisibilityTimeout=600))["a1"]
-    assert (count(first), count(second)) == (1, 2)
-    # A handle of a former delivery ends nothing.
-    expired = await fifo.refused("delete_message", "again.fifo", ReceiptHandle=first["ReceiptHandle"])
-    assert expired == "InvalidParameterValue"
-    await fifo.hide(second, 0)
-    third = (await fifo.take(VisibilityTimeout=600))["a1"]
-    await fifo.hide(third, 1)
-    fourth = (await fifo.take(VisibilityTimeout=600))["a1"]
-    assert (count(third), count(fourth)) == (3, 4)
-    hidden = await fifo.refused(
-        "change_message_visibility", "again.fifo", ReceiptHandle=third["ReceiptHandle"], VisibilityTimeout=9
-    )
-    assert hidden == "AWS.SimpleQueueService.MessageNotInflight"
-    await fifo.end(fourth)
-    [last] = (await fifo.take()).values()
-    assert (last["Body"], count(last)) == ("a2", 1)
-    await fifo.end(last)
 
 
 async def test_a_message_received_too_often_moves_and_its_group_goes_on(worker: Worker) -> None:
@@ -236,6 +151,58 @@ async def test_what_fifo_queues_refuse(worker: Worker) -> None:
         assert await fifo.refused("send_message", "refuses.fifo", MessageBody="x", **parameters) == code
 
 
+async def test_a_purge_ends_messages_that_wait_behind_others(worker: Worker) -> None:
+    fifo = Fifo(worker, "purged.fifo")
+    await fifo.create(VisibilityTimeout="600")
+    await fifo.send("a", "a1", "a2", "a3")
+    await fifo.send("b", "b1", "b2")
+    first = await fifo.take(2)
+    await fifo.nothing_comes()  # The endpoint has read all of them.
+
+    await fifo("purge_queue", "purged.fifo")
+    await eventually(lambda: worker.queue("purged.fifo"), lambda found: not found["in_flight"])
+    await fifo.end(*first.values())
+    await fifo.send("a", "new")
+
+    assert set(await fifo.take()) == {"new"}
+    await fifo.nothing_comes()
+
+
+async def test_a_deleted_queue_leaves_nothing(worker: Worker) -> None:
+    fifo = Fifo(worker, "deleted.fifo")
+    await fifo.create(VisibilityTimeout="600")
+    await fifo.send("a", "a1", "a2")
+    await fifo.take()
+    await fifo("delete_queue", "deleted.fifo")
+
+    gone = "AWS.SimpleQueueService.NonExistentQueue"
+    assert await fifo.refused("send_message", "deleted.fifo", MessageBody="x", MessageGroupId="a") == gone
+    await eventually(lambda: worker.queue("deleted.fifo"), lambda found: not found["in_flight"])
+    assert await fifo.refused("create_queue", QueueName="deleted.fifo", Attributes={"FifoQueue": "true"}) == (
+        "AWS.SimpleQueueService.QueueDeletedRecently"
+    )
+
+
+async def test_dead_letters_return_to_their_groups(worker: Worker) -> None:
+    fifo, dead = Fifo(worker, "source.fifo"), Fifo(worker, "letters.fifo")
+    await dead.create()
+    arn = "arn:aws:sqs:us-east-1:000000000000:"
+    policy = json.dumps({"deadLetterTargetArn": f"{arn}letters.fifo", "maxReceiveCount": 1})
+    await fifo.create(VisibilityTimeout="600", RedrivePolicy=policy)
+    await fifo.send("a", "a1", "a2")
+    for body in ("a1", "a2"):
+        message = (await fifo.take())[body]
+        await fifo.hide(message, 0)
+    await fifo.nothing_comes()
+
+    await fifo("start_message_move_task", SourceArn=f"{arn}letters.fifo")
+
+    for body in ("a1", "a2"):
+        message = (await fifo.take())[body]
+        assert (receive_count(message), message["Attributes"]["MessageGroupId"]) == (1, "a")
+        await fifo.end(message)
+
+
 # --- several endpoints ------------------------------------------------------------------------------------------------
 
 
@@ -256,7 +223,7 @@ async def test_outcomes_reach_the_endpoint_that_holds_the_message(worker: Worker
     for message in second_ones.values():
         await one.hide(message, 0)
     again = await one.take(8)
-    assert {body: count(message) for body, message in again.items()} == {f"{group}-2": 2 for group in groups}
+    assert {body: receive_count(message) for body, message in again.items()} == {f"{group}-2": 2 for group in groups}
     stale = [message["ReceiptHandle"] for message in second_ones.values()]
     for handle in stale:
         assert await other.refused("delete_message", "two.fifo", ReceiptHandle=handle) == "InvalidParameterValue"
