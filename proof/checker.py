@@ -40,6 +40,8 @@ property            meaning of a violation
 ``not-drained``     a message is open at the end, or was never read
 ``order``           a message was delivered before the end of an earlier one of its ordering key, or its consumer had
                     learned of its own end
+``duplicate``       a message was delivered although its deduplication id had been accepted before, or two trackers
+                    decided about one id
 ``exclusion``       a message was delivered while one of its ordering key was in flight
 ``no-copy``         a message of a queue with ordering was redelivered at the end of its source, not in its place
 ==================  ==================================================================================================
@@ -64,7 +66,7 @@ from proof.causes import (
     why_expired,
     why_read_again,
 )
-from proof.copies import judge_answers, judge_copies
+from proof.copies import judge_answers, judge_copies, judge_duplicate, judge_ids
 from proof.decisions import HEADER_ROOM_BYTES, decided_on, judge_decision, judge_fact
 from proof.evidence import Evidence, gather
 from proof.findings import Report
@@ -123,6 +125,7 @@ class _Verdict:
         self._judge_redrives()
         judge_quarantine(evidence)
         judge_lines(evidence)
+        judge_ids(report, evidence.logs)
         return report
 
     # --- records ------------------------------------------------------------------------------------------------------
@@ -139,6 +142,9 @@ class _Verdict:
             self._find("from-nowhere", f"{trail}: the record is missing", trail.events)
             return
         self._judge_contents(trail)
+        if trail.duplicate:
+            judge_duplicate(report, trail)
+            return
         if len(trail.deliveries) > 1 and trail.queue not in evidence.ordered:
             self._judge_deliveries(trail)
         self._judge_outcomes(trail)
@@ -343,7 +349,7 @@ class _Verdict:
         evidence, report = self._evidence, self._report
         for trail in self._trails.values():
             # The dead letter was settled before the redrive.
-            if not trail.id or trail.ended or (trail.redriven and not trail.changes):
+            if not trail.id or trail.ended or trail.duplicate or (trail.redriven and not trail.changes):
                 continue
             standing = evidence.logs[trail.log].open.get(trail.key) if trail.log else None
             if is_stranded(evidence, trail, standing):
@@ -358,7 +364,7 @@ class _Verdict:
             elif standing is not None or trail.committed:
                 self._find("not-drained", f"{trail}: {_state(standing)}", trail.events)
         for message, trails in self._messages.trails.items():
-            if message not in self._done and any(trail.committed for trail in trails):
+            if message not in self._done and any(trail.committed and not trail.duplicate for trail in trails):
                 report.lost += 1
                 text = f"{message[1]} of {message[0]} is neither acknowledged nor dead"
                 self._find("lost", text, events_of(trails))

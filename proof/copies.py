@@ -7,12 +7,12 @@ CANCELLED; to a late one, TOO_LATE or the fact that says where the message went.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from marq.wire.markers import ANY_QUEUE
 from proof.findings import Report
 from proof.fold import CANCELLED, COPIED
-from proof.trail import Question, Told, Trail, events_of
+from proof.trail import MarkersLog, Question, Told, Trail, events_of
 
 DONE, TOO_LATE = "DONE", "TOO_LATE"
 
@@ -29,6 +29,23 @@ def judge_answers(report: Report, trail: Trail, trails: Sequence[Trail]) -> None
             report.find(
                 wrong, f"{trail}: {told.kind} by {told.holder} was reported as {told.outcome}", events_of(trails)
             )
+
+
+def judge_duplicate(report: Report, trail: Trail) -> None:
+    """Judge a message whose deduplication id was accepted before: it never leaves the log of markers."""
+    report.deduplicated += 1
+    judge_answers(report, trail, [trail])
+    if trail.decisions or trail.facts:
+        report.find("duplicate", f"{trail}: it was delivered", trail.events)
+
+
+def judge_ids(report: Report, logs: Mapping[str, MarkersLog]) -> None:
+    """Judge where deduplication ids were decided about: only one tracker knows which it has accepted."""
+    logs_of: dict[tuple[str, str], str] = {}
+    for name, log in logs.items():
+        for own_id in log.ids:
+            if (other := logs_of.setdefault(own_id, name)) != name:
+                report.find("duplicate", f"deduplication id {own_id} in {other} and {name}")
 
 
 def _asked(trail: Trail, holder: str) -> list[str]:

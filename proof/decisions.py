@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from proof.endings import ending
 from proof.findings import Report
 from proof.fold import (
     ABANDONED,
@@ -23,7 +24,6 @@ from proof.fold import (
     RELEASED,
     WAITING,
     Standing,
-    ending,
 )
 from proof.trail import Decision, Fact, MarkersLog, Trail
 

@@ -13,11 +13,10 @@ from typing import Any
 
 from marq.settings.backoff import Backoff
 from marq.wire.markers import ANY_QUEUE, LAST
-from marq.wire.names import is_synthetic
 from marq.wire.notes import Disposition
 from proof.causes import EVERYBODY
 from proof.findings import Report
-from proof.fold import DEFAULT_LIMIT, FACTS, Key
+from proof.fold import DEFAULT_LIMIT, DEFAULT_WINDOW_MS, FACTS, Key
 from proof.history import UNREADABLE
 from proof.sends import Sends
 from proof.trail import (
@@ -276,7 +275,9 @@ class Evidence:
     def log(self, name: str) -> MarkersLog:
         log = self.logs.get(name)
         if log is None:
-            log = self.logs[name] = MarkersLog(name, self._backoffs_of, self._limits_of, self._trail)
+            log = self.logs[name] = MarkersLog(
+                name, self._backoffs_of, self._limits_of, self._window_of, self._trail
+            )  # fmt: skip
         return log
 
     def _backoffs_of(self, queue: str) -> list[Backoff]:
@@ -284,6 +285,11 @@ class Evidence:
 
     def _limits_of(self, queue: str) -> list[int]:
         return self._limits.get(queue) or self._limits.get(EVERYBODY) or [DEFAULT_LIMIT]
+
+    def _window_of(self, queue: str) -> int:
+        newest = self.versions.get(max(self.versions, default=-1), {})
+        settings = newest.get(queue) or newest.get(EVERYBODY) or {}
+        return int(settings.get("deduplication_window_ms", DEFAULT_WINDOW_MS))
 
     def _marker(self, event: Event) -> None:
         log, kind = self.log(event["process"]), event["kind"]
@@ -331,7 +337,7 @@ class Evidence:
             # lease in order has ended.
             trail.said |= bit
         elif bit == DELAY:
-            self._note_delay(event, index, trail)
+            trail.note_delay(event, index, number)
         elif bit == ACQUIRE:
             trail.acquired_at += (event["offset"],)
             trail.say_content(number, event["contents"][index])
@@ -347,16 +353,6 @@ class Evidence:
             self._note_fact(log, event, index, trail)
         elif kind == "ANSWERED":
             trail.answers += (Told(kind, event["holder"], event["outcomes"][index], event["offset"], number),)
-
-    def _note_delay(self, event: Event, index: int, trail: Trail) -> None:
-        """It stands for the record that the message has not become yet."""
-        if trail.id:
-            trail.say_content(self.number, event["contents"][index])
-            return
-        trail.redriven = not is_synthetic(trail.place)
-        trail.id, trail.committed = event["ids"][index] if trail.redriven else trail.place, True
-        trail.content = event["contents"][index]
-        trail.attempt, trail.time_ms = event["attempts"][index], event["timestamps_ms"][index]
 
     def _note_fact(self, log: MarkersLog, event: Event, index: int, trail: Trail) -> None:
         before = log.open.get(trail.key)

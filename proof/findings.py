@@ -35,6 +35,8 @@ class Report:
     #: Messages that their sender or reader delayed, and cancelled ones, which were delayed or waiting for redelivery.
     delayed: int = 0
     cancelled: int = 0
+    #: Messages whose deduplication ids were accepted before: they are dropped.
+    deduplicated: int = 0
     #: Messages delivered at most once and never finished; dead letters that were redriven.
     abandoned: int = 0
     redriven: int = 0
@@ -63,7 +65,7 @@ class Report:
     def summary(self) -> dict[str, Any]:
         """Return the counts, ready for JSON."""
         done = ("events", "sent", "accepted", "delivered", "acked", "dead", "redelivered", "delayed", "cancelled")
-        names = (*done, "abandoned", "redriven")
+        names = (*done, "abandoned", "redriven", "deduplicated")
         ends = ("lost", "expired_unread", "stranded", "waiting", "duplicates", "dead_twice")
         summary: dict[str, Any] = {name: getattr(self, name) for name in (*names, *ends)}
         for name in ("causes", "expiries", "done_and_dead", "violations"):

@@ -23,6 +23,8 @@ Key = tuple[str, str]
 
 #: max_attempts where no settings name it.
 DEFAULT_LIMIT = 5
+#: deduplication_window where no settings name it.
+DEFAULT_WINDOW_MS = 300_000
 #: Past this a tracker's monotonic time counts (docs/protocol.md, "The log's clock").
 TOLERATED_JUMP_MS = 5_000
 
@@ -68,44 +70,23 @@ class Standing(NamedTuple):
         return self.dues_ms[0]
 
 
-class Ending(NamedTuple):
-    """The end of a due message: kind of the fact, attempt, cause."""
-
-    kind: str
-    attempt: int
-    cause: str
-
-
 def comes_after(holder: str, other: str) -> bool:
     """Whether one holder of ordered messages resumed after another, or is the same one."""
     return int(holder, 16) >> HOLDER_BITS >= int(other, 16) >> HOLDER_BITS
 
 
-def ending(standing: Standing, max_attempts: int) -> Ending:
-    """Say what becomes of a message that is due."""
-    if standing.state == REJECTED:
-        return Ending(DEAD_LETTERED, standing.attempt, "REJECTED")
-    if standing.state == EXHAUSTED:
-        return Ending(DEAD_LETTERED, standing.attempt, "RELEASED")
-    if standing.state == DELAYED:
-        return Ending(DELIVERED, standing.attempt, "DUE")
-    if standing.state == CANCELLED:
-        return Ending(CANCELLED, standing.attempt, "CANCELLED")
-    if standing.state == DISPATCHED:
-        return Ending(ABANDONED, standing.attempt, "EXPIRED")
-    cause = "EXPIRED" if standing.state == LEASED else "RELEASED"
-    if not standing.counted:
-        return Ending(REDELIVERED, standing.attempt, cause)
-    if standing.attempt < max_attempts:
-        return Ending(REDELIVERED, standing.attempt + 1, cause)
-    return Ending(DEAD_LETTERED, standing.attempt, cause)
-
-
 class Fold:
     """The state of one markers partition after its record ``applied``."""
 
-    def __init__(self, backoffs: Callable[[str], Sequence[Backoff]], limits: Callable[[str], Sequence[int]]) -> None:
+    def __init__(
+        self,
+        backoffs: Callable[[str], Sequence[Backoff]],
+        limits: Callable[[str], Sequence[int]],
+        window_ms: Callable[[str], int] = lambda queue: DEFAULT_WINDOW_MS,
+    ) -> None:
         self._backoffs = backoffs
+        #: For how long an id is remembered. No history changes it.
+        self._window_ms = window_ms
         #: All that max_attempts may have been.
         self._limits = limits
         self.applied = -1
@@ -123,6 +104,8 @@ class Fold:
         #: exclusive. A schedule's numbers are seconds since the epoch.
         self.delayed: dict[str, list[tuple[int, int]]] = {}
         self.counts: dict[str, dict[str, int]] = {}
+        #: The deduplication ids of each queue, and until when they are remembered.
+        self.ids: dict[tuple[str, str], int] = {}
 
     def fold(self, event: Event) -> None:
         """Fold one record of the partition."""
@@ -181,7 +164,9 @@ class Fold:
                 self._count_again(queue, standing if taken else None, state, attempt)
                 if not taken:
                     continue
-            holder, ends_ms = ("", due_ms) if state == DELAYED else (event["holder"], self.now_ms + event["lease_ms"])
+            holder, ends_ms = (
+                (self._place(), due_ms) if state == DELAYED else (event["holder"], self.now_ms + event["lease_ms"])
+            )
             self.put(key, Standing(queue, holder, attempt, (ends_ms,), self.now_ms, state))
         _mark(acquired, event["from_offset"], offsets[-1] + 1)
 
@@ -211,20 +196,35 @@ class Fold:
         queue, source, offsets, from_offset = event["queue"], event["source"], event["offsets"], event["from_offset"]
         spans = self.delayed.get(source, [])
         known = bytearray() if is_synthetic(source) else self.acquired.setdefault(("", source), bytearray())
-        for offset, attempt, time_ms in zip(offsets, event["attempts"], event["times_ms"], strict=True):
+        ids = event.get("deduplication_ids") or [""] * len(offsets)
+        for offset, attempt, time_ms, own_id in zip(offsets, event["attempts"], event["times_ms"], ids, strict=True):
             key = queue, f"{source}/{offset}"
             repeated = from_offset is not None and any(start <= offset < end for start, end in spans)
             if key in self.open or repeated or (offset < len(known) and known[offset]):
                 self._count(queue, "reacquired")
                 continue
+            if own_id and self.ids.get((queue, own_id), 0) > self.now_ms:
+                self._count(queue, "deduplicated")
+                self.drop(key)
+                continue
+            if own_id:
+                self.ids[queue, own_id] = self.now_ms + self._window_ms(queue)
             if from_offset is not None and not is_synthetic(source):
                 self._count(queue, "redriven")
             self._count(queue, "delayed")
-            self.put(key, Standing(queue, "", attempt, (self._due_ms(event, time_ms),), self.now_ms, DELAYED))
+            due_ms = self._due_ms(event, time_ms)
+            self.put(key, Standing(queue, self._place(), attempt, (due_ms,), self.now_ms, DELAYED))
         if from_offset is not None and is_synthetic(source):
             self.delayed[source] = [*spans, (from_offset, offsets[-1] + 1)]
         elif from_offset is not None:
             self._settle(event, known)
+
+    def _place(self) -> str:
+        """Return what a delayed message has instead of a holder: the place of its marker, by which it is ordered."""
+        return f"{self.applied:016x}" if self.applied else ""
+
+    def drop(self, key: Key) -> None:
+        """A message is a duplicate: its id was accepted before."""
 
     def _discard(self, event: Event) -> None:
         known = self.acquired.setdefault(("", event["source"]), bytearray())

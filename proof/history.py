@@ -80,6 +80,7 @@ from marq.wire.markers import (
 )
 from marq.wire.names import (
     ATTEMPT_HEADER,
+    DEDUPLICATION_ID_HEADER,
     DELIVER_AT_HEADER,
     ERROR_HEADER,
     FIRST_SENT_HEADER,
@@ -89,6 +90,7 @@ from marq.wire.names import (
     ORIGIN_HEADER,
     REASON_HEADER,
     RESERVED_HEADER,
+    is_scheduled,
     is_synthetic,
 )
 
@@ -234,7 +236,7 @@ def _columns(batch: Batch) -> Event:
     if isinstance(batch, Delay):
         known = {"from_offset": batch.from_offset, "timestamps_ms": [each.timestamp_ms for each in batch.payloads]}
         ids = {} if is_synthetic(batch.source.topic) else {"ids": [_id(each) for each in batch.payloads]}
-        return {**_times(batch), **known, **ids, **_payloads(batch.queue, batch.payloads)}
+        return {**_times(batch), **known, **ids, **_deduplication_ids(batch), **_payloads(batch.queue, batch.payloads)}
     if isinstance(batch, Reschedule):
         return _times(batch)
     if isinstance(batch, Answer):
@@ -260,6 +262,22 @@ def _columns(batch: Batch) -> Event:
 def _payloads(queue: str, payloads: Sequence[Payload]) -> Event:
     contents = [content(queue, each.key, each.value, each.headers) for each in payloads]
     return {"attempts": [each.attempt for each in payloads], "contents": contents}
+
+
+def _deduplication_ids(batch: Delay) -> Event:
+    """Return the ids that count: those of a sender's messages, and none if no message has one."""
+    topic = batch.source.topic
+    if not is_synthetic(topic) or is_scheduled(topic):
+        return {}
+    ids = [_deduplication_id(each) for each in batch.payloads]
+    return {"deduplication_ids": ids} if any(ids) else {}
+
+
+def _deduplication_id(payload: Payload) -> str:
+    """Return the id of a message within its ordering key, "" without an id."""
+    values = dict(payload.headers)
+    own_id = values.get(DEDUPLICATION_ID_HEADER)
+    return f"{digest(values.get(ORDERING_KEY_HEADER))}.{digest(own_id)}" if own_id else ""
 
 
 def _id(payload: Payload) -> str:

@@ -96,7 +96,7 @@ class Sends:
                 text = f"{trail}: {trail.content}, but sent to {call.to}: {call.content}"
                 report.find("fidelity", text, [*call.numbers, *trail.events])
             trail.events += call.numbers
-        records[call.message] += 1
+        records[call.message] += not trails[0].duplicate
 
 
 def _judge_order(report: Report, places: Mapping[str, Sequence[Trail]], calls: Iterable[Send]) -> None:

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from marq.settings.backoff import Backoff
+from marq.wire.names import is_synthetic
 from proof.fold import Fold, Key, Standing
 
 Event = dict[str, Any]
@@ -133,6 +134,8 @@ class Trail:
     unanswered: int = 0
     slowest_ms: int = 0
     hung: bool = False
+    #: Whether its deduplication id was accepted before.
+    duplicate: bool = False
     #: Log of markers, and there: offset and standing (None: closed) at each change, first ACK, facts.
     log: str = ""
     lease_ms: int = 0
@@ -165,6 +168,16 @@ class Trail:
         """Note its content in an event."""
         if content != self.content or not self.id:
             self.contents += ((number, content),)
+
+    def note_delay(self, event: Event, index: int, number: int) -> None:
+        """Note a DELAY: it stands for the record that the message has not become yet."""
+        if self.id:
+            self.say_content(number, event["contents"][index])
+            return
+        self.redriven = not is_synthetic(self.place)
+        self.id, self.committed = event["ids"][index] if self.redriven else self.place, True
+        self.content = event["contents"][index]
+        self.attempt, self.time_ms = event["attempts"][index], event["timestamps_ms"][index]
 
     @property
     def source(self) -> str:
@@ -264,9 +277,10 @@ class MarkersLog(Fold):
         name: str,
         backoffs: Callable[[str], Sequence[Backoff]],
         limits: Callable[[str], Sequence[int]],
+        window_ms: Callable[[str], int],
         trail_of: Callable[[Key], Trail],
     ) -> None:
-        super().__init__(backoffs, limits)
+        super().__init__(backoffs, limits, window_ms)
         self.name = name
         self.ticks: dict[str, Ticks] = {}
         self.clock = Clock()
@@ -287,6 +301,9 @@ class MarkersLog(Fold):
             return False
         self._trail_of(key).changes.append((self.applied, None))
         return True
+
+    def drop(self, key: Key) -> None:
+        self._trail_of(key).duplicate = True
 
     def ask(self, key: Key, event: Event, *, in_time: bool) -> None:
         queue, place = key

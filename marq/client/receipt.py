@@ -12,13 +12,15 @@ class Receipt(NamedTuple):
     """The position of a sent message; :attr:`id` equals ``message.id`` at every delivery.
 
     A delayed message has no record yet: ``topic`` is then a random name that the producer chose, and ``partition`` and
-    ``offset`` are its numbers.
+    ``offset`` are its numbers. ``sequence`` is set for a message with a deduplication id, and None for others: messages
+    of a queue with the same ordering key, or without a key the same id, are accepted by rising numbers.
     """
 
     queue: str
     topic: str
     partition: int
     offset: int
+    sequence: int | None = None
 
     @classmethod
     def of(cls, message_id: str, queue: str = ANY_QUEUE) -> Receipt:

@@ -33,8 +33,8 @@ class MarkerRecord(NamedTuple):
 class MarkerWriter(Protocol):
     """Writes markers. A write that raises may have happened, wholly or in part."""
 
-    async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> None:
-        """Write records; return when all are durable.
+    async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> Sequence[int]:
+        """Write records; return their offsets when all are durable.
 
         Raises BrokerUnavailable if they are not known to be durable after ``limit_s``, or were refused.
         """
@@ -62,12 +62,12 @@ class KafkaMarkerWriter:
         if producer is not None:
             await stop_producer(producer, limit_s)
 
-    async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> None:
+    async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> Sequence[int]:
         producer = None
         try:
             async with asyncio.timeout(limit_s):
                 producer = await self._running()
-                await self._sent(producer, records)
+                return await self._sent(producer, records)
         except (TimeoutError, KafkaError, AssertionError) as error:
             if producer is not None and self._producer is producer:
                 self._producer = None
@@ -78,33 +78,41 @@ class KafkaMarkerWriter:
                 f" {self._settings.bootstrap_servers} after {limit_s:g} s at most: {cause}"
             ) from error
 
-    async def _sent(self, producer: AIOKafkaProducer, records: Sequence[MarkerRecord]) -> None:
-        """Send all records and wait for them; many records of one partition share a batch and its future."""
-        values: dict[int, list[bytes]] = {}
-        for partition, value in records:
-            values.setdefault(partition, []).append(value)
+    async def _sent(self, producer: AIOKafkaProducer, records: Sequence[MarkerRecord]) -> list[int]:
+        """Send all records and return their offsets; many records of one partition share a batch and its future."""
+        by_partition: dict[int, list[int]] = {}
+        for index, record in enumerate(records):
+            by_partition.setdefault(record.partition, []).append(index)
+        few = [index for indexes in by_partition.values() if len(indexes) < LEAST_OF_BATCH for index in indexes]
+        many = {where: indexes for where, indexes in by_partition.items() if len(indexes) >= LEAST_OF_BATCH}
         alone = [
-            await producer.send(self._topic, value, partition=partition)
-            for partition, few in values.items()
-            if len(few) < LEAST_OF_BATCH
-            for value in few
+            await producer.send(self._topic, records[index].value, partition=records[index].partition) for index in few
         ]
         # Concurrently: each waits for the earlier records of its partition.
         batched = [
-            self._sent_as_batches(producer, partition, many)
-            for partition, many in values.items()
-            if len(many) >= LEAST_OF_BATCH
+            self._sent_as_batches(producer, partition, [records[index].value for index in indexes])
+            for partition, indexes in many.items()
         ]
-        await asyncio.gather(*alone, *batched)
+        sent = await asyncio.gather(*alone, *batched)
+        offsets = [0] * len(records)
+        for index, metadata in zip(few, sent, strict=False):
+            offsets[index] = metadata.offset
+        for indexes, found in zip(many.values(), sent[len(few) :], strict=True):
+            for index, offset in zip(indexes, found, strict=True):
+                offsets[index] = offset
+        return offsets
 
-    async def _sent_as_batches(self, producer: AIOKafkaProducer, partition: int, values: Sequence[bytes]) -> None:
-        left = deque(values)
+    async def _sent_as_batches(self, producer: AIOKafkaProducer, partition: int, values: Sequence[bytes]) -> list[int]:
+        left, offsets = deque(values), list[int]()
         while left:
             batch = producer.create_batch()
+            count = len(left)
             # An empty batch takes a record of any size.
             while left and batch.append(key=None, value=left[0], timestamp=None) is not None:
                 left.popleft()
-            await (await producer.send_batch(batch, self._topic, partition=partition))
+            first = (await (await producer.send_batch(batch, self._topic, partition=partition))).offset
+            offsets += range(first, first + count - len(left))
+        return offsets
 
     async def _running(self) -> AIOKafkaProducer:
         if self._producer is not None:

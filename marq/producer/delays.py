@@ -214,8 +214,12 @@ class Delays:
         for start in range(0, len(pieces), _WINDOW):
             markers = [self._marker(group, items[piece]) for piece in pieces[start : start + _WINDOW]]
             records = [MarkerRecord(self._partition(each.source), encode(each)) for each in markers]
-            await writer.write(records, self._limit_s)
-            yield [Receipt(queue, *each.source, number) for each in markers for number in each.offsets]
+            written = await writer.write(records, self._limit_s)
+            yield [
+                Receipt(queue, *marker.source, number, None if group.where is None else at * MAX_MESSAGES + index)
+                for marker, at in zip(markers, written, strict=True)
+                for index, number in enumerate(marker.offsets)
+            ]
 
     def _pieces(self, queue: str, items: Sequence[_Item]) -> Iterator[slice]:
         key = queue.encode()

@@ -78,10 +78,10 @@ class MemoryWriter:
     async def stop(self, limit_s: float) -> None:
         return
 
-    async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> None:
-        for partition, value in records:
-            self._namespace.owners[partition].append(value)
+    async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> list[int]:
+        offsets = [self._namespace.owners[partition].append(value) for partition, value in records]
         self._memory.stir()
+        return offsets
 
 
 class MemoryMarkersReader:

@@ -99,11 +99,12 @@ class Owner:
         for source, offset, lease in self.tracker.book.open_leases():
             yield source, offset, lease, self._payload(lease.queue, source, offset)
 
-    def append(self, value: bytes | None) -> None:
-        """Append a marker, fold it, and send what is due."""
+    def append(self, value: bytes | None) -> int:
+        """Append a marker, fold it, and send what is due; return the marker's offset."""
         with self._lock:
-            self._append(value)
+            offset = self._append(value)
             self.work()
+            return offset
 
     def work(self) -> None:
         """Send what is due, and set a timer for the next due time."""

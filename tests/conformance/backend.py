@@ -242,7 +242,7 @@ class KafkaBackend(Backend):
 
     def __init__(self, worker: Worker, servers: str, namespace: Namespace) -> None:
         super().__init__(servers, worker.names)
-        self._worker = worker
+        self.worker = worker
         self._namespace = namespace
 
     def now_s(self) -> float:
@@ -259,14 +259,15 @@ class KafkaBackend(Backend):
 
     async def statistics(self, queue: str, **expected: int) -> None:
         wanted = {"in_flight": 0, "waiting_for_redelivery": 0, "waiting_for_dead_letters": 0, **expected}
-        await eventually(lambda: self._worker.queue(queue), lambda found: wanted.items() <= found.items())
+        await eventually(lambda: self.worker.queue(queue), lambda found: wanted.items() <= found.items())
 
     async def statistics_of_open(self, queue: str, **expected: int) -> None:
-        await eventually(lambda: self._worker.queue(queue), lambda found: expected.items() <= found.items())
+        await eventually(lambda: self.worker.queue(queue), lambda found: expected.items() <= found.items())
 
     async def restart(self) -> None:
-        await self._worker.stop()
-        await self._worker.start().ready(2)
+        await self.worker.stop()
+        self.worker = self.worker.again()
+        await self.worker.start().ready(2)
 
     async def records(self, topic: str) -> list[Stored]:
         return [
@@ -301,7 +302,7 @@ class KafkaBackend(Backend):
         page = f"/api/queues/{quote(queue)}"
 
         async def shown() -> bool:
-            status, text = await self._worker.page(page)
+            status, text = await self.worker.page(page)
             return status == 200 and json.loads(text)["settings"]["lease"]["value"] == lease
 
         await asyncio.gather(eventually(shown), *map(self._heard, self.consumers))

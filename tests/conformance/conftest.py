@@ -39,6 +39,7 @@ async def memory() -> AsyncIterator[Backend]:
 async def kafka(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Backend]:
     servers, directory = broker.bootstrap_servers, tmp_path_factory.mktemp("worker")
     worker = Worker(servers, directory, queues=QUEUES.read_text(encoding="utf-8"))
+    backend: KafkaBackend | None = None
     try:
         await worker.start().ready(2)
         async with Namespace(servers, worker.names) as namespace:
@@ -46,7 +47,8 @@ async def kafka(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
             async with backend.new_producer() as backend.producer, marq.Queues(**backend.client) as backend.queues:
                 yield backend
     finally:
-        worker.close()
+        # A test may have started another one.
+        (worker if backend is None else backend.worker).close()
 
 
 @pytest.fixture(params=["memory", "kafka"])

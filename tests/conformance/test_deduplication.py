@@ -163,6 +163,7 @@ async def test_ids_of_an_ordering_key_are_its_own_and_its_messages_keep_the_orde
 
         seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
         for _ in range(32):
+            # One after the other: the next message of a key comes when this one is acknowledged.
             message = await take_one(consumer)
             number = int(message.value)
             seen[number % 3].append(number)
@@ -172,6 +173,21 @@ async def test_ids_of_an_ordering_key_are_its_own_and_its_messages_keep_the_orde
     # Of two messages of a key with the same id, the first one.
     assert seen == {key: [*range(key, 60, 6), *([60, 66] if key == 0 else [])] for key in range(3)}
     await backend.statistics(queue, delayed=32, deduplicated=31, acked=32)
+
+
+async def test_receipts_tell_the_order_in_which_messages_of_a_key_are_accepted(backend: Backend) -> None:
+    queue, producer = await backend.new_queue(ordering="key"), backend.producer
+    first = await producer.send(queue, b"0", ordering_key="k", deduplication_id="0")
+    many = await producer.send_many(queue, [b"1", b"2"], ordering_key="k", deduplication_ids=["1", "2"])
+    async with backend.new_producer() as other:
+        last = await other.send(queue, b"3", ordering_key="k", deduplication_id="3")
+    delayed = await producer.send(queue, b"4", delay=1)
+
+    sequences = [receipt.sequence for receipt in (first, *many, last) if receipt.sequence is not None]
+    assert len(set(sequences)) == 4
+    assert sequences == sorted(sequences)
+    assert delayed.sequence is None
+    assert sorted(await received(backend, queue, 5)) == [b"%d" % number for number in range(5)]
 
 
 async def test_a_queue_with_its_own_topic_gets_such_messages_through_the_messages_topic(backend: Backend) -> None:

@@ -18,7 +18,13 @@ from marq.core.storage.rows import WAITING
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import ANY_QUEUE, Answer, Batch, Cancel, Delay, Fact, Kind, Outcome, Payload, Reschedule, Source
-from marq.wire.names import synthetic_topic
+from marq.wire.names import (
+    DEDUPLICATION_ID_HEADER,
+    ORDERING_KEY_HEADER,
+    deduplicating_partition,
+    source_partition,
+    synthetic_topic,
+)
 from proof import history
 from tests.simulation.actor import Actor
 from tests.simulation.sending import NEWER_VERSION, PATIENCE_MS, Sent
@@ -29,8 +35,8 @@ if TYPE_CHECKING:
 
 #: The longest delay.
 LONGEST_MS = 2_500
-#: Partitions of the sender's own source.
-PARTITIONS = 2
+#: Partitions of the sender's own source, and how many more it has for messages with deduplication ids.
+PARTITIONS, MOST_PARTITIONS = 2, 3
 POLL_MS, AGAIN_MS = 40, 400
 
 
@@ -41,6 +47,8 @@ class Call:
     message: str
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+    #: The ordering key of a message with a deduplication id, or without a key the id.
+    place: bytes | None = None
 
     def said(self, queue: str) -> dict[str, str]:
         content = history.content(queue, queue.encode(), self.value, self.headers)
@@ -63,9 +71,12 @@ class Delayer(Actor):
     def __init__(self, world: World, count: int, lots: random.Random) -> None:
         super().__init__(world, "delayer")
         self._topic = synthetic_topic(lots.getrandbits(128))
-        self._numbers = [0] * PARTITIONS
+        self._numbers = [0] * MOST_PARTITIONS
         #: Per partition, the numbers of batches that were written and not confirmed.
-        self._unconfirmed: list[set[int]] = [set() for _ in range(PARTITIONS)]
+        self._unconfirmed: list[set[int]] = [set() for _ in range(MOST_PARTITIONS)]
+        #: How many messages have deduplication ids, and how many ids there are.
+        self._id_share = world.id_lots.choice([0.0, 0.0, 0.5, 1.0])
+        self._ids = world.id_lots.choice([1, 3, 20])
         self._repeats = lots.random() < 0.5
         self._ask_share = lots.choice([0.0, 0.4, 0.8])
         self.unsent = count
@@ -94,11 +105,39 @@ class Delayer(Actor):
             headers = ((("tenant", b"acme"), ("n", b"%d" % number)))[: rng.randint(0, 2)]
             value = None if rng.random() < 0.05 else b"delayed %d" % number
             calls.append(Call(f"delayed {number}", value, headers))
-        self._delay(rng.choice(self.world.queues), calls)
+        queue = rng.choice(self.world.queues)
+        if not self._id_share:
+            self._delay(queue, calls)
+            return
+        groups: dict[int | None, list[Call]] = {}
+        for call in calls:
+            with_id = self._with_id(queue, call)
+            groups.setdefault(self._wanted(queue, with_id), []).append(with_id)
+        for group in groups.values():
+            self._delay(queue, group)
+
+    def _with_id(self, queue: str, call: Call) -> Call:
+        lots = self.world.id_lots
+        if lots.random() >= self._id_share:
+            return call
+        own_id = b"id %d" % lots.randrange(self._ids)
+        headers, place = (*call.headers, (DEDUPLICATION_ID_HEADER, own_id)), own_id
+        if queue in self.world.ordering.queues and lots.random() < 0.7:
+            place = b"key %d" % lots.randrange(3)
+            headers = (*headers, (ORDERING_KEY_HEADER, place))
+        return Call(call.message, call.value, headers, place)
+
+    def _wanted(self, queue: str, call: Call) -> int | None:
+        """Return the markers partition of a message, None for any."""
+        return None if call.place is None else deduplicating_partition(queue, call.place, len(self.world.markers))
 
     def _delay(self, queue: str, calls: list[Call]) -> None:
         world, rng = self.world, self.world.rng
-        partition = rng.randrange(PARTITIONS)
+        wanted = self._wanted(queue, calls[0])
+        if wanted is None:
+            partition = rng.randrange(PARTITIONS)
+        else:
+            partition = source_partition(self._topic, wanted, len(world.markers))
         first = self._numbers[partition]
         self._numbers[partition] += len(calls)
         relative, times = self._times(len(calls))

@@ -33,6 +33,7 @@ INSIDE = {
     "a first acquisition counts as a repeated one",
     "the second row of a message outlives it",
     "messages due in the same millisecond are sent in any order",
+    "messages of several senders in one millisecond are sent in the order of their sources",
     "a message that failed its last attempt waits for its backoff",
 }
 
@@ -72,9 +73,11 @@ ANSWERING = "answer"
 AT_MOST_ONCE = "at most once"
 ORDERING = "ordering"
 SUBSCRIPTIONS = "subscriptions"
+DEDUPLICATION = "deduplication"
 HARD_CASES = (
     IDENTITY, REOPENING, COALESCING, LEASE_LOST, FIRING, SIZES, UNKNOWN_VERSION, RETENTION, OLD_STATE, SETTINGS,
     READERS, GROUPS, HOLDER, DELAYING, CANCELLING, MOVING, ANSWERING, AT_MOST_ONCE, ORDERING, SUBSCRIPTIONS,
+    DEDUPLICATION,
 )  # fmt: skip
 
 #: And what is not hard, but must be right.

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from tests.simulation.mutant import Mutant
 from tests.simulation.mutants_of_core import CORE_MUTANTS
+from tests.simulation.mutants_of_deduplication import DEDUPLICATION_MUTANTS
 from tests.simulation.mutants_of_delays import DELAY_MUTANTS
 from tests.simulation.mutants_of_ordering import ORDERING_MUTANTS
 from tests.simulation.mutants_of_shells import SHELL_MUTANTS
@@ -36,7 +37,9 @@ _RELOADED = ("marq", "proof", "tests.simulation.")
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-MUTANTS = (*CORE_MUTANTS, *DELAY_MUTANTS, *ORDERING_MUTANTS, *SHELL_MUTANTS, *SUBSCRIPTION_MUTANTS)
+MUTANTS = (
+    *CORE_MUTANTS, *DEDUPLICATION_MUTANTS, *DELAY_MUTANTS, *ORDERING_MUTANTS, *SHELL_MUTANTS, *SUBSCRIPTION_MUTANTS,
+)  # fmt: skip
 
 
 class _MutantLoader(InspectLoader):

@@ -17,7 +17,13 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
         "a waiting message is due when its span of the index begins",
         _DUE_INDEX,
         "early moved order",
-        ("hint = Hint(lease.due_ms, ", "hint = Hint(lease.due_ms if lease.holder else lease.due_ms // 1000 * 1000, "),
+        (
+            "            lease.due_ms, lease.since_ms, place,",
+            (
+                "            lease.due_ms // 1000 * 1000 if lease.state in (2, 4) else lease.due_ms,"
+                " lease.since_ms, place,"
+            ),
+        ),
     ),
     mutant(
         DELAYING,
@@ -60,7 +66,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
         "messages due in the same millisecond are sent in any order",
         _DUE_INDEX,
         "order",
-        ("Hint(lease.due_ms, lease.since_ms, opened.source,", "Hint(lease.due_ms, -lease.since_ms, opened.source,"),
+        ("            lease.due_ms, lease.since_ms, place,", "            lease.due_ms, -lease.since_ms, place,"),
     ),
     mutant(
         DELAYING,

@@ -50,6 +50,9 @@ def difference(fold: Fold, book: LeaseBook) -> str:
         lease, standing = found.get(key), fold.open.get(key)
         if lease is None or standing is None or not _stands(lease, standing):
             return f"message {key[1]} of {key[0]} is {lease}, the log says {standing}"
+    remembered = sorted(expiry for expiry in fold.ids.values() if expiry > fold.now_ms)
+    if (known := sorted(book.accepted_ids.expiries(clock.now_ms))) != remembered:
+        return f"deduplication ids expire at {known}, the log says {remembered}"
     for queue, counts in fold.counts.items():
         for name in _COUNTED:
             if getattr(book.counts.get(queue, _NO_COUNTS), name) != counts.get(name, 0):

@@ -317,6 +317,27 @@ def test_delay_by_a_header_holds_for_whoever_reads_the_record_and_when_it_is_rea
     assert delayed > stats["delayed_by_header"] > 100
 
 
+def test_deduplication_ids_outlive_restarts_lost_tables_and_clocks_that_jump() -> None:
+    stats: Counter[str] = Counter()
+    sent = 0
+    for world in worlds(
+        2 * SEEDS,
+        delayed=40,
+        send_failed=0.2,
+        send_unknown=0.3,
+        marker_slow=0.3,
+        tracker_crash=0.02,
+        table_lost=0.5,
+        changelog_lost_every_ms=1_500.0,
+        clock_jump_every_ms=1_500.0,
+    ):
+        stats += world.stats
+        sent += sum(bool(own_id) for event in markers(world, "DELAY") for own_id in event.get("deduplication_ids", []))
+
+    assert stats["tracker_crashes"] > 50
+    assert sent > stats["deduplicated"] > 200
+
+
 def test_at_most_once_a_message_is_delivered_once_or_abandoned() -> None:
     """Consumers die before and after each DISPATCH, and write it too late."""
     stats: Counter[str] = Counter()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from marq.core.deliveries.schedule_planner import Planner
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.storage import rows
+from marq.core.storage.rows import State
 from marq.core.tracker import Tracker
 from marq.owner.engine import OwnerEngine, PositionLost, Step
 from marq.settings.cron import Times
@@ -168,7 +169,8 @@ class Owner(Actor):
 
     def _restore(self) -> None:
         """Restore the book, which must be the plain fold of the log up to its applied offset."""
-        for _ in self.engine.restoring(self.table.rows.items()):
+        # In the order of their keys, as RocksDB has them.
+        for _ in self.engine.restoring(sorted(self.table.rows.items())):
             pass
         self.plain = self.world.plain_fold(self.partition, self.tracker.book.applied)
         if not self.world.blind and (wrong := table_difference(self.plain, self.table.rows)):
@@ -314,7 +316,11 @@ class Owner(Actor):
             self.fenced()
 
     def _check_order(self, fires: list[DueAction]) -> None:
-        order = [(fire.lease.due_ms, fire.lease.since_ms, fire.source) for fire in fires]
+        order = [
+            (lease.due_ms, lease.since_ms, lease.holder if lease.state is State.DELAYED else 0, fire.source)
+            for fire in fires
+            for lease in [fire.lease]
+        ]
         if not self.world.blind and order != sorted(order):
             raise Violation("order", f"partition {self.partition}: {order}")
 

@@ -128,6 +128,9 @@ class World:
         #: Whether queues may share a topic.
         self.shares_topic = random.Random(f"topic {seed}").random() < 0.5
         self.ordering = Ordering(seed)
+        #: For deduplication ids, and how long queues remember them: often for less than the time of a seed.
+        self.id_lots = random.Random(f"ids {seed}")
+        self.window_s = self.id_lots.choice([0.3, 1.0, 3.0, 60.0])
         self._copies_at_once = random.Random(f"copies {seed}").choice([1, 3, 2_000])
         self._set_limits()
         self._make_topics()
@@ -210,7 +213,12 @@ class World:
         backoff: Any = {"base": 0.05, "factor": 2.0, "max": 0.4, "jitter": chance < 0.5}
         if chance > 0.85:
             backoff = {"delays": [0.05, 0, 0.4], "jitter": chance > 0.95}
-        return {"max_attempts": rng.randint(1, 5), "dead_letter": rng.random() < 0.9, "backoff": backoff}
+        return {
+            "max_attempts": rng.randint(1, 5),
+            "dead_letter": rng.random() < 0.9,
+            "backoff": backoff,
+            "deduplication_window": self.window_s,
+        }
 
     def _make_processes(self, plan: Plan) -> None:
         self._numbers: Counter[str] = Counter()
@@ -337,7 +345,7 @@ class World:
 
     def plain_fold(self, partition: int, applied: int) -> Fold:
         """Fold the raw log of a markers partition from its beginning."""
-        plain = Fold(self.backoffs, self.limits)
+        plain = Fold(self.backoffs, self.limits, self.window_ms)
         for event in self.marker_events(partition, applied + 1):
             plain.fold(event)
         # Kafka's own records count as read, too.
@@ -351,6 +359,10 @@ class World:
     def limits(self, queue: str) -> list[int]:
         """All that a queue's max_attempts has ever been."""
         return list({definitions.settings(queue).max_attempts: None for definitions in self.definitions.versions[1:]})
+
+    def window_ms(self, queue: str) -> int:
+        """How long a queue remembers deduplication ids; this never changes."""
+        return self.definitions.versions[1].settings(queue).deduplication_window_ms
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
@@ -437,7 +449,7 @@ def _inspect(seed: int, plan: Plan | None) -> tuple[Result, list[Finding], World
 def _judge(result: Result, report: Report, world: World) -> None:
     result.duplicates = report.duplicates
     result.causes = report.causes
-    for name in ("lost", "expired_unread", "stranded"):
+    for name in ("lost", "expired_unread", "stranded", "deduplicated"):
         world.stats[name] += getattr(report, name)
     told = [each for each in report.findings if not result.failed or each.property not in _UNFINISHED]
     if told:

@@ -62,6 +62,11 @@ class AcceptedIds:
         record = self._records.get(digest)
         return record is not None and _EXPIRY.unpack_from(record)[0] > now_ms
 
+    def expiries(self, now_ms: int) -> list[int]:
+        """Return when each accepted id expires."""
+        expiries = [int(_EXPIRY.unpack_from(record)[0]) for record in self._records.values()]
+        return [expiry_ms for expiry_ms in expiries if expiry_ms > now_ms]
+
     def accept(self, batch: Delay, offsets: Sequence[int], place: int, now_ms: int, window_ms: int) -> list[int]:
         """Accept the ids of these messages, which expire after ``window_ms``; return the messages without duplicates.
 

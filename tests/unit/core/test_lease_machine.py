@@ -42,7 +42,8 @@ from marq.wire.markers import (
     Tick,
 )
 from marq.wire.names import ordered_holder
-from proof.fold import IN_ORDER, Ending, Event, Fold, Key, Standing, ending
+from proof.endings import Ending, ending
+from proof.fold import IN_ORDER, Event, Fold, Key, Standing
 from proof.history import holder_name, log_name, marker, name_of
 from tests.simulation.oracle import difference, table_difference
 from tests.unit.core.batches import DRAWN, LETTERS
