@@ -108,7 +108,7 @@ screenshots: packages browser ## the pictures of the dashboard in README
 
 # What tests compare with Kubernetes' schemas, where there is no Helm: all that the chart can make, and of which chart.
 rendered := tests/deploy/chart.yaml
-with_all := --set handlers.replicas=2,handlers.modules=tasks,tlsSecret=kafka-tls,clientCertificate=true,trackers.storageClass=ssd
+with_all := --set handlers.replicas=2,handlers.modules=tasks,tlsSecret=kafka-tls,clientCertificate=true,trackers.storageClass=ssd,sqs.replicas=2,sqs.keysSecret=sqs-keys,sqs.url=https://sqs.example.org
 
 chart: packages ## look at the chart, and render it for its tests; needs helm
 	@command -v helm >/dev/null || { echo "error: helm not found: install Helm 3" >&2; exit 1; }

@@ -19,10 +19,14 @@ from marq_worker.app.sqs.handles import Handles
 from marq_worker.app.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
 from marq_worker.app.sqs.message_ids import MessageIds
 from marq_worker.app.sqs.received import GROUP_HEADER, TRACE_HEADER, formatted
-from marq_worker.app.sqs.receiving import Delivery, Receivers
-from marq_worker.app.sqs.settling import Settled, Settlers
+from marq_worker.app.sqs.receiving import SHORT_POLL_S, Delivery, Receivers
+from marq_worker.app.sqs.settling import Settlers, change_visibility
+from marq_worker.app.sqs.tasks import is_being_purged
+from marq_worker.app.sqs.visibility import VisibilityChanges
 
 _LEAST_DELAY_S = 0.001
+#: How long a poll of a queue that is being purged waits, at most.
+_PURGE_WAIT_S = 2.0
 
 Parameters = Mapping[str, Any]
 
@@ -32,6 +36,7 @@ class MessageOperations:
 
     Args:
         dead_letters: sends messages that were received too often to their dead-letter queue.
+        visibility: changes visibility timeouts in standard queues.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class MessageOperations:
         fifo: FifoSender,
         settlers: Settlers,
         dead_letters: DeadLetterSender,
+        visibility: VisibilityChanges,
         handles: Handles,
         ids: MessageIds,
     ) -> None:
@@ -54,6 +60,7 @@ class MessageOperations:
         self._fifo = fifo
         self._settlers = settlers
         self._dead_letters = dead_letters
+        self._visibility = visibility
         self._handles = handles
         self._ids = ids
 
@@ -100,6 +107,10 @@ class MessageOperations:
         if self._receivers.stopped:
             return {}
         wait_s = parameters.get("WaitTimeSeconds", attributes.wait_s)
+        if is_being_purged(definitions.sqs_tasks(queue)):
+            # Messages from before the purge must not come after its answer; others are not delivered meanwhile.
+            await asyncio.sleep(min(max(wait_s, SHORT_POLL_S), _PURGE_WAIT_S))
+            return {}
         receiver = self._receivers.of(queue)
         clock = asyncio.get_running_loop().time
         until_s = clock() + wait_s
@@ -120,8 +131,9 @@ class MessageOperations:
     ) -> dict[str, Any]:
         visibility_s = parameters.get("VisibilityTimeout", attributes.visibility_timeout_s)
         if visibility_s != attributes.visibility_timeout_s:
-            await self._change(queue, deliveries, visibility_s)
-        return {"Messages": [self._formatted(delivery, parameters) for delivery in deliveries]}
+            await change_visibility(self._settlers.of(queue), deliveries, visibility_s)
+        until_ms = round((time.time() + visibility_s) * 1000)
+        return {"Messages": [self._formatted(delivery, until_ms, parameters) for delivery in deliveries]}
 
     async def _deliverable(
         self, queue: str, deliveries: Sequence[Delivery], attributes: QueueAttributes
@@ -146,14 +158,8 @@ class MessageOperations:
             await self._settlers.of(queue).ack(ended)
         return kept
 
-    async def _change(self, queue: str, deliveries: Sequence[Settled], visibility_s: int) -> None:
-        if visibility_s:
-            await self._settlers.of(queue).renew(deliveries, visibility_s * 1000)
-        else:
-            await self._settlers.of(queue).release(deliveries)
-
-    def _formatted(self, delivery: Delivery, parameters: Parameters) -> dict[str, Any]:
-        handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt, delivery.url)
+    def _formatted(self, delivery: Delivery, until_ms: int, parameters: Parameters) -> dict[str, Any]:
+        handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt, until_ms, delivery.url)
         return formatted(delivery, self._ids.of(delivery.id), handle, parameters)
 
     async def delete(self, queue: str, parameters: Parameters) -> dict[str, Any]:
@@ -167,5 +173,9 @@ class MessageOperations:
     async def change_visibility(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.get(queue)
         handle = self._handles.read(parameters["ReceiptHandle"], queue)
-        await self._change(queue, [handle], parameters.get("VisibilityTimeout", 0))
+        visibility_s = parameters.get("VisibilityTimeout", 0)
+        if handle.url:
+            await change_visibility(self._settlers.fifo, [handle], visibility_s)
+        else:
+            await self._visibility.change(handle, visibility_s)
         return {}

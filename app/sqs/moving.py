@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq_worker.app.sqs.attributes import queue_of_arn
@@ -45,13 +45,6 @@ class _Failed(Exception):
     """A move can't continue; its text is the reason for the client."""
 
 
-class _Batch(NamedTuple):
-    """How many messages were found that existed at the start of the task, and how many of them were moved."""
-
-    found: int
-    moved: int
-
-
 class Mover:
     """Moves messages.
 
@@ -69,8 +62,6 @@ class Mover:
         send: Send,
         settlers: Settlers,
         count: Callable[[str], Awaitable[Counts]],
-        *,
-        quiet_s: float = QUIET_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tasks = tasks
@@ -79,7 +70,6 @@ class Mover:
         self._send = send
         self._settlers = settlers
         self._count = count
-        self._quiet_s = quiet_s
         self._clock = clock
 
     async def run(self, queue: str, task: MoveTask, stopping: asyncio.Event) -> None:
@@ -113,10 +103,9 @@ class Mover:
                 return None
             began_s = self._clock()
             if deliveries := await self._receivers.of(queue).poll(most, POLL_S):
-                batch = await self._move_batch(queue, task, deliveries)
-                await progress.add(batch.moved)
+                found = await self._move_batch(queue, task, deliveries, progress)
                 pause_s = 0.0 if task.rate is None else len(deliveries) / task.rate - (self._clock() - began_s)
-                if batch.found:
+                if found:
                     quiet_since_s, newer = self._clock(), False
                 else:
                     newer, pause_s = True, max(pause_s, POLL_S)
@@ -127,11 +116,14 @@ class Mover:
 
     async def _is_empty(self, queue: str, quiet_s: float, *, newer: bool) -> bool:
         """Return whether a queue that had nothing to move for a while has no such message, also at other endpoints."""
-        if quiet_s < self._quiet_s:
+        if quiet_s < QUIET_S:
             return False
         return newer or quiet_s > MAX_QUIET_S or not (await self._count(queue)).waiting
 
-    async def _move_batch(self, queue: str, task: MoveTask, deliveries: Sequence[Delivery]) -> _Batch:
+    async def _move_batch(
+        self, queue: str, task: MoveTask, deliveries: Sequence[Delivery], progress: _Progress
+    ) -> bool:
+        """Move messages; return whether any of them existed when the task began."""
         receiver = self._receivers.of(queue)
         attributes = self._directory.get(queue).attributes
         oldest_ms, newest_ms = (time.time() - attributes.retention_s) * 1000, task.started_ms + SKEW_MS
@@ -154,11 +146,12 @@ class Mover:
         moved = [each for each, outcome in zip(rest, outcomes, strict=True) if not isinstance(outcome, BaseException)]
         if moved or expired:
             await self._settlers.of(queue).ack([*moved, *expired])
+            await progress.add(len(moved))
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
             receiver.release([each for each in rest if each not in moved])
             await self._judge(queue, errors)
-        return _Batch(len(expired) + len(rest), len(moved))
+        return bool(expired or rest)
 
     async def _judge(self, queue: str, errors: Sequence[BaseException]) -> None:
         """Raise the error that ends a move; wait if it may be better in a moment."""

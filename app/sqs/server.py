@@ -24,6 +24,7 @@ from marq_worker.app.sqs.signatures import Verifier
 from marq_worker.app.sqs.wire import CONTENT_TYPE, answer, query_refusal, read_call, refusal, wants_query
 from marq_worker.app.web.limits import IDLE_S, Connections, Rate
 from marq_worker.app.web.security import is_loopback
+from marq_worker.app.web.sqs_metrics import CallMetrics
 
 log = logging.getLogger("marq.sqs")
 
@@ -41,6 +42,7 @@ class SqsServer:
     Args:
         keys: the access keys by id; empty if requests are not authenticated.
         public_url: the address that clients use, if it is not that of their requests.
+        metrics: counts the calls.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class SqsServer:
         peers: Peers,
         keys: Mapping[str, Key],
         public_url: str | None,
+        metrics: CallMetrics,
     ) -> None:
         self._operations = operations
         self._receivers = receivers
@@ -58,6 +61,7 @@ class SqsServer:
         self._peers = peers
         self._verifier = Verifier(keys, time.time) if keys else None
         self._public_url = public_url
+        self._metrics = metrics
         self._failures = Rate(*FAILURES)
         self._runner: ServerRunner | None = None
 
@@ -96,7 +100,9 @@ class SqsServer:
                 return query_refusal(request_id)
             key = self._identify(request, body)
             call = read_call(request.headers.get("X-Amz-Target"), request.headers.get("Content-Type"), body)
-            answering = self._operations.answer(call, key, self._base_url(request))
+            answering = self._metrics.measured(
+                call.operation, self._operations.answer(call, key, self._base_url(request))
+            )
             if call.operation != "ReceiveMessage":
                 # A change is made as a whole, even if the client hangs up.
                 return 200, {}, answer(await asyncio.shield(answering))

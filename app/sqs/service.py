@@ -43,9 +43,11 @@ from marq_worker.app.sqs.server import SqsServer
 from marq_worker.app.sqs.settling import ByToken, Settlers
 from marq_worker.app.sqs.task_runner import TaskRunner
 from marq_worker.app.sqs.tasks import PurgeTask, Tasks
+from marq_worker.app.sqs.visibility import VisibilityChanges
 from marq_worker.app.sqs.wire import operations
 from marq_worker.app.web.dashboard.groups import Groups
 from marq_worker.app.web.security import is_loopback
+from marq_worker.app.web.sqs_metrics import CallMetrics
 from marq_worker.config.settings import AppSettings
 
 log = logging.getLogger("marq.sqs")
@@ -62,6 +64,7 @@ class SqsEndpoint(Service):
     Args:
         queues: the definitions, which the worker starts and stops.
         statistics: returns the statistics of all queues.
+        metrics: counts the calls.
     """
 
     def __init__(
@@ -70,12 +73,14 @@ class SqsEndpoint(Service):
         client: ClientSettings,
         queues: Queues,
         statistics: Callable[[], Awaitable[dict[str, Any]]],
+        metrics: CallMetrics,
     ) -> None:
         super().__init__()
         self._settings = settings
         self._client = client
         self._queues = queues
         self._counts = QueueCounts(statistics)
+        self._metrics = metrics
 
     async def on_start(self) -> None:
         await or_exit(self._start())
@@ -89,6 +94,7 @@ class SqsEndpoint(Service):
         maximum_bytes = min(MAX_MESSAGE_BYTES, topics.messages_limit_bytes - _HEADER_ROOM_BYTES)
         url = f"http://{settings.web_host or reachable_name(settings.sqs_bind)}:{settings.sqs_port}"
         self._producer, self._settler = Producer.of(client), TokenSettler(client)
+        self._questions = LeaseQuestions(client)
         names = client.names
         self._peers = Peers(
             url, secret, lambda queue: self._queues.definitions.consumer_group(queue, names), Groups(client)
@@ -117,6 +123,7 @@ class SqsEndpoint(Service):
                 fifo=fifo,
                 settlers=settlers,
                 dead_letters=dead_letters,
+                visibility=VisibilityChanges(self._settler, self._questions),
                 handles=Handles(secret),
                 ids=MessageIds(names.messages),
             ),
@@ -124,7 +131,9 @@ class SqsEndpoint(Service):
             directory,
             maximum_bytes,
         )
-        self._server = SqsServer(calls, self._receivers, self._outcomes, self._peers, keys, settings.sqs_url)
+        self._server = SqsServer(
+            calls, self._receivers, self._outcomes, self._peers, keys, settings.sqs_url, self._metrics
+        )
         await self._producer.start()
         await self._settler.start()
         await self._questions.start()

@@ -37,6 +37,14 @@ class Settler(Protocol):
         """Make messages available; with ``counted=False`` no client has seen them."""
 
 
+async def change_visibility(settler: Settler, deliveries: Sequence[Settled], visibility_s: int) -> None:
+    """Hide messages for this long from now on; 0 makes them available. Raises as the settler."""
+    if visibility_s:
+        await settler.renew(deliveries, visibility_s * 1000)
+    else:
+        await settler.release(deliveries)
+
+
 class ByToken:
     """Settles deliveries of standard queues."""
 

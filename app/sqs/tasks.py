@@ -193,8 +193,7 @@ class Tasks:
         return {"runner": {"id": self.runner, "until": self._clock() + CLAIM_S}}
 
     def _may_claim(self, document: Document) -> bool:
-        purge = _purge_of(document)
-        unfinished = (purge is not None and not purge.done) or any(task.state in ACTIVE for task in _moves_of(document))
+        unfinished = is_being_purged(document) or any(task.state in ACTIVE for task in _moves_of(document))
         runner = document.get("runner", {})
         return unfinished and (runner.get("id") == self.runner or self._clock() >= runner.get("until", 0))
 
@@ -234,10 +233,15 @@ def _cancelled(task: MoveTask) -> MoveTask | None:
     return replace(task, state=CANCELLING) if task.state == RUNNING else None
 
 
+def is_being_purged(document: Document) -> bool:
+    """Return whether a queue with these tasks is being purged or deleted."""
+    purge = document.get("purge")
+    return purge is not None and not purge.get("done")
+
+
 def is_being_deleted(document: Document) -> bool:
     """Return whether a queue with these tasks is being deleted."""
-    purge = document.get("purge")
-    return purge is not None and bool(purge["deletes"]) and not purge["done"]
+    return is_being_purged(document) and bool(document["purge"].get("deletes"))
 
 
 def _purge_of(document: Document) -> PurgeTask | None:

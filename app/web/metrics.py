@@ -20,6 +20,7 @@ from marq.core.storage.handling_times import HandlingTimes
 from marq.core.storage.rows import Counts
 from marq.wire.version import VERSION
 from marq_worker.agents.progress import Lateness
+from marq_worker.app.web.sqs_metrics import CallMetrics
 
 PARTITION_STATES = ("recovering", "owner", "waiting", "stopped")
 BREAKER_STATES = ("closed", "open", "half-open")
@@ -104,6 +105,8 @@ class Snapshot:
     paused: Mapping[str, bool] = field(default_factory=dict)
     #: Ends of pauses that have one, in seconds since 1970.
     pause_ends: Mapping[str, float] = field(default_factory=dict)
+    #: The calls of SQS clients.
+    sqs: CallMetrics = field(default_factory=CallMetrics)
 
 
 class Exposition:
@@ -138,6 +141,7 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
     yield from _queues(snapshot)
     yield from _partitions(snapshot)
     yield from _handlers(snapshot)
+    yield from snapshot.sqs.families()
 
 
 _Samples = Iterable[tuple[Sequence[str], float]]

@@ -51,6 +51,7 @@ from marq_worker.app.web import security as web_security
 from marq_worker.app.web.dashboard.views import Dashboard
 from marq_worker.app.web.peers import Group, authorization
 from marq_worker.app.web.process_usage import ProcessUsage
+from marq_worker.app.web.sqs_metrics import CallMetrics
 from marq_worker.app.web.statistics import MarqWeb, NamespaceStatistics
 from marq_worker.app.web.statistics import attach as attach_web
 from marq_worker.app.worker import former_member
@@ -81,6 +82,8 @@ class WorkerApp(MarqApp):
     removed_handlers: RemovedHandlers | None = None
     #: Only with the role sqs.
     sqs: Service | None = None
+    #: The calls that its endpoint has answered.
+    sqs_calls: CallMetrics
     watchdog: Watchdog | None = None
     #: True once the group has assigned partitions, possibly none; False without the role tracker.
     assigned = False
@@ -252,6 +255,7 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         web_application_options=web_security.options(settings),
     )
     app.queues = Queues.of(client)
+    app.sqs_calls = CallMetrics()
     app.group = Group(client)
     app.owners = tracker.TrackerOwners(settings.names.markers)
     if Role.TRACKER in settings.roles:
@@ -279,7 +283,7 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         # Imported only here: it needs botocore.
         from marq_worker.app.sqs.service import SqsEndpoint
 
-        app.sqs = SqsEndpoint(settings, client, app.queues, lambda: totals.all(app))
+        app.sqs = SqsEndpoint(settings, client, app.queues, lambda: totals.all(app), app.sqs_calls)
     app.dashboard = Dashboard(app, totals, settings, client, app.queues)
     return app
 

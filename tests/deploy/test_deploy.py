@@ -285,6 +285,7 @@ def test_a_wrong_field_would_be_found() -> None:
 def test_trackers_and_handlers_do_together_what_a_worker_does() -> None:
     roles = {name: environment(pod["containers"][0])["MARQ_ROLES"].split(",") for name, pod in pods()}
 
+    assert roles.pop("marq-sqs") == ["sqs", "web"]
     assert set().union(*roles.values()) == AppSettings.model_fields["roles"].default
     assert roles["marq-trackers"] == ["tracker", "web"]
 
@@ -292,15 +293,15 @@ def test_trackers_and_handlers_do_together_what_a_worker_does() -> None:
 @pytest.mark.parametrize(("name", "pod"), pods(), ids=[name for name, _ in pods()])
 def test_a_pod_can_do_no_harm_and_is_asked_whether_it_lives(name: str, pod: dict[str, Any]) -> None:
     (container,) = pod["containers"]
-    security, (port,) = container["securityContext"], container["ports"]
+    security, ports = container["securityContext"], {each["name"]: each["containerPort"] for each in container["ports"]}
 
     assert (security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (True, False)
     assert (pod["securityContext"]["runAsNonRoot"], security["capabilities"]) == (True, {"drop": ["ALL"]})
     # Else a Service called marq-web sets MARQ_WEB_PORT to its address.
     assert pod["enableServiceLinks"] is False
-    assert port["containerPort"] == AppSettings.model_fields["web_port"].default
+    assert ports["web"] == AppSettings.model_fields["web_port"].default
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert container[probe]["httpGet"]["port"] == port["name"]
+        assert container[probe]["httpGet"]["port"] in ports
         assert container[probe]["httpGet"]["path"] in OPEN_PATHS
     assert pod["terminationGracePeriodSeconds"] > AppSettings.model_fields["stop_timeout"].default
 
@@ -317,12 +318,37 @@ def test_trackers_write_where_their_disk_is_and_are_found_by_name() -> None:
     assert environment(container)["MARQ_WEB_HOST"] == f"$(POD_NAME).{trackers['spec']['serviceName']}"
 
 
-def test_services_lead_to_trackers() -> None:
-    (trackers,) = [each for each in MANIFESTS if each["kind"] == "StatefulSet"]
-    labels = trackers["spec"]["template"]["metadata"]["labels"]
-
+def test_services_lead_to_pods_with_their_port() -> None:
+    templates = {
+        each["metadata"]["name"]: each["spec"]["template"] for each in MANIFESTS if "template" in each.get("spec", {})
+    }
+    leads = {}
     for service in (each for each in MANIFESTS if each["kind"] == "Service"):
-        assert service["spec"]["selector"].items() <= labels.items()
+        (port,) = service["spec"]["ports"]
+        (pod,) = [
+            name
+            for name, template in templates.items()
+            if service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+        ]
+        (container,) = templates[pod]["spec"]["containers"]
+        assert port["targetPort"] in {each["name"] for each in container["ports"]}
+        leads[service["metadata"]["name"]] = pod
+
+    assert leads == {"marq-web": "marq-trackers", "marq-trackers": "marq-trackers", "marq-sqs": "marq-sqs"}
+
+
+def test_sqs_endpoints_have_keys_and_find_each_other() -> None:
+    (pod,) = [pod for name, pod in pods() if name == "marq-sqs"]
+    (container,) = pod["containers"]
+    mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+
+    assert ports["sqs"] == AppSettings.model_fields["sqs_port"].default
+    assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": "sqs"}
+    assert mounts[str(Path(environment(container)["MARQ_SQS_KEYS"]).parent)]["readOnly"] is True
+    assert environment(container)["MARQ_WEB_HOST"] == "$(POD_IP)"
+    wait_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] > wait_s + AppSettings.model_fields["stop_timeout"].default
 
 
 def test_the_definitions_of_queues_can_be_read(tmp_path: Path) -> None:

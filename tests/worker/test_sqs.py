@@ -200,6 +200,9 @@ async def test_the_visibility_timeout_ends_is_changed_and_ended(sqs: Sqs) -> Non
     received = [first, second, third, fourth]
     assert [each["Attributes"]["ApproximateReceiveCount"] for each in received] == ["1", "2", "3", "4"]
     assert len({each["MessageId"] for each in received}) == 1
+    late = {"ReceiptHandle": first["ReceiptHandle"], "VisibilityTimeout": 5}
+    code = await sqs.refused("change_message_visibility", "visible", **late)
+    assert code == "AWS.SimpleQueueService.MessageNotInflight"
     await sqs.delete("visible", fourth)
 
 

@@ -1,4 +1,4 @@
-{{/* What trackers and handlers have in common. */}}
+{{/* What all workers have in common. */}}
 {{- define "marq.labels" -}}
 app.kubernetes.io/name: marq
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -29,9 +29,6 @@ image: "{{ .Values.image.repository }}:{{ .Values.image.tag }}"
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 # For images of services, too, which have another command or none.
 command: [marq, worker]
-ports:
-  - name: web
-    containerPort: 6066
 securityContext:
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
@@ -50,6 +47,13 @@ livenessProbe:
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
+{{- end }}
+
+{{/* Of trackers and handlers. */}}
+{{- define "marq.web" -}}
+ports:
+  - name: web
+    containerPort: 6066
 readinessProbe:
   httpGet: { path: /readyz, port: web }
   periodSeconds: 5

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from marq.core.storage.rows import Counts
 from marq_worker.agents.progress import Lateness
 from marq_worker.agents.statistics import empty_metrics
+from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.web.metrics import Exposition, Snapshot
+from marq_worker.app.web.sqs_metrics import CallMetrics
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -39,6 +45,33 @@ def test_queues_are_told_of_by_their_names() -> None:
     assert found["marq_messages_settled_total", ("acked", "emails")] == 4
     assert found["marq_messages_dead_lettered_total", ("emails",)] == 1
     assert found["marq_worker_ready", ()] == 1
+
+
+async def test_calls_of_sqs_clients_are_counted_by_operation_and_error() -> None:
+    calls = CallMetrics()
+
+    async def answered(answer: dict[str, Any]) -> dict[str, Any]:
+        return answer
+
+    async def refused() -> dict[str, Any]:
+        raise SqsError("AccessDenied", "no")
+
+    await calls.measured("SendMessageBatch", answered({"Successful": [1, 2]}))
+    await calls.measured("ReceiveMessage", answered({}))
+    with pytest.raises(SqsError):
+        await calls.measured("SendMessage", refused())
+    poll = asyncio.create_task(calls.measured("ReceiveMessage", asyncio.Event().wait()))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    found = written(Snapshot(["sqs"], True, sqs=calls))
+    poll.cancel()
+    await asyncio.gather(poll, return_exceptions=True)
+
+    assert found["marq_sqs_calls_total", ("OK", "SendMessageBatch")] == 1
+    assert found["marq_sqs_calls_total", ("AccessDenied", "SendMessage")] == 1
+    assert found["marq_sqs_messages_total", ("sent",)] == 2
+    assert found["marq_sqs_polls", ()] == 1
+    after = written(Snapshot(["sqs"], True, sqs=calls))
+    assert (after["marq_sqs_polls", ()], after["marq_sqs_calls_total", ("HungUp", "ReceiveMessage")]) == (0, 1)
 
 
 def test_what_waits_is_told_where_it_is_counted() -> None:

@@ -17,7 +17,8 @@ from marq_worker.app.sqs.handles import MAX_HANDLE, Handle, Handles
 
 HANDLES = Handles(b"a secret of sixteen bytes")
 TOKEN = Token("orders", 2**63 + 5, Source("marq.messages", 3), 17)
-HANDLE = HANDLES.issue(TOKEN, "marq.messages/3/17", 1)
+UNTIL_MS = 1_800_000_000_000
+HANDLE = HANDLES.issue(TOKEN, "marq.messages/3/17", 1, UNTIL_MS)
 TOKENS = st.builds(
     Token,
     st.text(min_size=1, max_size=40),
@@ -36,15 +37,17 @@ def refused(text: str, queue: str = "orders", handles: Handles = HANDLES) -> str
 
 @given(TOKENS, st.text(min_size=1, max_size=60), st.integers(1, 2**32 - 1), st.sampled_from(["", "http://a:9324"]))
 def test_a_handle_is_read_as_it_was_issued(token: Token, message_id: str, attempt: int, url: str) -> None:
-    text = HANDLES.issue(token, message_id, attempt, url)
+    text = HANDLES.issue(token, message_id, attempt, UNTIL_MS, url)
 
-    assert HANDLES.read(text, token.queue) == Handle(token, message_id, attempt, url)
+    assert HANDLES.read(text, token.queue) == Handle(token, message_id, attempt, UNTIL_MS, url)
     assert text.isascii()
     assert set(text).isdisjoint("+/= \n")
 
 
 def test_endpoints_with_one_secret_read_each_others_handles() -> None:
-    assert Handles(b"a secret of sixteen bytes").read(HANDLE, "orders") == Handle(TOKEN, "marq.messages/3/17", 1)
+    assert Handles(b"a secret of sixteen bytes").read(HANDLE, "orders") == Handle(
+        TOKEN, "marq.messages/3/17", 1, UNTIL_MS
+    )
 
 
 def test_a_handle_of_another_secret_is_refused() -> None:
@@ -90,7 +93,7 @@ def test_a_handle_with_other_characters_is_refused(text: str) -> None:
     ],
 )
 def test_the_longest_handles_fit_what_clients_expect(token: Token, message_id: str) -> None:
-    text = HANDLES.issue(token, message_id, 2**32 - 1)
+    text = HANDLES.issue(token, message_id, 2**32 - 1, 2**63)
 
     assert len(text) < MAX_HANDLE
     assert HANDLES.read(text, token.queue).message_id == message_id

@@ -1,0 +1,73 @@
+"""Changes of visibility timeouts, and whether they are in time.
+
+A marker of a lease that has ended has no effect, and its writer does not learn that. A receipt handle contains when its
+lease ends, if nothing changes that. Until then a change is in time. Later the endpoint asks the tracker first, unless
+it has extended the lease itself: this takes a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from marq.client.token import Token
+from marq.consumer.lease_questions import LeaseQuestions
+from marq.wire.errors import BrokerUnavailable
+from marq_worker.app.sqs.errors import SqsError
+from marq_worker.app.sqs.handles import Handle
+
+log = logging.getLogger("marq.sqs")
+
+#: How long before the end of a lease the endpoint begins to ask: clocks differ, and a marker takes time.
+MARGIN_MS = 1_000
+#: How many changes to remember.
+MAX_CHANGES = 20_000
+
+
+class VisibilityChanges:
+    """Changes visibility timeouts.
+
+    Args:
+        settler: writes the markers.
+        clock: returns the time in seconds since 1970.
+    """
+
+    def __init__(self, settler: Any, questions: LeaseQuestions, clock: Callable[[], float] = time.time) -> None:
+        self._settler = settler
+        self._questions = questions
+        self._clock = clock
+        #: When leases end that were changed here.
+        self._ends: OrderedDict[Token, int] = OrderedDict()
+
+    async def change(self, handle: Handle, visibility_s: int) -> None:
+        """Let a lease end after this time; 0 releases the message.
+
+        Raises:
+            SqsError: the lease has ended.
+            MarqError: it is unknown whether the lease was changed.
+        """
+        token = handle.token
+        if self._now_ms() >= self._ends.get(token, handle.until_ms) - MARGIN_MS and not await self._is_held(token):
+            raise SqsError("MessageNotInflight", "the visibility timeout of the message has ended, or it was deleted")
+        if visibility_s:
+            await self._settler.renew([(token, visibility_s * 1000)])
+        else:
+            await self._settler.release([token])
+        self._ends[token] = self._now_ms() + visibility_s * 1000
+        self._ends.move_to_end(token)
+        if len(self._ends) > MAX_CHANGES:
+            self._ends.popitem(last=False)
+
+    async def _is_held(self, token: Token) -> bool:
+        try:
+            return await self._questions.is_in_flight(token)
+        except BrokerUnavailable as error:
+            # Its marker still counts if it is in time.
+            log.warning("queue %r: unknown whether a message is in flight: %s", token.queue, error)
+            return True
+
+    def _now_ms(self) -> int:
+        return round(self._clock() * 1000)

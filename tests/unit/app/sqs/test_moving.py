@@ -1,0 +1,224 @@
+"""Moves of dead letters: what is sent where, and when a move ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+import marq.queues.following
+from marq.client.token import Token
+from marq.queues.queues import Queues
+from marq.wire.errors import BrokerUnavailable, MessageTooLarge
+from marq.wire.markers import Source
+from marq_worker.app.sqs import moving
+from marq_worker.app.sqs.counts import Counts
+from marq_worker.app.sqs.directory import Directory
+from marq_worker.app.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, SKEW_MS, Mover
+from marq_worker.app.sqs.received import SOURCE_HEADER
+from marq_worker.app.sqs.receiving import Delivery
+from marq_worker.app.sqs.tasks import MoveTask, PurgeTask, Tasks
+from tests.unit.client.test_queues import ListLog
+
+ARN = "arn:aws:sqs:us-east-1:000000000000:"
+NOW_MS = round(time.time() * 1000)
+
+
+def letter(number: int, source: str | None = "emails", sent_ms: int = NOW_MS - 1_000) -> Delivery:
+    headers = {} if source is None else {SOURCE_HEADER: (ARN + source).encode()}
+    token = Token("dead", 1, Source("marq.messages", 0), number)
+    return Delivery(token, f"marq.messages/0/{number}", 1, sent_ms, b"x", headers)
+
+
+class Receiver:
+    """A queue that has these messages, each until it is acknowledged; it is also the settler."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Delivery] = []
+        self.polls: list[int] = []
+        self.renewed: list[int] = []
+        self.log: list[str] = []
+        self.released: list[int] = []
+        self.returns = True
+        self.now_s = 0.0
+
+    def of(self, queue: str) -> Receiver:
+        assert queue == "dead"
+        return self
+
+    async def poll(self, most: int, wait_s: float) -> list[Delivery]:
+        await asyncio.sleep(0)
+        self.now_s += 0.5
+        self.polls.append(most)
+        taken, self.waiting = self.waiting[:most], self.waiting[most:]
+        return taken
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        self.released += [each.token.offset for each in deliveries]
+        if self.returns:
+            self.waiting += deliveries
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        self.log += [f"ack {each.token.offset}" for each in deliveries]
+
+    async def renew(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
+        self.renewed += [lease_ms for _ in deliveries]
+
+
+class Rig:
+    """A mover, its queue, and what it has sent."""
+
+    def __init__(self, queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.queues = queues
+        self.tasks = Tasks(queues)
+        self.receiver = Receiver()
+        self.errors: dict[int, list[Exception]] = {}
+        self.sent: list[tuple[str, int]] = []
+        self.stopping = asyncio.Event()
+        self.waits: list[float] = []
+        directory: Any = Directory(queues, 1_000_000)
+        receivers: Any = self.receiver
+        monkeypatch.setattr(moving, "_wait", self._wait)
+        monkeypatch.setattr(moving, "RETRY_S", 0)
+        self.mover = Mover(
+            self.tasks, directory, receivers, self._send, self.receiver, self._count, lambda: self.receiver.now_s
+        )  # fmt: skip
+
+    async def _wait(self, stopping: asyncio.Event, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    async def _count(self, queue: str) -> Counts:
+        return Counts(len(self.receiver.waiting), known=True)
+
+    async def _send(self, queue: str, delivery: Delivery) -> None:
+        number = delivery.token.offset
+        if errors := self.errors.get(number):
+            raise errors.pop()
+        self.sent.append((queue, number))
+        self.receiver.log.append(f"send {number}")
+
+    async def run(self, *letters: Delivery, **members: Any) -> MoveTask:
+        """Move messages; return the task afterwards."""
+        task = MoveTask(**{"id": "a", "started_ms": NOW_MS, "allowed": ["emails", "bills"], **members})
+        self.receiver.waiting += letters
+        await self.tasks.start_move("dead", task)
+        await self.mover.run("dead", task, self.stopping)
+        after = self.tasks.move("dead", "a")
+        assert after is not None
+        return after
+
+
+@pytest.fixture
+async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    log = ListLog()
+    monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: log)
+    async with Queues("none:1") as queues:
+        for name in ("dead", "emails", "bills"):
+            await queues.change(name, lease=LEASE_S)
+        yield Rig(queues, monkeypatch)
+
+
+async def test_each_message_returns_to_its_queue_and_is_acknowledged_after_it_was_sent(rig: Rig) -> None:
+    task = await rig.run(letter(1, "emails"), letter(2, "bills"))
+
+    assert rig.sent == [("emails", 1), ("bills", 2)]
+    assert rig.receiver.log == ["send 1", "send 2", "ack 1", "ack 2"]
+    assert (task.state, task.moved, task.reason) == ("COMPLETED", 2, None)
+    assert rig.receiver.renewed == []
+
+
+async def test_one_destination_takes_all_messages(rig: Rig) -> None:
+    task = await rig.run(letter(1, "emails"), letter(2, None), destination="bills", allowed=["bills"])
+
+    assert rig.sent == [("bills", 1), ("bills", 2)]
+    assert task.state == "COMPLETED"
+
+
+@pytest.mark.parametrize(("source", "reason"), [(None, NO_SOURCE), ("secret", NO_SOURCE), ("missing", NO_QUEUE)])
+async def test_a_message_without_a_queue_fails_the_move_and_stays(rig: Rig, source: str | None, reason: str) -> None:
+    rig.receiver.returns = False
+    task = await rig.run(letter(1), letter(2, source), allowed=["emails", "missing"])
+
+    assert (task.state, task.reason, rig.receiver.log) == ("FAILED", reason, [])
+    assert rig.receiver.released == [1, 2]
+
+
+async def test_a_message_that_was_not_sent_for_certain_is_sent_again(rig: Rig) -> None:
+    rig.errors = {2: [BrokerUnavailable("away"), BrokerUnavailable("away")]}
+
+    task = await rig.run(letter(1), letter(2))
+
+    assert rig.receiver.log == ["send 1", "ack 1", "send 2", "ack 2"]
+    assert (task.state, task.moved) == ("COMPLETED", 2)
+
+
+async def test_a_message_that_does_not_fit_fails_the_move(rig: Rig) -> None:
+    rig.receiver.returns = False
+    rig.errors = {2: [MessageTooLarge("too large")]}
+
+    task = await rig.run(letter(1), letter(2))
+
+    assert (task.state, task.reason, task.moved) == ("FAILED", "too large", 1)
+    assert (rig.receiver.log, rig.receiver.released) == (["send 1", "ack 1"], [2])
+
+
+async def test_later_messages_stay_and_expired_ones_end(rig: Rig) -> None:
+    """Else messages that fail at once would go round without an end."""
+    task = await rig.run(letter(1, sent_ms=NOW_MS + SKEW_MS + 1), letter(2, sent_ms=0), letter(3))
+
+    assert rig.receiver.log == ["send 3", "ack 3", "ack 2"]
+    assert [each.token.offset for each in rig.receiver.waiting] == [1]
+    assert (task.state, task.moved) == ("COMPLETED", 1)
+
+
+async def test_a_rate_limits_polls_and_spaces_them(rig: Rig) -> None:
+    await rig.run(*map(letter, range(6)), rate=3)
+
+    assert set(rig.receiver.polls) == {3}
+    assert rig.waits[:2] == pytest.approx([0.5, 0.5])
+
+
+async def test_a_short_lease_is_extended_before_a_message_is_sent(rig: Rig) -> None:
+    await rig.queues.change("dead", lease=1)
+
+    await rig.run(letter(1))
+
+    assert rig.receiver.renewed == [LEASE_S * 1000]
+
+
+async def test_messages_that_wait_elsewhere_keep_a_move_running_for_a_while(rig: Rig) -> None:
+    counted: list[float] = []
+
+    async def count(queue: str) -> Counts:
+        counted.append(rig.receiver.now_s)
+        return Counts(1 if rig.receiver.now_s < 30 else 0, known=True)
+
+    rig.mover._count = count
+
+    assert (await rig.run()).state == "COMPLETED"
+    assert moving.QUIET_S <= counted[0] < 30 <= rig.receiver.now_s < moving.MAX_QUIET_S
+
+
+async def test_a_cancelled_move_ends_and_a_stopped_one_or_a_purged_queue_continues_later(rig: Rig) -> None:
+    async def cancel(most: int, wait_s: float) -> list[Delivery]:
+        await rig.tasks.cancel_move("dead", "a")
+        return []
+
+    rig.receiver.poll = cancel  # type: ignore[method-assign]
+    assert (await rig.run()).state == "CANCELLED"
+    rig.stopping.set()
+    assert (await rig.run()).state == "RUNNING"
+    rig.stopping.clear()
+    await rig.tasks.start_purge("dead", PurgeTask(requested_s=time.time()))
+    assert (await rig.run()).state == "RUNNING"
+
+
+async def test_a_move_of_a_deleted_queue_fails(rig: Rig) -> None:
+    await rig.tasks.start_purge("dead", PurgeTask(requested_s=time.time(), deletes=True))
+
+    task = await rig.run()
+
+    assert (task.state, task.reason) == ("FAILED", NO_QUEUE)

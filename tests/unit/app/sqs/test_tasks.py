@@ -1,0 +1,263 @@
+"""Durable tasks of queues: their record, and who runs them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+
+import marq.queues.following
+from marq.queues.queues import Queues
+from marq_worker.app.sqs import task_runner
+from marq_worker.app.sqs.errors import SqsError
+from marq_worker.app.sqs.task_runner import TaskRunner
+from marq_worker.app.sqs.tasks import CANCELLING, CLAIM_S, MAX_MOVES, PURGED_S, MoveTask, PurgeTask, Tasks
+from tests.unit.client.test_queues import ListLog
+
+LIMIT_S = 10
+
+
+class Clock:
+    now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> ListLog:
+    made = ListLog()
+    monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: made)
+    return made
+
+
+@pytest.fixture
+async def queues(log: ListLog) -> AsyncIterator[Queues]:
+    async with Queues("none:1") as started:
+        yield started
+
+
+@pytest.fixture
+def tasks(queues: Queues, clock: Clock) -> Tasks:
+    return Tasks(queues, clock)
+
+
+@pytest.fixture
+def other(queues: Queues, clock: Clock) -> Tasks:
+    """The same tasks, seen by another endpoint."""
+    return Tasks(queues, clock)
+
+
+def move(task_id: str = "a") -> MoveTask:
+    return MoveTask(id=task_id, started_ms=1, allowed=["emails"])
+
+
+async def refused(call: Callable[[], object]) -> str:
+    with pytest.raises(SqsError) as caught:
+        await call()  # type: ignore[misc]
+    return caught.value.shape
+
+
+async def test_a_task_belongs_to_the_endpoint_that_began_it_until_its_claim_ends(
+    tasks: Tasks, other: Tasks, clock: Clock
+) -> None:
+    await tasks.start_move("dead", move())
+
+    assert (tasks.unclaimed(), other.unclaimed()) == (["dead"], [])
+    assert not await other.claim("dead")
+    clock.now_s += CLAIM_S - 1
+    assert await tasks.claim("dead")
+    clock.now_s += CLAIM_S - 1
+    assert other.unclaimed() == []
+    clock.now_s += 1
+    assert await other.claim("dead")
+    assert not await tasks.claim("dead")
+
+
+async def test_a_released_task_is_continued_at_once_and_a_finished_one_never(
+    tasks: Tasks, other: Tasks, clock: Clock
+) -> None:
+    await tasks.start_move("dead", move())
+    await tasks.release("dead")
+    assert other.unclaimed() == ["dead"]
+    assert await other.claim("dead")
+
+    await tasks.release("dead")
+    assert other.is_mine("dead")
+    await other.end_move("dead", "a", "COMPLETED")
+    clock.now_s += CLAIM_S
+
+    assert tasks.unclaimed() == other.unclaimed() == []
+
+
+async def test_a_queue_has_one_active_move(tasks: Tasks, other: Tasks) -> None:
+    await tasks.start_move("dead", move("a"))
+
+    assert await refused(lambda: other.start_move("dead", move("b"))) == "InvalidParameterValue"
+    await tasks.cancel_move("dead", "a")
+    assert await refused(lambda: other.start_move("dead", move("b"))) == "InvalidParameterValue"
+    assert await refused(lambda: other.cancel_move("dead", "a")) == "InvalidParameterValue"
+    assert await refused(lambda: other.cancel_move("dead", "b")) == "ResourceNotFoundException"
+    assert tasks.moves("dead") == [replace(move("a"), state=CANCELLING)]
+    await tasks.end_move("dead", "a", "CANCELLED")
+    await other.start_move("dead", move("b"))
+    assert [task.id for task in tasks.moves("dead")] == ["b", "a"]
+
+
+async def test_of_two_moves_that_start_at_the_same_time_one_is_refused(
+    tasks: Tasks, other: Tasks, log: ListLog
+) -> None:
+    """Neither endpoint knows of the other's task when it writes its own."""
+    before = log.before_write
+
+    def write_another() -> None:
+        log.before_write = before
+        log.append(b"sqs-tasks:dead", {"moves": [{"id": "first", "started_ms": 1}], "runner": {}})
+
+    log.before_write = write_another
+
+    assert await refused(lambda: tasks.start_move("dead", move("second"))) == "InvalidParameterValue"
+    assert [task.id for task in other.moves("dead")] == ["first"]
+
+
+async def test_the_last_moves_are_remembered(tasks: Tasks) -> None:
+    for number in range(MAX_MOVES + 2):
+        await tasks.start_move("dead", move(str(number)))
+        await tasks.count_moved("dead", str(number), 3)
+        await tasks.count_moved("dead", str(number), 4)
+        await tasks.end_move("dead", str(number), "FAILED", "why")
+
+    assert [task.id for task in tasks.moves("dead")] == [str(number) for number in range(MAX_MOVES + 1, 1, -1)]
+    assert {(task.moved, task.state, task.reason) for task in tasks.moves("dead")} == {(7, "FAILED", "why")}
+
+
+async def test_a_queue_is_purged_once_a_minute_and_deleted_at_any_time(tasks: Tasks, clock: Clock) -> None:
+    first = PurgeTask(requested_s=clock())
+    await tasks.start_purge("emails", first)
+    again = PurgeTask(requested_s=clock() + PURGED_S)
+    # It is not done.
+    assert await refused(lambda: tasks.start_purge("emails", again)) == "PurgeQueueInProgress"
+    await tasks.end_purge("emails", first)
+    early = replace(again, requested_s=again.requested_s - 1)
+    assert await refused(lambda: tasks.start_purge("emails", early)) == "PurgeQueueInProgress"
+
+    await tasks.start_purge("emails", again)
+    await tasks.start_purge("emails", PurgeTask(requested_s=clock(), deletes=True))
+
+    # The end of an earlier one is not that of the deletion.
+    await tasks.end_purge("emails", again)
+    assert tasks.unclaimed() == ["emails"]
+    await tasks.forget("emails")
+    assert tasks.purge("emails") is None
+
+
+async def test_the_pause_before_an_interrupted_purge_is_kept(tasks: Tasks, clock: Clock) -> None:
+    """The queue is paused by the purge itself when the deletion begins."""
+    await tasks.start_purge("emails", PurgeTask(requested_s=clock(), paused=False))
+    await tasks.start_purge("emails", PurgeTask(requested_s=clock(), paused=True, deletes=True))
+
+    purge = tasks.purge("emails")
+    assert purge is not None
+    assert purge.paused is False
+
+
+async def test_members_of_a_newer_version_are_ignored(tasks: Tasks, log: ListLog, queues: Queues) -> None:
+    purge = {"requested_s": 5.0, "deletes": False, "done": False, "imagined": 1}
+    log.append(b"sqs-tasks:emails", {"purge": purge, "moves": [{"id": "a", "started_ms": 1, "imagined": 1}]})
+    await queues.sync(LIMIT_S)
+
+    assert tasks.purge("emails") == PurgeTask(requested_s=5.0)
+    assert tasks.moves("emails") == [MoveTask(id="a", started_ms=1)]
+
+
+# --- the runner -------------------------------------------------------------------------------------------------------
+
+
+class Work:
+    """Records what a runner runs."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.tasks = tasks
+        self.begun: asyncio.Queue[str] = asyncio.Queue()
+        self.may_end = asyncio.Event()
+        self.errors: list[Exception] = []
+
+    async def purge(self, queue: str, task: PurgeTask) -> None:
+        await self.begun.put(f"purge {queue}")
+        if self.errors:
+            raise self.errors.pop()
+        await self.tasks.end_purge(queue, task)
+
+    async def move(self, queue: str, task: MoveTask, stopping: asyncio.Event) -> None:
+        await self.begun.put(f"move {queue} {task.id}")
+        try:
+            await self.may_end.wait()
+        except asyncio.CancelledError:
+            await self.begun.put("cancelled")
+            raise
+        await self.tasks.end_move(queue, task.id, "COMPLETED")
+
+    async def next(self) -> str:
+        async with asyncio.timeout(LIMIT_S):
+            return await self.begun.get()
+
+
+@pytest.fixture
+def work(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> Work:
+    monkeypatch.setattr(task_runner, "LOOK_S", 0.01)
+    monkeypatch.setattr(task_runner, "RENEWAL_S", 0.01)
+    monkeypatch.setattr(task_runner, "STOP_S", 0.01)
+    return Work(tasks)
+
+
+@pytest.fixture
+async def runner(tasks: Tasks, work: Work) -> AsyncIterator[TaskRunner]:
+    runner = TaskRunner(tasks, work.purge, work.move)
+    runner.start()
+    yield runner
+    await runner.stop()
+
+
+async def test_a_runner_purges_before_it_moves_and_tries_again_after_an_error(
+    tasks: Tasks, work: Work, runner: TaskRunner, clock: Clock
+) -> None:
+    work.errors = [ZeroDivisionError()]
+    await tasks.start_move("dead", move())
+    assert await work.next() == "move dead a"
+    work.may_end.set()
+    await tasks.start_purge("emails", PurgeTask(requested_s=clock()))
+    runner.wake()
+
+    assert await work.next() == await work.next() == "purge emails"
+
+
+async def test_a_stopped_runner_leaves_its_task_to_another(
+    tasks: Tasks, other: Tasks, work: Work, runner: TaskRunner
+) -> None:
+    await tasks.start_move("dead", move())
+    assert await work.next() == "move dead a"
+
+    await runner.stop()
+
+    assert other.unclaimed() == ["dead"]
+
+
+async def test_a_runner_that_lost_its_claim_stops(
+    tasks: Tasks, other: Tasks, work: Work, runner: TaskRunner, clock: Clock
+) -> None:
+    await tasks.start_move("dead", move())
+    assert await work.next() == "move dead a"
+    await tasks.release("dead")
+    assert await other.claim("dead")
+
+    assert await work.next() == "cancelled"
+
+    clock.now_s += CLAIM_S
+    assert await work.next() == "move dead a"
