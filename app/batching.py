@@ -35,8 +35,8 @@ from marq_worker.agents.inbox import Fetched
 #: Longest wait for records in one poll; a stop or rebalance waits for it.
 _POLL_SECONDS = 1.0
 #: Least time between two fetches. A fetch costs about a millisecond, however few records it returns: with hundreds of
-#: small ones a second a worker used half a processor.
-_SPACING_SECONDS = 0.005
+#: small ones a second a worker used half a processor. Messages that are due wait for as long.
+_SPACING_SECONDS = 0.01
 #: Time limit for leaving the group.
 _STOP_SECONDS = 3.0
 #: No partition: polling it fetches nothing, but counts as a poll.

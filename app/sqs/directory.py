@@ -31,6 +31,8 @@ from marq_worker.app.sqs.tasks import is_being_deleted
 DELETED_S = 60.0
 #: Least time between two reads of the definitions that look for a missing queue.
 _SYNC_S = 0.1
+#: Most queues whose attributes are kept; beyond it all are read again.
+_MAX_KNOWN = 10_000
 #: Leases of Marq can't be 0.
 _LEAST_LEASE_S = 0.1
 #: Attributes with a setting of Marq's: the others are in the queue's own record.
@@ -63,10 +65,13 @@ class Directory:
         self._maximum_bytes = maximum_bytes
         self._clock = clock
         self._synced_s = 0.0
+        #: Queues as they are defined now.
+        self._known: dict[str, SqsQueue] = {}
+        queues.listen(self._known.clear)
 
     async def look_for(self, name: str) -> None:
         """Make sure to know a queue that was created a moment ago through another endpoint."""
-        if not self.exists(name) and self._clock() - self._synced_s > _SYNC_S:
+        if name not in self._known and not self.exists(name) and self._clock() - self._synced_s > _SYNC_S:
             self._synced_s = self._clock()
             with suppress(MarqError):
                 await self._queues.sync(SYNC_LIMIT_S)
@@ -79,9 +84,13 @@ class Directory:
 
     def get(self, name: str) -> SqsQueue:
         """Return a queue. Raises SqsError if there is none."""
-        if not self.exists(name):
-            raise SqsError("QueueDoesNotExist", "The specified queue does not exist.")
-        return self._read(name)
+        if (queue := self._known.get(name)) is None:
+            if not self.exists(name):
+                raise SqsError("QueueDoesNotExist", "The specified queue does not exist.")
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            queue = self._known[name] = self._read(name)
+        return queue
 
     def sources_of(self, name: str) -> list[str]:
         """Return the queues whose dead-letter queue this one is. Raises SqsError as :meth:`get`."""

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, cast
@@ -161,6 +162,11 @@ class FifoReceiver(QueueReceiver):
             await self._outcomes.release(deliveries, counted=False)
         except (MarqError, SqsError) as error:
             log.warning("queue %r: messages were not released, their leases will end: %s", self._queue, error)
+
+    async def _end(self, deliveries: Sequence[Delivery]) -> None:
+        # A delivery that is over comes again, and is ended then.
+        with suppress(SqsError):
+            await self._outcomes.ack(deliveries)
 
     async def settle(self, outcome: Outcome) -> bool:
         """Settle a message that is held here; return False if this delivery of it is not."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from marq.client.receipt import Receipt
 from marq.client.send_options import SendOptions
-from marq.producer.producer import Producer
+from marq.producer.shared import SharedProducer
 from marq.queues.queues import Queues
 from marq_worker.app.sqs.attributes import QueueAttributes
+from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.dead_letters import DeadLetterSender
 from marq_worker.app.sqs.directory import Directory, can_be_polled
+from marq_worker.app.sqs.entries import Outcome, each_of, outcome_of
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.fifo import FifoSender, sequence_of
-from marq_worker.app.sqs.handles import Handles
+from marq_worker.app.sqs.handles import Handle, Handles
 from marq_worker.app.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
 from marq_worker.app.sqs.message_ids import MessageIds
 from marq_worker.app.sqs.received import GROUP_HEADER, TRACE_HEADER, formatted
@@ -31,6 +34,14 @@ _PURGE_WAIT_S = 2.0
 Parameters = Mapping[str, Any]
 
 
+class Outgoing(NamedTuple):
+    """A message to send, and the members of the answer that are known before."""
+
+    data: bytes
+    options: SendOptions
+    answer: dict[str, str]
+
+
 class MessageOperations:
     """Each operation takes the queue's name and its parameters, and returns the members of its answer.
 
@@ -42,7 +53,7 @@ class MessageOperations:
     def __init__(
         self,
         *,
-        producer: Producer,
+        producer: SharedProducer,
         queues: Queues,
         directory: Directory,
         receivers: Receivers,
@@ -65,11 +76,29 @@ class MessageOperations:
         self._ids = ids
 
     async def send(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        message = self._outgoing(queue, parameters)
+        receipt = await self._producer.send(queue, message.data, **message.options)
+        assert not isinstance(receipt, list)
+        return {**message.answer, "MessageId": self._ids.of(receipt.id)}
+
+    async def send_batch(self, queue: str, entries: Sequence[Parameters]) -> list[Outcome]:
+        messages = [outcome_of(self._outgoing, queue, entry) for entry in entries]
+        plain = [each for each in messages if isinstance(each, Outgoing) and each.options.keys() <= {"headers"}]
+        if len(plain) < len(entries):
+            return await each_of(self.send, queue, entries)
+        sent = await self._producer.send_each(queue, [(each.data, each.options.get("headers", ())) for each in plain])
+        return [
+            {**message.answer, "MessageId": self._ids.of(receipt.id)} if isinstance(receipt, Receipt) else receipt
+            for message, receipt in zip(plain, sent, strict=True)
+        ]
+
+    def _outgoing(self, queue: str, parameters: Parameters) -> Outgoing:
+        """Return a message to send. Raises SqsError."""
         attributes = self._directory.get(queue).attributes
         body = parameters["MessageBody"]
         message_attributes = parameters.get("MessageAttributes") or {}
         system = parameters.get("MessageSystemAttributes") or {}
-        headers = to_headers(message_attributes)
+        headers = to_headers(message_attributes) if message_attributes else []
         if (group := parameters.get("MessageGroupId")) is not None:
             headers.append((GROUP_HEADER, group.encode()))
         if (trace := system.get("AWSTraceHeader")) is not None:
@@ -84,20 +113,21 @@ class MessageOperations:
         if delay == 0:
             # Only a time replaces the queue's delay.
             delay = _LEAST_DELAY_S if attributes.delay_s else None
-        options = SendOptions(headers=headers, delay=delay)
+        options = SendOptions(headers=headers)
         if attributes.fifo:
             options = self._fifo.options(attributes, parameters, headers)
-        elif group is not None and self._queues.definitions.settings(queue).ordered:
+        elif delay is not None:
+            options["delay"] = delay
+        if group is not None and self._queues.definitions.settings(queue).ordered:
             options["ordering_key"] = group
-        receipt = await self._producer.send(queue, data, **options)
-        answer = {"MD5OfMessageBody": md5_of_body(body), "MessageId": self._ids.of(receipt.id)}
+        answer = {"MD5OfMessageBody": md5_of_body(body)}
         if (sums := md5_of_attributes(message_attributes)) is not None:
             answer["MD5OfMessageAttributes"] = sums
         if (sums := md5_of_attributes(system)) is not None:
             answer["MD5OfMessageSystemAttributes"] = sums
         if attributes.fifo:
             answer["SequenceNumber"] = sequence_of(options)
-        return answer
+        return Outgoing(data, options, answer)
 
     async def receive(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         attributes = self._directory.get(queue).attributes
@@ -169,6 +199,18 @@ class MessageOperations:
         if (receiver := self._receivers.known(queue)) is not None:
             receiver.deleted.add(handle.message_id, handle.attempt)
         return {}
+
+    async def delete_batch(self, queue: str, entries: Sequence[Parameters]) -> list[Outcome]:
+        if is_fifo(queue):
+            # Some may be late.
+            return await each_of(self.delete, queue, entries)
+        handles = [outcome_of(self._handles.read, entry["ReceiptHandle"], queue) for entry in entries]
+        valid = [handle for handle in handles if isinstance(handle, Handle)]
+        await self._settlers.standard.ack(valid)
+        if (receiver := self._receivers.known(queue)) is not None:
+            for handle in valid:
+                receiver.deleted.add(handle.message_id, handle.attempt)
+        return [{} if isinstance(handle, Handle) else handle for handle in handles]
 
     async def change_visibility(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.get(queue)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, MessageTooLarge
 from marq_worker.app.sqs.attributes import target_of
 from marq_worker.app.sqs.directory import Directory
+from marq_worker.app.sqs.entries import each_of
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.keys import Key, action_of
 from marq_worker.app.sqs.limits import check
@@ -48,6 +48,8 @@ class Operations:
             **{name: partial(operation, messages) for name, operation in _ON_MESSAGES.items()},
             **{name: partial(operation, moves) for name, operation in _ON_MOVES.items()},
         }
+        #: Those that carry out all entries of a batch together.
+        self._batches: Mapping[str, Any] = {name: partial(batch, messages) for name, batch in _BATCHES.items()}
 
     async def answer(self, call: Call, key: Key | None, base_url: str) -> dict[str, Any]:
         """Answer a call of a client; ``key`` is None if the endpoint has no keys.
@@ -75,22 +77,29 @@ class Operations:
             if call.operation == "ListQueues":
                 return self._queues.list_queues(parameters, key, base_url)
             if "Entries" in parameters:
-                return await self._batch(operation, parameters, queue or "", errors)
+                return await self._batch(call.operation, parameters, queue or "", errors)
             return dict(await operation(queue, {**parameters, "base_url": base_url}))
         except MarqError as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
     async def _batch(
-        self, operation: Any, parameters: Parameters, queue: str, errors: Mapping[str, SqsError]
+        self, name: str, parameters: Parameters, queue: str, errors: Mapping[str, SqsError]
     ) -> dict[str, Any]:
         """Answer the entries of a batch, which fail one by one."""
         entries = parameters["Entries"]
         self._directory.get(queue)
-        outcomes = await asyncio.gather(
-            *[_outcome(operation(queue, entry), errors.get(entry["Id"])) for entry in entries]
-        )
+        accepted = [entry for entry in entries if entry["Id"] not in errors] if errors else entries
+        together = self._batches.get(name)
+        if together is None:
+            outcomes = await each_of(self._operations[name], queue, accepted)
+        else:
+            outcomes = await together(queue, accepted) if accepted else []
+        by_id = {**errors, **{entry["Id"]: outcome for entry, outcome in zip(accepted, outcomes, strict=True)}}
         answer: dict[str, Any] = {"Successful": [], "Failed": []}
-        for entry, outcome in zip(entries, outcomes, strict=True):
+        for entry in entries:
+            outcome = by_id[entry["Id"]]
+            if isinstance(outcome, MarqError):
+                outcome = translated(outcome)
             if isinstance(outcome, SqsError):
                 answer["Failed"].append(
                     {
@@ -106,19 +115,6 @@ class Operations:
         return {name: results for name, results in answer.items() if results or name == "Successful"}
 
 
-async def _outcome(calling: Awaitable[dict[str, Any]], refused: SqsError | None) -> dict[str, Any] | SqsError:
-    """Return the result of a batch's entry, or why it failed."""
-    if refused is not None:
-        calling.close()  # type: ignore[attr-defined]
-        return refused
-    try:
-        return await calling
-    except SqsError as error:
-        return error
-    except MarqError as error:
-        return _translated(error)
-
-
 def _check_permission(key: Key, action: str, queue: str) -> None:
     """Raise SqsError if a key may not perform an action on a queue."""
     if not key.allows(action, queue):
@@ -127,7 +123,7 @@ def _check_permission(key: Key, action: str, queue: str) -> None:
         )
 
 
-def _translated(error: MarqError) -> SqsError:
+def translated(error: MarqError) -> SqsError:
     if isinstance(error, MessageTooLarge | ConfigError):
         return SqsError("InvalidParameterValue", str(error))
     if isinstance(error, BrokerUnavailable):
@@ -171,6 +167,10 @@ _ON_MOVES: Mapping[str, Any] = {
     "StartMessageMoveTask": MoveOperations.start,
     "CancelMessageMoveTask": MoveOperations.cancel,
     "ListMessageMoveTasks": MoveOperations.list_tasks,
+}
+_BATCHES: Mapping[str, Any] = {
+    "SendMessageBatch": MessageOperations.send_batch,
+    "DeleteMessageBatch": MessageOperations.delete_batch,
 }
 #: The operations that are supported.
 SUPPORTED = frozenset({*_ON_QUEUES, *_ON_MESSAGES, *_ON_MOVES})

@@ -194,6 +194,10 @@ class QueueReceiver:
                 self._queue, len(deliveries), error,
             )  # fmt: skip
 
+    async def _end(self, deliveries: Sequence[Delivery]) -> None:
+        """Delete messages. Raises MarqError if it is unknown whether that succeeded."""
+        await self._settler.ack([each.token for each in deliveries])
+
     def _check(self) -> None:
         """Do what is due from time to time."""
 
@@ -267,7 +271,7 @@ class QueueReceiver:
         if late:
             deliveries = [each for each in deliveries if each not in late]
             try:
-                await self._settler.ack([each.token for each in late])
+                await self._end(late)
             except BaseException:
                 self.release(deliveries)
                 raise

@@ -17,7 +17,7 @@ from marq.admin.purge_extent import Extent
 from marq.consumer.lease_questions import LeaseQuestions
 from marq.consumer.polled import TokenSettler
 from marq.kafka.topics import ensure_topics
-from marq.producer.producer import Producer
+from marq.producer.shared import SharedProducer
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
@@ -93,7 +93,7 @@ class SqsEndpoint(Service):
         topics = await ensure_topics(client)
         maximum_bytes = min(MAX_MESSAGE_BYTES, topics.messages_limit_bytes - _HEADER_ROOM_BYTES)
         url = f"http://{settings.web_host or reachable_name(settings.sqs_bind)}:{settings.sqs_port}"
-        self._producer, self._settler = Producer.of(client), TokenSettler(client)
+        self._producer, self._settler = SharedProducer.of(client), TokenSettler(client)
         self._questions = LeaseQuestions(client)
         names = client.names
         self._peers = Peers(

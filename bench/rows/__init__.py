@@ -8,6 +8,7 @@ from bench.rows.latency import EXPIRY, LATENCY, NEIGHBOURS, REDELIVERY
 from bench.rows.ordering import ORDERED_ROW, POISONED_ROW, REBALANCE_ROW
 from bench.rows.queues import QUEUES_ROW, READERS_ROW
 from bench.rows.recovery import RECOVERY
+from bench.rows.sqs import SQS
 from bench.rows.throughput import SCALE, SEND
 from bench.rows.tracker import BACKLOG, IDLE, TRACKER
 from bench.suite import Row
@@ -28,6 +29,7 @@ ROWS: tuple[Row, ...] = (
     ORDERED_ROW,
     POISONED_ROW,
     REBALANCE_ROW,
+    SQS,
     MEMORY,
     SCALE,
     IDLE,

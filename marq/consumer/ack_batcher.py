@@ -25,7 +25,7 @@ from marq.wire.names import markers_partition
 
 log = logging.getLogger("marq")
 
-#: How long an ack waits for others if no call waits for it.
+#: How long an ack waits for others if no call waits for it, or for other calls.
 LINGER_S = 0.005
 #: Pause after a failed write, doubled each time.
 FIRST_RETRY_S, MAX_RETRY_S = 0.05, 2.0
@@ -41,7 +41,8 @@ class AckBatcher:
     """Collects outcomes and writes them.
 
     It calls ``finished`` with a queue and how many of its messages are no longer held, and ``failed`` with an error
-    that ends the writing. ``wall`` is seconds since 1970, for display only.
+    that ends the writing. ``wall`` is seconds since 1970, for display only. If many programs share it (``shared``), a
+    call that comes during a write waits ``LINGER_S`` for others.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class AckBatcher:
         failed: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        shared: bool = False,
     ) -> None:
         self.clock = clock
         self.wall = wall
@@ -64,6 +66,7 @@ class AckBatcher:
         self._room_bytes = limit_bytes - FRAME_BYTES
         self._finished = finished
         self._failed = failed
+        self._shared = shared
         self._dirty: list[HeldBatch] = []
         self._foreign: list[_Batch] = []
         self._due = asyncio.Event()
@@ -103,13 +106,24 @@ class AckBatcher:
         if lease.lines is not None and lease.lines.waiting:
             # Messages wait for it to be durable.
             self.flush_soon()
-        elif self._timer is None and not self._due.is_set():
-            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.flush_soon)
+        else:
+            self._flush_later()
 
     def settle_foreign(self, batch: _Batch) -> None:
         """Queue an outcome or a RENEW of messages that this consumer does not hold."""
         self._foreign.append(batch)
-        self.flush_soon()
+        self._flush_for_call()
+
+    def _flush_for_call(self) -> None:
+        """Write for a call that waits."""
+        if self._shared and self._writing is not None and not self._closing:
+            self._flush_later()
+        elif self._timer is None or not self._shared:
+            self.flush_soon()
+
+    def _flush_later(self) -> None:
+        if self._timer is None and not self._due.is_set():
+            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.flush_soon)
 
     def flush_soon(self) -> None:
         """Write now: no more outcomes will come soon, or a call waits."""
@@ -132,7 +146,7 @@ class AckBatcher:
             raise BrokerUnavailable("the consumer is stopped: later outcomes were not written")
         if self._settled is None:
             self._settled = asyncio.get_running_loop().create_future()
-        self.flush_soon()
+        self._flush_for_call()
         await asyncio.shield(self._settled)
 
     async def _run(self) -> None:

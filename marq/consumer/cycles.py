@@ -19,6 +19,9 @@ from marq.wire.markers import Source
 #: Maximum number of cycles: one writes its ACQUIREs while the previous one commits. More run only while
 #: ``BUSY_RECORDS`` wait, because a small cycle costs as much as a large one.
 MAX_CYCLES, MAX_CYCLES_BUSY, BUSY_RECORDS = 2, 4, 1_000
+#: Without prefetching, one runs at a time, at most every so many seconds: meanwhile further calls ask for messages, and
+#: the next cycle acquires the messages of all.
+MAX_CYCLES_ON_DEMAND, ON_DEMAND_S = 1, 0.01
 
 
 class BeforeFailed(NotCommitted):
@@ -50,7 +53,21 @@ class Cycle(NamedTuple):
 
 
 class Cycles(deque[Cycle]):
-    """Cycles in progress, in the order in which their records were read."""
+    """Cycles in progress, in the order in which their records were read; ``on_demand``: nothing is prefetched."""
+
+    def __init__(self, *, on_demand: bool = False) -> None:
+        super().__init__()
+        self._on_demand = on_demand
+        #: When the last one began.
+        self._began_s = float("-inf")
+
+    def begin(self, cycle: Cycle, now_s: float) -> None:
+        self._began_s = now_s
+        self.append(cycle)
+
+    def rest_s(self, now_s: float) -> float:
+        """Return for how long no other cycle may begin."""
+        return max(0.0, self._began_s + ON_DEMAND_S - now_s) if self._on_demand else 0.0
 
     @property
     def tasks(self) -> list[asyncio.Task[bool]]:
@@ -74,6 +91,9 @@ class Cycles(deque[Cycle]):
 
     def have_to_end(self, waiting: int) -> bool:
         """Whether the first cycle has ended, or must end before the ``waiting`` records get one."""
+        if self._on_demand:
+            # Nothing is fetched meanwhile, either: the next fetch returns more records at once.
+            return len(self) >= MAX_CYCLES_ON_DEMAND
         most = MAX_CYCLES_BUSY if waiting >= BUSY_RECORDS else MAX_CYCLES
         return bool(self) and (self[0].task.done() or (waiting > 0 and len(self) >= most))
 

@@ -125,6 +125,7 @@ class TokenSettler(Lifecycle[AckBatcher]):
             limit_bytes=topics.markers_limit_bytes,
             finished=lambda queue, count: None,
             failed=self._failed,
+            shared=True,
         )
         batcher.start()
 

@@ -88,7 +88,7 @@ class Receiver:
         self._reader = reader
         self._strategy, self._transactional = strategy, transactional or strategy
         self._settings = settings
-        self._clock, self._new_holder = clock, new_holder
+        self._clock, self._sleep, self._new_holder = clock, sleep, new_holder
         self.error: MarqError | None = None
         self.prefetch = Prefetch(serving.queues, settings, clock, buffer)
         self.rules = Rules(settings.queue, serving.queues, self.prefetch, clock, sleep, self.demand)
@@ -135,7 +135,7 @@ class Receiver:
         self._acquired = AcquiredOffsets()
         self._fetched = FetchedRecords(serving)
         self._pause_s = FIRST_RETRY_S
-        self._cycles = Cycles()
+        self._cycles = Cycles(on_demand=not settings.prefetch)
         #: How many calls wait for the cycles to end; no other cycle may start meanwhile.
         self._held_up = 0
         self._changed = asyncio.Event()
@@ -270,6 +270,8 @@ class Receiver:
             room = 0 if self._held_up else self._room()
             if not room:
                 await self._wait()
+            elif rest_s := self._cycles.rest_s(self._clock()):
+                await self._sleep(rest_s)
             elif self._fetched:
                 self._fetched.hold(self.ordering.unresumed(self._serving, self._fetched.records))
                 if self._fetched:
@@ -301,7 +303,7 @@ class Receiver:
     def _begin_cycle(self, records: Mapping[Source, Records], taking: Taking, pending: int) -> Cycle:
         before = self._cycles[-1].task if self._cycles else None
         task = asyncio.create_task(self._cycle(records, taking, self._assignment, before), name="marq-cycle")
-        self._cycles.append(cycle := Cycle(records, self._assignment, pending, task))
+        self._cycles.begin(cycle := Cycle(records, self._assignment, pending, task), self._clock())
         return cycle
 
     async def _end_cycle(self) -> None:

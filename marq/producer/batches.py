@@ -1,7 +1,9 @@
 """Batches of messages, one for each partition.
 
-Messages of the same turn of the event loop share batches. A connection that failed is replaced, because it would retry
-messages whose callers were told that they may not be sent.
+Messages of the same turn of the event loop share batches. With a ``linger_s``, so do those that come while others are
+on their way, and they go to one partition: one large batch costs less than several small ones.
+
+A connection that failed is replaced, because it would retry messages whose callers were told that they may not be sent.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from marq.client.content import Header
 from marq.client.receipt import Receipt
 from marq.kafka.permissions import refused
 from marq.kafka.topics import Topics
-from marq.producer.routes import PlacementVersion, Route, Routes
+from marq.producer.routes import PartitionCursor, PlacementVersion, Route, Routes
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, MarqError
 
@@ -86,7 +88,11 @@ class ProducerBatch:
 
 
 class Batcher:
-    """Sends the messages of a producer between its start and its stop."""
+    """Sends the messages of a producer between its start and its stop.
+
+    Args:
+        linger_s: how long a batch waits for more messages while other batches are on their way.
+    """
 
     def __init__(
         self,
@@ -96,6 +102,7 @@ class Batcher:
         routes: Routes,
         sender: Sender,
         counts: Counts,
+        linger_s: float = 0.0,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
@@ -104,7 +111,10 @@ class Batcher:
         self._routes = routes
         self._sender = sender
         self._counts = counts
+        self._linger_s = linger_s
         self._open: dict[tuple[str, int], ProducerBatch] = {}
+        #: With a linger, the partition of the open batch by cursor.
+        self._partitions: dict[PartitionCursor, int] = {}
         self._sending: set[asyncio.Task[Any]] = set()
         self._turns: dict[tuple[str, int], asyncio.Lock] = {}
         self._replacing: asyncio.Task[Any] | None = None
@@ -134,32 +144,40 @@ class Batcher:
     # --- one by one ---------------------------------------------------------------------------------------------------
 
     def post(self, route: Route, value: bytes, headers: list[Header]) -> tuple[int, asyncio.Future[int]]:
-        """Add a message to the open batch of the next partition, which is sent in the loop's next turn.
+        """Add a message to the open batch, which is sent in the loop's next turn, or after ``linger_s``.
 
         Return the partition, and the future of the message's offset.
         """
         cursor = route.cursor
-        partition = cursor.take()
-        target = cursor.topic, partition
-        batch = self._open.get(target)
-        if batch is None:
-            batch = self._open_batch(target)
-        future = batch.append(route.key, value, headers)
-        if future is None:
+        while True:
+            partition = self._partitions.get(cursor)
+            if partition is None:
+                partition = cursor.take()
+                if self._linger_s:
+                    self._partitions[cursor] = partition
+            target = cursor.topic, partition
+            batch = self._open.get(target) or self._open_batch(target)
+            future = batch.append(route.key, value, headers)
+            if future is not None:
+                return partition, future
+            assert batch.count, "an empty batch takes every message"
             self._submit(target)
-            future = self._open_batch(target).append(route.key, value, headers)
-            assert future is not None, "an empty batch takes every message"
-        return partition, future
+            self._partitions.pop(cursor, None)
 
     def _open_batch(self, target: tuple[str, int]) -> ProducerBatch:
         if self._stopped:
             raise MarqError("the producer was stopped: the message was not sent")
         if not self._open:
-            asyncio.get_running_loop().call_soon(self._submit_all)
+            loop = asyncio.get_running_loop()
+            if self._linger_s and self._sending:
+                loop.call_later(self._linger_s, self._submit_all)
+            else:
+                loop.call_soon(self._submit_all)
         batch = self._open[target] = ProducerBatch(self._sender, *target, self._routes.placements)
         return batch
 
     def _submit_all(self) -> None:
+        self._partitions.clear()
         for target in list(self._open):
             self._submit(target)
 

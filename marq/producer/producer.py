@@ -66,6 +66,9 @@ class Producer(CodecClient[Running]):
         options: see :class:`marq.settings.client.ClientOptions`.
     """
 
+    #: How long a message waits for others while batches are on their way.
+    _linger_s = 0.0
+
     def _begin(self, settings: ClientSettings, codec: Codec | None) -> None:
         Lifecycle.__init__(self, "the producer")
         self._codec = codec
@@ -93,7 +96,7 @@ class Producer(CodecClient[Running]):
         routes = Routes(cluster, settings.names, topics, queues)
         opened.callback(routes.close)
         lines = Lines(routes, queues, settings.names.messages, limit_s)
-        batches = Batcher(cluster, settings, topics, routes, await cluster.sender(topics), self._counts)
+        batches = Batcher(cluster, settings, topics, routes, await cluster.sender(topics), self._counts, self._linger_s)
         opened.push_async_callback(batches.close)
         delays = Delays(cluster, topics, limit_s)
         opened.push_async_callback(delays.stop, _DELAYS_STOP_S)

@@ -146,3 +146,32 @@ async def test_a_stopped_settler_writes_nothing(backend, settings) -> None:
     settler = TokenSettler(settings)
     with pytest.raises(marq.MarqError, match="the settler is not started"):
         await settler.ack([Token("q", 1, Source(backend.names.messages, 0), 0)])
+
+
+async def test_calls_that_come_during_a_write_share_the_next_one(backend, settings, settler, monkeypatch) -> None:
+    queue = await backend.new_queue()
+    await backend.producer.send_many(queue, [b"a", b"b", b"c"])
+    writer = settler._running._writer
+    really_write, writes, begun, end = writer.write, [], asyncio.Event(), asyncio.Event()
+
+    async def write(records, limit_s):
+        writes.append(records)
+        begun.set()
+        await end.wait()
+        await really_write(records, limit_s)
+
+    async with PolledConsumer(queue, settings) as consumer:
+        messages: list[marq.Message] = []
+        while len(messages) < 3:
+            messages += await poll(consumer)
+        monkeypatch.setattr(writer, "write", write)
+
+        first = asyncio.create_task(settler.ack([of(messages[0])]))
+        await begun.wait()
+        others = [asyncio.create_task(settler.ack([of(message)])) for message in messages[1:]]
+        # They have begun to wait.
+        await asyncio.sleep(0)
+        end.set()
+        await asyncio.gather(first, *others)
+
+        assert len(writes) == 2
