@@ -19,6 +19,7 @@ from math import inf
 from typing import Any
 
 from marq.consumer.acquisition import Acquisition, acquisitions
+from marq.consumer.blocked_reads import BlockedReads
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.lines import Lines, Place
 from marq.consumer.message import Message
@@ -101,6 +102,7 @@ class Ordering:
         self._moved = False
         self._commit_s = 0.0
         self._stopped = False
+        self.reads = BlockedReads()
 
     def start(self) -> None:
         self._task = self._begun(self._run(), "marq-ordering")
@@ -250,6 +252,7 @@ class Ordering:
             else:
                 rows = known.pop(lines, records[:0])
                 lines.add(messages, records, rows)
+                self.reads.note(blocked=not self._ready)
         for lines, rows in known.items():
             if len(rows):
                 lines.add([], rows[:0], rows)

@@ -15,7 +15,7 @@ from marq.consumer.lease_questions import LeaseQuestions
 from marq.consumer.polled import TokenSettler
 from marq.consumer.polled_in_order import PolledInOrder
 from marq.settings.client import ClientSettings
-from marq.wire.markers import Release, Renew
+from marq.wire.markers import Acquire, Release, Renew
 from tests.conformance.backend import LIMIT_S, Backend
 
 LONG_MS = 36_000_000
@@ -170,3 +170,17 @@ async def test_questions_about_leases_are_asked_together(backend, settings, ques
         assert [lease.is_in_flight for lease in leases] == [True] * 4
         for message in messages.values():
             await consumer.ack_held(message)
+
+
+async def test_a_poll_reads_past_blocked_keys_in_larger_and_larger_steps(backend, settings) -> None:
+    queue = await new_queue(backend, ("a", b"first"))
+    for key, count in (("a", 400), ("b", 1)):
+        await backend.producer.send_many(queue, [b"x"] * count, ordering_key=key)
+    async with PolledInOrder(queue, settings) as consumer:
+        first = await poll_one(consumer)
+        # Both keys may be in one partition, and the second message comes after all of the first key.
+        other = await poll_one(consumer)
+
+        assert (first.value, other.value) == (b"first", b"x")
+        acquired = [len(batch.offsets) for batch in await backend.markers(Acquire) if batch.queue == queue]
+        assert len(acquired) < 15
