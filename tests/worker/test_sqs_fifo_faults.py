@@ -1,4 +1,4 @@
-"""FIFO queues while an endpoint is killed or stands still: no message is lost, and groups keep their order."""
+"""FIFO queues while an endpoint is stopped and killed: no message is lost, and groups keep their order."""
 
 from __future__ import annotations
 
