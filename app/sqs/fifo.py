@@ -40,6 +40,8 @@ from marq_worker.app.sqs.settling import Settled
 log = logging.getLogger("marq.sqs")
 
 ACK, RENEW, RELEASE = "ack", "renew", "release"
+#: Interval between two looks for deliveries that are over.
+FORGET_S = 10.0
 #: What Marq's headers are for clients.
 _OWN_HEADERS = {GROUP_HEADER: ORDERING_KEY_HEADER, DEDUPLICATION_HEADER: DEDUPLICATION_ID_HEADER}
 
@@ -139,6 +141,7 @@ class FifoReceiver(QueueReceiver):
     ) -> None:
         super().__init__(queue, client, url, settler, peers)
         self._outcomes = outcomes
+        self._checked_s = time.monotonic()
 
     def _new_consumer(self) -> PolledConsumer:
         return PolledInOrder(self._queue, self._client, self._url)
@@ -154,7 +157,9 @@ class FifoReceiver(QueueReceiver):
         return delivery._replace(headers={**headers, **delivery.headers}, url=self._url)
 
     def _check(self) -> None:
-        if self._consumer is not None:
+        now_s = time.monotonic()
+        if self._consumer is not None and now_s - self._checked_s > FORGET_S:
+            self._checked_s = now_s
             cast("PolledInOrder", self._consumer).forget_lost()
 
     async def _release(self, deliveries: Sequence[Delivery]) -> None:
