@@ -17,6 +17,7 @@ MUTANT_SEEDS ?= 1000
 MINUTES ?= 20
 LEASES ?= 1000000
 PENDING ?= 1000000
+IDS ?= 1000000
 OLDEST := $(shell sed -n 's/^dependencies = .*aiokafka.*>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 export PYTHONPATH := .
 export PYTHONUNBUFFERED := 1
@@ -27,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(date +%s) - began )) s"; \
 	else echo "==> $(1): FAILED after $$(( $$(date +%s) - began )) s" >&2; exit 1; fi
 
-.PHONY: help setup python packages kafka demo test verify oldest coverage broker bench simulate mutants faults soak recovery delays scale pipeline docs screenshots browser lint chart clean audit lock
+.PHONY: help setup python packages kafka demo test verify oldest coverage broker bench simulate mutants faults soak recovery delays ids scale pipeline docs screenshots browser lint chart clean audit lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -93,6 +94,9 @@ recovery: setup ## how soon a worker with open leases fires again: make recovery
 
 delays: setup ## a great many delayed messages: memory, restart, lateness: make delays PENDING=1000000
 	@ONLY=delays RUNS=1 MESSAGES=$(PENDING) $(RUN) -m bench
+
+ids: setup ## a great many deduplication ids: memory, restart: make ids IDS=1000000
+	@ONLY=deduplication RUNS=1 MESSAGES=$(IDS) $(RUN) -m bench
 
 scale: setup ## the pipeline on a history whose truth is known: make scale MESSAGES="1000000 10000000"
 	@$(RUN) -m bench.pipeline --messages $(or $(MESSAGES),1000000)

@@ -2,7 +2,8 @@
 
 This equation must hold, message by message and so in sum::
 
-    sent + acked_and_dead = acked + dead + open + delayed + cancelled + abandoned + expired_unread + lost
+    sent + acked_and_dead =
+        acked + dead + open + delayed + cancelled + deduplicated + abandoned + expired_unread + lost
 
 ``lost`` must be 0, and no message may have a difference (:mod:`pipeline.lifecycle`). The topics do not show what
 consumers did: an expired lease does not tell whether the message was processed. So ``duplicates`` counts deliveries
@@ -20,9 +21,12 @@ from pipeline.parts import PLACE
 
 #: Counts of a queue; each is a sum over its messages.
 COUNTS = (
-    "sent", "acked", "dead", "acked_and_dead", "open", "delayed", "cancelled", "abandoned", "expired_unread", "lost",
-    "redelivered", "redriven", "duplicates", "differences", "pending", "unknown",
+    "sent", "acked", "dead", "acked_and_dead", "open", "delayed", "cancelled", "deduplicated", "abandoned",
+    "expired_unread", "lost", "redelivered", "redriven", "duplicates", "differences", "pending", "unknown",
 )  # fmt: skip
+
+#: Counts of messages in a state of this name.
+_STATES = ("delayed", "cancelled", "deduplicated", "abandoned", "expired_unread", "lost")
 
 #: Causes of duplicates that the topics show, with their numbers in docs/guarantees.md.
 CAUSES = {
@@ -57,7 +61,7 @@ def judged(messages: DataFrame, handled: DataFrame | None = None) -> DataFrame:
         "dead": known & ((state == "dead") | acked_dead),
         "acked_and_dead": known & acked_dead,
         "open": known & state.isin(*[name for name in OPEN if name != "delayed"], "on_the_way"),
-        **{name: known & (state == name) for name in ("delayed", "cancelled", "abandoned", "expired_unread", "lost")},
+        **{name: known & (state == name) for name in _STATES},
         "redelivered": F.col("redeliveries"),
         "redriven": F.col("redrives"),
         "duplicates": F.greatest(F.lit(0), duplicates),
@@ -98,7 +102,7 @@ def causes(judged: DataFrame) -> DataFrame:
 
 def balanced(counts: dict[str, int]) -> bool:
     """Return whether the equation holds."""
-    ends = ("acked", "dead", "open", "delayed", "cancelled", "abandoned", "expired_unread", "lost")
+    ends = ("acked", "dead", "open", *_STATES)
     return counts["sent"] + counts["acked_and_dead"] == sum(counts[name] for name in ends)
 
 

@@ -275,6 +275,7 @@ def _state() -> Column:
         # Outcomes that are also names of open states.
         .when(F.col("closed") & F.col("outcome").isin("released", "rejected"), "ended")
         .when(F.col("closed"), F.col("outcome"))
+        .when(F.col("duplicate"), "deduplicated")
         .when(F.col("wait_until").isNotNull(), "delayed")
         .when(F.col("refused").isNotNull(), "rejected")
         .when(F.col("given_back").isNotNull(), "released")
@@ -299,7 +300,7 @@ def _within() -> Column:
 
 
 def _overdue() -> Column:
-    still_open = F.col("open_pos").isNotNull() & ~F.col("closed")
+    still_open = F.col("open_pos").isNotNull() & ~F.col("closed") & ~F.coalesce("duplicate", F.lit(False))
     # A message of a queue with ordering waits for its consumers, unless one rejected it.
     in_order = F.coalesce(F.col("taken.in_order") & F.col("refused").isNull(), F.lit(False))
     return F.coalesce(still_open & ~in_order & (F.col("due") + F.expr(OVERDUE) < F.col("seen_at")), F.lit(False))

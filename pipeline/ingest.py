@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from marq.settings.definitions import Definitions
+from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
 from pipeline import records
 from pipeline.errors import PipelineError
@@ -68,6 +69,8 @@ class History:
     pairs: set[Pair] = field(default_factory=set)
     #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
     without_dead_letters: set[str] = field(default_factory=set)
+    #: The longest deduplication window that a queue has had, in ms; "*": of all others.
+    windows: dict[str, int] = field(default_factory=lambda: {"*": QueueSettings().deduplication_window_ms})
     current: Definitions = field(default_factory=Definitions)
 
     def fold(self, key: bytes | None, value: bytes | None) -> None:
@@ -76,10 +79,12 @@ class History:
             queue = self.current.fold(key, None if value is None else json.loads(value))
             for name in [queue] if queue is not None else self.current.names():
                 settings = self.current.settings(name)
+                self.windows[name] = max(self.windows.get(name, 0), settings.deduplication_window_ms)
                 if settings.topic is not None:
                     self.pairs.add((name, settings.topic))
                 if not settings.dead_letter:
                     self.without_dead_letters.add(name)
+            self.windows["*"] = max(self.windows["*"], self.current.settings("").deduplication_window_ms)
             if self.current.defaults.get("dead_letter") is False:
                 self.without_dead_letters.add("*")
 
@@ -323,6 +328,7 @@ class Ingest:
             "first": {name: first["begin"] for name in lasts if (first := self._lake.commit(name, 0)) is not None},
             "held_back": held_back,
             "without_dead_letters": sorted(history.without_dead_letters),
+            "deduplication_windows": history.windows,
             "subscriptions": [each.document() for each in subscriptions],
         }
         before = self._lake.last_commit(ROUNDS)

@@ -62,7 +62,7 @@ def lifecycle(parts: DataFrame, cut: Cut) -> DataFrame:
     return _rows(messages, cut)
 
 
-_ENDED = ("lost", "expired_unread", "no_queue", "abandoned", "cancelled", "withdrawn")
+_ENDED = ("lost", "expired_unread", "no_queue", "abandoned", "cancelled", "withdrawn", "deduplicated")
 _COUNTS = (
     "deaths", "died", "redelivered", "redrives", "copy_facts", "copy_fact_attempts", "copies", "copy_attempts",
 )  # fmt: skip
@@ -92,6 +92,7 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
         .when(F.col("died") > 0, "dead")
         .when(F.col("is_abandoned"), "abandoned")
         .when(F.col("is_cancelled") | F.col("is_withdrawn"), "cancelled")
+        .when(F.col("is_deduplicated"), "deduplicated")
         .when(F.col("is_lost"), "lost")
         .when(F.col("is_expired_unread"), "expired_unread")
         .when(F.col("is_no_queue"), "no_queue")

@@ -12,6 +12,7 @@ record without a timestamp) and become null.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,10 @@ from marq.wire.markers import (
     Renew,
     Reschedule,
     Tick,
+    may_have,
 )
-from marq.wire.names import ID_HEADER
-from marq.wire.record_headers import ordering_key
+from marq.wire.names import DEDUPLICATION_ID_HEADER, ID_HEADER, is_scheduled, is_synthetic
+from marq.wire.record_headers import deduplication_id, ordering_key
 from pipeline.tables import CORRUPT, LAST_MS, MARKERS, MOST_ATTEMPTS
 
 #: Rows that leave Python at once.
@@ -186,6 +188,7 @@ def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, An
     elif isinstance(batch, Delay | Reschedule):
         # Capped before the addition, which would overflow.
         columns["due_at"] = np.minimum(batch.times_ms, LAST_MS) + (logged_ms if batch.relative else 0)
+        columns |= {"text": _deduplication_ids(batch)} if isinstance(batch, Delay) else {}
     elif isinstance(batch, Release):
         columns["delay_ms"] = batch.delays_ms
         columns["text"] = [error or None for error in batch.errors]
@@ -222,6 +225,19 @@ def _payload_columns(payloads: Sequence[Payload]) -> dict[str, Any]:
 def _id(payload: Payload) -> str | None:
     ids = [value for name, value in payload.headers if name == ID_HEADER and value is not None]
     return ids[-1].decode("utf-8", "replace") or None if ids else None
+
+
+def _deduplication_ids(batch: Delay) -> list[str | None] | None:
+    """Return a digest of each message's deduplication id; None if there are none, or none that count."""
+    topic = batch.source.topic
+    counts = is_synthetic(topic) and not is_scheduled(topic) and may_have(batch.payloads, DEDUPLICATION_ID_HEADER)
+    return [_deduplication_id(payload) for payload in batch.payloads] if counts else None
+
+
+def _deduplication_id(payload: Payload) -> str | None:
+    own_id = deduplication_id(payload.headers)
+    key = ordering_key(payload.headers) or b""
+    return None if own_id is None else blake2b(b"%d:%b%b" % (len(key), key, own_id), digest_size=16).hexdigest()
 
 
 def _lines(batch: Acquire) -> list[int]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
@@ -23,6 +23,8 @@ from pipeline.tables import columns
 
 PLACE = ("topic", "partition", "offset")
 KEY = (*PLACE, "subscription")
+#: The condition of a marker that delays a message with a deduplication id.
+HAS_ID = "kind = 'DELAY' AND text IS NOT NULL"
 
 _ACQUIRED = "pos long, at timestamp, holder string, attempt int, lease_ms long, due_at timestamp, in_order boolean"
 _PAYLOAD = "id string, record_at timestamp, size int"
@@ -40,6 +42,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "acquired": ("min", f"{_ACQUIRED}, {_PAYLOAD}, line long"),
     "acquired_last": ("max", _ACQUIRED),
     "delayed": ("min", f"pos long, at timestamp, due_at timestamp, attempt int, {_PAYLOAD}"),
+    "duplicate": ("max", "boolean"),
     "moved": ("max", "pos long, due_at timestamp, queue string"),
     "renewals": ("sum", "long"),
     "renewed": ("max", "pos long, at timestamp, holder string, lease_ms long"),
@@ -110,6 +113,22 @@ def of_markers(markers: DataFrame) -> DataFrame:
         **{name: F.when(kind.isin(*kinds), _value(name)) for name, kinds in _KINDS.items()},
     }
     return _row(rows, columns)
+
+
+def of_duplicates(markers: DataFrame, windows: Mapping[str, int], subscriptions: Subscriptions) -> DataFrame:
+    """Return the parts that mark duplicates: messages that are delayed within the window of their deduplication id.
+
+    ``windows`` are the longest windows of queues in ms, "*" that of all others. So a message that the tracker accepted
+    may be marked, and its fact tells. A message is marked because of the one before it, even if that was dropped.
+    """
+    in_order = Window.partitionBy("queue", "text").orderBy("log_partition", "log_offset", "index")
+    named = F.create_map(*[F.lit(each) for name, window_ms in windows.items() for each in (name, window_ms)])
+    passed_ms = F.unix_millis("logged_at") - F.lag(F.unix_millis("logged_at")).over(in_order)
+    rows = markers.where(HAS_ID).withColumn("passed_ms", passed_ms)
+    rows = rows.where(F.col("passed_ms") < F.coalesce(named[F.col("queue")], named[F.lit("*")]))
+    subscription = subscriptions.of(F.col("queue"), F.col("topic"))
+    columns = {"queue": F.col("queue"), "duplicate": F.lit(True)}
+    return _row(rows.withColumn("subscription", subscription), columns)
 
 
 def of_messages(messages: DataFrame) -> DataFrame:

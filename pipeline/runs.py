@@ -18,13 +18,24 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StructField, StructType
 
+from marq.settings.queue import QueueSettings
 from marq.wire.names import Names
 from pipeline.deliveries import Cut, reads
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS, batches
 from pipeline.lake import Commit, Lake
 from pipeline.lifecycle import LIFECYCLE, came_from_elsewhere, lifecycle
-from pipeline.parts import KEY, PARTS, PLACE, added_up, of_dead_letters, of_markers, of_messages
+from pipeline.parts import (
+    HAS_ID,
+    KEY,
+    PARTS,
+    PLACE,
+    added_up,
+    of_dead_letters,
+    of_duplicates,
+    of_markers,
+    of_messages,
+)
 from pipeline.subscriptions import Mark, Subscription, Subscriptions
 from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
 
@@ -87,7 +98,8 @@ class Run:
         stage = self._lake.stage(TABLE, self._number)
         self._say("computing each message")
         carried = self._carried()
-        parts = added_up(*_told(new, subscriptions, carried), *carried, *self._missed(subscriptions, marks))
+        others = [*self._missed(subscriptions, marks), *self._duplicates(new["markers"], subscriptions)]
+        parts = added_up(*_told(new, subscriptions, carried), *carried, *others)
         self._save(lifecycle(parts, cut), f"{stage}/told", clocks)
         replaced = self._reopen(stage, cut, subscriptions, clocks)
         progress = {"marks": marks, "subscriptions": subscriptions.document(), "clocks": clocks, "keyed": keyed}
@@ -118,6 +130,16 @@ class Run:
         rows = self._lake.table("messages", MESSAGES, commits).join(F.broadcast(missed), ["topic", "partition"])
         rows = rows.where((F.col("offset") > F.col("after")) & (F.col("offset") <= F.col("upto")))
         return [of_messages(rows.withColumn("queue", F.col("subscription")))]
+
+    def _duplicates(self, new: DataFrame, subscriptions: Subscriptions) -> list[DataFrame]:
+        """Return the parts that mark duplicates among new markers; an earlier run may have read the first of an id."""
+        chosen = new.where(HAS_ID)
+        if chosen.isEmpty():
+            return []
+        commits = batches(self._lake, "markers", -1, self._round["last"]["markers"])
+        windows = self._round.get("deduplication_windows", {"*": QueueSettings().deduplication_window_ms})
+        marked = of_duplicates(self._lake.table("markers", MARKERS, commits), windows, subscriptions)
+        return [marked.join(F.broadcast(chosen.select(*PLACE).distinct()), list(PLACE), "left_semi")]
 
     def _partitions(self) -> dict[str, list[int]]:
         """Return the partitions of each topic."""
@@ -180,7 +202,8 @@ class Run:
         elif not self._read_before(places):
             return None
         wanted = _places(again, subscriptions).unionByName(places).select(*KEY).distinct()
-        everything = _told(self._ingested(_NOTHING["last"]), subscriptions)
+        told = self._ingested(_NOTHING["last"])
+        everything = [*_told(told, subscriptions), *self._duplicates(told["markers"], subscriptions)]
         parts = [part.join(F.broadcast(wanted), list(KEY), "left_semi") for part in everything]
         rows = lifecycle(added_up(*parts), cut)
         others = _without(new, strange)

@@ -6,7 +6,8 @@ record that it is about. The partition of a synthetic source may be any number o
 record of the messages topic, or of a topic that queues name; there ``queue`` is null, because each of them has it as a
 message (:mod:`pipeline.subscriptions`). ``id`` is the id of the message that the record redelivers, and
 null in a first delivery, whose id is its own place. ``line`` is a number made of the ordering key, in ACQUIREs of a
-queue with ordering. ``cause`` is that of a fact, or ``LAST`` for a RELEASE after the last attempt.
+queue with ordering. ``text`` is the error of a RELEASE, the reason of a REJECT, or a digest of the deduplication id of
+a DELAY within its ordering key. ``cause`` is that of a fact, or ``LAST`` for a RELEASE after the last attempt.
 
 Columns are added, never renamed, and are null in older files; any other change needs a new :data:`FORMAT`.
 """

@@ -30,23 +30,27 @@ _LINES, _BYTES = 5_000, 8 << 20
     click.argument("value", required=False),
     click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of the message. Repeatable."),
     click.option("--ordering-key", metavar="KEY", help='Ordering key, in a queue with ordering = "key".'),
+    click.option("--deduplication-id", "own_id", metavar="ID", help="Id; later messages with the same id are dropped."),
     click.option("--delay", metavar="DURATION", help="Delay before delivery: 90s, 15m, 2h, 7d."),
     click.option("--at", "moment", metavar="TIME", help="Time of delivery: 2030-01-31T08:00:00+00:00."),
     click.option("--lines", is_flag=True, help="Send each line of standard input as a message."),
     JSON,
 )
 async def send(
-    setup: Setup, name: str, value: str | None, headers: Sequence[str], ordering_key: str | None, delay: str | None,
-    moment: str | None, lines: bool, as_json: bool,
+    setup: Setup, name: str, value: str | None, headers: Sequence[str], ordering_key: str | None, own_id: str | None,
+    delay: str | None, moment: str | None, lines: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Send VALUE, or `-` for all of standard input; prints the message's id."""
     check_queue_name(name)
     if lines == (value is not None):
         raise ConfigError("send: give either a VALUE (`-`: standard input) or --lines")
+    if lines and own_id is not None:
+        raise ConfigError("send: --deduplication-id is for a single VALUE, because --lines sends several messages")
     if delay is not None and moment is not None:
         raise ConfigError(f"send: --delay {delay} and --at {moment}: give one of the two")
     key = None if ordering_key is None else check_ordering_key(ordering_key.encode("utf-8", "surrogateescape"))
     options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment), "ordering_key": key}
+    options["deduplication_id"] = own_id
     options = {key: option for key, option in options.items() if option is not None}
     limit = (await ensure_topics(setup.client)).messages_limit_bytes
     await note_if_no_consumer(setup.client, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.rows.deduplication import DEDUPLICATION
 from bench.rows.delays import DELAYS
 from bench.rows.drain import DRAIN, MEMORY, RABBITMQ, WORK_ROWS
 from bench.rows.latency import EXPIRY, LATENCY, NEIGHBOURS, REDELIVERY
@@ -35,4 +36,5 @@ ROWS: tuple[Row, ...] = (
     IDLE,
     RECOVERY,
     DELAYS,
+    DEDUPLICATION,
 )

@@ -18,7 +18,7 @@ from marq.settings.hints import Hinted, Unknown, refuse
 from marq.wire.errors import LeaseLost, MarqError
 from marq.wire.markers import BACKOFF
 from marq.wire.names import ERROR_HEADER, KEY_HEADER, RESERVED_HEADER
-from marq.wire.record_headers import Origin, origin
+from marq.wire.record_headers import Origin, deduplication_id, origin
 
 if TYPE_CHECKING:
     # Defaults of type variables need Python 3.13.
@@ -100,6 +100,12 @@ class Message(Hinted, Generic[T_co]):
         """
         errors = [value for name, value in self._record.headers if name == ERROR_HEADER]
         return errors[-1].decode("utf-8", "replace") if errors and errors[-1] else None
+
+    @property
+    def deduplication_id(self) -> str | None:
+        """The id that the message was sent with, or None."""
+        own_id = deduplication_id(self._record.headers)
+        return None if own_id is None else own_id.decode("utf-8", "replace")
 
     @property
     def sent_at(self) -> datetime:

@@ -13,6 +13,9 @@ from marq.core.storage.rows import IN_ORDER, LeaseRow, State
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import Source
 
+# Looked up for every hint.
+_DELAYED = State.DELAYED
+
 #: Messages that are due in the same span of time wait together, and are sorted when it begins.
 SPAN_MS = 1_000
 #: At most this many messages with one lease wait in a span; more of them share a hint.
@@ -26,7 +29,7 @@ class Hint(NamedTuple):
 
     Hints are compared from left to right: messages that are due in one millisecond come in the order in which they were
     acquired or delayed, also if they were rescheduled or the index was rebuilt. ``place`` is that of a delayed message
-    in the log: those of one millisecond keep that order, whatever their sources are. It is 0 for others.
+    in the log, so that messages of several senders keep that order. It is 0 for others.
     """
 
     due_ms: int
@@ -113,7 +116,7 @@ class DueIndex:
 
     def _push(self, opened: OpenMessages, offsets: Sequence[int], lease: LeaseRow) -> None:
         self._sequence += 1
-        place = lease.holder if lease.state is State.DELAYED else 0
+        place = lease.holder if lease.state is _DELAYED else 0
         hint = Hint(
             lease.due_ms, lease.since_ms, place, opened.source, offsets[0], self._sequence, opened, offsets, lease
         )  # fmt: skip

@@ -160,7 +160,7 @@ class LeaseBook(DueMessages):
             if is_scheduled(source.topic):
                 self._note_schedule(source)
         counts.reacquired += len(offsets) - len(new)
-        if new and _may_have_ids(batch):
+        if new and may_have(batch.payloads, DEDUPLICATION_ID_HEADER) and _has_ids_that_count(source.topic):
             window_ms = self._settings(batch.queue).deduplication_window_ms
             accepted = self.accepted_ids.accept(batch, new, self.applied, self.clock.now_ms, window_ms)
             counts.deduplicated += len(new) - len(accepted)
@@ -364,10 +364,9 @@ class LeaseBook(DueMessages):
         return self._replies.take(self, self.clock.now_ms)
 
 
-def _may_have_ids(batch: Delay) -> bool:
-    """Return whether messages may have deduplication ids that count: those of dead letters were accepted before."""
-    topic = batch.source.topic
-    return is_synthetic(topic) and not is_scheduled(topic) and may_have(batch.payloads, DEDUPLICATION_ID_HEADER)
+def _has_ids_that_count(topic: str) -> bool:
+    """Return whether the deduplication ids of a source count: those of dead letters were accepted before."""
+    return is_synthetic(topic) and not is_scheduled(topic)
 
 
 _FOLDS: dict[type, Callable[[LeaseBook, Any], None]] = {

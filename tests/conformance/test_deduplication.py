@@ -35,6 +35,7 @@ async def test_only_the_first_message_of_an_id_is_delivered(backend: Backend) ->
         messages = {message.value: message for message in await take(consumer, 2)}
         assert messages.keys() == {b"first", b"third"}
         assert (messages[b"first"].id, messages[b"first"].headers) == (first.id, {"tenant": b"acme"})
+        assert messages[b"first"].deduplication_id == "a"
         assert await producer.cancel(second) is False
         await consumer.ack(list(messages.values()))
         # Also after the first one has ended.
@@ -187,7 +188,13 @@ async def test_receipts_tell_the_order_in_which_messages_of_a_key_are_accepted(b
     assert len(set(sequences)) == 4
     assert sequences == sorted(sequences)
     assert delayed.sequence is None
-    assert sorted(await received(backend, queue, 5)) == [b"%d" % number for number in range(5)]
+    async with backend.consumer(queue) as consumer:
+        values = []
+        for _ in range(5):
+            message = await take_one(consumer)
+            values.append(message.value)
+            await message.ack()
+    assert [value for value in values if value != b"4"] == [b"0", b"1", b"2", b"3"]
 
 
 async def test_a_queue_with_its_own_topic_gets_such_messages_through_the_messages_topic(backend: Backend) -> None:

@@ -74,6 +74,7 @@ class Directory:
             "first": {"messages": self.first, "markers": {"marq.markers": {"0": int(self.truncated)}}},
             "held_back": sorted(self.held_back),
             "without_dead_letters": sorted(self.without_dead_letters),
+            "deduplication_windows": {"*": 300_000},
             "subscriptions": [each.document() for each in self.subscriptions],
         }
         self.lake.publish(ROUNDS, self._rounds, {}, round_)

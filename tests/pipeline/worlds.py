@@ -49,7 +49,7 @@ class Worlds:
 
     def add(self, seed: int, plan: Plan | None = None) -> None:
         """Add the world of a seed, which must have come to its end."""
-        result, _, world = inspect(seed, plan or Plan(without=LOSSES))
+        result, _, world = inspect(seed, plan or Plan(without=LOSSES, ids=False))
         assert not result.failed, result.failed
         self.worlds[seed] = world
         for source, log in world.messages.items():

@@ -75,7 +75,7 @@ class Delayer(Actor):
         #: Per partition, the numbers of batches that were written and not confirmed.
         self._unconfirmed: list[set[int]] = [set() for _ in range(MOST_PARTITIONS)]
         #: How many messages have deduplication ids, and how many ids there are.
-        self._id_share = world.id_lots.choice([0.0, 0.0, 0.5, 1.0])
+        self._id_share = world.id_lots.choice([0.0, 0.0, 0.5, 1.0]) if world.has_ids else 0.0
         self._ids = world.id_lots.choice([1, 3, 20])
         self._repeats = lots.random() < 0.5
         self._ask_share = lots.choice([0.0, 0.4, 0.8])

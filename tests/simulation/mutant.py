@@ -33,7 +33,6 @@ INSIDE = {
     "a first acquisition counts as a repeated one",
     "the second row of a message outlives it",
     "messages due in the same millisecond are sent in any order",
-    "messages of several senders in one millisecond are sent in the order of their sources",
     "a message that failed its last attempt waits for its backoff",
 }
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from tests.simulation.mutant import DEDUPLICATION, Mutant, mutant
 
 _CORE, _DELAYING = "marq.core.", "tests.simulation.delaying"
-_LEASES, _DUE_INDEX = _CORE + "leases", _CORE + "due_index"
-_IDS, _RESTORATION = _CORE + "storage.deduplication", _CORE + "storage.restoration"
+_LEASES, _RESTORATION, _IDS = _CORE + "leases", _CORE + "storage.restoration", _CORE + "storage.deduplication"
 
 DEDUPLICATION_MUTANTS: tuple[Mutant, ...] = (
     mutant(
@@ -99,25 +98,9 @@ DEDUPLICATION_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         DEDUPLICATION,
-        "a DELAY that is written again is a duplicate of itself",
-        _LEASES,
-        "book-differs raised",
-        ("accept(batch, new, self.applied,", "accept(batch, offsets, self.applied,"),
-        send_unknown=0.5,
-        marker_slow=0.3,
-    ),
-    mutant(
-        DEDUPLICATION,
         "messages of an id go to any markers partition",
         _DELAYING,
         "duplicate",
         ("        if wanted is None:\n", "        if True:\n"),
-    ),
-    mutant(
-        DEDUPLICATION,
-        "messages of several senders in one millisecond are sent in the order of their sources",
-        _DUE_INDEX,
-        "order",
-        ("place = lease.holder if lease.state is State.DELAYED else 0", "place = 0"),
     ),
 )

@@ -80,6 +80,8 @@ class Plan:
     messages: int | None = None
     #: How many messages are delayed by their sender.
     delayed: int | None = None
+    #: Whether some of them have deduplication ids.
+    ids: bool = True
     blind: bool = False
 
 
@@ -93,6 +95,7 @@ class World:
         self.events = 0
         self.faulty = True
         self.blind = plan.blind
+        self.has_ids = plan.ids
         self.fault_count = 0
         self.stats: Counter[str] = Counter()
         self.history = History()

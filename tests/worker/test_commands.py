@@ -249,6 +249,16 @@ async def test_a_key_is_sent_to_an_ordered_queue(shell: Shell) -> None:
     assert "partitions can't change while the queue has messages (3 waiting and 0 in flight)" in kept.err
 
 
+async def test_a_message_is_sent_with_a_deduplication_id(shell: Shell, shared_worker: Worker) -> None:
+    queue = "once"
+    for value in "12":
+        await shell.json("send", queue, value, "--deduplication-id", "a")
+
+    await eventually(lambda: shared_worker.queue(queue), lambda found: found.get("deduplicated") == 1)
+    refused = await shell("send", queue, "--lines", "--deduplication-id", "a", code=1)
+    assert "--deduplication-id is for a single VALUE" in refused.err
+
+
 async def test_a_change_of_the_group_and_a_reset_are_confirmed_first(shell: Shell, queues: marq.Queues) -> None:
     queue = "asked"
     for arguments in (["--set", "group=background"], ["--reset"], ["--forget"]):

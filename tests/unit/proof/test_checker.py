@@ -11,7 +11,7 @@ from marq.wire.markers import Cause, Kind
 from proof import checker
 from proof.checker import check
 from proof.history import Event, holder_name
-from tests.unit.proof import test_delays, test_lines, test_once
+from tests.unit.proof import test_deduplication, test_delays, test_lines, test_once
 from tests.unit.proof.story import (
     FIRST,
     LEASE_MS,
@@ -194,6 +194,7 @@ BROKEN: list[Broken] = [
 ALL_BROKEN = [
     *[(clean, each) for each in BROKEN],
     *[(test_delays.clean, each) for each in test_delays.BROKEN],
+    *[(test_deduplication.clean, each) for each in test_deduplication.BROKEN],
     *[(test_once.redriven, each) for each in test_once.REDRIVEN_BROKEN],
     *[(test_once.spent, each) for each in test_once.SPENT_BROKEN],
 ]

@@ -1,0 +1,57 @@
+"""Messages that were dropped because their deduplication ids were accepted before: not lost, and not waiting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.audit import balanced, judged
+from pipeline.jobs.audit import verdict as audited
+from pipeline.runs import TABLE, Run
+from tests.pipeline.directory import Directory
+from tests.pipeline.stories import DRAWN, Log
+
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]
+WINDOW_S = 300
+
+
+def story() -> list[Log]:
+    """Two rounds: an accepted message and a duplicate; another duplicate, and two that are none."""
+    first, second = Log(), Log()
+    fact: dict[str, Any] = {"holder": "f" * 16, "attempt": 1, "cause": "DUE"}
+    first.say("DELAY", 0, 1, DRAWN, due_at=None, text="x")
+    first.say("DELIVERED", 0, 2, DRAWN, **fact)
+    first.record(0, 2, copy_of=f"{DRAWN}/0/0", attempt=1)
+    first.say("ACQUIRE", 0, 3, id=f"{DRAWN}/0/0")
+    first.say("ACK", 0, 4)
+    first.say("DELAY", 1, 5, DRAWN, text="x")
+    first.say("TICK", None, 6, None, queue=None)
+    second.markers = [{}] * len(first.markers)  # so that the log's offsets rise
+    second.say("DELAY", 2, 7, DRAWN, text="x")
+    second.say("DELAY", 3, 8, DRAWN, text="y")
+    second.say("DELAY", 4, 8 + WINDOW_S, DRAWN, text="x")
+    second.say("TICK", None, 3_000, None, queue=None)
+    del second.markers[: len(first.markers)]
+    for row in (*first.markers, *second.markers):
+        if row["kind"] == "DELAY":
+            row["due_at"] = row["logged_at"]
+    return [first, second]
+
+
+def test_a_duplicate_is_neither_lost_nor_open_and_others_with_its_id_are(spark: SparkSession, tmp_path: Path) -> None:
+    directory = Directory(spark, tmp_path)
+    for log in story():
+        directory.bring(log.tables())
+        Run(spark, directory.lake).take()
+
+    rows = {row.id: row for row in directory.lake.read(TABLE).collect()}
+    states = {number: rows[f"{DRAWN}/0/{number}"].state for number in range(5)}
+    assert states == {0: "acked", 1: "deduplicated", 2: "deduplicated", 3: "delayed", 4: "delayed"}
+    found = audited(judged(directory.lake.read(TABLE)))
+    [counts] = found["queues"].values()
+    assert (counts["sent"], counts["deduplicated"], counts["lost"], counts["differences"]) == (5, 2, 0, 2)
+    assert balanced(counts)
+    assert {each["id"] for each in found["wrong"]} == {f"{DRAWN}/0/3", f"{DRAWN}/0/4"}
