@@ -14,7 +14,7 @@ log = logging.getLogger("marq.sqs")
 #: Interval between two looks for tasks that no endpoint works on, and the pause after an error.
 LOOK_S = 2.0
 #: How long a stop waits for messages that are being moved.
-STOP_S = 5.0
+STOP_S = 3.0
 
 
 class TaskRunner:

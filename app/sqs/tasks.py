@@ -193,7 +193,10 @@ class Tasks:
         return {"runner": {"id": self.runner, "until": self._clock() + CLAIM_S}}
 
     def _may_claim(self, document: Document) -> bool:
-        unfinished = is_being_purged(document) or any(task.state in ACTIVE for task in _moves_of(document))
+        # Looked at often, for all queues.
+        unfinished = is_being_purged(document) or any(
+            each.get("state", RUNNING) in ACTIVE for each in document.get("moves", ())
+        )
         runner = document.get("runner", {})
         return unfinished and (runner.get("id") == self.runner or self._clock() >= runner.get("until", 0))
 

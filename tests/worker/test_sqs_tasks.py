@@ -170,6 +170,15 @@ async def test_a_deleted_queue_is_gone_at_once_and_for_good(worker: Worker, sqs:
     await eventually(lambda: worker.queue("deleted"), lambda found: not found.get("in_flight"))
 
 
+async def test_calls_are_measured(worker: Worker, sqs: Sqs) -> None:
+    await sqs("create_queue", QueueName="measured")
+    await sqs.refused("send_message", "measured", MessageBody="\x01")
+    _, text = await worker.page("/metrics")
+
+    assert 'marq_sqs_calls_total{code="OK",operation="CreateQueue"}' in text
+    assert 'marq_sqs_calls_total{code="InvalidMessageContents",operation="SendMessage"} 1.0' in text
+
+
 async def test_another_endpoint_continues_the_move_of_a_killed_one(worker: Worker, sqs: Sqs) -> None:
     second = worker.again(MARQ_SQS_PORT=str(free_port("127.0.0.1")), MARQ_ROLES="sqs")
     second.web_port += 1
