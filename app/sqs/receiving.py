@@ -14,12 +14,13 @@ from base64 import b64decode, b64encode
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import ceil
 from typing import Any, NamedTuple, Self
 
 from marq.client import token
 from marq.client.token import Token
 from marq.consumer.message import Message
-from marq.consumer.polled import PolledConsumer, TokenSettler
+from marq.consumer.polled import PolledConsumer, TokenSettler, described
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq_worker.app.sqs.peers import Peers
@@ -33,6 +34,9 @@ RETRY_S = 1.0
 #: How long a poll looks for messages at least, because they are acquired only when a poll asks; the second number holds
 #: for polls that find no consumer yet.
 SHORT_POLL_S, FIRST_POLL_S = 0.5, 2.0
+#: Polls of at least this length end together, at the next multiple of the second number: waking up for each of them
+#: costs more than the rest of an idle poll.
+LONG_POLL_S, TOGETHER_S = 5.0, 0.5
 #: Most messages to ask another endpoint for.
 MAX_ASKED = 100
 #: How many deleted messages to remember, and for how long, because their redeliveries may be on their way.
@@ -53,10 +57,7 @@ class Delivery(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Self:
-        sent_ms = round(message.sent_at.timestamp() * 1000)
-        return cls(
-            token.decode(message.token), message.id, message.attempt, sent_ms, message.body, dict(message.headers)
-        )
+        return cls(*described(message))
 
     def document(self) -> dict[str, Any]:
         """Return it for another endpoint, as JSON."""
@@ -229,6 +230,8 @@ class QueueReceiver:
     async def _poll(self, most: int, wait_s: float, *, alone: bool) -> list[Delivery]:
         clock = asyncio.get_running_loop().time
         until_s = clock() + max(wait_s, SHORT_POLL_S if self._started.is_set() else FIRST_POLL_S)
+        if wait_s >= LONG_POLL_S:
+            until_s = ceil(until_s / TOGETHER_S) * TOGETHER_S
         while not self._stopping:
             if deliveries := await self._take(most, alone=alone):
                 return deliveries

@@ -11,6 +11,7 @@ import asyncio
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from aiohttp.web import HTTPException, Request, RequestKey, Response, StreamResponse, middleware
@@ -56,6 +57,7 @@ HEADERS: Mapping[str, str] = {
 Handler = Callable[[Request], Awaitable[StreamResponse]]
 
 
+@lru_cache(maxsize=256)
 def is_loopback(address: str) -> bool:
     """Return whether only this machine reaches an address; a name other than localhost may be anything."""
     try:

@@ -25,8 +25,8 @@ from marq.wire.names import markers_partition
 
 log = logging.getLogger("marq")
 
-#: How long an ack waits for others if no call waits for it, or for other calls.
-LINGER_S = 0.005
+#: How long an ack waits for others if no call waits for it, and how long a call waits for others in a shared batcher.
+LINGER_S, SHARED_LINGER_S = 0.005, 0.01
 #: Pause after a failed write, doubled each time.
 FIRST_RETRY_S, MAX_RETRY_S = 0.05, 2.0
 #: Time limit of one write.
@@ -42,7 +42,7 @@ class AckBatcher:
 
     It calls ``finished`` with a queue and how many of its messages are no longer held, and ``failed`` with an error
     that ends the writing. ``wall`` is seconds since 1970, for display only. If many programs share it (``shared``), a
-    call that comes during a write waits ``LINGER_S`` for others.
+    call that comes during a write waits ``SHARED_LINGER_S`` for others.
     """
 
     def __init__(
@@ -123,7 +123,9 @@ class AckBatcher:
 
     def _flush_later(self) -> None:
         if self._timer is None and not self._due.is_set():
-            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.flush_soon)
+            self._timer = asyncio.get_running_loop().call_later(
+                SHARED_LINGER_S if self._shared else LINGER_S, self.flush_soon
+            )
 
     def flush_soon(self) -> None:
         """Write now: no more outcomes will come soon, or a call waits."""

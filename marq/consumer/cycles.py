@@ -21,7 +21,7 @@ from marq.wire.markers import Source
 MAX_CYCLES, MAX_CYCLES_BUSY, BUSY_RECORDS = 2, 4, 1_000
 #: Without prefetching, one runs at a time, at most every so many seconds: meanwhile further calls ask for messages, and
 #: the next cycle acquires the messages of all.
-MAX_CYCLES_ON_DEMAND, ON_DEMAND_S = 1, 0.01
+MAX_CYCLES_ON_DEMAND, ON_DEMAND_S = 1, 0.015
 
 
 class BeforeFailed(NotCommitted):
