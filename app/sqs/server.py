@@ -105,7 +105,9 @@ class SqsServer:
             )
             if call.operation != "ReceiveMessage":
                 # A change is made as a whole, even if the client hangs up.
-                return 200, {}, answer(await asyncio.shield(answering))
+                change = asyncio.ensure_future(answering)
+                change.add_done_callback(_look_at_error)
+                return 200, {}, answer(await asyncio.shield(change))
             return 200, {}, answer(await answering)
         except SqsError as error:
             return refusal(error)
@@ -169,6 +171,12 @@ class SqsServer:
 
     def _base_url(self, request: BaseRequest) -> str:
         return self._public_url or f"{request.scheme}://{request.host}"
+
+
+def _look_at_error(change: asyncio.Future[Any]) -> None:
+    """Keep asyncio from logging the error of a call whose client has hung up."""
+    if not change.cancelled():
+        change.exception()
 
 
 async def _body(request: BaseRequest) -> bytes:

@@ -345,32 +345,6 @@ async def test_an_unfinished_message_blocks_its_group_and_no_other(worker: Worke
     await eventually(lambda: worker.queue("groups.fifo"), lambda found: found["acked"] == 4 and not found["in_flight"])
 
 
-async def test_a_message_comes_again_before_the_next_of_its_group(worker: Worker) -> None:
-    fifo = Fifo(worker, "again.fifo")
-    await fifo.create(VisibilityTimeout="2")
-    await fifo.send("a", "a1", "a2")
-
-    first = (await fifo.take())["a1"]
-    second = (await fifo.take(VisibilityTimeout=600))["a1"]
-    assert (receive_count(first), receive_count(second)) == (1, 2)
-    # A handle of a former delivery ends nothing.
-    expired = await fifo.refused("delete_message", "again.fifo", ReceiptHandle=first["ReceiptHandle"])
-    assert expired == "InvalidParameterValue"
-    await fifo.hide(second, 0)
-    third = (await fifo.take(VisibilityTimeout=600))["a1"]
-    await fifo.hide(third, 1)
-    fourth = (await fifo.take(VisibilityTimeout=600))["a1"]
-    assert (receive_count(third), receive_count(fourth)) == (3, 4)
-    hidden = await fifo.refused(
-        "change_message_visibility", "again.fifo", ReceiptHandle=third["ReceiptHandle"], VisibilityTimeout=9
-    )
-    assert hidden == "AWS.SimpleQueueService.MessageNotInflight"
-    await fifo.end(fourth)
-    [last] = (await fifo.take()).values()
-    assert (last["Body"], receive_count(last)) == ("a2", 1)
-    await fifo.end(last)
-
-
 async def test_a_long_poll_ends_with_the_first_message(sqs: Sqs) -> None:
     await sqs("create_queue", QueueName="long")
     await sqs("receive_message", "long", WaitTimeSeconds=5)  # the consumer has started

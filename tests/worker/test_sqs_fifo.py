@@ -54,6 +54,32 @@ async def second(worker: Worker) -> AsyncIterator[Worker]:
         second.close()
 
 
+async def test_a_message_comes_again_before_the_next_of_its_group(worker: Worker) -> None:
+    fifo = Fifo(worker, "again.fifo")
+    await fifo.create(VisibilityTimeout="2")
+    await fifo.send("a", "a1", "a2")
+
+    first = (await fifo.take())["a1"]
+    second = (await fifo.take(VisibilityTimeout=600))["a1"]
+    assert (receive_count(first), receive_count(second)) == (1, 2)
+    # A handle of a former delivery ends nothing.
+    expired = await fifo.refused("delete_message", "again.fifo", ReceiptHandle=first["ReceiptHandle"])
+    assert expired == "InvalidParameterValue"
+    await fifo.hide(second, 0)
+    third = (await fifo.take(VisibilityTimeout=600))["a1"]
+    await fifo.hide(third, 1)
+    fourth = (await fifo.take(VisibilityTimeout=600))["a1"]
+    assert (receive_count(third), receive_count(fourth)) == (3, 4)
+    hidden = await fifo.refused(
+        "change_message_visibility", "again.fifo", ReceiptHandle=third["ReceiptHandle"], VisibilityTimeout=9
+    )
+    assert hidden == "AWS.SimpleQueueService.MessageNotInflight"
+    await fifo.end(fourth)
+    [last] = (await fifo.take()).values()
+    assert (last["Body"], receive_count(last)) == ("a2", 1)
+    await fifo.end(last)
+
+
 async def test_a_message_received_too_often_moves_and_its_group_goes_on(worker: Worker) -> None:
     fifo, dead = Fifo(worker, "failing.fifo"), Fifo(worker, "dead.fifo")
     await dead.create()
@@ -230,3 +256,22 @@ async def test_outcomes_reach_the_endpoint_that_holds_the_message(worker: Worker
     await one.end(*again.values())
     await other.end(*(await other.take(8)).values())
     await eventually(lambda: worker.queue("two.fifo"), lambda found: found["acked"] == 24 and not found["in_flight"])
+
+
+async def test_groups_go_on_where_their_partitions_move_to(worker: Worker, second: Worker) -> None:
+    one, other = Fifo(worker, "moved.fifo"), Fifo(second, "moved.fifo")
+    await one.create(VisibilityTimeout="600")
+    groups = [f"g{number}" for number in range(8)]
+    for group in groups:
+        await one.send(group, f"{group}-1", f"{group}-2")
+    first = await one.take(8)
+
+    # The other endpoint joins the queue's group, and gets one of the two partitions.
+    await other.nothing_comes(6)
+    await one.end(*first.values())
+    following = await other.take(8)
+
+    assert set(following) == {f"{group}-2" for group in groups}
+    assert {receive_count(message) for message in following.values()} <= {1, 2}
+    await other.end(*following.values())
+    await eventually(lambda: worker.queue("moved.fifo"), lambda found: found["acked"] == 16 and not found["in_flight"])
