@@ -110,6 +110,12 @@ class Deleted:
         return delivery.attempt > attempt and self._clock() - deleted_s < DELETED_S
 
 
+def end_of_poll_s(now_s: float, wait_s: float) -> float:
+    """Return when a poll without messages ends."""
+    until_s = now_s + wait_s
+    return until_s if wait_s < LONG_POLL_S else ceil(until_s / TOGETHER_S) * TOGETHER_S
+
+
 class QueueReceiver:
     """Receives the messages of one queue."""
 
@@ -229,9 +235,7 @@ class QueueReceiver:
 
     async def _poll(self, most: int, wait_s: float, *, alone: bool) -> list[Delivery]:
         clock = asyncio.get_running_loop().time
-        until_s = clock() + max(wait_s, SHORT_POLL_S if self._started.is_set() else FIRST_POLL_S)
-        if wait_s >= LONG_POLL_S:
-            until_s = ceil(until_s / TOGETHER_S) * TOGETHER_S
+        until_s = end_of_poll_s(clock(), max(wait_s, SHORT_POLL_S if self._started.is_set() else FIRST_POLL_S))
         while not self._stopping:
             if deliveries := await self._take(most, alone=alone):
                 return deliveries

@@ -27,7 +27,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import MarqError
-from marq.wire.markers import Ack, Release, Renew
+from marq.wire.markers import Ack, Release, Renew, Source
 from marq.wire.record_headers import origin, record_id
 
 
@@ -164,7 +164,10 @@ class TokenSettler(Lifecycle[AckBatcher]):
 
     async def ack(self, tokens: Sequence[Token]) -> None:
         """Ack messages."""
-        await self._settle([Ack(each.queue, each.holder, each.source, [each.offset]) for each in tokens])
+        offsets: dict[tuple[str, int, Source], set[int]] = {}
+        for token in tokens:
+            offsets.setdefault((token.queue, token.holder, token.source), set()).add(token.offset)
+        await self._settle([Ack(*place, sorted(some)) for place, some in offsets.items()])
 
     async def renew(self, leases: Sequence[tuple[Token, int]]) -> None:
         """Let leases end so many milliseconds from now: earlier or later than before."""

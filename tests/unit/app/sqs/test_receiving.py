@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from marq.client.token import Token
 from marq.wire.markers import Source
-from marq_worker.app.sqs.receiving import DELETED_S, MAX_DELETED, Deleted, Delivery
+from marq_worker.app.sqs.receiving import (
+    DELETED_S,
+    LONG_POLL_S,
+    MAX_DELETED,
+    Deleted,
+    Delivery,
+    end_of_poll_s,
+)
 
 TOKEN = Token("emails", 2**64 - 1, Source("marq.messages", 3), 2**40)
 
@@ -51,3 +58,11 @@ def test_the_oldest_deletions_are_forgotten_first() -> None:
 
     assert not deleted.concerns(delivery("0", 2))
     assert deleted.concerns(delivery("1", 2))
+
+
+def test_long_polls_end_together_and_never_too_early() -> None:
+    assert [end_of_poll_s(now_s, 20) for now_s in (100.0, 100.1, 100.5, 100.51)] == [120.0, 120.5, 120.5, 121.0]
+
+
+def test_short_polls_end_in_time() -> None:
+    assert end_of_poll_s(100.1, LONG_POLL_S - 1) == 100.1 + LONG_POLL_S - 1
