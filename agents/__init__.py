@@ -1,1 +1,1 @@
-"""Thin agents: they take batches, ask the core, and send."""
+"""Thin agents: they pass batches to the core and carry out its decisions."""

@@ -1,8 +1,8 @@
-"""The backlog counter: counts the waiting messages of each queue, also if many queues share a topic.
+"""The backlog counter: counts the waiting messages of each queue, even if many queues share a topic.
 
-The owner of a markers partition reads the records of all partitions whose markers it has, looks only at their keys, and
-compares them with the acquired ranges of its lease book: a message that no consumer has acquired waits. So one worker
-at a time counts a message, without asking the broker for the positions of groups.
+The owner of a markers partition reads the keys of all records in the partitions whose markers it has, and compares
+their offsets with the acquired ranges of its lease book: a message that no consumer has acquired is waiting. So each
+message is counted by one worker at a time, without asking the broker for the positions of groups.
 
 The counter commits the offset of the first waiting message in a group of its own. The next owner starts there, and
 reads the waiting messages once more.
@@ -40,17 +40,17 @@ log = logging.getLogger("marq.backlog")
 AT_ONCE = 4_000
 #: How many records from before a takeover to count per second while there are markers to fold.
 BUSY_PER_SECOND = 20_000
-#: How long a fetch waits for how many bytes: few requests for quiet topics.
+#: Maximum wait and minimum bytes of a fetch, so that quiet topics cause few requests.
 FETCH_WAIT_MS, FETCH_BYTES = 250, 1 << 19
-#: Bytes of all partitions together, which limits the memory of a worker with many.
+#: Maximum bytes of a fetch over all partitions, which limits the memory of a worker with many partitions.
 MAX_FETCH_BYTES = 1 << 23
 #: Interval between two sums, and the number of sums over which arrivals become a rate.
 SUM_S, RATE_SUMS = 1.0, 10
 #: Sums of (queue, partition) to compute before yielding to other tasks, and the factor of the pause after them.
 _SUMS_AT_ONCE, _SUMS_REST = 1_000, 4
-#: Unknown queues that get metrics. Senders can write any key, and each one costs all pages.
+#: Maximum number of unknown queues with metrics. Senders can write any key, and each queue makes every page larger.
 MAX_UNKNOWN = 1_000
-#: Interval between two looks at the ends of partitions and two commits, and the time limit of each.
+#: Interval between two lookups of partition ends and two commits, and the time limit of each.
 LOOK_S, LOOK_LIMIT_S, COMMIT_LIMIT_S = 5.0, 5.0, 5.0
 #: Backoff after an error: first and longest; also the interval between equal log lines.
 RETRY_S, MAX_RETRY_S = 5.0, 60.0
@@ -118,7 +118,7 @@ class BacklogCounter(Service):
 
     @property
     def complete(self) -> bool:
-        """Whether everything is counted that waited at the takeover, or some seconds ago."""
+        """Whether everything that was waiting at the takeover, or a few seconds ago, has been counted."""
         begun = self.counts and not self.trouble and self._followed.keys() == self.owners.owned.keys()
         return begun and all(source.position >= source.owed for source in self._sources.by_source.values())
 
@@ -217,7 +217,7 @@ class BacklogCounter(Service):
         await asyncio.sleep(self._rest_s(sum(map(len, fetched.values())), time.monotonic() - began_s))
 
     def _rest_s(self, records: int, took_s: float) -> float:
-        """Return how long to leave the event loop to others after a read.
+        """Return how long to yield the event loop to other tasks after a read.
 
         While far behind, that is as long as the read took. Records from before a takeover are counted slowly while
         there are markers to fold: many of them will have been received by then.

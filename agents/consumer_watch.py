@@ -136,7 +136,7 @@ class ConsumerWatch(Service):
                     await self._look(passed_s)
                 self._failed = False
             except (KafkaError, OSError, TimeoutError) as error:
-                # The times stay as they were, because nothing is known about the consumers now.
+                # The times stay as they were, because nothing is known about the consumers at the moment.
                 log.log(
                     logging.DEBUG if self._failed else logging.WARNING,
                     "cannot look up the consumers of queues with waiting messages: error=%r", error,

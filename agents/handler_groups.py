@@ -114,5 +114,5 @@ def check_transactional(group: HandlerGroup, definitions: Definitions) -> None:
 
 
 def without_handler(definitions: Definitions, group: HandlerGroup) -> list[str]:
-    """Return the queues of a group that have no handler here: their messages in our partitions would wait."""
+    """Return the queues of a group that have no handler here; their messages in our partitions would wait."""
     return [queue for queue in definitions.queues_of(group.name) if queue not in group.queues]

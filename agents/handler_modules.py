@@ -1,4 +1,4 @@
-"""Imports the modules of users, and explains why one can't be imported by what is wrong in their code."""
+"""Imports users' modules; if one can't be imported, explains what is wrong in its code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from marq.wire.errors import ConfigError, MarqError
 
 #: Files whose frames precede the user's code in the traceback of an import.
 _IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
-#: Where our own code begins.
+#: Directory of Marq's own code.
 _MARQ = f"{Path(marq.__file__).parent}{os.sep}"
 
 
@@ -30,7 +30,7 @@ def check_exists(name: str) -> None:
     if top in sys.modules:
         return
     spec = importlib.util.find_spec(top)
-    # Another rest may exist without a package, as in os.path.
+    # The module may exist although its parent is not a package, like os.path.
     if spec is None or (rest == "py" and spec.submodule_search_locations is None):
         raise ConfigError(f"MARQ_HANDLERS: module {name!r} can't be imported: there is no such module; {_hint(name)}")
 
@@ -78,7 +78,7 @@ def _not_imported(what: str, module: str, error: BaseException) -> ConfigError:
         return ConfigError(f"{what}: there is no such module; {_hint(module)}")
     trace = _users(error.__traceback__)
     if isinstance(error, MarqError | TypeError) and (refused := _refused_line(trace)) is not None:
-        # The traceback would show marq's code, which only checked theirs.
+        # The traceback would show Marq's code, which only checked the user's.
         return ConfigError(f"{what}: {refused}: {error}")
     if isinstance(error, SystemExit):
         said = f'it ends the process ({error!r}); move what a program does below if __name__ == "__main__":'

@@ -46,7 +46,7 @@ class OwnerContext:
     #: Pause and resume reading a markers partition.
     pause: Callable[[int], None]
     resume: Callable[[int], None] = lambda _: None
-    #: Returns the operator's order to skip a record of a newer version, by (partition, offset, content).
+    #: Returns the operator's request to skip a record of a newer version, by (partition, offset, content).
     quarantine: Callable[[int, int, bytes], Quarantine | None] = lambda *_: None
     #: Hands the first write to the timer agent; returns when the owner has nothing more to write.
     turn: Callable[[Ownership, Write], Awaitable[None]] = redeliver
@@ -54,9 +54,9 @@ class OwnerContext:
     #: Describes the worker in the rows that it writes.
     worker: str = ""
     schedules: Callable[[], ScheduleLayers] = ScheduleLayers
-    #: On which partitions of the messages topic a queue lives now.
+    #: Returns the partitions of the messages topic on which a queue lives now.
     placement: Callable[[str], Placement] = lambda _: EVERYWHERE
-    #: Returns when the known placements are recent enough to send by; raises TimeoutError.
+    #: Returns once the known placements are recent enough for sending; raises TimeoutError.
     heard: Callable[[], Awaitable[None]] = _known
     lateness: Lateness = field(default_factory=Lateness)
     handling: HandlingTimes = field(default_factory=HandlingTimes)

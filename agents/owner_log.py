@@ -30,7 +30,7 @@ def log_jump(partition: int, jump_ms: int) -> None:
 
 
 def log_refused(write: Write) -> None:
-    """Log which message the broker refused for its size; among several it is not known yet."""
+    """Log which message the broker rejected as too large; if there are several, it is not known yet which one."""
     if len(write.due) == 1:
         fire, _ = write.due[0]
         log.error(

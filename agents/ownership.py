@@ -44,7 +44,7 @@ log = logging.getLogger("marq.tracker")
 
 #: Backoff between two attempts to take a partition over: first and longest.
 RETRY_SECONDS = (0.2, 5.0)
-#: How long a revoked owner may take to write folded markers. The next owner folds the rest again.
+#: How long a revoked owner may take to write folded markers; the next owner folds the rest again.
 FLUSH_ON_STOP_SECONDS = 2.0
 
 
@@ -122,13 +122,13 @@ class Ownership:
         self._task = asyncio.create_task(self._live(), name=f"owner of markers partition {self.partition}")
 
     async def stop(self) -> bool:
-        """Write what has been folded if that is quick, then let go; return whether all of it was written."""
+        """Write folded markers if that is quick, then release the partition; return whether all were written."""
         task, self._task = self._task, None
         self._stopping = True
         self.wake()
         finished = True
         if task is not None:
-            # Let a running transaction finish: after one that was cut short, nothing more can be written.
+            # Let a running transaction finish: after an interrupted one, nothing more can be written.
             _, unfinished = await asyncio.wait([task], timeout=FLUSH_ON_STOP_SECONDS if self.state == "owner" else 0)
             finished = not unfinished
             task.cancel()
@@ -185,7 +185,7 @@ class Ownership:
                 # A restart fixes neither a broker rejection nor a full disk.
                 self._refused = isinstance(error, BrokerResponseError | LocalTableError)
             except Exception as error:
-                # Without an alarm, the partition would stay stopped and look healthy.
+                # Without an alarm, the partition would stay stopped but look healthy.
                 log.exception("markers partition %s", self.partition)
                 self.state = "waiting"
                 await self._halt(f"a defect of marq: {error!r}; the worker's log has the details")
@@ -344,7 +344,8 @@ class Ownership:
     async def perform(self, write: Write) -> None:
         """Carry out a write and tell the engine the outcome."""
         if write.tick is not None:
-            # The write has waited for its turn. With its old time, a TICK would look like a jump of the broker's clock.
+            # The write had to wait for its turn. With its old time, a TICK would look like a jump of the broker's
+            # clock.
             tick = self.tracker.tick(_monotonic_ms())
             write = replace(write, tick=tick, markers=[*write.markers[:-1], tick])
         lateness_ms: list[int] = []

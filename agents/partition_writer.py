@@ -1,6 +1,6 @@
 """The transactional producer of one markers partition: it carries out the writes of marq/owner/engine.py.
 
-Taking the producer over fences a former owner, and aborts what that owner had not committed.
+Taking over the producer fences a former owner and aborts its open transaction.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class PartitionWriter:
         """
         producer = self.producer
         assert producer is not None
-        # A late TICK would look as if the broker's clock had jumped, and leases would end early. Past this time limit
-        # it is aborted, so no tracker reads it.
+        # A late TICK would look as if the broker's clock had jumped, and leases would expire early. After this time
+        # limit it is aborted, so no tracker reads it.
         async with asyncio.timeout(TRANSACTION_SECONDS if write.tick is None else TICK_SECONDS):
             await producer.begin_transaction()
             try:

@@ -1,7 +1,7 @@
 """Keeps the placements of queues in step with their settings: takes the steps of :mod:`marq.settings.partitions`.
 
-The owner of markers partition 0 does, so that usually one keeper writes at a time. Two at once, during a takeover, do
-no harm: the later one's write is rejected (:meth:`marq.queues.queues.Queues.replace`).
+The owner of markers partition 0 does this, so there is usually a single writer. Two of them, during a takeover, do no
+harm: the later one's write is rejected (:meth:`marq.queues.queues.Queues.replace`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from marq.wire.markers import Source
 
 log = logging.getLogger("marq.worker")
 
-#: Interval between two looks for a possible step, and between two counts of the messages topic's partitions.
+#: Interval between two checks for a possible step, and between two counts of the messages topic's partitions.
 LOOK_S, COUNT_S = 10.0, 60.0
-#: Time limit of one look.
+#: Time limit of one check.
 LOOK_LIMIT_S = 60.0
 STOP_SECONDS = 1.0
 
@@ -269,7 +269,7 @@ def _by_partition(spans: Mapping[tuple[bytes, int], tuple[int, int]]) -> dict[in
 async def former_partitions(
     client: ClientSettings, owed: dict[tuple[str, int], int]
 ) -> AsyncIterator[FormerPartitions]:
-    """Connect; ``owed`` is kept from one look to the next. Raises KafkaError."""
+    """Connect; ``owed`` is kept from one check to the next. Raises KafkaError."""
     consumer = paced(
         AIOKafkaConsumer(
             enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=_POLL_MS, **client_options(client)

@@ -1,7 +1,7 @@
 """The progress of owners of markers partitions: lag, whether it grows or falls, and how late messages are sent.
 
-An owner that reads faster than others write catches up by itself; a slower one never does. So the difference of both
-rates, not the lag, tells whether an operator has to act.
+An owner that reads faster than others write catches up by itself; a slower one never does. So it is the difference of
+the two rates, and not the lag, that tells whether an operator has to act.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from marq.core.storage.histogram import buckets
 
 #: Window over which rates are measured.
 WINDOW_SECONDS = 30.0
-#: A smaller lag does not count: a fetch of these records is on its way.
+#: A smaller lag does not count, because a fetch of these records is in progress.
 LEVEL_RECORDS = 1_000
 #: Most time between two samples that counts as stalled: a suspended process could not make progress.
 MAX_STEP_SECONDS = 2.0
@@ -116,7 +116,7 @@ class ProgressReport:
 
 #: Upper bounds of the buckets in ms; the last bucket has none.
 BOUNDS_MS = (10, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000)
-#: The age up to which a message counts as recent: an outage that is over should not show as lasting.
+#: The age up to which a message counts as recent, so that an outage that is over does not seem to last.
 RECENT_MS = 600_000
 #: Messages to keep per partition, approximately.
 RECENT = 10_000

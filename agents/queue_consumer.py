@@ -173,7 +173,7 @@ def surrounding(modules: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def without_handlers(modules: tuple[str, ...]) -> list[str]:
-    """Return those of the modules that have nothing for a worker, perhaps because a decorator was forgotten."""
+    """Return the modules that have nothing for a worker to run, perhaps because a decorator was forgotten."""
     around = surrounding(modules)
     return [name for name in modules if name not in around and not handlers_in(load_module(name))]
 
@@ -214,5 +214,5 @@ def declare(app: faust.App, topic: faust.TopicT, handlers: Handlers | None) -> N
                 await handlers.reader.deliver(source, event.value)
 
     if handlers is None:
-        # No actor, so the application neither subscribes to the topic nor reads it.
+        # Without an actor, the application neither subscribes to the topic nor reads it.
         consume.concurrency = 0

@@ -1,4 +1,4 @@
-"""Redacts payloads for display: cuts them, decodes any bytes as text, and hides the fields of MARQ_REDACT.
+"""Prepares payloads for display: truncates them, decodes any bytes as text, and hides the fields in MARQ_REDACT.
 
 Fields are hidden by name at any depth of a JSON document, and so are headers. A payload that is not JSON can't be
 searched for fields, so it is hidden as a whole.

@@ -20,7 +20,7 @@ from marq.wire.errors import MarqError
 
 log = logging.getLogger("marq.worker")
 
-#: Seconds between two looks, and the most time that counts between two: a suspended process has seen nothing.
+#: Seconds between two checks, and the most time that counts between them: a suspended process sees nothing.
 LOOK_S, MAX_STEP_S = 10.0, 20.0
 
 
@@ -82,7 +82,7 @@ class RemovedHandlers(Service):
 
 
 def merged(answers: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Merge what several workers report; the one that has watched longest knows best."""
+    """Merge the reports of several workers; the one that has watched longest counts."""
     reports: dict[str, Mapping[str, Any]] = {}
     for answer in answers:
         for queue, report in answer.get("removed_handlers", {}).items():

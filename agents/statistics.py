@@ -63,9 +63,9 @@ class _Term:
 class Totals:
     """Counters since the start of the worker that never fall, as Prometheus expects.
 
-    The counters of a lease book belong to its partition: they survive restarts and move between workers. Exposed as
-    they are, a takeover would look like a burst. So the counts from before the takeover are subtracted, and the counts
-    made here are kept when the partition leaves.
+    The counters of a lease book belong to its partition: they survive restarts and move between workers. Without a
+    correction, a takeover would look like a burst. So the counts from before the takeover are subtracted, and the
+    counts made here are kept when the partition moves on.
 
     Markers that a former owner folded without writing are folded and counted again, up to MARQ_FLUSH_INTERVAL.
     """
@@ -311,7 +311,7 @@ _COMBINED: Mapping[str, Callable[[float, float], float]] = {
 
 
 def backlog_of(answers: Iterable[Mapping[str, Any]], *, everyone: bool) -> dict[str, Any]:
-    """Return how reliable the backlog is; ``everyone``: each worker is known and has answered.
+    """Return how reliable the backlog is; ``everyone``: all workers are known and have answered.
 
     ``counted``: some worker counts; ``complete``: all do, and have counted everything that waited some seconds ago;
     ``uncounted``: records not read yet; ``unknown``: records whose key does not name a queue; ``unknown_queues``:

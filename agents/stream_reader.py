@@ -32,7 +32,7 @@ FETCH_WAIT_SECONDS = 0.5
 COMMIT_SECONDS = 10.0
 #: Time limit for looking up start positions, with thousands of queues that had groups of their own.
 PLACE_SECONDS = 60.0
-#: A receiver that has not fetched for this long is taken to have no room for records.
+#: A receiver that has not fetched for this long is assumed to have no room for records.
 ASKING_SECONDS = 2.0
 #: A batch that takes longer from Faust's consumer to the reader counts as lost.
 DELIVERY_SECONDS = 1.0
@@ -88,8 +88,8 @@ class StreamReader:
         self._partitions = partitions
         self._lanes: dict[Source, _Lane] = {}
         self._progress = Progress()
-        #: The generation of the current assignment. Read at its start: the member may have a later one, in which
-        #: others own the partitions, before we learn that they were revoked.
+        #: The generation of the current assignment, read at its start: the member may already have a later one, in
+        #: which others own the partitions, before we learn that they were revoked.
         self._generation = NO_MEMBER
         #: Assigned partitions whose start positions are not known yet.
         self._unplaced: set[Source] = set()
@@ -290,7 +290,7 @@ class StreamReader:
         """See :class:`marq.kafka.reader.TransactionalReader`."""
         after = self._after(offsets, behind)
         if self._generation.number < 0:
-            # Without a generation the group would accept it as the commit of an administrator.
+            # Without a generation, the group would accept it like an administrator's commit.
             raise NotCommitted("the group has removed this member")
         commits = {
             TopicPartition(*source): OffsetAndMetadata(*each) for source, each in self._encoded(offsets, after).items()

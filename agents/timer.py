@@ -1,8 +1,8 @@
 """The timer agent: redelivers expired messages, and writes everything else that is due.
 
 marq/core/due_messages.py decides which messages are due, and marq/core/redeliver_or_dead_letter.py where each one goes.
-When marq/owner/engine.py has something to write (a TICK, redeliveries, answers, messages of schedules), the owner hands
-over to the agent, and reads no markers until the agent is done.
+When marq/owner/engine.py has something to write (a TICK, redeliveries, answers, messages of schedules), the owner
+passes it to the agent, and reads no markers until the agent is done.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Turn:
             await redeliver(self._owner, self._write)
         except BaseException as error:
             if not self.over.done():
-                # The owner waits for this turn, so it has to learn of every way in which it ends.
+                # The owner waits for this turn, so every way in which it ends must complete `over`.
                 lost = KafkaError("the turn was cancelled") if isinstance(error, asyncio.CancelledError) else error
                 self.over.set_exception(lost)
             if not isinstance(error, Exception):

@@ -1,4 +1,4 @@
-"""Which records of a partition wait: those that no consumer has acquired.
+"""The waiting records of a partition: those that no consumer has acquired.
 
 A record is identified by its offset and the queue that its key names. The lease book of its markers partition knows the
 acquired ranges (:mod:`marq.core.storage.acquired_ranges`). So a record stops waiting with its ACQUIRE, not with a
@@ -30,7 +30,7 @@ _MAX_TIMES = 100_000
 
 
 class Offsets:
-    """Ascending offsets that are dropped from the front: 8 bytes each, and almost nothing for runs of them."""
+    """Ascending offsets that are removed from the front: 8 bytes each, and almost nothing for consecutive ones."""
 
     __slots__ = ("_count", "_front", "_pieces")
 

@@ -25,7 +25,8 @@ def create_app() -> "MarqApp":
     process = handlers_process.HandlersProcess.read(os.environ)
     if process is not None:
         app = handlers_process.create_handlers_app(settings, client, process)
-        # Only now: Faust imports a module that failed again, and a worker in place of a handler process starts more.
+        # Only now, because Faust imports a failed module again, and a worker instead of a handler process would start
+        # more processes.
         del os.environ[handlers_process.VARIABLE]
         return app
     # Commands, pages and tables are half of the imports: a handler process starts 0.3 s sooner without them.

@@ -98,7 +98,7 @@ class BatchThread(driver.AIOKafkaConsumerThread):
                 *(passed if passed is not None and passed[0] <= start < end <= passed[1] else (start, end)), records
             )
         if passed is not None:
-            # Only control records, for example: the next batch begins where this one did.
+            # For example, only control records: the next batch begins where this one did.
             self._passed[tp] = passed
         return None
 

@@ -17,6 +17,7 @@ from marq.kafka.token_logins import tokens_of
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq_worker.app.batching import BatchTransport
+from marq_worker.app.exit_codes import EXIT_FENCED
 from marq_worker.app.faust_worker import MarqWorker
 from marq_worker.app.readable import end_with
 from marq_worker.config.settings import AppSettings
@@ -30,10 +31,6 @@ _POLL_SECONDS = 0.02
 _REQUEST_SECONDS, _JOIN_SECONDS = 90.0, 10.0
 #: A member learns of a rebalance with its next heartbeat, so a takeover takes up to this much longer.
 HEARTBEAT_SECONDS = 0.5
-
-#: Exit code of a worker whose MARQ_INSTANCE_ID another one uses ("configuration error" in sysexits.h). A restart would
-#: take the partitions away from the other worker.
-EXIT_FENCED = 78
 
 Kind = TypeVar("Kind", bound="MarqApp")
 Found = TypeVar("Found")

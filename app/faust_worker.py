@@ -31,7 +31,7 @@ LAST_TASKS_S = 1.0
 
 
 class MarqWorker(faust.Worker):
-    """Faust's worker, made for several on one machine."""
+    """Faust's worker, adapted so that several can run on one machine."""
 
     def __init__(self, app: Any, *services: Any, **kwargs: Any) -> None:
         self._stop_timeout = app.settings.stop_timeout

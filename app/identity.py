@@ -1,6 +1,6 @@
 """The identity that a worker shows in its group: its version and a fingerprint of its marq.toml.
 
-They are part of the client id, which the broker shows with each member. They reveal two sets of workers that share a
+They are part of the client id, which the broker shows for each member, and reveal two sets of workers that share a
 prefix by mistake.
 """
 

@@ -1,7 +1,7 @@
-"""The format of a worker's log, and what must never get into it.
+"""The format of a worker's log, and filters for what must never be logged.
 
-Our own lines name things as ``queue=emails partition=3``; in JSON these are fields. No line has payloads or passwords.
-aiokafka's debug lines have both: its requests as sent.
+Marq's own lines have details such as ``queue=emails partition=3``, which are fields in JSON, and never contain payloads
+or passwords. aiokafka's debug lines contain both, because they show its requests.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NoRequests(logging.Filter):
             return True
         address = record.args[0] if isinstance(record.args, tuple) and record.args else ""
         record.levelno, record.levelname = logging.INFO, "INFO"
-        record.msg, record.args = "what came from %s is no HTTP request: %s", (address, type(error).__name__)
+        record.msg, record.args = "request from %s is not valid HTTP: %s", (address, type(error).__name__)
         record.exc_info = record.exc_text = None
         return logging.getLogger(record.name).isEnabledFor(logging.INFO)
 

@@ -1,7 +1,7 @@
 """Publishes the marq.toml of a worker, so that it applies to all workers and clients.
 
-Each worker does so at its start, before it delivers anything. It writes only differences, and removes what the file no
-longer has, because all workers have the same file. The role handlers publishes decorated handlers
+Each worker does so when it starts, before it delivers anything. It only writes differences, and removes what is no
+longer in the file, because all workers have the same file. The role ``handlers`` publishes decorated handlers
 (app/handlers/role.py).
 """
 

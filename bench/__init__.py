@@ -1,1 +1,1 @@
-"""Benchmarks: ``python -m bench`` compares in one run, alternated, and prints medians."""
+"""Benchmarks: ``python -m bench`` compares systems in alternating runs and prints medians."""

@@ -75,7 +75,7 @@ def _heading(result: Result, name: str) -> str:
     size, cores = result["size"], result["machine"].partition(",")[0]
     versions = ", ".join(f"{library} {version}" for library, version in result["versions"].items())
     return (
-        f"Medians of {size['runs']} alternated runs (3 for long runs) on {result['date'][:10]}; {cores}, shared by"
+        f"Medians of {size['runs']} alternating runs (3 for long runs) on {result['date'][:10]}; {cores}, shared by"
         f" broker, worker and consumers. {size['messages']:,} messages of {size['value_bytes']} bytes in"
         f" {size['partitions']} partitions unless stated otherwise. {versions}. All results: `bench/results/{name}`."
     )

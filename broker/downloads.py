@@ -51,7 +51,10 @@ _CAUSES = (
         _UNREACHABLE,
     ).items(),
     ("No space left on device", "the disk is full: free space, or set MARQ_CACHE to a directory on another disk"),
-    ("THESE PACKAGES DO NOT MATCH THE HASHES", "the registry serves other files than those locked: do not use them"),
+    (
+        "THESE PACKAGES DO NOT MATCH THE HASHES",
+        "the registry serves files that differ from the locked ones: do not use them",
+    ),
     ("No matching distribution", "the registry has no such package for this machine and Python, or could not be read"),
 )
 
@@ -135,7 +138,7 @@ def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
 def cannot_write(error: OSError, path: Path) -> BrokerError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return BrokerError(f"no space left for {path}: free space, or set MARQ_CACHE to a disk with 300 MB free")
-    return BrokerError(f"cannot write {path} ({error.strerror}): set MARQ_CACHE to a directory that you may write")
+    return BrokerError(f"cannot write {path} ({error.strerror}): set MARQ_CACHE to a directory that you can write to")
 
 
 def package_directory(name: str) -> Path:

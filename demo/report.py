@@ -12,7 +12,7 @@ from rich.table import Table
 
 from demo.result import SHARED, Result, percentile
 from proof.causes import Why
-from proof.check import told
+from proof.findings import told
 from proof.history import Event
 from rig.audit import Audit
 

@@ -43,7 +43,7 @@ def down_twice(end: Callable[[EmbeddedBroker], None]) -> Play:
 scenario(
     "broker-restarted",
     "the only broker is stopped cleanly and started again under load, twice",
-    "everything waits; clients retry sends; messages whose leases end meanwhile are redelivered",
+    "everything waits; clients retry sends; messages whose leases expire meanwhile are redelivered",
     own_broker,
 )(down_twice(EmbeddedBroker.stop))
 

@@ -65,7 +65,7 @@ def killed_at_each_point(start: str, points: Sequence[Point] = POINTS, after: in
 scenario(
     "consumer-killed-at-each-point",
     "kill -9 of a consumer: before ACQUIRE, between ACQUIRE and commit, after the commit, in a handler, before ACK",
-    "messages in flight are redelivered when their leases end",
+    "messages in flight are redelivered when their leases expire",
     quick=True,
 )(killed_at_each_point(MARKED))
 
@@ -87,7 +87,7 @@ scenario(
     "ordered-consumer-killed-at-each-point",
     "kill -9 of a consumer of such a queue: before and after ACQUIRE, the ACQUIRE of a redelivery, and the last"
     " RELEASE",
-    "messages in flight are redelivered in their place when their leases end; later messages of their keys wait",
+    "messages in flight are redelivered in their place when their leases expire; later messages of their keys wait",
 )(killed_at_each_point(MARKED, IN_ORDER, manner="unlucky"))
 
 scenario(
@@ -101,7 +101,7 @@ scenario(
     "consumers-join-and-leave",
     f"a consumer joins and leaves every few seconds for {CHURN_SECONDS:.0f} s, every second time by kill -9, while slow"
     " handlers are at work",
-    "messages in flight are redelivered, those of a killed consumer when their leases end",
+    "messages in flight are redelivered, those of a killed consumer when their leases expire",
 )
 async def join_and_leave(stage: Stage, _: Any) -> None:
     await stage.worker()

@@ -141,7 +141,7 @@ _HALF_OPEN = (
     f"half-open connections between {{}} and broker: no responses for {GONE_SECONDS:.0f} s, then no requests for"
     f" {GONE_SECONDS:.0f} s; the connections are dead afterwards"
 )
-_CONSUMER_SEEN = "other consumers receive its messages when their leases end; its late acks still count"
+_CONSUMER_SEEN = "other consumers receive its messages when their leases expire; its late acks still count"
 _WORKER_SEEN = "redelivery pauses"
 
 

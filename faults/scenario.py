@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from faults import variants
 from faults.stage import Stage, recovery_seconds
 from marq_worker.broker import EmbeddedBroker
-from proof.check import told
 from proof.checker import check
+from proof.findings import told
 from rig.audit import audit as audited
 
 #: Statistics of both the checker and the audit: the checker's names, the audit's.

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from faults.stage import LEASE_SECONDS, ConsumerProcess, Stage, WorkerProcess, recovery_seconds
 from marq_worker.broker import EmbeddedBroker
-from proof.check import told
 from proof.checker import check
+from proof.findings import told
 from rig.program import RigError
 from rig.stage import SESSION_SECONDS
 

@@ -28,7 +28,7 @@ DATA = click.option(
 
 def _loglevel(default: str) -> Callable[[Function], Function]:
     levels = click.Choice(["debug", "info", "warn", "error", "crit"])
-    text = "Log nothing below this level."
+    text = "Minimum level of log lines."
     return click.option("-l", "--loglevel", type=levels, default=default, show_default=True, help=text)
 
 
@@ -109,8 +109,8 @@ def dev(modules: Sequence[str], data: Path, loglevel: str) -> None:
 @cli.command()
 @click.argument("modules", nargs=-1, metavar="[MODULE]...")
 @_loglevel("info")
-@click.option("--without-web", is_flag=True, help="Serve no dashboard and no metrics.")
-@click.option("--quiet", is_flag=True, help="Print no table of settings at the start.")
+@click.option("--without-web", is_flag=True, help="Do not serve the dashboard and metrics.")
+@click.option("--quiet", is_flag=True, help="Do not print the settings at startup.")
 def worker(modules: Sequence[str], loglevel: str, without_web: bool, quiet: bool) -> None:
     """Run a worker with the handlers of MODULE, or of those in MARQ_HANDLERS."""
     if modules:

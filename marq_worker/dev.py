@@ -78,7 +78,7 @@ def develop(modules: Sequence[str], data: Path, loglevel: str) -> int:
         worker = stack.enter_context(_Worker([*modules, "-l", loglevel], environment, address, settings.stop_timeout))
         while not stop.wait(_LOOK_S):
             if broker is not None and not broker.running:
-                raise BrokerError(f"the broker ended by itself\n{broker.log_tail()}")
+                raise BrokerError(f"the broker exited unexpectedly\n{broker.log_tail()}")
             found = dict(_sources())
             if found == seen:
                 worker.look()

@@ -14,7 +14,7 @@ handlers = ["tasks"]
 # For all queues; [queues.NAME] overrides them for one.
 [defaults]
 lease = 30            # seconds until an unacknowledged message is redelivered
-max_attempts = 5      # deliveries, the first included; then it is a dead letter
+max_attempts = 5      # deliveries, including the first; then the message becomes a dead letter
 
 [queues.greetings]
 max_attempts = 2

@@ -89,7 +89,7 @@ class Topics:
             return set(_answer(admin.listTopics().names()))
 
     def partitions(self, topics: Iterable[str]) -> dict[str, int]:
-        with self._admin("looking at topics") as admin:
+        with self._admin("listing the topics") as admin:
             return self._partitions(admin, topics)
 
     def ends(self, topics: Iterable[str], committed: bool = True) -> Offsets:
@@ -104,19 +104,19 @@ class Topics:
         """Return the topic's effective settings, including the broker's defaults."""
         java = self._jvm.org.apache.kafka.common.config
         resource = java.ConfigResource(java.ConfigResource.Type.TOPIC, topic)
-        with self._admin(f"looking at the settings of {topic}") as admin:
+        with self._admin(f"reading the settings of {topic}") as admin:
             config = _answer(admin.describeConfigs(self._list([resource])).all()).get(resource)
             return {entry.name(): entry.value() for entry in self._jvm.java.util.ArrayList(config.entries())}
 
     def cluster_id(self) -> str:
         """Return the cluster's id: offsets are meaningless on another cluster."""
-        with self._admin("asking for the cluster's id") as admin:
+        with self._admin("requesting the cluster's id") as admin:
             return str(_answer(admin.describeCluster().clusterId()))
 
     def _offsets(self, topics: Iterable[str], which: object, committed: bool) -> Offsets:
         java = self._jvm.org.apache.kafka
         level = java.common.IsolationLevel.READ_COMMITTED if committed else java.common.IsolationLevel.READ_UNCOMMITTED
-        with self._admin("asking for offsets") as admin:
+        with self._admin("requesting offsets") as admin:
             counts = self._partitions(admin, topics)
             wanted = self._jvm.java.util.HashMap()
             for topic, count in counts.items():

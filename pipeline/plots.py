@@ -287,7 +287,7 @@ PLOTS = (
     Plot(
         "lateness",
         "Lateness",
-        "How long after the end of the lease or delay the tracker sent the message.",
+        "How long after the lease or delay had expired the tracker sent the message.",
         _percentiles(
             (("late_redelivery", "redeliveries"), ("late_delivery", "delayed messages")), ("p50", "p99", "max")
         ),

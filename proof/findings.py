@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from proof.history import Event, events_of
+
 #: Findings that are kept: a history that is wrong throughout must not fill the memory.
 MAX_FINDINGS = 1_000
+#: Events that are printed for one finding.
+MAX_EVENTS = 60
 
 
 class Finding(NamedTuple):
@@ -71,3 +77,17 @@ class Report:
         for name in ("causes", "expiries", "done_and_dead", "violations"):
             summary[name] = {str(key): count for key, count in sorted(getattr(self, name).items())}
         return summary
+
+
+def told(findings: list[Finding], events: Iterable[Event]) -> list[str]:
+    """Return each finding with its events, line by line."""
+    wanted = {number for finding in findings for number in finding.events}
+    found = events_of(events, wanted)
+    lines: list[str] = []
+    for finding in findings:
+        lines.append(str(finding))
+        numbers = [number for number in finding.events if number in found]
+        if len(numbers) > MAX_EVENTS:
+            lines.append(f"    (the last {MAX_EVENTS} of {len(numbers)} events)")
+        lines += [f"    {number}: {json.dumps(found[number], ensure_ascii=False)}" for number in numbers[-MAX_EVENTS:]]
+    return lines

@@ -1,1 +1,1 @@
-"""Diagnosis of a namespace: ``examination`` collects facts, the other modules judge them without a broker."""
+"""Diagnosis of a namespace: ``examination`` collects facts, and the other modules evaluate them without a broker."""

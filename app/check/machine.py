@@ -82,7 +82,7 @@ def judge_port(port: Port, host: str, workers: Iterable[str] | None) -> Finding:
 
 
 def judge_exposure(settings: AppSettings) -> list[Finding]:
-    """Judge whether others can open the worker's pages without a login."""
+    """Check whether others can open the worker's pages without a login."""
     try:
         check_exposure(settings, settings.web_bind)
     except ConfigError as error:

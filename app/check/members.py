@@ -38,7 +38,7 @@ def judge_members(names: Names, members: Sequence[GroupMember], *, begun: bool) 
             problem(
                 subject,
                 finding,
-                advice="until one runs, leases do not expire and released messages do not return. Start one",
+                advice="until one runs, leases do not expire and released messages are not redelivered. Start one",
                 commands=start,
             )
         ]
@@ -110,8 +110,8 @@ def _judge_page(page: Page) -> list[Finding]:
         return [
             warning(
                 f"worker {page.url}",
-                "its page does not answer, so alarms of its partitions are unknown",
-                advice="set MARQ_WEB_BIND of each worker to an address that others can reach, or run this there",
+                "its web server does not answer, so the alarms of its partitions are unknown",
+                advice="set MARQ_WEB_BIND of each worker to an address that others can reach, or run check there",
             )
         ]
     return [finding for part in page.partitions for finding in _judge_partition(page.url, part)]
@@ -130,8 +130,8 @@ def _judge_partition(url: str, partition: Mapping[str, Any]) -> list[Finding]:
                 subject,
                 f"it is {partition['state']} at {url}; until it has an owner, its leases do not expire",
                 advice=(
-                    "a new owner reads its table first: run the check again. A waiting owner gets no answer from the"
-                    " broker, or is refused: see its log"
+                    "a new owner reads its table first: run the check again. If it is waiting, the broker does not"
+                    " answer or rejects its requests: see its log"
                 ),
             )
         )

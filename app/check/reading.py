@@ -1,4 +1,4 @@
-"""Judges whether messages are read: handlers that no worker runs, records removed unread, queues without consumers."""
+"""Checks whether messages are read: handlers that no worker runs, records removed unread, queues without consumers."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def judge_partitions(
 
 
 def judge_retention(client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts]) -> list[Finding]:
-    """Judge whether retention exceeds the longest time that a message may wait unread: only its topic has it then."""
+    """Check whether retention exceeds the longest time that a message may wait unread, when only its topic has it."""
     messages = found.get(client.names.messages)
     kept = -1 if messages is None else int(messages.config.get(RETENTION, FOR_EVER))
     longest = max(

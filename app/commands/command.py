@@ -1,4 +1,4 @@
-"""Common parts of our commands: they run without a worker, and end with an exit code and never with a traceback."""
+"""Common parts of our commands, which run without a worker and end with an exit code, never with a traceback."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def ending(run: Callable[[], int | None]) -> int:
         if error.errno not in _UNWRITTEN:
             raise
         _write_no_more()
-        say(f"the answer could not be written: {error.strerror}; the requested action may have been carried out")
+        say(f"the output could not be written: {error.strerror}; the requested action may have been carried out")
         return 1
 
 

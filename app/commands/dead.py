@@ -80,11 +80,11 @@ async def dead(
     async with DeadLetters.of(setup.client) as letters:
         if delete:
             if name is None:
-                raise ConfigError("--delete: name the queue whose dead letters are to be deleted")
+                raise ConfigError("--delete: name the queue whose dead letters to delete")
             return await ask_and_act(
                 letters,
                 partial(letters.delete, name, **filters),
-                ("Delete", f"of queue {name!r} for good"),
+                ("Delete", f"of queue {name!r} permanently"),
                 {"queue": name},
                 limit=limit, dry_run=dry_run, as_json=as_json, yes=yes,
             )  # fmt: skip
@@ -117,7 +117,7 @@ def _show_letters(name: str, letters: Sequence[DeadLetter], most: int, *, as_jso
     else:
         print(f"queue {name!r} has no such dead letters")
     if len(letters) == most and not as_json:
-        print(f"the {most} oldest; --limit shows more, --count says how many there are")
+        print(f"the {most} oldest; --limit shows more, --count shows how many there are")
 
 
 def described(letter: DeadLetter) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def said(reached: Reached, *, dry_run: bool = False, interrupted: bool = False) 
     result = f"{_done(reached)} of {reached.chosen} dead letters {verb}{before}"
     if not interrupted:
         return result
-    requested = f"{reached.requested} are requested and will still be {verb}"
+    requested = f"{reached.requested} were requested and will still be {verb}"
     return f"interrupted: {result}. {requested}; repeat the command for the rest"
 
 

@@ -36,7 +36,13 @@ _COLUMNS = (
 
 @command(
     click.argument("name"),
-    click.option("--limit", default=DEFAULT_MESSAGES, show_default=True, type=click.IntRange(1, MAX_MESSAGES)),
+    click.option(
+        "--limit",
+        default=DEFAULT_MESSAGES,
+        show_default=True,
+        type=click.IntRange(1, MAX_MESSAGES),
+        help="Show at most this many messages.",
+    ),
     click.option("--until", metavar="TIME", help="Only those due before TIME: 2030-01-31T08:00:00+00:00."),
     WATCH,
     JSON,
@@ -62,7 +68,7 @@ async def _ask(client: ClientSettings, name: str, query: dict[str, str], limit: 
     members, answers = await ask_workers(client, f"api/queues/{quote(name, safe='')}/messages", query)
     if not members.urls:
         raise BrokerUnavailable(
-            f"queue {name!r}: only workers know its delayed messages, but none runs: start one with marq worker"
+            f"queue {name!r}: only workers know its delayed messages, and none is running: start one with marq worker"
             if members.settled
             else f"queue {name!r}: only workers know its messages, and the broker ({client.bootstrap_servers}) did not"
             " list them: try again; if that does not help, run marq check"
@@ -77,9 +83,9 @@ def _show(name: str, found: dict[str, Any], limit: int) -> None:
     if len(messages) == limit:
         print(f"the first {limit} of queue {name!r}; --limit shows more, --until those due earlier")
     elif not messages:
-        print(f"no message of queue {name!r} waits for its time")
+        print(f"no delayed messages in queue {name!r}")
     if not found["complete"]:
-        print("not complete: a worker did not answer, or workers are joining and leaving")
+        print("incomplete: a worker did not answer, or workers are joining and leaving")
 
 
 _IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
@@ -91,7 +97,7 @@ async def cancel(setup: Setup, ids: Sequence[str], queue: str | None, as_json: b
     """Cancel delayed messages; exit 1 if one was no longer delayed."""
     receipts = _receipts(ids, queue)
     messages = "this message" if len(ids) == 1 else f"these {len(ids)} messages"
-    confirm(f"Cancel {messages} for good?", yes=yes)
+    confirm(f"Cancel {messages} permanently?", yes=yes)
     async with Producer.of(setup.client) as producer:
         outcomes = await producer.cancel(receipts)
     return await _told(setup.client, ids, queue, outcomes, "cancelled", as_json=as_json)

@@ -1,4 +1,4 @@
-"""Open messages as the workers report them, or without workers as the changelog and the markers tell."""
+"""Open messages as the workers report them, or without workers, as found in the changelog and the markers."""
 
 from __future__ import annotations
 

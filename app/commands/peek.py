@@ -76,11 +76,11 @@ def _show(name: str, messages: list[dict[str, Any]], limit: int, scan: int, *, c
     if messages:
         show(_COLUMNS, messages)
     else:
-        print(f"nothing waits in queue {name!r}" + ("" if complete else f" in the first {scan:,} records"))
+        print(f"no messages are waiting in queue {name!r}" + ("" if complete else f" in the first {scan:,} records"))
     if len(messages) == limit:
         print(f"the first {limit}; --limit shows more")
     if not complete:
-        print(f"not complete: more than {scan:,} records of the topic wait; --scan reads more")
+        print(f"incomplete: more than {scan:,} records of the topic are waiting; --scan reads more")
 
 
 def _age(sent: str) -> str:

@@ -37,7 +37,7 @@ async def purge(
     client, interrupted = setup.client, False
     purged, extent = await purging.meant(client, name, delayed=delayed, dead=dead)
     if not dry_run and purged.total:
-        confirm(f"Purge {purged.total} messages of queue {name!r} for good?", yes=yes)
+        confirm(f"Purge {purged.total} messages of queue {name!r} permanently?", yes=yes)
     if not dry_run:
         try:
             with bar(f"purging {name}") as progress:
@@ -61,8 +61,8 @@ def said(name: str, purged: Purged, *, dry_run: bool, interrupted: bool) -> str:
         "waiting": purged.waiting, "for redelivery": purged.redelivery, "delayed": purged.delayed,
         "dead-lettered": purged.dead_letters,
     }  # fmt: skip
-    listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count) or "nothing was there"
-    late = f"; {purged.too_late:,} continued meanwhile, or had ended" if purged.too_late else ""
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count) or "there were none"
+    late = f"; {purged.too_late:,} were delivered or finished meanwhile" if purged.too_late else ""
     verb = "would be purged" if dry_run else "purged"
     paused = f"; it is paused, as it was before: `resume {name}`" if purged.paused else ""
     return f"queue {name!r}: {purged.total:,} messages {verb} ({listed}){late}{paused}"
@@ -140,9 +140,7 @@ class Draining:
 def _said(drained: dict[str, Any]) -> str:
     name = drained["queue"]
     if drained["drained"]:
-        return f"queue {name!r}: nothing is left"
+        return f"queue {name!r}: drained, no message is waiting, in flight or delayed"
     waiting, in_flight = drained.get("waiting", 0), drained.get("in_flight", 0)
     delayed = drained.get("waiting_for_delivery", 0) + drained.get("waiting_for_redelivery", 0)
-    return (
-        f"queue {name!r}: not drained: {waiting:,} wait, {in_flight:,} are in flight, {delayed:,} wait for their time"
-    )
+    return f"queue {name!r}: not drained: {waiting:,} waiting, {in_flight:,} in flight, {delayed:,} delayed"

@@ -94,19 +94,19 @@ async def queue(
     check_queue_name(name)
     changes = read_changes(assignments, unset)
     if (reset, forget, bool(changes)).count(True) > 1:
-        raise ConfigError("--set and --unset, --reset, --forget: give one of them")
+        raise ConfigError("--set and --unset, --reset, --forget: pass only one of them")
     client = setup.client
     async with open_queues(client) as queues:
         if forget:
             confirm(f"Forget the definition of queue {name!r}?", yes=yes)
             await _forget(queues, name)
         elif reset:
-            confirm(f"Take back all changes of queue {name!r} that were made at run time?", yes=yes)
+            confirm(f"Undo all run-time changes of queue {name!r}?", yes=yes)
             await queues.reset(name)
         elif changes:
             asked = sorted(_NAMED & changes.keys())
             if asked:
-                confirm(f"{', '.join(asked)}: another group may read queue {name!r} from now on. Go on?", yes=yes)
+                confirm(f"{', '.join(asked)}: another group may read queue {name!r} from now on. Continue?", yes=yes)
             await queues.change(name, **changes)
         shown = queue_document(name, queues.definitions, client.names)
         if not (forget or reset or changes):
@@ -198,7 +198,7 @@ def _blocked(keys: Mapping[str, Any] | None) -> str:
         return "  blocked keys: unknown, because no worker runs; start one with marq worker"
     more = keys["count"] - _SHOWN_KEYS
     which = f"; {_SHOWN_KEYS} of them, with the most attempts, are below (--json has more)" if more > 0 else ""
-    missing = "" if keys["complete"] else "; not complete: a worker did not answer, or workers are joining and leaving"
+    missing = "" if keys["complete"] else "; incomplete: a worker did not answer, or workers are joining and leaving"
     return f"  blocked keys: {keys['count']:,}{which}{missing}"
 
 
@@ -249,7 +249,7 @@ _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 
 
 @command(_NAMES,
-    click.option("--for", "duration", metavar="DURATION", help="Resume by itself after this time, such as 10m or 2h."),
+    click.option("--for", "duration", metavar="DURATION", help="Resume automatically after DURATION: 10m, 2h."),
     JSON,
 )  # fmt: skip
 async def pause(setup: Setup, names: Sequence[str], duration: str | None, as_json: bool) -> None:

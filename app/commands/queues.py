@@ -150,11 +150,11 @@ def _show(document: dict[str, Any]) -> None:
     if rows:
         show(_COLUMNS, rows)
     else:
-        print("no queue is defined or has had a message: marq send NAME VALUE sends one")
+        print("no queue is defined or has had messages; to send one: marq send NAME VALUE")
     if not document["workers"]:
-        print("in-flight and delayed messages are unknown, as no worker runs: start one with marq worker")
+        print("in-flight and delayed messages are unknown, because no worker runs; start one with marq worker")
     elif not document["complete"] and document["waiting_complete"]:
-        print("not complete: a worker did not answer, or workers are joining and leaving")
+        print("incomplete: a worker did not answer, or workers are joining and leaving")
     if not document["waiting_complete"]:
         print(f"waiting: only {document['scanned']:,} records were read; --scan reads more")
 

@@ -1,4 +1,4 @@
-"""``marq replay NAME``: delivers messages again that a queue has already received."""
+"""``marq replay NAME``: delivers messages again that a queue has already delivered."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def replay(
     if replayed.messages and not dry_run:
         confirm(f"Deliver {replayed.messages} messages of queue {name!r} again?", yes=yes)
         # Printed first: a command that is killed prints nothing more, and another id would duplicate messages.
-        say(f"if this does not finish, continue with: replay {shlex.quote(name)} {further(start, identity)}")
+        say(f"if this is interrupted, continue with: replay {shlex.quote(name)} {further(start, identity)}")
         try:
             with bar(f"replaying {name}") as progress:
                 replayed = await replaying.replay(client, name, start, identity=identity, progress=progress)
@@ -84,7 +84,7 @@ def further(start: Start, identity: str) -> str:
 def said(name: str, replayed: Replayed, start: Start, *, dry_run: bool, interrupted: bool) -> str:
     if interrupted:
         options = further(start, replayed.id)
-        return f"interrupted: some of {replayed.messages:,} messages are delivered again; continue with {options}"
+        return f"interrupted: some of {replayed.messages:,} messages were delivered again; continue with {options}"
     verb = "would be delivered again" if dry_run else "are delivered again"
     left = f"; {replayed.unfinished:,} are unfinished and not affected" if replayed.unfinished else ""
     return f"queue {name!r}: {replayed.messages:,} messages {verb}{left}"

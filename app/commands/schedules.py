@@ -1,4 +1,4 @@
-"""``marq schedules``: all schedules and their next times, as the workers know them."""
+"""``marq schedules``: all schedules and their next times, as reported by the workers."""
 
 from __future__ import annotations
 
@@ -47,4 +47,4 @@ def _show(document: dict[str, Any]) -> None:
     else:
         print("no schedules: define them in marq.toml, [schedules.NAME], or with marq.Schedules")
     if not document["complete"]:
-        print("not complete: no worker runs, one did not answer, or workers are joining and leaving")
+        print("incomplete: no worker runs, one did not answer, or workers are joining and leaving")

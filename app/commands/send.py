@@ -47,7 +47,7 @@ async def send(
     if lines and own_id is not None:
         raise ConfigError("send: --deduplication-id is for a single VALUE, because --lines sends several messages")
     if delay is not None and moment is not None:
-        raise ConfigError(f"send: --delay {delay} and --at {moment}: give one of the two")
+        raise ConfigError(f"send: --delay {delay} and --at {moment}: pass only one of them")
     key = None if ordering_key is None else check_ordering_key(ordering_key.encode("utf-8", "surrogateescape"))
     options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment), "ordering_key": key}
     options["deduplication_id"] = own_id

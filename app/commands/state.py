@@ -1,6 +1,6 @@
 """``marq state``: the owner and the position of each partition; without an owner, the last one.
 
-It joins no group and needs no worker: groups, changelog and markers have all of it.
+It joins no group and needs no worker: everything is in the groups, the changelog and the markers.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _show(document: dict[str, Any]) -> None:
             command = f"marq quarantine {number} {offset}"
             print(f"markers partition {number} stops before offset {offset}: {command}")
     if not all(each["owner"] for each in document["markers"]):
-        print("partitions of the markers have no owner: no lease ends there; start a worker: marq worker")
+        print("markers partitions have no owner, so their leases do not expire; start a worker: marq worker")
 
 
 async def _groups(client: ClientSettings) -> dict[str, Group]:

@@ -102,7 +102,7 @@ def show(columns: Sequence[Column], rows: Iterable[Any]) -> None:
     # A wider table is wrapped by the terminal itself.
     terminal(max(console.width, needed)).print(table)
     if missing:
-        console.print(f"not shown here: {', '.join(missing)}; a wider terminal or --json has all", soft_wrap=True)
+        console.print(f"not shown: {', '.join(missing)}; use a wider terminal or --json", soft_wrap=True)
 
 
 class _Terminal(Console):

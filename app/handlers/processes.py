@@ -1,8 +1,8 @@
 """The handler processes of a worker, one for each group: starts, watches and stops them.
 
 A process that ends is restarted after a growing pause. A group whose queues, topics, handlers or concurrency change
-gets a new process once the former one has released its messages. All former processes end before a new one starts: a
-queue that moves between groups continues at its committed position.
+gets a new process once the former one has released its messages. All old processes end before a new one starts, so that
+a queue that moves between groups continues at its committed position.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from mode import Service
 
 from marq_worker.agents.handler_groups import HandlerGroup
-from marq_worker.app.faust_app import EXIT_FENCED
+from marq_worker.app.exit_codes import EXIT_FENCED
 from marq_worker.app.handlers.process import VARIABLE, HandlersProcess
 from marq_worker.app.handlers.reports import SILENCE_SECONDS, reports
 from marq_worker.config.settings import read_environment
@@ -65,7 +65,7 @@ def stop_limit_s(timeout_s: float) -> float:
 
 def command(log_level: str | int | None) -> list[str]:
     level = [] if log_level is None else ["-l", str(log_level)]
-    # -P: files of the current directory must not take the place of modules that the worker itself imports.
+    # -P: files in the current directory must not shadow modules that the worker itself imports.
     return [sys.executable, "-P", "-m", "marq_worker", "worker", "--quiet", "--without-web", *level]
 
 

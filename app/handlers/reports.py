@@ -1,7 +1,7 @@
 """Pipes between a worker and its handler processes: reports to the worker, and the end of the worker.
 
 A process writes reports (circuit breakers, messages in flight) as lines of JSON into a pipe, at least one every
-``REPEAT_SECONDS``. So a longer silence means that a handler blocks the event loop.
+``REPEAT_SECONDS``. A longer silence therefore means that a handler is blocking the event loop.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class HandlersRole(Service):
 def publication(
     definitions: Definitions, documents: Mapping[str, Mapping[str, Any]], modules: Collection[str]
 ) -> dict[bytes, Mapping[str, Any] | None]:
-    """Return the records to write so that all know the handlers of ``modules``, by queue, and that a worker has them.
+    """Return the records that publish the handlers of ``modules``, by queue, and confirm that a worker has them.
 
     Layers of other modules stay: other workers may run them. A layer of ours that no handler defines any more is
     removed.
@@ -130,7 +130,7 @@ def modules_of(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Mapping[str, str]) -> None:
     """Check that each queue has one importable handler, and each group handlers for all its queues.
 
-    A decorated handler that this worker does not have is no error: it may have been removed.
+    A missing decorated handler is not an error, because it may have been removed.
     """
     for queue, name in own.items():
         named = (definitions.layer("file", queue) or {}).get("handler")

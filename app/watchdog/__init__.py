@@ -1,1 +1,1 @@
-"""The watchdog of a process: ends one that makes no progress, so that its supervisor starts it again."""
+"""The watchdog of a process: ends a process that makes no progress, so that its supervisor restarts it."""

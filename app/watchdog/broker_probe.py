@@ -1,7 +1,7 @@
-"""Asks the broker about a suspected stall, with clients of its own, in the watchdog's thread.
+"""Checks a suspected stall with its own clients, in the watchdog's thread.
 
-Work that the broker does for the probe can be expected of the worker too. So a worker is not ended if its broker is
-away, has lost replicas or refuses, and is ended if it fails where the probe succeeds.
+If the probe's requests succeed, the worker's requests should succeed, too. So a worker is ended only if it fails where
+the probe succeeds, and not if its broker is down, has lost replicas or rejects requests.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Ends a worker that makes no progress, so that its supervisor restarts it.
 
-A task in the event loop reports progress. A thread judges the reports, because a blocked event loop can't. Code that
-keeps the interpreter's lock stops the thread too.
+A task in the event loop reports progress. A thread evaluates the reports, because a blocked event loop can't. Code that
+never releases the GIL stops the thread, too.
 
 Time counts only while the watchdog itself runs: a suspended process or machine adds almost nothing. A subject is
 stalled if its progress is unchanged for the whole limit although it has work that it could do. A probe with its own
-clients is asked at half of the limit and at its end: if there is nothing to do, or the broker is away, the time starts
-again.
+clients runs at half of the limit and at its end: if there is nothing to do, or the broker is unavailable, the timer
+restarts.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from enum import Enum, auto
 from mode import Service
 
 from marq_worker.agents.progress import ProgressReport
+from marq_worker.app.exit_codes import EXIT_STALLED
 
 log = logging.getLogger("marq.watchdog")
 
-#: Exit code of a process that its watchdog has ended ("temporary failure" in sysexits.h).
-EXIT_CODE = 75
 #: Interval between two looks.
 LOOK_SECONDS = 1.0
 #: Interval between two reports of the event loop: shorter, so that each look has a new one.
@@ -92,7 +91,7 @@ class Watchdog(Service):
                 self._end(stalled)
 
     def _end(self, stalled: str) -> None:
-        timer = threading.Timer(LAST_WORDS_SECONDS, os._exit, [EXIT_CODE])
+        timer = threading.Timer(LAST_WORDS_SECONDS, os._exit, [EXIT_STALLED])
         timer.daemon = True
         timer.start()
         try:
@@ -102,11 +101,11 @@ class Watchdog(Service):
                 "markers again",
                 stalled,
                 self._limit_s,
-                EXIT_CODE,
+                EXIT_STALLED,
             )
             faulthandler.dump_traceback()
         finally:
-            os._exit(EXIT_CODE)
+            os._exit(EXIT_STALLED)
 
 
 class Answer(Enum):

@@ -54,7 +54,9 @@ class Condition:
 
 def not_live(condition: Condition) -> list[Reason]:
     """Return why a worker should be restarted; empty if it is live."""
-    stalled = "makes no progress, although it has work and the broker lets it; the watchdog is about to end the worker"
+    stalled = (
+        "makes no progress, although it has work and the broker is available; the watchdog is about to end the worker"
+    )
     reasons = [Reason(subject, stalled) for subject in condition.stalled]
     if condition.loop_lag_seconds > MAX_LOOP_LAG_SECONDS:
         lag = f"blocked for {condition.loop_lag_seconds:.1f} s (at most {MAX_LOOP_LAG_SECONDS:g} s)"
@@ -84,7 +86,7 @@ def not_ready(condition: Condition) -> list[Reason]:
         if condition.rebalancing:
             reasons.append(Reason("group of the trackers", "a rebalance is under way"))
         elif not condition.assigned:
-            reasons.append(Reason("group of the trackers", "has not given this worker its partitions yet"))
+            reasons.append(Reason("group of the trackers", "has not assigned partitions to this worker yet"))
         reasons += _partitions(condition)
     reasons += [
         Reason(f"handlers of group {group}", "their process does not run")

@@ -106,7 +106,9 @@ class Guard:
         if (request.content_length or 0) > MAX_BODY_BYTES:
             return _refusal(413, f"the request is too large: at most {MAX_BODY_BYTES} bytes")
         if not self._credentials.required and not is_loopback(_host(request.headers.get("Host", ""))):
-            return _refusal(403, "this server is asked by addresses of this machine, such as 127.0.0.1 and localhost")
+            return _refusal(
+                403, "this server only answers requests to addresses of this machine, such as 127.0.0.1 and localhost"
+            )
         if request.path in OPEN_PATHS and request.method in SAFE_METHODS:
             return None
         return await self._identify(request, address) or _refuse_visitor(request)
@@ -129,7 +131,9 @@ class Guard:
             else:
                 self._failures.give_back(address)
         if visitor is None:
-            return _refusal(401, "a name and password, or a bearer token, are needed", {"WWW-Authenticate": CHALLENGE})
+            return _refusal(
+                401, "a user name and password, or a bearer token, are required", {"WWW-Authenticate": CHALLENGE}
+            )
         request[VISITOR] = visitor
         return None
 
@@ -138,9 +142,9 @@ def _refuse_visitor(request: Request) -> Response | None:
     if request.method in SAFE_METHODS:
         return None
     if request[VISITOR].access < Access.OPERATOR:
-        return _refusal(403, "to change something takes the role operator")
+        return _refusal(403, "changes require the role operator")
     if not _from_own_page(request):
-        return _refusal(403, "a page of another site can't change anything here")
+        return _refusal(403, "pages of other sites can't change anything here")
     return None
 
 

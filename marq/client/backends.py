@@ -1,6 +1,6 @@
 """Brokers other than Kafka, which register themselves under the scheme of their addresses.
 
-So services in production never load :mod:`marq.testing`, and clients do not depend on it.
+This way, production services never load :mod:`marq.testing`, and clients do not depend on it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Codecs convert values to the bytes of a message and back, at the edges: all code in between sees only bytes.
+"""Codecs convert values to a message's bytes and back, at the edges: all code in between only sees bytes.
 
-Without a codec a value is bytes. A value that can't be decoded never will be: a handler that asks for it
-makes its message a dead letter. Reasons never quote the value, because they go into headers and logs.
+Without a codec, a value is bytes. Retries can't help if a value can't be decoded, so a handler that asks for it makes
+its message a dead letter. Reasons never quote the value, because they go into headers and logs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Codec(Protocol):
 
 
 class _Bytes:
-    """Bytes as they are: what holds without a codec."""
+    """Bytes, unchanged: the default without a codec."""
 
     def encode(self, value: object, /) -> bytes:
         if not isinstance(value, bytes):
@@ -73,8 +73,7 @@ class _Text:
 
 
 class _Json:
-    """JSON as compact UTF-8; encodes dataclasses and pydantic models, too. NaN and infinities are refused: they are
-    no JSON."""
+    """JSON as compact UTF-8; also encodes dataclasses and pydantic models. Rejects NaN and infinities."""
 
     def encode(self, value: object, /) -> bytes:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
@@ -97,7 +96,7 @@ class _Json:
 
 
 def _plain(value: object) -> object:
-    """Return what JSON can say of a value that it does not know."""
+    """Return a JSON equivalent of a value of another type."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     pydantic = sys.modules.get("pydantic")
@@ -145,7 +144,7 @@ M = TypeVar("M")
 
 class Model(Generic[M]):
     """Values of one type as JSON, validated when they are received: a pydantic model, a dataclass, or another type that
-    pydantic knows, such as ``list[Order]``.
+    pydantic supports, such as ``list[Order]``.
 
     Raises:
         ConfigError: pydantic 2 is not installed, or does not know the type.
@@ -160,12 +159,12 @@ class Model(Generic[M]):
             raise ConfigError(f"marq.Model({self._name}) needs pydantic 2: pip install 'pydantic>=2'") from error
         if model is BaseModel:
             # It has no fields, so everything would be dropped.
-            raise ConfigError("marq.Model(BaseModel): expected a class that is derived from it")
+            raise ConfigError("marq.Model(BaseModel): expected a subclass of it")
         try:
             self._adapter = TypeAdapter(model)
         except (PydanticUserError, PydanticUndefinedAnnotation) as error:
             raise ConfigError(
-                f"marq.Model({self._name}): expected a type that pydantic knows, such as a model or a dataclass"
+                f"marq.Model({self._name}): expected a type that pydantic supports, such as a model or a dataclass"
                 f" ({str(error).partition(chr(10))[0]})"
             ) from error
         is_class = isinstance(model, type)
@@ -244,7 +243,7 @@ def not_bytes(value: object) -> str:
 
 
 def check_codec(codec: Codec | None) -> Codec | None:
-    """Return a codec; None for bytes, which then cost nothing. Raises ConfigError if it is none."""
+    """Return a codec; None for bytes, which then cost nothing. Raises ConfigError for anything else."""
     if codec is None or codec is BYTES:
         return None
     if isinstance(codec, type) or not all(callable(getattr(codec, name, None)) for name in ("encode", "decode")):

@@ -12,12 +12,12 @@ from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEA
 Header = tuple[str, bytes | None]
 #: A header as a sender gives it; text is sent as UTF-8.
 SentHeader = tuple[str, str | bytes | None]
-#: No Iterable: a dict would be one too, and mypy would infer a type of its own for one with text and bytes.
+#: Not an Iterable: a dict would be one, too, and mypy would infer a different type for a dict with text and bytes.
 Headers = Mapping[str, str | bytes | None] | Sequence[SentHeader]
 
 #: Bytes of an ACQUIRE's envelope that are not headers.
 _ENVELOPE_USED_BYTES = 2_048
-#: Most bytes that Kafka adds to each header.
+#: Maximum number of bytes that Kafka adds to each header.
 _HEADER_FRAME_BYTES = 10
 
 
@@ -114,7 +114,7 @@ class Content:
         if not values:
             return
         if set(map(type, values)) == {bytes}:
-            # The largest one stands for all.
+            # The largest one is enough.
             values_bytes: Sequence[bytes] = values  # type: ignore[assignment]
             sizes = list(map(len, values_bytes))
             largest = sizes.index(max(sizes))

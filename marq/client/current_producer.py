@@ -1,4 +1,4 @@
-"""The producer of ``handler.send``: in a worker's handler the worker's, elsewhere the one started in the event loop."""
+"""The producer of ``handler.send``: a worker's for its handlers, elsewhere the one started in the event loop."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class SharedProducer:
 
     async def started(self) -> Client:
         """Start it if it is not started, and return it."""
-        # A plain function runs in a thread, with the context of its task. An event loop of its own would open the
-        # producer of all handlers, and then end.
+        # A plain function runs in a thread, with the context of its task. With asyncio.run() it would open the producer
+        # of all handlers in an event loop that ends with the call.
         if asyncio.get_running_loop() is not self._loop:
             raise MarqError(
-                "send() of a handler was called in another event loop than the worker's: nothing was sent. In a plain"
+                "send() of a handler was called outside the worker's event loop: nothing was sent. In a plain"
                 " function use marq.SyncProducer, or make the handler `async def`"
             )
-        # A handler may run on after the stop; it must not open it again.
+        # A handler may keep running after the stop; it must not open the producer again.
         if self._stopped:
-            raise MarqError("this worker's producer is stopped, because the worker stops: nothing was sent")
+            raise MarqError("this worker's producer is stopped, because the worker is stopping: nothing was sent")
         if self._producer is None:
             self._producer = self._make()
         await self._producer.start()

@@ -1,4 +1,4 @@
-"""A dead letter as a person looks at it: the message, and why it ended."""
+"""A dead letter as users see it: the message, and why it was dead-lettered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DeadLetter:
     __slots__ = ("_codec", "_record", "_topic", "queue")
 
     def __init__(self, record: DeadLetterRecord, queue: str, topic: str, codec: Codec | None) -> None:
-        #: The queue in which it died.
+        #: The queue in which it was dead-lettered.
         self.queue = queue
         self._record = record
         self._topic = topic
@@ -85,7 +85,7 @@ class DeadLetter:
 
     @property
     def partition(self) -> int:
-        """Where it stands among the dead letters."""
+        """Its position among the dead letters."""
         return self._record.partition
 
     @property

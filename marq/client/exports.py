@@ -1,6 +1,6 @@
 """Loads public names at their first use.
 
-So pytest, which loads our plugin at each start, is not slowed down, and programs can read markers with :mod:`marq.core`
+This keeps pytest fast, which loads Marq's plugin at each start, and lets programs read markers with :mod:`marq.core`
 without aiokafka.
 """
 

@@ -42,9 +42,9 @@ def point(name: str) -> Callable[[F], F]:
 
 
 def wrap(name: str, around: Callable[[Any], Any]) -> Callable[[], None]:
-    """Let ``around(method)`` take the place of the method of a point; return the call that ends it.
+    """Replace the method of a point with ``around(method)``; return a function that undoes this.
 
-    Several may wrap the same point; they end in the opposite order.
+    Several wrappers may share a point; undo them in reverse order.
     """
     owner, attribute = _points[name]
     method = getattr(owner, attribute)

@@ -1,4 +1,4 @@
-"""How clients start and stop: one at a time, as often as you like; a start that fails leaves nothing running."""
+"""How clients start and stop: one call at a time, any number of times; a start that fails leaves nothing running."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class Client(Hinted, ABC):
-    """A client that is started and stopped, also by ``async with``."""
+    """A client that is started and stopped, directly or by ``async with``."""
 
     @abstractmethod
     async def start(self) -> None:

@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run a function in a thread of its own and return what it returns, or raise what it raises.
+    """Run a function in a separate thread; return its result, or raise its exception.
 
-    At its end, ``asyncio.run`` waits for the threads of ``asyncio.to_thread``: half a minute for a name server that
-    does not answer.
+    At its end, ``asyncio.run`` waits for the threads of ``asyncio.to_thread``, for example half a minute for a name
+    server that does not answer.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

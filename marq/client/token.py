@@ -1,4 +1,4 @@
-"""Tokens: one short text that names a held message, for finishing it from another process."""
+"""Tokens: short texts that name a message in flight, so that another process can finish it."""
 
 from __future__ import annotations
 

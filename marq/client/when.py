@@ -17,7 +17,7 @@ At = datetime | Sequence[datetime]
 
 
 class When(NamedTuple):
-    """``time_ms`` from the marker's place in the log on when ``relative``, else since the epoch."""
+    """``time_ms`` counts from the marker's position in the log if ``relative``, else since the epoch."""
 
     time_ms: int
     relative: bool

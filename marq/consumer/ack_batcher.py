@@ -1,8 +1,8 @@
 """Step 5 of :mod:`marq.consumer.receiver`: outcomes of messages, written in batches.
 
-One task writes, all others only append. While a write is in progress the next batch grows, so batches are large under
-load and small when a call waits. An outcome is kept until it is written. Until then its message stays in flight, so
-``max_in_flight`` bounds the batcher.
+One task writes; all others only append. The next batch grows while a write is in progress, so batches are large under
+load and small when a call waits. A message stays in flight until its outcome is written, so ``max_in_flight`` bounds
+the batcher.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class AckBatcher:
                 await self._writer.write(records, WRITE_LIMIT_S)
                 break
             except BrokerUnavailable as error:
-                # The markers may have been written. A second copy changes nothing, so all are written again.
+                # Some markers may have been written. Writing them twice changes nothing, so all are written again.
                 log.warning("outcomes not written, retrying in %.2f s: batches=%d %s", pause_s, len(records), error)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, MAX_RETRY_S)
@@ -218,7 +218,7 @@ class AckBatcher:
             self._finished(lease.queue, count)
 
     def _extend(self, renewals: Iterable[tuple[HeldBatch, list[tuple[int, int]]]], sent_s: float) -> None:
-        """Extend leases whose own RENEW is durable, counted from before it was sent; a late RENEW counts nothing."""
+        """Extend leases whose own RENEW is durable, counted from before it was sent; a late RENEW has no effect."""
         now_s = self.clock()
         for lease, renewed in renewals:
             for offset, lease_ms in renewed:
@@ -290,7 +290,7 @@ def _ack_batches(dirty: Sequence[HeldBatch], now_s: float) -> Iterator[Ack]:
     groups: dict[tuple[int, Source, str], list[HeldBatch]] = {}
     for lease in dirty:
         if lease.acked:
-            # In an own topic, other queues may have messages at the same places.
+            # In a queue's own topic, other queues may have messages at the same places.
             queue = lease.queue if lease.own_topic or now_s >= lease.expires_s else ANY_QUEUE
             groups.setdefault((lease.holder, lease.source, queue), []).append(lease)
     for (holder, source, queue), leases in groups.items():

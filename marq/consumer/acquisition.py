@@ -1,9 +1,9 @@
 """ACQUIREs: each takes messages of one queue from one source partition, and fits into one record.
 
-A message that must not be delivered yet, because of a header or its queue's ``delay``, is in the ACQUIRE with a time
-instead of a holder; the tracker delivers it then. A redelivery is never delayed again. Messages of a paused queue are
-left with the tracker in the same way, so that other queues of the group need not wait behind them: they are due, but
-the tracker delivers nothing of the queue until it is resumed.
+A message that must not be delivered yet, because of a header or its queue's ``delay``, gets a due time in the ACQUIRE
+instead of a holder; the tracker delivers it at that time. A redelivery is never delayed again. Messages of a paused
+queue are left with the tracker in the same way, so that other queues of the group need not wait behind them: they are
+due, but the tracker delivers nothing from the queue until it is resumed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from marq.consumer.lines import Lines
     from marq.consumer.ordering import Ordering
 
-#: Bytes of an ACQUIRE for each message besides its value, without headers and keys of its own, and at most.
+#: Maximum bytes of an ACQUIRE per message, besides its value, headers and key.
 _COLUMNS_BYTES, _ALL_COLUMNS_BYTES = 24, 48
 #: Bytes of the head of an ACQUIRE: queue, topic, numbers.
 _HEAD_BYTES = 600
@@ -100,8 +100,8 @@ class Acquisition:
 class AcquiredOffsets:
     """Where the ACQUIREs of one assignment end, for each queue and source partition.
 
-    An ACQUIRE contains all messages of its queue from an offset on: the end of the previous one, or where reading
-    began. So the tracker knows which messages it has never heard of.
+    An ACQUIRE contains all messages of its queue from an offset on: the end of the previous ACQUIRE, or where reading
+    began. So the tracker knows which messages it has not seen yet.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class AcquiredOffsets:
                     self._ends[key] = max(self._ends.get(key, known_to), known_to)
                 if not len(own):
                     continue
-                # Not past the first message: offsets of a topic that was recreated begin again.
+                # Not past the first message, because a recreated topic starts again at offset 0.
                 begin = min(self._ends.get(key, read.offsets[0]), own.offsets[0])
                 self._ends[key] = own.offsets[-1] + 1
                 own_topic = serving.is_own(source.topic)

@@ -4,8 +4,9 @@ This is part of step 4 of :mod:`marq.consumer.receiver`. :func:`dispatched` writ
 from a prefetch buffer, waits until it is durable, and returns the messages whose leases have not ended meanwhile.
 Callers of the same moment share a write.
 
-A crash before the marker is durable loses nothing, because the tracker redelivers. A crash after it abandons the
-message. So a crash abandons only messages whose handlers run or are about to begin, never prefetched ones.
+A crash before the marker is durable loses nothing, because the tracker redelivers the message. A crash after that
+abandons the message. So a crash only abandons messages whose handlers are running or about to start, never prefetched
+ones.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class AtMostOnce:
         return batch
 
     async def _run(self) -> None:
-        """Write until no caller waits. Callers of the same turn of the event loop share the first write."""
+        """Write until no caller is waiting. Callers in the same iteration of the event loop share the first write."""
         failure: Exception | None = None
         try:
             while self._batches[0].messages:

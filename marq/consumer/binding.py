@@ -1,7 +1,7 @@
 """What a handler takes: the message, the decoded value, or both.
 
 The annotations of its first two parameters decide. They are read once, when the function is decorated or a consumer
-starts; a handler that takes a message is called as it is.
+starts. A handler that takes only a message is called directly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marq.client.codecs import Codec, codec_for
 from marq.consumer.message import Message
 from marq.wire.errors import ConfigError
 
-#: What users write; :func:`bound` makes of it a function that takes a message.
+#: A handler as users write it; :func:`bound` turns it into a function that takes a message.
 Handler = Callable[[Any], Any] | Callable[[Any, Any], Any]
 
 EXPECTED = (
@@ -26,15 +26,15 @@ EXPECTED = (
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-#: Annotations that say nothing.
+#: Annotations that carry no information.
 _OPEN = (inspect.Parameter.empty, Any, object)
-#: Attribute of a decorated function: its annotations that were text, by parameter. Later they may not be readable,
-#: because they name classes of the function that contained it.
+#: Attribute of a decorated function: the meaning of its annotations that were text, by parameter. They may not be
+#: resolvable later, because they name classes that are local to the enclosing function.
 _ANNOTATIONS = "__marq_annotations__"
 
 
 class Parameters(NamedTuple):
-    """``arguments`` makes a handler's arguments of a message; None if it takes only that."""
+    """``arguments`` turns a message into the handler's arguments; None if it only takes the message."""
 
     arguments: Callable[[Message], tuple[Any, ...]] | None
     #: The type of the value; Any if no annotation tells.
@@ -141,7 +141,7 @@ def _chosen(function: Any, kinds: list[Any]) -> tuple[Callable[[Message], tuple[
 
 
 def keep(function: Any, annotations: Mapping[str, Any]) -> None:
-    """Keep what annotations mean that were text where the function was decorated."""
+    """Resolve annotations that are text and keep the result, while the names around the decorator are known."""
     if annotations:
         setattr(function, _ANNOTATIONS, annotations)
 

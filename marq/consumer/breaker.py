@@ -1,4 +1,4 @@
-"""The circuit breaker of a queue: if most messages fail, their handlers' dependency is probably down, so they wait.
+"""The circuit breaker of a queue: if most messages fail, a service that handlers need is probably down, so they wait.
 
 interlock opens the breaker by the failure rate of the last outcomes. This module applies it to messages::
 
@@ -6,12 +6,12 @@ interlock opens the breaker by the failure rate of the last outcomes. This modul
     open       no message is delivered or read, and prefetched ones are released; until the pause ends
     half-open  one message is delivered; its success closes the breaker, its failure begins another pause
 
-**An outage must not use up attempts.** A failure counts as an attempt only if a message of the queue succeeded since
-the previous failure: then the dependency works, and the message is at fault. So an outage, however long, costs all
-messages together one attempt at each consumer. A message that fails while others succeed is dead-lettered as without a
-breaker; one that is alone in its queue is retried until another one succeeds.
+**An outage must not use up attempts.** A failure counts as an attempt only if a message of the queue has succeeded
+since the previous failure: then the service works, and the message is at fault. So an outage of any length costs a
+single attempt per consumer, for all messages together. A message that fails while others succeed is dead-lettered as
+usual; a message that is alone in its queue is retried until another one succeeds.
 
-Successes are only counted, because a success never opens a breaker; interlock hears of them at the next failure.
+Successes are only counted, because a success never opens a breaker; interlock is told at the next failure.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Clock:
 
 
 class QueueBreaker:
-    """The breaker calls ``opened`` when it opens or begins another pause.
+    """The breaker; it calls ``opened`` when it opens or begins another pause.
 
     Raises:
         ConfigError: the library is not installed.
@@ -92,7 +92,7 @@ class QueueBreaker:
 
     @property
     def pause_left_s(self) -> float:
-        """How long no message is delivered; 0 unless open."""
+        """Seconds until the next message is delivered; 0 unless open."""
         return 0.0 if self._until_s is None else max(self._until_s - self._clock(), 0.0)
 
     def room(self, wanted: int) -> int:

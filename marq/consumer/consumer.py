@@ -41,7 +41,7 @@ MAX_CONCURRENCY = 10_000
 MAX_MAX_IN_FLIGHT = 1_000_000
 #: An iteration yields to other tasks at least this often.
 _YIELD_S = 0.005
-#: A DISPATCH marker may take this long, even if less of the time to wait is left.
+#: Time limit of a DISPATCH marker, even if less of the caller's ``wait`` is left.
 DISPATCH_S = 2.0
 
 
@@ -256,8 +256,8 @@ class Consumer(Lifecycle[MemberSession]):
         returns, the message is acked. ``raise Retry(delay=…)`` releases the message, ``raise Reject("why")``
         dead-letters it, and any other exception releases it with the queue's backoff.
 
-        A coroutine function is cancelled when the lease of its message ends, because another consumer may then receive
-        the message; a thread keeps running. If this call is cancelled, running handlers are cancelled and their
+        A coroutine function is cancelled when the lease of its message expires, because another consumer may then
+        receive the message; a thread keeps running. If this call is cancelled, running handlers are cancelled and their
         messages released; the attempt does not count.
 
         Args:
@@ -280,7 +280,7 @@ class Consumer(Lifecycle[MemberSession]):
             decorated = [each.concurrency for each in definitions.values() if each.concurrency is not None]
             concurrency = max(decorated, default=DEFAULT_CONCURRENCY)
         count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
-        # Not only of these queues: a group may get more of them.
+        # Not only for these queues, because more queues may join the group.
         codecs = cache(partial(codec_of, handler))
         has_codec = any(codecs(queue) is not None for queue in running.queues)
         buffer, acks = running.buffer, running.receiver.acks
@@ -295,10 +295,10 @@ class Consumer(Lifecycle[MemberSession]):
         """Call a handler with lists of messages until the consumer is stopped.
 
         Each list contains the messages that are available, from 1 to ``max_messages`` (and at most ``max_in_flight``).
-        When the handler returns, all messages that it has not settled are acked. If it raises an exception, the
-        exception applies to all of these, as with :meth:`run`. Settle a single message with
+        When the handler returns, all messages that it has not settled are acked. If it raises an exception, that
+        applies to all of these messages, as with :meth:`run`. Settle a single message with
         ``await message.reject("why", wait=False)``. A coroutine function is cancelled when the lease of one of its
-        messages ends; those it still has are released with the queue's backoff.
+        messages expires; the others that it has not settled are released with the queue's backoff.
 
         Args:
             handler: a coroutine function, or a plain function, which runs in a thread; not decorated.

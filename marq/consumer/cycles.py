@@ -25,11 +25,11 @@ MAX_CYCLES_ON_DEMAND, ON_DEMAND_S = 1, 0.015
 
 
 class BeforeFailed(NotCommitted):
-    """The previous cycle failed, and went back for both."""
+    """The previous cycle failed, and goes back for both cycles."""
 
 
 class Taking(NamedTuple):
-    """What one cycle acquires and then commits; ``limit_s`` applies to each of the two steps."""
+    """What a cycle acquires and then commits; ``limit_s`` applies to each of these two steps."""
 
     strategy: AcquireStrategy
     acquisitions: Sequence[Acquisition]
@@ -114,8 +114,8 @@ async def ended(before: asyncio.Task[bool] | None) -> None:
 class FetchedRecords:
     """Records that were fetched and not yet acquired, in order for each source partition.
 
-    They have no lease and no commit. So the receiver may fetch far more than it has room for, which matters if most
-    records of a topic belong to other queues; ``serving`` tells which are ours.
+    They are neither leased nor committed, so the receiver may fetch far more than it has room for. This matters if most
+    records of a topic belong to other queues; ``serving`` tells which ones are ours.
     """
 
     def __init__(self, serving: Serving) -> None:

@@ -1,6 +1,6 @@
-"""What a type checker sees of a decorated function: its own signature, and ``send`` for the values that it handles.
+"""A decorated function as type checkers see it: its own signature, and ``send`` for the values that it handles.
 
-At run time it is the function itself, with an attribute ``send``. These classes have no instances: their methods
+At run time it is the function itself, with an attribute ``send``. These classes are never instantiated; their methods
 only declare types.
 """
 

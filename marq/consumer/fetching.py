@@ -44,6 +44,6 @@ class Fetching:
     async def _fetch(self, fetched: FetchedRecords) -> None:
         assignment = self._assignment()
         records = await self._reader.fetch(MAX_CYCLE_RECORDS)
-        # After a reassignment reading begins again at the committed offsets; these records would come twice.
+        # After a reassignment, reading restarts at the committed offsets, so these records would arrive twice.
         if assignment == self._assignment():
             fetched.put(records)

@@ -1,9 +1,9 @@
 """Tasks that call one handler, message by message or batch by batch.
 
-Messages share tasks: a coroutine handler runs in the pool's own task, a plain function in a thread. When
-the lease of a message ends, another consumer may have it, so the task is cancelled while it waits in the handler, takes
-the cancellation back afterwards, and continues with the next message. A shutdown cancels the same tasks; the task
-counts its cancellations, and one that is left over is the shutdown's.
+Messages share tasks: a coroutine handler runs in one of the pool's tasks, a plain function in a thread. When the lease
+of a message expires, another consumer may have the message, so the task is cancelled while it waits in the handler. It
+then undoes the cancellation and continues with the next message. A shutdown cancels the same tasks: each task counts
+its cancellations, and one that is left over came from the shutdown.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class HandlerPool(ABC, Generic[Work]):
         self.tasks: list[asyncio.Task[None]] = []
         #: The argument of each task's current call; None in between.
         self._current: list[Work | None] = [None] * concurrency
-        #: Tasks cancelled because a lease ended, which have not taken the cancellation back yet.
+        #: Tasks that were cancelled because a lease expired, and have not undone the cancellation yet.
         self._interrupted: set[int] = set()
         self._stopping = False
         self._hurried = False
@@ -168,14 +168,14 @@ class HandlerPool(ABC, Generic[Work]):
         task = self.tasks[index]
         if self._threads is not None:
             log.warning("lease lost; its handler runs in a thread and can't be cancelled: %s", _describe(lost))
-        # A task that was cancelled before is about to end; if a stop did it, the stop settles the messages.
+        # A task that was already cancelled is about to end; if a stop cancelled it, the stop settles the messages.
         elif not (task.done() or task.cancelling()):
             log.warning("lease lost, its handler is cancelled: %s", _describe(lost))
             self._interrupted.add(index)
             task.cancel(f"the lease expired: {_describe(lost)}")
 
     def _resumed(self, index: int) -> bool:
-        """Take back the cancellation of a task whose lease ended; return whether there was one."""
+        """Undo the cancellation of a task whose lease expired; return whether there was one."""
         if index not in self._interrupted:
             return False
         self._interrupted.remove(index)
@@ -190,7 +190,7 @@ class HandlerPool(ABC, Generic[Work]):
         stopping = self.tasks[index].cancelling() > 0
         cancelled = isinstance(error, asyncio.CancelledError) and not stopping
         if cancelled:
-            # Not by a stop: a lease ended, or something that the handler awaited was cancelled.
+            # Not cancelled by a stop: a lease expired, or something that the handler awaited was cancelled.
             text = _describe(messages)
             replaced = LeaseLost(f"of {text}") if lost else RuntimeError("CancelledError in the handler")
             replaced.__cause__, error = error, replaced
@@ -267,7 +267,7 @@ class HandlerTasks(HandlerPool[Message]):
                     finish(message)
             current[index] = None
             took_s = clock() - begun_s
-            # If the handler waited and another task began meanwhile, all others had their turn.
+            # If the handler waited and another task began in the meantime, other tasks have had their turn.
             yielded = burst == 1 and self._latest != index
             burst = min(burst * 2, MAX_BURST) if took_s < BURST_S else max(1, burst // 2)
             if not yielded:

@@ -1,7 +1,7 @@
 """The decorator that assigns a function to a queue, and the search for decorated functions in modules.
 
-The definition is an attribute of the function instead of an entry in a registry: importing a handler
-changes nothing, and programs that run handlers name the modules to search.
+The definition is an attribute of the function and not an entry in a registry, so importing a handler has no side
+effects. Programs that run handlers name the modules to search.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FOREIGN_SETTINGS = {"max_retries": "max_attempts", "visibility_timeout": "lease
 class HandlerDefinition:
     """A function that handles a queue; ``name`` is ``module:qualname``, as in ``handler`` of marq.toml.
 
-    Without a ``codec`` of the decorator, it is that of the annotated type, if any.
+    Without a ``codec`` in the decorator, the annotated type determines it, if there is one.
     """
 
     queue: str
@@ -112,7 +112,7 @@ def handler(
 
 
 def definitions_of(function: object) -> tuple[HandlerDefinition, ...]:
-    """Return the definitions of a decorated function or bound method, also if another decorator wraps it."""
+    """Return the definitions of a decorated function or bound method, even if another decorator wraps it."""
     try:
         definitions = getattr(function, _ATTRIBUTE, ())
     except Exception:  # a proxy of another library may raise anything
@@ -138,7 +138,7 @@ def target_of(function: object, codec: Codec | None) -> tuple[str, Codec | None]
     if others:
         queues = ", ".join(repr(each.queue) for each in [definition, *others] if each)
         raise ConfigError(
-            f"{definition.name} handles several queues ({queues}), so it does not say where to send to: name the queue,"
+            f"{definition.name} handles several queues ({queues}), so its queue is ambiguous: name one, as in"
             f" producer.send({definition.queue!r}, value)"
         )
     return definition.queue, definition.codec or codec
@@ -159,8 +159,8 @@ def codec_of(function: Handler, queue: str) -> Codec | None:
 def handlers_in(*modules: ModuleType) -> list[HandlerDefinition]:
     """Return the decorated functions in the namespaces of modules, imported ones included.
 
-    So the ``__init__`` of a package can gather its handlers. A function that occurs twice counts once. A decorated
-    method counts if the module has a name for the bound method of an instance.
+    So the ``__init__`` of a package can collect its handlers. A function that occurs twice counts once. A decorated
+    method counts if the module has a name for the method bound to an instance.
 
     Raises:
         ConfigError: two functions for one queue, or a decorated method without an instance.
@@ -197,7 +197,7 @@ def definitions_for(function: object, queues: Collection[str]) -> dict[str, Hand
     if definitions and others:
         raise ConfigError(
             f"{name_of(function)} is the handler of queue {', '.join(map(repr, sorted(definitions)))}, and would be"
-            f" called with messages of queue {', '.join(map(repr, others))}: decorate it for that one, too"
+            f" called with messages of queue {', '.join(map(repr, others))}: decorate it for that queue, too"
         )
     return {queue: definitions[queue] for queue in queues} if definitions else {}
 
@@ -277,7 +277,7 @@ def _attach(definition: HandlerDefinition) -> None:
 
 def _sending(function: Handler) -> Callable[..., Any]:
     async def send(value: Any, **options: Any) -> Receipt:
-        """Send one message to the handler's queue. As :meth:`marq.Producer.send`."""
+        """Send one message to the handler's queue, like :meth:`marq.Producer.send`."""
         target_of(function, None)
         producer = await current_producer(name_of(function))
         receipt: Receipt = await producer.send(function, value, **options)

@@ -20,7 +20,7 @@ from marq.kafka.serving import Serving
 from marq.kafka.topics import Topics
 from marq.settings.definitions import Definitions
 
-#: Of a worker's handlers: messages in flight in one process, and how long a stop waits for handlers.
+#: For a worker's handlers: maximum messages in flight per process, and how long a stop waits for handlers.
 WORKER_MAX_IN_FLIGHT, WORKER_SHUTDOWN_S = 10_000, 3.0
 
 

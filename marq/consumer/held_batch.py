@@ -1,8 +1,8 @@
 """The messages of one queue that a consumer took from one source partition with one ACQUIRE.
 
 They share one lease, which costs nothing per message; only a message that was renewed on its own has its own expiry.
-Times are seconds of the client's monotonic clock, counted from before the ACQUIRE or RENEW was sent. The tracker counts
-from a later moment, so a lease that has not ended here has not ended there.
+Times are seconds of the client's monotonic clock, measured from before the ACQUIRE or RENEW was sent. The tracker
+measures from a later moment, so a lease never expires there before it expires here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from marq.consumer.breaker import QueueBreaker
     from marq.consumer.lines import Lines
 
-# Shared empty containers, replaced at the first write. With thousands of queues nearly each message has its own batch,
-# and a garbage collector that visits all their containers takes longer than everything else.
+# Shared empty containers, replaced at the first write. With thousands of queues, nearly every message has its own
+# batch, and a garbage collection of all their containers would take longer than everything else.
 _NO_OFFSETS = cast("set[int]", frozenset())
 _NOTHING = cast("list[Any]", ())
 _NO_TIMES = cast("dict[int, float]", MappingProxyType({}))
@@ -86,7 +86,7 @@ class HeldBatch:
         self.expires_s = taken_s + lease_s
         #: Offsets that are still held; a message leaves when its outcome goes to the writer.
         self.open = set(records.offsets)
-        #: Offsets whose outcome a call has decided, so that the handler's return does not decide again.
+        #: Offsets whose outcome a call has already decided, so that the handler's return does not decide it again.
         self.decided = _NO_OFFSETS
         #: The expiry of messages that were renewed on their own, until the shared one passes it.
         self.own_expiry_s = _NO_TIMES

@@ -1,4 +1,4 @@
-"""Lifespans: resources that are open around the handlers of a process, and what messages see of them."""
+"""Lifespans: resources that stay open while the handlers of a process run, and the state that messages show."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ENTERING = (__file__, contextlib.__file__)
 def lifespan(function: Function) -> Function:
     """Decorate an async generator function that opens what handlers need, yields it once, and closes it.
 
-    What it yields is :attr:`Message.state`. A worker runs the lifespans in the modules of MARQ_HANDLERS and in the
-    modules of its handlers, once in each handler process: from before the first message until the last handler has
-    ended and its outcome is written. Several lifespans are entered in their order and exited in reverse. Their states
-    are merged, so each must yield a mapping or nothing, and no key twice.
+    Handlers get the value that it yields as :attr:`Message.state`. A worker runs the lifespans in the modules of
+    MARQ_HANDLERS and in the modules of its handlers, once in each handler process: from before the first message until
+    the last handler has ended and its outcome is written. Several lifespans are entered in order and exited in reverse
+    order. Their states are merged, so each must yield a mapping or nothing, and no two may yield the same key.
 
     If a lifespan raises before its ``yield``, the process ends, and the worker starts it again after a pause.
 
@@ -56,7 +56,7 @@ def lifespans_in(*modules: ModuleType) -> list[Lifespan]:
 
 
 class Resources:
-    """What some lifespans open; a task of its own enters and exits them, as task groups and timeouts require."""
+    """The resources of some lifespans; a separate task enters and exits them, as task groups and timeouts require."""
 
     def __init__(self, lifespans: Sequence[Lifespan] = ()) -> None:
         self._lifespans = lifespans
@@ -115,7 +115,7 @@ class Resources:
             await self._end.wait()
 
     def _ended(self, failed: Callable[[MarqError], None]) -> None:
-        """Tell that the lifespans have ended while handlers run, because a task group of theirs failed."""
+        """Report that the lifespans have ended while handlers are running, because one of their task groups failed."""
         task, self._task = self._task, None
         if task is not None:
             error = None if task.cancelled() else task.exception()

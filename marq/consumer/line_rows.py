@@ -23,7 +23,7 @@ def is_leased(message: Message, now_s: float) -> bool:
     held = message._held
     if message._offset not in held.open or held.expiry_s(message._offset) - now_s < held.lease_s / 2:
         return False
-    # One that has waited for long could not be renewed for as long as others.
+    # A message that has waited for long could be renewed only for a shorter time than others.
     return now_s - held.taken_s <= held.lease_s
 
 

@@ -1,9 +1,9 @@
 """Lines: the messages of a queue with ordering, from one source, by ordering key.
 
 A line has the open messages of one key in the order of their offsets. Only its first message is delivered. The next one
-follows when the end of the first is durable, so that no crash can deliver the first one again after it. A message that
-is released, or whose lease has ended, keeps its place: it is acquired again there, and delivered again. A message
-without a key is a line of its own.
+follows when the end of the first is durable, so that the first can never be delivered again after it, even after a
+crash. A message that is released, or whose lease has expired, keeps its place: it is acquired and delivered again
+there. A message without a key is a line of its own.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Place:
 
 
 class Feed(Protocol):
-    """What happens to the first messages of lines."""
+    """What lines do with their first messages."""
 
     def ready(self, lines: Lines, place: Place) -> None:
         """Deliver a message."""
@@ -233,7 +233,7 @@ class Lines:
         self.due(place)
 
     def answered(self, place: Place, opened: Open | None, until_s: float) -> bool:
-        """Learn what became of a foreign message; return whether it may be acquired now.
+        """Process the answer about a foreign message; return whether it may be acquired now.
 
         If it is still leased, ask again at ``until_s``.
         """
@@ -251,7 +251,7 @@ class Lines:
         place.leased = opened.leased
         left_s = opened.until_s - self.feed.now_s()
         if opened.blocks and not self.blocks:
-            # Dead letters block no more.
+            # Dead letters no longer block their lines.
             place.last = opened.error
         elif left_s > 0:
             place.due_s = min(opened.until_s, until_s)
@@ -271,7 +271,7 @@ class Lines:
         for offset in acked:
             place = self._places.get(offset)
             if place is not None and offset in self._delivered and not _is_of(place, held):
-                # Its handler lost the lease and acked all the same; the handler of the next attempt is at work.
+                # Its handler lost the lease but acked anyway; the handler of the next attempt is running.
                 place.done = True
             elif place is not None:
                 self._end(place, now_s)

@@ -1,7 +1,7 @@
 """Which queues a consumer serves, and in which consumer group: one queue has one group.
 
-Two groups on one queue would each receive all its messages, but the tracker knows one lease for each: the first group's
-ack would acknowledge the second group's work. To process each message twice, send it to two queues.
+Two groups on one queue would each receive all messages, but the tracker knows only one lease per message: the first
+group's ack would acknowledge the second group's work. To process each message twice, send it to two queues.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TWICE = "To process each message twice, send it to two queues: producer.send([{
 
 
 class Membership:
-    """A consumer's queue or group.
+    """The queue or group of a consumer.
 
     Raises:
         ConfigError: both are given or none, or a name is not allowed.
@@ -56,7 +56,8 @@ class Membership:
             ConfigError: the queue belongs to a group of several queues or has a handler, or the group is too large.
         """
         queues = self.queues(definitions)
-        # Before anything is acquired: messages that can't be committed would use up their attempts undelivered.
+        # Before anything is acquired: messages that can't be committed would use up their attempts without being
+        # delivered.
         check_room(self.name, queues)
         for queue in queues:
             _refuse_handled(queue, definitions)

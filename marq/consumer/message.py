@@ -65,7 +65,7 @@ class Message(Hinted, Generic[T_co]):
             DecodeError: the codec can't decode it. If a handler lets it propagate, the message is dead-lettered.
         """
         codec = self._held.codec
-        # The annotation of a handler is where its codec comes from, so the value has that type.
+        # The codec comes from the handler's annotation, so the value has that type.
         return (self._raw or b"") if codec is None else self._decoded(codec)  # type: ignore[return-value]
 
     @property
@@ -94,7 +94,7 @@ class Message(Hinted, Generic[T_co]):
 
     @property
     def last_error(self) -> str | None:
-        """Type and text of the last exception of an earlier delivery, as ``ValueError: no such user``, or None.
+        """The last exception of an earlier delivery, such as ``ValueError: no such user``, or None.
 
         Truncated to 1,024 bytes.
         """
@@ -189,9 +189,9 @@ class Message(Hinted, Generic[T_co]):
 
     @point("renew")
     async def renew(self, seconds: Duration | None = None, *, wait: bool = True, **unknown: Unknown) -> None:
-        """Renew the lease to at least ``seconds`` (or timedelta) from now (default: the consumer's lease).
+        """Renew the lease for at least ``seconds`` (or a timedelta) from now (default: the consumer's lease).
 
-        A lease never gets shorter: if it already ends later, nothing is written.
+        This never shortens a lease: if it already lasts longer, nothing is written.
 
         Raises:
             LeaseLost: the lease ended before the renewal was durable.
@@ -256,6 +256,6 @@ class Message(Hinted, Generic[T_co]):
         late_s = self._held.acks.clock() - expiry_s
         if late_s >= 0:
             raise LeaseLost(
-                f"queue {self.queue!r}, message {self.id}, attempt {self.attempt}: its lease ran out {late_s:.1f} s"
+                f"queue {self.queue!r}, message {self.id}, attempt {self.attempt}: its lease expired {late_s:.1f} s"
                 f" before {call}() completed, so it may be delivered again; use a longer lease, or renew() in time"
             )

@@ -1,7 +1,7 @@
 """Middleware: functions around each call of a handler.
 
 A chain of middleware becomes part of the handler when a handler pool starts, so a pool without middleware calls its
-handler directly. Middleware runs in the event loop, also around plain functions, which run in threads.
+handler directly. Middleware runs in the event loop, even around plain functions, which run in threads.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _ATTRIBUTE = "__marq_middleware__"
 def middleware(function: Function) -> Function:
     """Decorate ``async def function(message, call_next)``, which runs around each call of a handler.
 
-    ``await call_next(message)`` calls the handler and raises its exceptions, ``Retry`` and ``Reject`` included. An
-    exception of the middleware counts as one of the handler. When the middleware returns, the message is acked, so a
-    middleware that does not call ``call_next`` skips the handler.
+    ``await call_next(message)`` calls the handler and raises its exceptions, including ``Retry`` and ``Reject``. An
+    exception from the middleware has the same effect as one from the handler. When the middleware returns, the message
+    is acked, so a middleware that does not call ``call_next`` skips the handler.
 
     A worker finds middleware in the modules of MARQ_HANDLERS and in the modules of its handlers, and applies all of it
     to all handlers. Within a module, the first middleware is outermost. Pass it to :meth:`Consumer.run` in a service.
@@ -82,7 +82,7 @@ def _around(function: Middleware, handler: Callable[[Any], Awaitable[Any]]) -> C
 
         result = await function(message, call_next)
         if is_called and not is_begun:
-            # Its return would ack a message that no handler has seen.
+            # Returning would ack a message that no handler has seen.
             raise MarqError(
                 f"middleware {name_of(function)}: call_next() was not awaited, so the handler did not run: write await"
                 " call_next(message)"

@@ -1,10 +1,10 @@
 """Queues with ordering: what a receiver does for them besides :mod:`marq.consumer.receiver`'s five steps.
 
 Before a receiver acquires messages of such a queue in a source, it **resumes** the source: it asks the tracker which
-messages are open (RESUME), and then commits, which the group refuses if the source has another reader by now. So its
-knowledge includes everything that any former reader has delivered. From then on :class:`marq.consumer.lines.Lines` say
-which message is next. The position of the queue is its lowest open message, so that the next reader reads all open
-messages again.
+messages are open (RESUME), and then commits, which the group rejects if the source has another reader by now. The
+answer therefore covers everything that any former reader has delivered. From then on,
+:class:`marq.consumer.lines.Lines` decide which message is next. The position of the queue is its lowest open message,
+so that the next reader reads all open messages again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from marq.wire.names import ordered_holder
 
 log = logging.getLogger("marq")
 
-#: The most messages that wait behind others, and the most bytes of their values; no more are read beyond them.
+#: Maximum number of messages that wait behind others, and of bytes of their values; at this limit, reading pauses.
 MAX_WAITING, MAX_WAITING_BYTES = 100_000, 256 << 20
 #: How long to wait before the next question about a message that another consumer holds.
 FIRST_ASK_S, MAX_ASK_S = 0.05, 1.0
@@ -89,7 +89,7 @@ class Ordering:
         #: Sources that are being resumed.
         self._asked: set[Source] = set()
         self._asking: set[asyncio.Task[None]] = set()
-        # What the lines feed.
+        # Where the lines send their messages.
         self._ready: list[Message] = []
         self._again: list[tuple[Lines, Place]] = []
         self._ask: list[tuple[Lines, Place]] = []
@@ -210,7 +210,7 @@ class Ordering:
         self._lines[queue, source] = Lines(self, queue, source, holder, parts[0].acquired, opened, own_topic=own_topic)
 
     def give_up(self) -> list[Message]:
-        """Give all sources up; return the messages that are leased here and were not delivered."""
+        """Give up all sources; return the messages that are leased here and were not delivered."""
         given_up = self.undelivered
         for lines in self._lines.values():
             lines.active = False

@@ -1,8 +1,7 @@
 """Receives messages for programs that settle them by token, through any process: the SQS endpoint.
 
-Two things differ from :class:`marq.Consumer`. Messages are acquired only when a call asks for them, and their leases
-end: the consumer does not renew them after :meth:`PolledConsumer.poll` has returned them. :class:`TokenSettler` settles
-them.
+It differs from :class:`marq.Consumer` in two ways: messages are acquired only when a call asks for them, and their
+leases are not renewed after :meth:`PolledConsumer.poll` has returned them. :class:`TokenSettler` settles them.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class PolledConsumer(Consumer):
             await running.cluster.within(wait_s, running.wait(max_messages))
 
     def wake(self, count: int) -> None:
-        """End this many waits."""
+        """Wake this many waiting calls."""
         if self._running is not None:
             self._running.buffer.wake(count)
 
@@ -170,7 +169,7 @@ class TokenSettler(Lifecycle[AckBatcher]):
         await self._settle([Ack(*place, sorted(some)) for place, some in offsets.items()])
 
     async def renew(self, leases: Sequence[tuple[Token, int]]) -> None:
-        """Let leases end so many milliseconds from now: earlier or later than before."""
+        """Make leases end in the given number of milliseconds, earlier or later than before."""
         await self._settle(
             [Renew(token.queue, token.holder, token.source, [token.offset], lease_ms) for token, lease_ms in leases]
         )

@@ -26,12 +26,12 @@ PREFETCH_S, MEMORY_S = 1.0, 1.0
 
 
 class PrefetchWindow:
-    """How many messages to hold: about as many as the recent pace finishes in a second.
+    """How many messages to hold: about as many as were recently finished per second.
 
     A prefetched message is leased, so no other consumer can have it: a slow handler must not hoard messages, and a fast
-    one must not wait for the broker. Only time in which something was held counts. The window follows a new handler at
-    once and a changed one within about a second; it at most doubles between two calls. Times are seconds of a monotonic
-    clock.
+    one must not wait for the broker. Only time in which messages were held counts. The window adapts to a new handler
+    at once and to a changed pace within about a second; between two calls it at most doubles. Times are seconds of a
+    monotonic clock.
     """
 
     __slots__ = ("_busy_s", "_finished", "_seen_s", "_window")
@@ -43,7 +43,7 @@ class PrefetchWindow:
         self._window = 1
 
     def busy(self, now_s: float) -> None:
-        """Count time from now on, because messages are held."""
+        """Start counting time, because messages are held."""
         if self._seen_s is None:
             self._seen_s = now_s
 
@@ -187,7 +187,7 @@ class PrefetchBuffer:
         return taken
 
     async def wait(self) -> None:
-        """Return when a message may be there, or the buffer was closed."""
+        """Return when a message may be available, or the buffer was closed."""
         if self.ready or self.closed:
             return
         taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -206,7 +206,7 @@ class PrefetchBuffer:
         self.wake_all()
 
     def wake_all(self) -> None:
-        """Let all takers look again."""
+        """Wake all takers to check again."""
         self.wake(len(self._takers))
 
     def room(self, most: int, now_s: float, pending: int = 0) -> int:
@@ -218,7 +218,7 @@ class PrefetchBuffer:
         return room if room >= worth else 0
 
     def wake(self, count: int) -> None:
-        """Let this many takers look again."""
+        """Wake this many takers to check again."""
         takers = self._takers
         while takers and count > 0:
             taker = takers.popleft()
@@ -314,7 +314,7 @@ class Prefetch:
         return sum([_release(buffer, now_s) for buffer in self.distinct])
 
     def release_unwanted(self, now_s: float) -> None:
-        """Release messages that nothing took during a lease, and those that slow handlers do not get to."""
+        """Release messages that were not taken during a whole lease, and those that slow handlers do not get to."""
         patience_s = self._settings.default_lease_ms / 1000
         for buffer in self.distinct:
             if buffer.handler_demand or buffer.call_demand:

@@ -2,8 +2,8 @@
 
 1. **Fetch** a batch and keep the records of our own queues (:mod:`marq.kafka.serving`). Crash: nothing has happened.
 2. **Acquire**: one marker batch for each queue and source partition, with the payloads; wait until all are durable.
-   From here on the tracker redelivers the messages unless they end. Crash: the next reader of the partition acquires
-   them again, which takes the lease over; nothing is lost or doubled.
+   From here on, the tracker redelivers the messages unless they end. Crash: the next reader of the partition acquires
+   them again, which takes over the lease; nothing is lost or duplicated.
 3. **Commit** the offset after the last record read. The marker goes first: a crash between commit and marker would lose
    the messages. Both may be one transaction (:mod:`marq.kafka.acquire_strategies`).
 4. **Deliver** to handlers and waiting calls (:mod:`marq.consumer.deliveries`), except messages that are due later. A
@@ -64,8 +64,8 @@ class Receiver:
     """Receives messages for one or more queues from one reader.
 
     ``strategy`` acquires and commits; ``writer`` writes all other markers, so that an ACQUIRE never waits behind acks.
-    ``transactional`` acquires and commits for queues that deliver at most once, because with the marker first a crash
-    between ACQUIRE and commit doubles messages. ``buffer`` is shared by all queues; without it each has its own.
+    ``transactional`` acquires and commits for queues that deliver at most once, because with the marker first, a crash
+    between ACQUIRE and commit duplicates messages. ``buffer`` is shared by all queues; without it each has its own.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class Receiver:
     async def _end_cycle(self) -> None:
         """Wait for the first cycle. If it failed, all that follow it fail, too: then pause, longer each time."""
         first = self._cycles[0]
-        # Not `await first.task`: a stop cancels this task, but the cycle must continue.
+        # Not `await first.task`, because a stop cancels this task, but the cycle must continue.
         await asyncio.wait([first.task])
         if first.task.result():
             self._cycles.popleft()
@@ -340,7 +340,7 @@ class Receiver:
                 # Some messages may be in flight now without a committed offset. They are read again, and acquiring
                 # them again takes their leases over.
                 log.warning("cycle failed, reading again: %s error=%s", taking, error)
-                # If the cycle before fails, too, it goes back for both: this one would go back less far, after it.
+                # If the previous cycle fails, too, it goes back for both: this one would go back later, and less far.
                 with suppress(BeforeFailed):
                     await ended(before)
                     self._go_back(records)

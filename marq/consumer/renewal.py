@@ -1,9 +1,9 @@
 """Renews leases: after each third of a lease, one RENEW for each queue, source partition and holder.
 
 A message is renewed until ``max_lease`` after it was acquired, because a hanging handler must lose it eventually. The
-client's own clock decides when a lease ends, counted from before the marker was sent. The consumer notices the end of a
-lease at once, even while a renewal waits for a broker that does not answer, because from then on the handler's work is
-wasted.
+client's own clock decides when a lease expires, measured from before the marker was sent. The consumer notices an
+expired lease at once, even while a renewal waits for a broker that does not answer, because from then on the handler's
+work is wasted.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Renewal:
         renewed = True
         while True:
             interval_s = self._shortest_lease_ms() / 3000
-            # Sooner after a failure, so that there are several attempts before the leases end.
+            # Sooner after a failure, so that there are several attempts before the leases expire.
             self._pause_s = interval_s if renewed else interval_s / 4
             self._pausing = asyncio.ensure_future(self._sleep(self._pause_s))
             try:
@@ -142,7 +142,7 @@ class Renewal:
         done_s = self._clock()
         for lease, lease_ms, offsets in shares:
             until_s = now_s + lease_ms / 1000
-            # A RENEW after the end of the lease revives nothing: the tracker may have redelivered meanwhile.
+            # A RENEW after the lease has expired has no effect: the tracker may have redelivered the message.
             if done_s < lease.expires_s:
                 for offset in lease.renewing:
                     # The earlier expiry counts until the message's own RENEW is durable.

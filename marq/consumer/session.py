@@ -100,7 +100,7 @@ class ConsumerSession:
             await connection.start()
 
     def start(self) -> None:
-        """Begin to receive; messages come when partitions are assigned."""
+        """Start receiving; messages arrive once partitions are assigned."""
         self.receiver.start()
 
     def add(self, pool: HandlerPool[Any]) -> None:
@@ -119,7 +119,7 @@ class ConsumerSession:
         try:
             await pool.done()
         finally:
-            # No handler runs on after this call, however it ends.
+            # No handler keeps running after this call, however it ends.
             await pool.stop(0)
             if pool in self.pools:
                 self.pools.remove(pool)
@@ -171,7 +171,7 @@ async def join(
     instance_id: str | None,
     url: str = "",
 ) -> MemberSession:
-    """Join the group and begin to receive; ``make`` creates the receiver's settings, ``url`` is told to the group.
+    """Join the group and start receiving; ``make`` creates the receiver's settings, ``url`` is announced to the group.
 
     Raises:
         BrokerUnavailable: no broker answered in time, or it refused.

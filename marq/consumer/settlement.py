@@ -1,8 +1,8 @@
-"""What an ack, a release, a reject or a renewal of messages does.
+"""Acks, releases, rejects and renewals of messages.
 
 Messages, handler pools, the receiver and calls with a token all come here. The first call that decides the outcome of a
-message counts (:meth:`marq.consumer.held_batch.HeldBatch.decide`). The return of a handler acks without recording a
-decision, because only code that keeps the message could decide later, and the batcher drops a second ACK.
+message counts (:meth:`marq.consumer.held_batch.HeldBatch.decide`). When a handler returns, the message is acked without
+recording a decision: only code that keeps the message could decide later, and the batcher drops a second ACK.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from marq.consumer.renewal import Renewal
 
 #: After this many uncounted releases in a row the next interrupted attempt counts. Otherwise a message whose handlers
-#: are always interrupted, as in a deployment that never comes up, would be redelivered forever.
+#: are always interrupted, as in a deployment that keeps crashing, would be redelivered forever.
 MAX_UNCOUNTED = 100
 
 _held = attrgetter("_held")

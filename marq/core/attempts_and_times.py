@@ -25,7 +25,7 @@ def group_by_due(batch: Acquire, offsets: Sequence[int]) -> Iterable[tuple[int, 
 
 
 def runs_by_due(batch: Delay, offsets: Sequence[int]) -> Iterator[tuple[int, int, Sequence[int]]]:
-    """Cut offsets of a batch into runs of one attempt and time; each may have a time of its own."""
+    """Cut offsets of a batch into runs with the same attempt and time; each message may have its own time."""
     attempts = repeat(1) if batch.attempts is None else batch.attempts
     members: Iterable[tuple[int, int, int]] = zip(batch.offsets, attempts, batch.times_ms, strict=False)
     if len(offsets) < len(batch.offsets):

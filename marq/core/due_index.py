@@ -1,4 +1,4 @@
-"""When which open messages may be due."""
+"""An index of open messages by when they may be due."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _DELAYED = State.DELAYED
 SPAN_MS = 1_000
 #: At most this many messages with one lease wait in a span; more of them share a hint.
 FEW = 16
-#: Messages hinted at without giving way to others: some 10 ms.
+#: Messages to process before yielding to other tasks: about 10 ms.
 HINTS_AT_ONCE = 10_000
 
 
 class Hint(NamedTuple):
     """Messages that may be due at this time: those that no longer have this very lease are skipped.
 
-    Hints are compared from left to right: messages that are due in one millisecond come in the order in which they were
-    acquired or delayed, also if they were rescheduled or the index was rebuilt. ``place`` is that of a delayed message
-    in the log, so that messages of several senders keep that order. It is 0 for others.
+    Hints are compared from left to right: messages that are due in the same millisecond are in the order in which they
+    were acquired or delayed, even if they were rescheduled or the index was rebuilt. ``place`` is the offset of a
+    delayed message in the log, so that messages of several senders keep that order. It is 0 for others.
     """
 
     due_ms: int
@@ -56,8 +56,8 @@ class _Span:
 class DueIndex:
     """Hints at when messages may be due, the earliest first. A hint may be early or stale, but never late.
 
-    Messages that were acquired together are due together: they share one hint, in a heap. Messages with times of their
-    own, such as delayed ones, wait in spans of a second and get into the heap one span at a time.
+    Messages that were acquired together are due together: they share one hint, in a heap. Messages with individual
+    times, such as delayed ones, wait in spans of a second and enter the heap one span at a time.
     """
 
     def __init__(self) -> None:

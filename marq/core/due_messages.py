@@ -1,9 +1,9 @@
 """The messages that are due, and those that are firing.
 
 A message that was sent stays open until its fact is read back. Until then it is *firing*, so that it is not sent twice.
-Its owner forgets the firing messages when it loses the partition.
+The owner forgets which messages are firing when it loses the partition.
 
-A paused queue gets no messages. They wait, without a TICK, and are due again as soon as their queue is resumed.
+A paused queue gets no messages. They wait, without TICKs, and are due again as soon as their queue is resumed.
 Dead-lettering and cancellations continue.
 """
 
@@ -22,7 +22,7 @@ from marq.wire.markers import Source
 #: Offsets of closed messages that the due index may keep before it is rebuilt.
 MAX_STALE_HINTS = 200_000
 
-#: Messages of one partition that may be firing at a time.
+#: Maximum number of messages per partition that are firing at a time.
 MAX_FIRING = 10_000
 
 

@@ -108,7 +108,7 @@ class LeaseBook(DueMessages):
         if batch.in_order and state in IN_ORDER:
             taken = [offset for offset in offsets if follows(batch.holder, opened.leases[offset].holder)]
         elif batch.in_order and state is State.LEASED:
-            # Uncounted: a RESUME has taken its order, because its record is gone.
+            # Uncounted: a RESUME removed it from its line, because its record is gone.
             taken = [offset for offset in offsets if opened.leases[offset].counted]
         for attempt, due_ms, group in group_by_due(batch, taken):
             early = due_ms != NOW
@@ -267,7 +267,7 @@ class LeaseBook(DueMessages):
         self._replies.ask_open(batch, self.applied)
 
     def _release_before(self, opened: OpenMessages, batch: Resume) -> None:
-        """Take the places from messages whose records are gone: the tracker redelivers them."""
+        """Remove messages whose records are gone from their lines: the tracker redelivers them."""
         begin, moves = batch.offsets[0], TRANSITIONS[Marker.RESUME]
         groups: dict[LeaseRow, list[int]] = {}
         for offset, lease in opened.leases.items():
@@ -350,7 +350,7 @@ class LeaseBook(DueMessages):
 
     def _close(self, opened: OpenMessages, offsets: Sequence[int], ends: Moves) -> int:
         """Close the messages that a marker ends; return how many were open."""
-        # A look at each lease would cost as much as closing it.
+        # Checking each lease would cost as much as closing it.
         if ends is not END:
             offsets = [o for o in offsets if o in opened.leases and ends.get(opened.leases[o].state) is ENDED]
         closed = opened.close(offsets)

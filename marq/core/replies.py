@@ -1,8 +1,9 @@
-"""The answers that a tracker owes: whether a RESCHEDULE or CANCEL came in time, and what a RESUME asks.
+"""The answers that a tracker owes: whether a RESCHEDULE or CANCEL came in time, and which messages of a RESUME are
+open.
 
-A CANCEL that came in time needs no answer: its fact is one. A RESCHEDULE of a firing message is answered when it is
-known whether the message left. A client that asks again is answered again, so an answer that is lost with its owner
-costs a moment.
+A CANCEL that came in time needs no other answer than its fact. A RESCHEDULE of a firing message is answered once it is
+known whether the message was sent. Clients that ask again are answered again, so an answer that is lost with its owner
+only costs a moment.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class PendingReplies:
                 continue
             left = lease is None or offset not in messages.open_in(lease.queue, source)
             outcomes = groups.setdefault((queue, holder, source), {})
-            # Several queues may have a message at this place: one that was in time counts.
+            # Several queues may have a message at this place; it is enough if one of them was in time.
             outcomes[offset] = min(Outcome.TOO_LATE if left else Outcome.DONE, outcomes.get(offset, Outcome.TOO_LATE))
         self._open = unanswered
         return [

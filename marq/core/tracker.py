@@ -1,10 +1,10 @@
-"""The owner of one markers partition as a pure state machine: it reads records, asks for TICKs, and fires due messages.
+"""The owner of one markers partition as a pure state machine: it reads records, requests TICKs, and fires due messages.
 
 The engine (marq/owner/engine.py) drives it, and the shell (agents/ownership.py) performs the effects. An owner
 
 1. takes over the partition's transactional producer, which fences the former owner,
 2. reads the table's changelog to its end. Before step 1, the former owner could still append rows, and a row whose ACK
-   is folded together with its ACQUIRE would then never be deleted,
+   is folded together with its ACQUIRE would never be deleted,
 3. writes a TICK and reads the markers from ``book.applied`` + 1 on,
 4. after it has read its own TICK back, answers the RESCHEDULEs, CANCELs and RESUMEs that it has read. Before that, a
    fact of the former owner may follow, and the message is gone,
@@ -113,7 +113,7 @@ class Tracker:
         return self._seen_clock_ms + monotonic_ms - self._seen_at_ms
 
     def tick_in_ms(self, monotonic_ms: int) -> int | None:
-        """Return the ms until the next TICK must be written, None while one is on its way or nothing will be due."""
+        """Return the ms until the next TICK must be written; None while one is pending or nothing will be due."""
         if self._awaiting_tick:
             return None
         if self._tick_sent_at_ms is None:
@@ -125,7 +125,7 @@ class Tracker:
         return max(0, due_ms - self.estimate_ms(monotonic_ms), pause_ms)
 
     def awaited_ms(self, monotonic_ms: int) -> int:
-        """Return for how many ms the owner's own TICK has been on its way, or 0."""
+        """Return for how many ms the owner has waited for its own TICK, or 0."""
         if not self._awaiting_tick or self._tick_sent_at_ms is None:
             return 0
         return monotonic_ms - self._tick_sent_at_ms

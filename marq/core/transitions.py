@@ -5,9 +5,9 @@ message has one row and one of the states in :class:`State`. A message without a
 opened it before. :data:`TRANSITIONS` says what a marker does in each state. A marker has no effect in a state that its
 entry lacks.
 
-Every open message has a due time. When that time comes before another marker, the tracker acts: :data:`DUE` says what
-it does in each state, and the fact that it writes ends the message. A redelivery is a new record with a new identity.
-So a late marker of a former holder names the old record, finds an ENDED message and is ignored: the identity fences.
+Every open message has a due time. If that time comes before another marker, the tracker acts: :data:`DUE` says what it
+does in each state, and the fact that it writes ends the message. A redelivery is a new record with a new identity. A
+late marker of a former holder names the old record, whose message has ENDED, so it is ignored: the identity fences.
 
 Messages of a queue with ordering keep their place instead. In the states LEASED_IN_ORDER and WAITING_IN_ORDER the
 tracker never acts: the consumer that reads their source acquires the same record again and delivers it again. Here the
@@ -17,7 +17,7 @@ Rules that are easy to get wrong, and the reason for each:
 
 * ACQUIRE does nothing to an ENDED record: a consumer read it a second time because its commit had failed. Opening it
   again would deliver it forever.
-* ACQUIRE takes a LEASED record over: the former holder crashed between its marker and its commit. A RELEASED or
+* ACQUIRE takes over a LEASED record, because the former holder crashed between its marker and its commit. A RELEASED or
   REJECTED record stays as its holder left it.
 * RENEW, DISPATCH, RELEASE and REJECT count only from the holder (:data:`HOLDER_ONLY`). ACK counts from any consumer,
   because the work is done.
@@ -34,12 +34,12 @@ Rules that are easy to get wrong, and the reason for each:
   the source, so no consumer could deliver them in their place. The tracker redelivers them when their leases or delays
   end. The attempt of a LEASED one does not count then, because it may never have been delivered. A RENEW leaves it
   uncounted: consumers also renew what still waits in its line. Only another ACQUIRE makes it count.
-* A last RELEASE makes a dead letter of a message, also if the tracker knows a higher ``max_attempts``: a redelivery
-  would be behind later messages.
+* A last RELEASE turns a message into a dead letter, even if the tracker knows a higher ``max_attempts``, because a
+  redelivery would be behind later messages.
 * Consumers of a queue with ordering write early ACQUIREs for new records only: the tracker delivers those when they are
   due, behind all others.
-* RESCHEDULE and CANCEL concern WAITING_IN_ORDER messages only while they block their lines: no consumer delivers such a
-  message before an operator moves it. Any other one may be about to be delivered again.
+* RESCHEDULE and CANCEL affect WAITING_IN_ORDER messages only while they block their lines: no consumer delivers such a
+  message before an operator moves it. Any other message may be about to be delivered again.
 * A RELEASE that counts and uses up the last attempt is due at once, because the message becomes a dead letter.
   ``max_attempts`` is read when the RELEASE is folded, and again when the message is due.
 """
@@ -62,7 +62,7 @@ class Absent(IntEnum):
 
 
 class Marker(StrEnum):
-    """A marker as far as the machine tells them apart, by its name in the diagram."""
+    """A marker as the machine distinguishes them, by its name in the diagram."""
 
     ACQUIRE = "ACQUIRE"
     #: A consumer found the message before its delivery time: it holds no lease.

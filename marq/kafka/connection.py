@@ -1,7 +1,8 @@
 """Start and stop aiokafka's clients within a bounded time, even if no broker answers.
 
-While the broker is away, three of aiokafka's waits never end: a producer's stop (it flushes first), a consumer's commit
-and its stop. After a limit, aiokafka's tasks are cancelled by force; the private names for that are in this file.
+While the broker is unavailable, three of aiokafka's waits never end: a producer's stop (which flushes first), a
+consumer's commit and its stop. After a time limit, aiokafka's tasks are cancelled; the private names for that are in
+this file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds out why a broker can't be used, by repeating the steps of a connection one at a time.
 
-aiokafka says only that it was "unable to bootstrap". Each step here has its own diagnosis: look the name up, open a
-connection, agree on TLS, ask whether Kafka listens, log in, and send a request as that user.
+aiokafka only says that it was "unable to bootstrap". Each step here has its own diagnosis: look up the name, open a
+connection, negotiate TLS, check that Kafka is listening, log in, and send a request as that user.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Obstacle(Exception):
     """The step that failed, and what to do about it; ``lasting`` if waiting can't help.
 
-    ``steps`` is the number of steps that succeeded: of several addresses, the furthest one says most.
+    ``steps`` is the number of steps that succeeded; of several addresses, the one that got furthest is the most
+    informative.
     """
 
     what: str

@@ -1,8 +1,8 @@
 """Takes the records that aiokafka's consumer has fetched, as columns.
 
-``AIOKafkaConsumer.getmany`` makes a Python object of eleven fields for each record: a third of the work of a consumer
-of many small messages (docs/decisions/0026). Here aiokafka's parser unpacks record batches, and their fields are kept
-as :class:`marq.kafka.records.Records`. Fetching, positions, assignment and errors stay aiokafka's.
+``AIOKafkaConsumer.getmany`` creates a Python object with eleven fields for each record, which is a third of the work of
+a consumer of many small messages (docs/decisions/0026). Here aiokafka's parser unpacks record batches, and their fields
+are kept as :class:`marq.kafka.records.Records`. Fetching, positions, assignment and errors stay aiokafka's.
 tests/client/test_fetching.py fails if aiokafka's private parts change.
 """
 

@@ -1,17 +1,16 @@
 """aiokafka's consumer, with two repairs to its membership in a group (aiokafka 0.14).
 
-**A leader assigns only what it knows.** The leader of a group reads the partitions of all topics from its own metadata.
-If the broker goes down between the leader's join and its metadata request, aiokafka assigns no partitions, and tries
-again after five minutes. Here the leader first waits for the broker's answer. The group loses nothing, because no
-member could read meanwhile. A topic that the broker does not know is left out, so that one deleted topic does not stop
-the others. The leader asks for it again every :data:`LOOK_AGAIN_S`.
+**A leader only assigns partitions that it knows.** The leader of a group reads the partitions of all topics from its
+own metadata. If the broker goes down between the leader's join and its metadata request, aiokafka assigns no
+partitions, and tries again after five minutes. Here the leader first waits for the broker's answer. The group loses
+nothing by this, because no member could read in that time. A topic that the broker does not know is left out, so that
+one deleted topic does not stop the others. The leader asks for it again every :data:`LOOK_AGAIN_S`.
 
 **A static member that another client has replaced stops.** The broker forgets the former member of an instance id as
 soon as a client joins with the same id. aiokafka then joins again without its member id, which replaces the other
-client, and so on endlessly. Here a static member joins again with the member id that it had. If the
-session has ended and the instance id is free, the broker answers that the member id is unknown. If another client has
-the instance id now, it answers ``FENCED_INSTANCE_ID``. A new process has no member id, so a restart after kill -9
-always wins.
+client, and so on endlessly. Here, a static member joins again with its previous member id. If the session has ended and
+the instance id is free, the broker answers that the member id is unknown. If another client has the instance id now, it
+answers ``FENCED_INSTANCE_ID``. A new process has no member id, so a restart after kill -9 always wins.
 
 All uses of aiokafka's private names for this are in this file.
 """

@@ -20,7 +20,7 @@ from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
 
-#: Records of one fetch.
+#: Maximum number of records of one fetch.
 MAX_RECORDS = 10_000
 #: Longest wait of a read; it ends at the first record.
 READ_WAIT_S = 1.0

@@ -2,7 +2,7 @@
 
 Another group may have served a queue before. All messages before the committed position of any group of the namespace
 are acquired, so the tracker redelivers them or they are finished. A queue therefore continues at the furthest position
-of all groups: it misses nothing and receives nothing twice.
+of all groups, so that it misses nothing and receives nothing twice.
 """
 
 from __future__ import annotations

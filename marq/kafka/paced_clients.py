@@ -152,7 +152,7 @@ def paced(kafka: K) -> K:
 
 
 def hasten(kafka: Any) -> None:
-    """Make a client that is about to stop wait for no broker that is down."""
+    """Keep a client that is about to stop from waiting for brokers that are down."""
     client = client_of(kafka)
     if isinstance(client, PacedClient):
         client.stopping = True

@@ -75,7 +75,7 @@ def transactional_consumer(names: Names, own_topics: Iterable[str] = ()) -> list
 
 
 def delayer(names: Names, own_topics: Iterable[str] = ()) -> list[Permission]:
-    """Return the permissions of a service that sends, and delays, cancels and moves messages."""
+    """Return the permissions of a service that sends, delays, cancels and reschedules messages."""
     return [*sender(names, own_topics), *_topics("Write", [names.markers]), *_topics("Read", [names.markers])]
 
 

@@ -62,7 +62,7 @@ class GroupCommit:
 class Reader(Protocol):
     """The source of the receiver's records; the :class:`Assignee` learns about its partitions.
 
-    A record of the shared topic that its queue has received before comes without its key, so no queue receives it.
+    A record of the shared topic that its queue has already received has no key, so no queue receives it again.
     """
 
     #: Call :meth:`keep_alive` this often while nothing is fetched.
@@ -168,7 +168,7 @@ class GroupReader:
         self._recreated: dict[Source, int] = {}
         #: Number of changes of the assignment or of the served queues.
         self._changes = 0
-        #: The reason why this member receives nothing any more.
+        #: Why this member no longer receives records.
         self._fenced: ConfigError | None = None
 
     async def start(self, assignee: Assignee) -> None:

@@ -1,1 +1,1 @@
-"""The life of the owner of a markers partition, once for all shells that carry it out."""
+"""The owner of a markers partition, from takeover to revocation; shells carry out its effects."""

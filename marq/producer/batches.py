@@ -36,7 +36,7 @@ RETRY_S = 1.0
 
 
 class Counts:
-    """How many messages were confirmed, and how many are not known to be sent."""
+    """Numbers of messages that were confirmed, and of those that may not have been sent."""
 
     def __init__(self) -> None:
         self.sent = self.failed = 0

@@ -1,8 +1,8 @@
 """Requests to move or cancel delayed messages.
 
-Request and answer are markers. The producer reads the markers of the partition, from before its request on, until it
-finds an answer or a fact that decides the request; it repeats requests without an answer. Requests of the same moment
-are sent together.
+Requests and answers are markers. The producer reads the markers of the partition, from before its request on, until it
+finds an answer or a fact that decides the request; it repeats requests that are not answered. Simultaneous requests are
+sent together.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _take(batch: Fact | Answer, pending: dict[tuple[Source, int], list[_Request]
 
 
 def _came_in_time(request: _Request, batch: Fact | Answer, index: int, holders: _Holders) -> bool | None:
-    """Return what a marker about its place says about a request, None if that is undecided."""
+    """Return the answer to a request that a marker about its place gives; None if it leaves the request undecided."""
     queue, cancels = request.receipt.queue, request.when is None
     if isinstance(batch, Fact):
         cancelled = cancels and batch.kind is Kind.CANCELLED

@@ -1,7 +1,7 @@
 """A producer's delayed messages: markers that carry the payload.
 
-The producer draws a random number and counts its messages in each markers partition; both identify a message until it
-is delivered. Messages of the same moment go out together.
+The producer chooses a random number and counts its messages in each markers partition; both together identify a message
+until it is delivered. Simultaneous messages are sent together.
 
 Messages with a deduplication id are delayed messages, too: mostly by nothing. Their place decides which tracker looks
 for duplicates (:func:`marq.wire.names.deduplicating_partition`). Those of one queue and markers partition are written

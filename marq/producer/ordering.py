@@ -1,8 +1,8 @@
 """Where to send the messages of an ordering key: all to one partition, in the order of the calls.
 
-A partition follows from the key and from the queue's fixed list of partitions. Two senders with different lists would
-put messages of a key into different partitions. So a message with a key is sent only by a fixed list that is in force
-everywhere (:meth:`marq.settings.partitions.Placement.takes_keys`); until then the call waits.
+The key and the queue's fixed list of partitions determine the partition. Two senders with different lists would put
+messages of a key into different partitions. So a message with a key is sent only by a fixed list that is in force
+everywhere (:meth:`marq.settings.partitions.Placement.takes_keys`); until then, the call waits.
 """
 
 from __future__ import annotations

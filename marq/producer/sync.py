@@ -1,7 +1,7 @@
 """The synchronous producer, for code without an event loop and for any number of threads.
 
-One daemon thread runs an event loop with a :class:`marq.Producer`; a call passes its work to that loop and waits. Calls
-of several threads share batches.
+A daemon thread runs an event loop with a :class:`marq.Producer`; a call passes its work to that loop and waits. Calls
+from several threads share batches.
 
 A fork copies the memory but not the thread, and the sockets are the parent's. So each call first checks the process,
 before it touches a lock, and raises in the child. The child never destroys the inherited objects: that would remove the
@@ -35,9 +35,9 @@ T = TypeVar("T")
 class SyncProducer(Hinted):
     """Sends messages from code without an event loop; each call returns when its messages are durable.
 
-    All threads of a process may share one. A call blocks its thread: in an event loop use :class:`marq.Producer`.
-    After a fork the child needs its own producer; one that was not started before may be started there. If the program
-    ends without :meth:`stop`, accepted messages are still sent for a few seconds.
+    All threads of a process can share one. A call blocks its thread, so in an event loop, use :class:`marq.Producer`.
+    After a fork, the child needs its own producer; one that was not started before the fork can be started in the
+    child. If the program ends without :meth:`stop`, accepted messages are still sent for a few seconds.
 
     Args:
         bootstrap_servers: ``host:port``, several separated by commas (default MARQ_BOOTSTRAP_SERVERS).
@@ -114,7 +114,7 @@ class SyncProducer(Hinted):
     def send(
         self, queue: Target[Any] | str | Sequence[str], value: Any, **options: Unpack[SendOptions]
     ) -> Receipt | list[Receipt]:
-        """Send one message, to one queue or to several; durable on return. As :meth:`marq.Producer.send`."""
+        """Send one message, to one queue or to several, like :meth:`marq.Producer.send`; durable on return."""
         thread = self._started()
         codec = self._codec
         if not isinstance(queue, Sequence):
@@ -133,7 +133,7 @@ class SyncProducer(Hinted):
     def send_many(
         self, queue: Target[Any] | str, values: Iterable[Any], **options: Unpack[SendManyOptions]
     ) -> list[Receipt]:
-        """Send messages; durable on return. As :meth:`marq.Producer.send_many`."""
+        """Send messages, like :meth:`marq.Producer.send_many`; durable on return."""
         thread = self._started()
         name, codec = (queue, self._codec) if isinstance(queue, Sequence) else target_of(queue, self._codec)
         # Here and not in the loop: the iterable may belong to this thread, or be slow.
@@ -149,7 +149,7 @@ class SyncProducer(Hinted):
     def cancel(self, receipt: Several) -> list[bool]: ...
 
     def cancel(self, receipt: One | Several) -> bool | list[bool]:
-        """Cancel delayed messages. As :meth:`marq.Producer.cancel`."""
+        """Cancel delayed messages, like :meth:`marq.Producer.cancel`."""
 
         async def ask(producer: Producer) -> bool | list[bool]:
             return await producer.cancel(receipt)
@@ -163,7 +163,7 @@ class SyncProducer(Hinted):
     def reschedule(self, receipt: Several, **time: Unpack[TimeOptions]) -> list[bool]: ...
 
     def reschedule(self, receipt: One | Several, **time: Unpack[TimeOptions]) -> bool | list[bool]:
-        """Deliver delayed messages at another time. As :meth:`marq.Producer.reschedule`."""
+        """Deliver delayed messages at another time, like :meth:`marq.Producer.reschedule`."""
 
         async def ask(producer: Producer) -> bool | list[bool]:
             return await producer.reschedule(receipt, **time)

@@ -37,7 +37,7 @@ def ordering_error(settings: QueueSettings) -> OrderingError | None:
     if settings.delivery == AT_MOST_ONCE:
         return OrderingError("delivery", f'"{AT_MOST_ONCE}"', f"{conflict}: use at-least-once delivery, or no ordering")
     if settings.delay_ms:
-        reason = "messages would be ordered by their due times, which the clocks of senders set"
+        reason = "messages would be ordered by their due times, which depend on the senders' clocks"
         return OrderingError("delay", f"{settings.delay_ms / 1000:g}", f"{conflict}, because {reason}: set delay = 0")
     if settings.on_dead_letter == BLOCK and not settings.dead_letter:
         reason = f'with on_dead_letter = "{BLOCK}": a dropped message could never be redriven'

@@ -55,11 +55,9 @@ class Broker:
     is how long it waits for running handlers, in real seconds.
 
     Args:
-        name: the address is ``memory://NAME`` (default: a new name).
-        prefix: as MARQ_PREFIX.
-        queues: settings of queues by name, as the tables of marq.toml.
-        schedules: schedules by name, likewise; their messages come as virtual time passes.
-        defaults: settings of all queues, as [defaults] of marq.toml.
+        name: the address is ``memory://NAME`` (default: a new name). prefix: as MARQ_PREFIX. queues: settings of queues
+        by name, as the tables of marq.toml. schedules: schedules by name, likewise; their messages are sent as virtual
+        time advances. defaults: settings of all queues, as [defaults] of marq.toml.
     """
 
     def __init__(
@@ -192,7 +190,7 @@ class Broker:
         await self._memory.passage.settle(limit)
 
     async def advance(self, time: Duration, *, settle: bool = True, limit: float = DEFAULT_LIMIT_S) -> None:
-        """Let virtual time (seconds or timedelta) pass step by step, with all its events.
+        """Advance virtual time (seconds or timedelta) step by step, with all events on the way.
 
         Each step waits for running handlers. With ``settle=False`` it does not, to test what happens while a handler
         hangs.
@@ -219,7 +217,7 @@ class Broker:
     # --- handlers -----------------------------------------------------------------------------------------------------
 
     def override(self, lifespan: Lifespan, state: Any) -> None:
-        """Let a function with ``@marq.lifespan`` yield ``state`` in the workers that start from now on.
+        """Make a function with ``@marq.lifespan`` yield ``state`` in workers that start from now on.
 
         The function does not run.
 

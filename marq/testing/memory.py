@@ -50,7 +50,7 @@ class Memory:
         return loop is not None and not loop.is_closed() and loop is not asyncio.get_running_loop()
 
     def stir(self) -> None:
-        """Let calls that wait look again: a marker was written, so some message may be delivered later."""
+        """Wake waiting calls to check again: a marker was written, so a message may be delivered later."""
         if self._loop is not None and self.is_elsewhere:
             self._loop.call_soon_threadsafe(self.passage.stir)
         else:
@@ -148,7 +148,7 @@ class Memory:
                     yield source, record
 
     def messages_of(self, namespace: Namespace, queue: str) -> str:
-        """Return in words which messages of a queue are waiting or in flight, "" if there are none."""
+        """Describe the messages of a queue that are waiting or in flight; "" if there are none."""
         states = [lease.state for _, _, lease, _ in namespace.open_messages(queue)]
         opened = sum(state is not State.DELAYED for state in states)
         return unfinished(opened, sum(1 for _ in self.waiting(namespace, queue)))

@@ -1,4 +1,4 @@
-"""The passing of virtual time: only on request, and never past work that can be done before.
+"""Advances virtual time: only on request, and never past work that can be done before.
 
 Time passes for the calls of :class:`marq.testing.Broker`, for calls that wait for messages with a limit, and for the
 test's own task while it iterates over a consumer. It moves from event to event, and everything settles in between: no
@@ -36,7 +36,7 @@ log = logging.getLogger("marq.testing")
 
 T = TypeVar("T")
 
-#: One watcher for each event loop at a time: two would take each other for work.
+#: One watcher for each event loop at a time, because two would mistake each other for work.
 _watching: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
@@ -275,7 +275,7 @@ async def _quiet(limit: _Limit | None) -> None:
             await asyncio.sleep(0)
             still = 0 if ready else still + 1
             if ready and limit is not None:
-                limit.check("the event loop never comes to rest")
+                limit.check("the event loop never becomes idle")
 
 
 def _names(tasks: Collection[asyncio.Task[Any]]) -> str:

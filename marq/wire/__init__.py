@@ -1,1 +1,1 @@
-"""Everything that is bytes: markers and their encoding, the names of topics and headers, the public errors."""
+"""The wire format: markers and their encoding, the names of topics and headers, and the public errors."""

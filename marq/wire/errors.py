@@ -1,4 +1,4 @@
-"""All public errors, by whose fault they are."""
+"""All public errors, by cause."""
 
 from __future__ import annotations
 

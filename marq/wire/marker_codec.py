@@ -2,12 +2,12 @@
 
 docs/protocol.md describes the layout field by field. Every number is big-endian, as everywhere in Kafka. The first byte
 is the version and the next two are a magic, and every version begins with the same head. So a batch of a newer version
-(whose partition must stop) can be told from garbage (which goes into quarantine). Then come queue, source and offsets,
-and then the fields of :data:`LAYOUTS`, which drives encoding and decoding alike. Fields that differ between the
-messages of a batch are written in columns, which the ``struct`` module packs thousands at a time.
+(whose partition must stop) can be distinguished from garbage (which is quarantined). Then come queue, source and
+offsets, and then the fields of :data:`LAYOUTS`, which drives encoding and decoding alike. Fields that differ between
+the messages of a batch are written in columns, which the ``struct`` module packs thousands at a time.
 
-Decoding is total: any bytes give a batch or :class:`CorruptMarker`. The decoder therefore checks each length before it
-trusts it, and that nothing is left over.
+Decoding is total: any bytes result in a batch or :class:`CorruptMarker`. The decoder therefore checks each length
+before it trusts it, and that no bytes are left over.
 """
 
 from __future__ import annotations
@@ -137,14 +137,14 @@ class _Intervals:
     def write(self, batch: Any, parts: list[bytes]) -> int:
         numbers = [number for interval in getattr(batch, self.name) for number in interval]
         if any(map(ge, numbers, numbers[1:])):
-            raise ValueError(f"{self.name} that do not rise: {numbers}")
+            raise ValueError(f"{self.name} that do not increase: {numbers}")
         parts.append(pack(f">I{len(numbers)}Q", len(numbers) // 2, *numbers))
         return 0
 
     def read(self, reader: Reader, flags: int, frame: _Frame) -> tuple[tuple[int, int], ...]:
         numbers = reader.numbers("Q", 2 * reader.number(_U32))
         if any(map(ge, numbers, numbers[1:])):
-            raise CorruptMarker(f"{self.name} that do not rise")
+            raise CorruptMarker(f"{self.name} that do not increase")
         return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
@@ -310,7 +310,7 @@ def _parts(batch: Batch) -> list[bytes]:
     base = offsets[0]
     # Unchecked, offsets in disorder would be written as others, or as bytes that no tracker can read.
     if base < 0 or (not isinstance(offsets, range) and any(map(ge, offsets, offsets[1:]))):
-        raise ValueError("the offsets of a batch must rise, from 0 on")
+        raise ValueError("the offsets of a batch must increase, from 0 on")
     kind, flags = batch.kind if isinstance(batch, Fact) else _KINDS[type(batch)], 0
     parts = [b"", queue, pack(f">B{len(topic)}sIIq", len(topic), topic, batch.source.partition, count, base)]
     if offsets[-1] - base == count - 1:
@@ -375,7 +375,7 @@ def _read_identities(reader: Reader, flags: int) -> tuple[Source, Sequence[int]]
         return Source(topic, partition), range(base, base + count)
     deltas = reader.numbers("I", count)
     if deltas[0] != 0 or any(map(int.__ge__, deltas, deltas[1:])):
-        raise CorruptMarker("offsets that do not rise")
+        raise CorruptMarker("offsets that do not increase")
     return Source(topic, partition), tuple([base + delta for delta in deltas])
 
 

@@ -51,7 +51,7 @@ class Record(Protocol):
 
 
 class Kind(IntEnum):
-    """Requests are imperatives, facts of the tracker are participles, TICK is the tracker's clock."""
+    """Requests are imperatives, facts by the tracker are participles, and TICK is the tracker's clock."""
 
     ACQUIRE = 1
     RENEW = 2
@@ -87,7 +87,7 @@ class Cause(IntEnum):
     TOO_LARGE = 4
     DUE = 5
     CANCELLED = 6
-    #: A schedule's definition no longer holds: the tracker withdraws its messages and forgets its source.
+    #: A schedule's definition was changed or removed: the tracker withdraws its messages and forgets its source.
     WITHDRAWN = 7
 
 

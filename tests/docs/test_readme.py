@@ -75,9 +75,9 @@ def test_get_started_names_the_defaults_for_messages_that_are_never_acknowledged
     defaults = QueueSettings()
     said = " ".join((ROOT / "docs" / "get-started.md").read_text(encoding="utf-8").split())
 
-    assert f"If your program dies, the lease ends after at most {defaults.lease_ms // 1000} s (`lease`)" in said
+    assert f"If your program dies, the lease expires within {defaults.lease_ms // 1000} s (`lease`)" in said
     assert defaults.max_attempts == 5
-    assert "If the lease of the fifth delivery (`max_attempts`) expires too, the message becomes a dead letter" in said
+    assert "After five deliveries (`max_attempts`), it becomes a dead letter" in said
 
 
 @pytest.mark.verify

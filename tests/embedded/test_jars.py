@@ -149,7 +149,7 @@ def test_a_cache_that_cannot_be_written_is_named(
     (tmp_path / "file").touch()
     monkeypatch.setenv("MARQ_CACHE", str(tmp_path / "file"))
 
-    with pytest.raises(BrokerError, match="set MARQ_CACHE to a directory that you may write"):
+    with pytest.raises(BrokerError, match="set MARQ_CACHE to a directory that you can write to"):
         ensure_jars(JARS)
 
 

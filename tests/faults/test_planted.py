@@ -53,7 +53,8 @@ async def test_a_consumer_that_commits_without_acquiring_is_found_out(broker: Em
 async def hasty(stage: Stage, _: Any) -> None:
     await stage.worker()
     stage.load()
-    await stage.consumer("--hasty", "--manner=patient")
+    # Longer than the time between two messages of a key, so that a message waits when the one before it ends.
+    await stage.consumer("--hasty", "--manner=patient", "--work=1")
     await stage.delivered_more(FEW)
 
 

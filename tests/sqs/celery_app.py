@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any
 
+from botocore.client import BaseClient
 from celery import Celery
 from celery.signals import task_received
 
@@ -48,7 +49,21 @@ def note(event: str, **details: Any) -> None:
 def received(request: Any, **_: Any) -> None:
     message = request.message.delivery_info["sqs_message"]
     count = int(message["Attributes"]["ApproximateReceiveCount"])
-    note("received", task=request.id, message=message["MessageId"], count=count, worker=os.getpid())
+    details = {"message": message["MessageId"], "handle": message["ReceiptHandle"], "count": count}
+    note("received", task=request.id, worker=os.getpid(), **details)
+
+
+call = BaseClient._make_api_call
+
+
+def noted_call(client: BaseClient, operation: str, parameters: dict[str, Any]) -> Any:
+    answer = call(client, operation, parameters)
+    if operation == "DeleteMessage":
+        note("deleted", handle=parameters["ReceiptHandle"])
+    return answer
+
+
+BaseClient._make_api_call = noted_call
 
 
 @app.task(bind=True, name="work")

@@ -33,6 +33,8 @@ allow = [{ queues = "celery-*", actions = ["send", "receive", "manage"] }]
 FAULTS = ("first", "second", "endpoint", "first", "second", "first", "endpoint", "second", "first")
 #: How long Celery may take to delete the message of a task that has ended.
 DELETE_S = 5.0
+#: How much later than its lease begins a worker may note that it has received a message.
+RECEIVE_S = 2.0
 LIMIT_SECONDS = 400.0
 
 
@@ -206,10 +208,11 @@ def causes_of_duplicates(
             ended[event["task"], event["worker"]].append(event["at"])
         elif event["event"] == "began":
             runs[event["number"]].append(event)
+    deleted = {event["handle"]: event["at"] for event in events if event["event"] == "deleted"}
     causes: Counter[str] = Counter()
     for attempts in runs.values():
         for earlier, later in pairwise(attempts):
-            causes[_cause(earlier, later, received, ended, ends, endpoint_kills)] += 1
+            causes[_cause(earlier, later, received, ended, deleted, ends, endpoint_kills)] += 1
     return causes
 
 
@@ -218,6 +221,7 @@ def _cause(
     later: dict[str, Any],
     received: dict[tuple[str, int], list[dict[str, Any]]],
     ended: dict[tuple[str, int], list[float]],
+    deleted: dict[str, float],
     ends: dict[int, End],
     endpoint_kills: list[float],
 ) -> str:
@@ -228,10 +232,10 @@ def _cause(
     end = ends.get(earlier["worker"])
     if end is not None and end.at <= after["at"] and (finished_s is None or end.at < finished_s + DELETE_S):
         return "killed before the delete" if end.killed else "worker ended with its endpoint"
-    if (finished_s or later["at"]) > before["at"] + VISIBILITY_S - 0.5:
-        return "visibility timeout"
     if any(earlier["at"] < at < (finished_s or at) + DELETE_S for at in endpoint_kills):
         return "endpoint killed before the delete"
+    if deleted.get(before["handle"], later["at"]) > before["at"] + VISIBILITY_S - RECEIVE_S:
+        return "not deleted within the visibility timeout"
     return "unknown"
 
 

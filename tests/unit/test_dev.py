@@ -128,7 +128,7 @@ def test_a_broker_that_ends_ends_it_and_signals_interrupt_the_preparation(
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)
     monkeypatch.setattr(signal, "signal", lambda number, _: steps.append(number))
 
-    with pytest.raises(BrokerError, match=r"the broker ended by itself\nno space left on device"):
+    with pytest.raises(BrokerError, match=r"the broker exited unexpectedly\nno space left on device"):
         dev.develop([], tmp_path, "warn")
 
     assert steps == ["prepare", signal.SIGINT, signal.SIGTERM, signal.SIGHUP]

@@ -53,7 +53,7 @@ async def test_a_queue_from_the_first_message_to_the_last(shared_worker: Worker,
     assert await shell.json("send", queue, "--lines", answer="a\nb\nc\n") == {"queue": queue, "sent": 3}
     await shell.json("send", queue, "later", "--delay", "2h")
     both = await shell("send", queue, "x", "--delay", "2h", "--at", "2030-01-31T08:00:00Z", code=1)
-    assert "--delay 2h and --at 2030-01-31T08:00:00Z: give one of the two" in both.err
+    assert "--delay 2h and --at 2030-01-31T08:00:00Z: pass only one of them" in both.err
     peeked = await shell.json("peek", queue, "--limit", "2")
     assert peeked["complete"]
     assert peeked["messages"][0]["value"] == "hello"
@@ -153,7 +153,7 @@ async def test_dead_letters_are_shown_counted_deleted_and_redriven(
 
         odd = ("dead", queue, "--delete", "--reason", "odd")
         refused = await shell(*odd, answer="n\n", code=1)
-        assert f"Delete 2 dead letters of queue '{queue}' for good? [y/N]" in refused.err
+        assert f"Delete 2 dead letters of queue '{queue}' permanently? [y/N]" in refused.err
         assert "nothing was changed" in refused.err
         assert (await shell(*odd, "--dry-run")).out == "2 dead letters would be deleted; nothing was changed\n"
         assert (await shell(*odd, "--yes")).out == "2 of 2 dead letters deleted\n"
@@ -193,7 +193,7 @@ async def test_delayed_messages_are_listed_cancelled_and_delivered(
     assert found["messages"][2]["due"].startswith("21")
     assert f"the first 1 of queue '{queue}'" in (await shell("delayed", queue, "--limit", "1")).out
     none = (await shell("delayed", queue, "--until", "2000-01-01T00:00:00+00:00")).out
-    assert none == f"no message of queue '{queue}' waits for its time\n"
+    assert none == f"no delayed messages in queue '{queue}'\n"
 
     await shell("cancel", soon.id, answer="n\n", code=1)
     assert await shell.json("cancel", soon.id, "--yes") == [{"id": soon.id, "cancelled": True}]
@@ -278,7 +278,7 @@ async def test_a_change_of_the_group_and_a_reset_are_confirmed_first(shell: Shel
     ("arguments", "said"),
     [
         (["queue", "q", "--set", "lese=60"], "lese: unknown key; expected one of lease,"),
-        (["queue", "q", "--set", "lease=1", "--reset"], "give one"),
+        (["queue", "q", "--set", "lease=1", "--reset"], "pass only one of them"),
         (["delayed", ""], "a queue's name must not be empty"),
         (["delayed", "q", "--until", "tomorrow"], "until=tomorrow: expected a time with a time zone"),
         (["redrive", "q", "--rate", "0"], "rate=0"),

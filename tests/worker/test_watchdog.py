@@ -19,8 +19,9 @@ from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq.wire.names import Names
 from marq_worker.agents.progress import ProgressReport
+from marq_worker.app.exit_codes import EXIT_STALLED
 from marq_worker.app.watchdog.broker_probe import BrokerProbe, Markers
-from marq_worker.app.watchdog.watchdog import EXIT_CODE, Answer
+from marq_worker.app.watchdog.watchdog import Answer
 from marq_worker.broker import EmbeddedBroker, ports
 from tests.worker import standstill
 from tests.worker.conftest import workers
@@ -73,7 +74,7 @@ class Victim:
 
     async def last_words(self) -> str:
         """Wait for the end that the watchdog makes; return what it said."""
-        assert await self.worker.ended(LIMIT_SECONDS) == EXIT_CODE, self.worker.log()
+        assert await self.worker.ended(LIMIT_SECONDS) == EXIT_STALLED, self.worker.log()
         [words] = [line for line in self.worker.log().splitlines() if "watchdog: " in line]
         return words
 
@@ -151,7 +152,7 @@ async def test_a_handlers_process_whose_consumer_brings_nothing_ends_and_is_foll
 
         await patiently(by_others)
 
-    assert f"{one['worker']} has ended with exit code {EXIT_CODE}" in victim.worker.log()
+    assert f"{one['worker']} has ended with exit code {EXIT_STALLED}" in victim.worker.log()
     assert "stalled: available records are not read" in victim.worker.log()
     assert victim.worker.exit_code is None
 

@@ -18,7 +18,7 @@ from marq.wire.errors import ConfigError, MarqError
 from marq_worker.app.web.dashboard.actor import Actor, DeadLetterSelection
 from marq_worker.app.web.dashboard.tasks import Reached, Tasks
 
-#: One line of JSON for each action that was done or refused.
+#: One line of JSON for each action, whether it was done or rejected.
 audit_log = logging.getLogger("marq.audit")
 
 #: Messages that can be selected one by one, and in one request to the cluster.

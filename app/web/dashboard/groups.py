@@ -1,6 +1,6 @@
 """The consumers of queues as the broker knows them: group members, their partitions and positions.
 
-The broker is queried when a page needs it, with a time limit; what it does not answer in time is unknown.
+The broker is queried when a page needs it, with a time limit; answers that do not arrive in time count as unknown.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _OPEN_STATUSES = {
     State.REJECTED.name.lower(): "being dead-lettered",
     State.EXHAUSTED.name.lower(): "being dead-lettered",
     State.CANCELLED.name.lower(): "being cancelled",
-    State.WAITING_IN_ORDER.name.lower(): "waits for its next delivery in its line",
+    State.WAITING_IN_ORDER.name.lower(): "waits for its next attempt, ahead of the later messages of its key",
 }
 #: Filters for messages of a state, besides the id.
 _FILTERS: Mapping[str, Sequence[str]] = {

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
-#: Stands for unknown values.
+#: Placeholder for unknown values.
 _UNKNOWN = "\N{EN DASH}"
 _SECONDS = "%Y-%m-%d %H:%M:%S"
 

@@ -205,7 +205,7 @@ def alarms(metrics: Mapping[str, Any]) -> list[str]:
     missing = [worker["url"] for worker in metrics["workers"] if not worker["answered"]]
     if not metrics["complete"]:
         why = f"no answer from {', '.join(missing)}" if missing else "the workers can't be listed now"
-        texts.append(f"Metrics are not complete: {why}.")
+        texts.append(f"Metrics are incomplete: {why}.")
     return texts + backlog_alarms(metrics["backlog"])
 
 
@@ -244,11 +244,9 @@ def backlog_alarms(backlog: Mapping[str, Any]) -> list[str]:
         texts.append(f"{backlog['unknown_queues']:,} more messages wait in unknown queues: wrong keys?")
     if not backlog["counted"] or backlog["complete"]:
         return texts
-    texts += [f"The backlog is not complete: {trouble}." for trouble in backlog["trouble"]]
+    texts += [f"The backlog is incomplete: {trouble}." for trouble in backlog["trouble"]]
     if backlog["switched_off"]:
-        texts.append(
-            f"The backlog is not complete: {backlog['switched_off']} workers do not count (MARQ_COUNT_WAITING)."
-        )
+        texts.append(f"The backlog is incomplete: {backlog['switched_off']} workers do not count (MARQ_COUNT_WAITING).")
     if backlog["uncounted"]:
         texts.append(f"The backlog is still being counted: {backlog['uncounted']:,} records are left to read.")
     return texts
@@ -279,17 +277,17 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
         (bool(parts), "a tracker runs", f"{owners} of {len(parts)} partitions have an owner that works",
          "Start a worker: marq worker -l info"),
         (not unowned, "each markers partition has an owner", f"{_listed(unowned)} have none" if unowned else "all have",
-         "A rebalance may be running; if this persists: marq check"),
+         "A rebalance may be running; if this persists, run marq check"),
         (not stopped, "no partition is stopped", _listed(stopped) or "none",
          "See the alarm on the overview for the reason and the command to run"),
         (behind < 100_000, "trackers keep up", f"at most {behind:,} marker records behind",
-         "Start more workers; messages may come back late meanwhile"),
-        (late < 5_000, "leases and delays end on time", f"99% within {late:,} ms",
+         "Start more workers; until then, messages may be redelivered late"),
+        (late < 5_000, "leases and delays expire on time", f"99% within {late:,} ms",
          "Check the CPU load of the workers"),
         (not jumps, "the broker's clock is steady", _listed([part["partition"] for part in jumps]) or "no jumps",
-         "Set the brokers' clocks by NTP"),
+         "Synchronize the brokers' clocks with NTP"),
         (not quarantined, "all markers can be read", f"{quarantined:,} quarantined",
-         "Look at the quarantine topic: which client writes invalid markers?"),
+         "Find the client that writes invalid markers: see the quarantine topic"),
         (not opened, "no circuit breaker is open", ", ".join(sorted(opened)) or "none",
          "Repair the service that the handlers of these queues call"),
         (not unread, "queues with waiting messages have consumers", _without(unread) or "all have",

@@ -1,7 +1,7 @@
 """Long actions: redrives and deletions of dead letters, purges of queues, and their progress.
 
-They run in the worker on whose page they were started, and end with it. What was requested by then still happens;
-repeating the action does the rest. Ids are unique among workers, so any worker can be asked for a task.
+They run in the worker on whose page they were started, and end with it. Requests made by then are still carried out;
+repeating the action does the rest. Ids are unique among workers, so any worker can show a task.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The timeline of one message in words, from its markers.
+"""The timeline of one message, computed from its markers.
 
 The id of a message is the place of its first record. Each redelivery is a record with a place of its own and the id in
 a header, and the ACQUIRE that takes it carries the headers. So one read of the markers in order finds all places and

@@ -1,8 +1,8 @@
 """The content of a dead letter, and the markers that redrive or delete it.
 
-Its record is like a redelivery of the message, with headers that say why it is dead. A redrive is a DELAY of no time
-that names the place of the dead letter. The tracker takes a place once. So these markers may be written again, by any
-client and at any time: that changes nothing.
+Its record is like a redelivery of the message, with headers that say why it was dead-lettered. A redrive is a DELAY of
+zero that names the place of the dead letter. The tracker accepts each place only once, so any client may write these
+markers again at any time, without effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from marq.wire.names import (
 )
 from marq.wire.notes import is_note
 
-#: Headers of the former deliveries and of their end: a redriven message starts without them.
+#: Headers of earlier deliveries and of their end; a redriven message starts without them.
 _DEATH_HEADERS = frozenset(
     {ATTEMPT_HEADER, DEAD_LETTERED_AT_HEADER, ERROR_HEADER, ORIGIN_HEADER, REASON_HEADER, UNCOUNTED_HEADER}
 )
@@ -75,7 +75,7 @@ def kind_of(record: DeadLetterRecord) -> str:
 
 
 def redriven(record: DeadLetterRecord, queue: str) -> Payload:
-    """Return the message as its sender made it, for a queue; it keeps its id and the time of its first sending."""
+    """Return the message as its sender wrote it, for a queue; it keeps its id and its first send time."""
     headers = tuple((name, value) for name, value in record.headers if name not in _DEATH_HEADERS)
     return Payload(record.timestamp, 1, queue.encode(), headers, record.value)
 

@@ -36,9 +36,9 @@ class Redelivery(NamedTuple):
 def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: bool, ordered: bool = False) -> Redelivery:
     """Return the record to send for a due message; ``now_ms`` is the log's clock.
 
-    ``own_topic``: the message comes from a topic that is not Marq's. Other programs read that topic too, so nothing
-    goes back there. The key of every redelivery is its queue's name; the sender's key travels in a header, and with
-    ``ordered`` also as the ordering key that it was there.
+    ``own_topic``: the message comes from a topic that does not belong to Marq. Other programs read that topic, too, so
+    redeliveries are not written there. The key of every redelivery is its queue's name; the sender's key is kept in a
+    header, and with ``ordered`` also in the header of the ordering key.
     """
     name = fire.lease.queue.encode()
     past = origin(fire.source, fire.offset, payload.timestamp_ms, payload.headers)
@@ -67,14 +67,14 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
 
 
 def fitting(fire: DueAction, payload: Payload, limit_bytes: int) -> DueAction:
-    """Return the action, or that of a dead letter if the messages topic would refuse the redelivery for its size."""
+    """Return the action, or that of a dead letter if the redelivery is too large for the messages topic."""
     if fire.destination is not Destination.QUEUE or _size(payload) <= limit_bytes - HEADER_ROOM_BYTES // 2:
         return fire
     return too_large(fire)
 
 
 def too_large(fire: DueAction) -> DueAction:
-    """Return the action for a message whose redelivery was refused for its size."""
+    """Return the action for a message whose redelivery was rejected as too large."""
     attempt = fire.lease.attempt
     return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, attempt, Cause.TOO_LARGE)
 
@@ -85,7 +85,7 @@ def _size(payload: Payload) -> int:
 
 
 def reason(fire: DueAction) -> str:
-    """Say in words why a message became a dead letter."""
+    """Explain why a message became a dead letter."""
     if fire.cause is Cause.TOO_LARGE:
         return "with the headers that redelivery adds it is larger than the messages topic accepts"
     if fire.lease.state is State.REJECTED:

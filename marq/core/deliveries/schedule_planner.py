@@ -1,20 +1,21 @@
-"""The planner of schedules: the owner of a markers partition writes each of their times once.
+"""The planner of schedules: the owner of a markers partition writes a message for each of their times once.
 
 A schedule has one undelivered message at a time: a DELAY whose number is the time, in the source of its definition
 (:meth:`marq.settings.schedules.Schedule.source`). It is a row like any other, so it outlives its writer and can be
 listed, rescheduled and cancelled. The next one is written in the transaction that delivers it or ends it as cancelled.
-No time is lost, and none comes twice:
+No time is skipped or repeated:
 
-* Only the owner plans, through the producer that fences every former one, and only after it has read everything that
+* Only the owner plans, through the producer that fences all former owners, and only after it has read everything that
   was written before. So it never repeats a time.
-* ``from_offset`` is 0: every time up to the last one written is known, whichever owner repeats it.
+* ``from_offset`` is 0: every time up to the last one written counts as seen, no matter which owner repeats it.
 * A message of a former definition is withdrawn (a fact CANCELLED, with its own cause) in the same transaction as the
-  first message of the new one, and only while it is not firing. The new one takes over from the withdrawn time. All
-  definitions of a schedule have one owner, so nothing comes in between.
-* A withdrawn source is forgotten, with its marks: a definition that comes back starts again.
+  first message of the new one, and only while it is not firing. The new one continues from the withdrawn time. All
+  definitions of a schedule have the same owner, so nothing can happen in between.
+* A withdrawn source is forgotten, along with its seen times, so a definition that is restored starts afresh.
 
-The next time follows the last one written and the log's clock. After a time without workers, the one message that was
-already written is delivered late, and no other. With ``catch_up`` the next time follows the last one alone.
+The next time is after the last one written and after the log's clock. If no workers were running for a while, only the
+message that was already written is delivered late. With ``catch_up``, the next time is the one after the last one
+written.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from marq.wire.names import HEADER_ROOM_BYTES, PREVIOUS_HEADER, schedule_name
 MAX_MISSED = 100
 MAX_MISSED_BYTES = 200_000
 
-#: Given a schedule and a time in seconds since the epoch: its next time after that, None when there is none.
+#: Returns the next time of a schedule after the given one, in seconds since the epoch; None if there is none.
 NextTime = Callable[[Schedule, int], int | None]
 
 
@@ -86,7 +87,7 @@ class Planner:
         self._planned_for = (book.scheduled_changes, self._layers().version)
         now_s, current = _now_s(book, monotonic_ms), self._current()
         plan: list[Batch] = []
-        #: The first withdrawn time of each schedule, None while a message is on its way.
+        #: The first withdrawn time of each schedule; None while one of its messages is being sent.
         freed: dict[str, int | None] = {}
         for source in sorted(book.scheduled - current.keys()):
             self._withdraw(book, tracker.holder, source, plan, freed)
@@ -101,8 +102,8 @@ class Planner:
     def follow(self, tracker: Tracker, fires: Sequence[DueAction], monotonic_ms: int) -> list[Delay]:
         """Return the next messages of schedules, to be written in one transaction with these.
 
-        If they were written later, the next owner might write them. It does not know how late these messages were, so
-        it would skip all times since then.
+        If they were written later, the next owner might have to write them. It would not know how late these messages
+        were, so it would skip all times since then.
         """
         book = tracker.book
         if not book.scheduled:
@@ -163,7 +164,7 @@ class Planner:
 
 
 def _now_s(book: LeaseBook, monotonic_ms: int) -> int:
-    """The log's time by the own clock since the own TICK: no jump of the broker's clock can move it."""
+    """The log's time by the owner's clock since its own TICK, which ignores jumps of the broker's clock."""
     return (book.clock.anchor_now_ms + monotonic_ms - book.clock.anchor_monotonic_ms) // 1000
 
 

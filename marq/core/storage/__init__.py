@@ -1,1 +1,1 @@
-"""What the lease machine keeps: the rows of the lease table, and everything that is computed from them."""
+"""State of the lease machine: the rows of the lease table, and everything that is computed from them."""

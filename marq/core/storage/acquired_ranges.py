@@ -1,11 +1,11 @@
 """The records of a partition that a queue has acquired before, as a few intervals of offsets.
 
-A consumer reads a partition in order, so this is nearly always one interval. A second one appears when the marker of a
-batch was lost and a later batch was written. The records between must then be acquired again, not taken for finished
-ones. That is why a single high-water mark would lose messages.
+A consumer reads a partition in order, so there is nearly always a single interval. A second one appears if the marker
+of a batch was lost and a later batch was written. The records in between must then be acquired again and not be
+mistaken for finished ones; a single high-water mark would lose them.
 
-Above :data:`MAX_INTERVALS` the lowest interval is forgotten: an old record that is read again would be taken for a new
-one and delivered twice. Closing the gap instead could lose the records in it.
+Beyond :data:`MAX_INTERVALS`, the lowest interval is forgotten: if one of its records is read again, it is mistaken for
+a new one and delivered twice. Closing the gap instead could lose the records in it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AcquiredRanges:
     def first_free(self, offset: int) -> int:
         """Return the first offset from this one on that a consumer may still acquire.
 
-        No consumer acquires records before the first interval: the group began behind them.
+        No consumer acquires records before the first interval, because the group started after them.
         """
         index = bisect_right(self._starts, offset) - 1
         return max(offset, self._ends[max(0, index)]) if self._ends else offset

@@ -1,14 +1,14 @@
 """The clock of a markers partition: the running maximum of the broker's append times, at a position of the log.
 
-Leases and delays are due by this clock at the place of their marker, so clocks of clients and trackers are never
-compared. Append times of a partition can step back a little (a new leader's clock); the maximum hides that. It cannot
-hide a broker's clock that jumps: between two TICKs of one tracker, the log's time and that tracker's monotonic time
-must advance alike. If they differ by more than :data:`MAX_DRIFT_MS`, the monotonic time counts, and the error of the
-broker's clock becomes the ``skew`` that is subtracted from later append times.
+Leases and delays are measured by this clock, from the position of their marker, so clocks of clients and trackers are
+never compared. Append times of a partition can step back a little (a new leader's clock); the maximum hides that. It
+cannot hide a broker's clock that jumps: between two TICKs of one tracker, the log's time and that tracker's monotonic
+time must advance alike. If they differ by more than :data:`MAX_DRIFT_MS`, the monotonic time counts, and the error of
+the broker's clock becomes the ``skew`` that is subtracted from later append times.
 
-A TICK that reaches the log long after its monotonic time was read (a stalled broker) would look like a jump ahead, and
-the next one like a jump back. Leases taken in between would end early. So an owner gives up a TICK that takes too long
-(agents/partition_writer.py) and aborts its transaction: no tracker reads it.
+A TICK that reaches the log long after its monotonic time was read (because the broker stalled) would look like a jump
+ahead, and the next one like a jump back. Leases acquired in between would expire early. So an owner gives up on a TICK
+that takes too long (agents/partition_writer.py) and aborts its transaction, so that no tracker reads it.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class LogClock:
         if holder == self.anchor_holder:
             expected = self.anchor_now_ms + monotonic_ms - self.anchor_monotonic_ms
             ahead = self.now_ms - expected
-            # By the TICK itself, not by the maximum, which stops after a jump back: between TICKs that follow each
-            # other quickly the jump would not show.
+            # Compared with the TICK's own time, not with the maximum: after a jump back, the maximum stops advancing,
+            # so TICKs in quick succession would not show the jump.
             behind = append_time_ms - self.skew_ms - expected
             if ahead > MAX_DRIFT_MS or behind < -MAX_DRIFT_MS:
                 jump = ahead if ahead > MAX_DRIFT_MS else behind

@@ -1,11 +1,11 @@
 """Dead letters that are settled: redriven or deleted, each once and for good.
 
 A dead letter stays in its log. Markers that name its place settle it: a DELAY with its message (a redrive), or a
-DISCARD. The first of them counts. Its place is kept here forever, so that a repeated request changes nothing, even from
-another process or a year later. So an interrupted redrive can simply be called again.
+DISCARD. The first one counts. Settled places are kept forever, so that a repeated request has no effect, even from
+another process or a year later. An interrupted redrive can therefore simply be repeated.
 
-Notes (:mod:`marq.wire.notes`) tell the disposition of each named place. The owner writes them with the rows, into the
-dead-letter topic. So its readers know which dead letters are settled, and a requester knows the outcome.
+Notes (:mod:`marq.wire.notes`) state the disposition of each named place. The owner writes them to the dead-letter topic
+together with the rows, so readers of that topic know which dead letters are settled, and requesters learn the outcome.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marq.core.storage import rows
 from marq.wire.markers import Delay, Discard, Source
 from marq.wire.notes import Disposition, Note
 
-#: Offsets in one row: rewritten when one of them is added, and small even if they come in no order.
+#: Offsets per row. A row is rewritten when an offset is added, and stays small even if they arrive in random order.
 CHUNK_OFFSETS = 4_096
 
 

@@ -15,7 +15,7 @@ _BEFORE_DELIVERY = (State.DELAYED, State.CANCELLED)
 class Gauge:
     """The open messages of a queue; ``oldest_ms`` is the clock at their oldest ACQUIRE.
 
-    ``blocked`` counts released messages of a queue with ordering that wait for their next attempt in their place: the
+    ``blocked`` counts released messages of a queue with ordering that wait in their place for the next attempt; the
     later messages of their keys wait for them.
     """
 
@@ -57,7 +57,7 @@ def gauges_of(leases: Iterable[Collection[LeaseRow]]) -> dict[str, Gauge]:
 
 def add_gauges(gauges: dict[str, Gauge], leases: Collection[LeaseRow]) -> None:
     """Count some more messages."""
-    # Each of a million delayed messages has its own lease, so only its queue is looked at.
+    # Each of a million delayed messages has its own lease, so only the queue is examined.
     delayed = [lease.queue for lease in leases if lease.state in _BEFORE_DELIVERY]
     for queue, count in Counter(delayed).items():
         gauges.setdefault(queue, Gauge()).delayed += count

@@ -1,7 +1,7 @@
 """Handling times of messages: from the ACQUIRE to the ACK of a message, by the log's clock at both.
 
-The times are samples, so that they cost next to nothing: a few messages of the first ACK of each millisecond, each of
-which stands for its neighbours. They are not part of the fold: an owner has the samples that it folded itself.
+Only samples are measured, so that they cost next to nothing: a few messages of the first ACK in each millisecond, each
+of which represents its neighbours. They are not part of the fold: an owner only has the samples that it folded itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Counts messages that are delivered immediately because their ``marq-deliver-at`` can't be read as a time.
 
-The tracker does not hold such a message back, because it would never know when to deliver it.
+The tracker does not hold back such a message, because it could not know when to deliver it.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from marq.wire.markers import Acquire, Delay, Source, payload_of
 class OpenMessages:
     """The open messages of a queue in one source.
 
-    A payload stays in the marker that it came in until its row is written, and is then in the table only. A message
-    that is opened and closed in between leaves no row.
+    A payload stays in the marker that contained it until its row is written; after that, only the table has it. A
+    message that is opened and closed in between leaves no row.
     """
 
     queue: str

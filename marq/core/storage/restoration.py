@@ -1,8 +1,8 @@
 """Reads the rows of a lease table back, a million of them in about a second.
 
-Rows of one kind, queue and source are adjacent in a table, and neighbours were acquired together. So nearly every row
-differs from the one before it in its offset only, and no more of it is decoded. All messages with equal leases share
-one object, which keeps the image of a million messages small.
+Rows of one kind, queue and source are adjacent in a table, and neighbours were usually acquired together. So nearly
+every row differs from the previous one only in its offset, and nothing else of it is decoded. All messages with equal
+leases share one object, which keeps the image of a million messages small.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Restoration:
         self._shared.clear()
 
     def _read_some(self, table: Iterable[tuple[bytes, bytes]]) -> bool:
-        # This loop is most of what a worker with many open messages does at its start.
+        # A worker with many open messages spends most of its start in this loop.
         key: bytes | None = None
         prefix: bytes | None = None
         leases: dict[int, LeaseRow] | None = None

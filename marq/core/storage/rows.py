@@ -1,7 +1,7 @@
 """The rows of the lease table, as bytes.
 
-Eight kinds of row share one table, so that one batch of writes keeps them consistent; the first byte of the key says
-which it is:
+Eight kinds of rows share one table, so that a single batch of writes keeps them consistent. The first byte of the key
+is the kind:
 
 ========  =========================  ==================================================================
 ``i``                                which changelog this is: random bytes, the first record of its partition

@@ -117,7 +117,7 @@ class TableImage:
         for (queue, source), opened in self._touched.items():
             opened.take_rows(changes)
             if not (opened.leases or opened.firing) and is_synthetic(source.topic):
-                # Its sender may never use this source again.
+                # Its sender must never use this source again.
                 del self._sources[source][queue]
                 if not self._sources[source]:
                     del self._sources[source]
@@ -133,12 +133,12 @@ class TableImage:
         self._touched_marks.clear()
         self._touched_counts.clear()
         self._changed = False
-        # Last, so that a reader of the changelog that stops early never believes more than it has read.
+        # Last, so that a reader of the changelog that stops early never assumes more than it has read.
         changes[rows.APPLIED_KEY] = rows.encode_applied(self.applied, self.clock)
         return changes
 
     def restore(self, table: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take over the rows of a table: the image is then as it was at its ``applied`` offset."""
+        """Load the rows of a table: the image is then in the state of its ``applied`` offset."""
         for _ in self.restoring(table):
             pass
 

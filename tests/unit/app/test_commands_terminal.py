@@ -94,7 +94,7 @@ def test_an_answer_that_a_full_disk_does_not_take_is_said_in_a_sentence(tmp_path
         )  # fmt: skip
 
     assert process.returncode == 1
-    assert process.stderr.startswith(b"marq: the answer could not be written: No space left on device")
+    assert process.stderr.startswith(b"marq: the output could not be written: No space left on device")
     assert b"Traceback" not in process.stderr
     assert b"Exception ignored" not in process.stderr
 

@@ -108,10 +108,10 @@ def test_a_purge_says_what_it_ended_and_what_went_on() -> None:
 
     assert text == (
         "queue 'emails': 1,204 messages purged (1,200 waiting, 3 for redelivery, 1 dead-lettered);"
-        " 2 continued meanwhile, or had ended"
+        " 2 were delivered or finished meanwhile"
     )
     assert "would be purged" in purge.said("emails", found, dry_run=True, interrupted=False)
-    assert "nothing was there" in purge.said("emails", Purged(), dry_run=False, interrupted=False)
+    assert "there were none" in purge.said("emails", Purged(), dry_run=False, interrupted=False)
     assert "may still be paused" in purge.said("emails", found, dry_run=False, interrupted=True)
 
 

@@ -217,8 +217,8 @@ def test_a_backlog_that_is_not_complete_is_said() -> None:
     metrics["backlog"] |= {"uncounted": 0, "switched_off": 1, "trouble": ["topic orders can't be read: no right"]}
 
     assert rows.alarms(metrics) == [
-        "The backlog is not complete: topic orders can't be read: no right.",
-        "The backlog is not complete: 1 workers do not count (MARQ_COUNT_WAITING).",
+        "The backlog is incomplete: topic orders can't be read: no right.",
+        "The backlog is incomplete: 1 workers do not count (MARQ_COUNT_WAITING).",
     ]
 
 

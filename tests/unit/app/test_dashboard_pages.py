@@ -763,7 +763,10 @@ def test_a_message_that_waits_in_its_line_is_said_to_do_so_and_can_be_delivered_
     now = {"state": "waiting_in_order", "due_in_seconds": 3_600.0}
     blocking = {**now, "due_in_seconds": BLOCKED_MS / 1000 - 3_600}
 
-    assert pages._status({"now": now}, None, dead_letters_read=True) == "waits for its next delivery in its line"
+    assert (
+        pages._status({"now": now}, None, dead_letters_read=True)
+        == "waits for its next attempt, ahead of the later messages of its key"
+    )
     blocks = "blocks its key until it is delivered now or cancelled"
     assert pages._status({"now": blocking}, None, dead_letters_read=True) == blocks
     assert pages._possible(now) == ("deliver-now", "cancel")

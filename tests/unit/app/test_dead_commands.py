@@ -65,7 +65,7 @@ def test_how_far_a_call_came_is_said() -> None:
     assert said(Deleted(3, 3, 3)) == "3 of 3 dead letters deleted"
     assert said(Deleted(3), dry_run=True) == "3 dead letters would be deleted; nothing was changed"
     assert said(Redriven(9, 4, 2), interrupted=True) == (
-        "interrupted: 2 of 9 dead letters redriven. 4 are requested and will still be redriven; repeat the command for"
+        "interrupted: 2 of 9 dead letters redriven. 4 were requested and will still be redriven; repeat the command for"
         " the rest"
     )
 
@@ -88,7 +88,7 @@ async def test_where_there_was_nothing_to_ask_about_nothing_is_deleted() -> None
 
     document = {"queue": "emails"}
     code = await ask_and_act(
-        Letters(), delete, ("Delete", "for good"), document, limit=None, dry_run=False, as_json=False, yes=False
+        Letters(), delete, ("Delete", "permanently"), document, limit=None, dry_run=False, as_json=False, yes=False
     )  # type: ignore[arg-type]
 
     assert code == 0
@@ -104,10 +104,10 @@ async def test_a_deletion_is_of_the_letters_that_were_counted(monkeypatch: pytes
         calls.append(options)
         return Deleted(726) if dry_run else Deleted(726, 726, 726)
 
-    question = ("Delete", "of queue 'emails' for good")
+    question = ("Delete", "of queue 'emails' permanently")
     await ask_and_act(Letters(), delete, question, {}, limit=None, dry_run=False, as_json=False, yes=False)  # type: ignore[arg-type]
 
-    assert asked == ["Delete 726 dead letters of queue 'emails' for good?"]
+    assert asked == ["Delete 726 dead letters of queue 'emails' permanently?"]
     assert [call["as_of"] for call in calls] == [ASKED] * 2
 
 

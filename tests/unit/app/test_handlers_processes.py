@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup
-from marq_worker.app.faust_app import EXIT_FENCED
+from marq_worker.app.exit_codes import EXIT_FENCED
 from marq_worker.app.handlers.process import VARIABLE, HandlersProcess
 from marq_worker.app.handlers.processes import (
     FIRST_PAUSE_S,

@@ -26,7 +26,7 @@ def test_a_worker_that_does_all_of_its_work_lives_and_is_ready() -> None:
         ({"stopping": True}, "worker", "is stopping"),
         ({"broker_answers": False}, "broker", "does not answer"),
         ({"rebalancing": True}, "group of the trackers", "a rebalance is under way"),
-        ({"assigned": False}, "group of the trackers", "has not given this worker its partitions yet"),
+        ({"assigned": False}, "group of the trackers", "has not assigned partitions to this worker yet"),
         ({"partitions": {3: ("recovering", "")}}, "markers partition 3", "recovering"),
         ({"partitions": {3: ("stopped", "marker version 9")}}, "markers partition 3", "stopped: marker version 9"),
         ({"handlers": {"background": False}}, "handlers of group background", "their process does not run"),

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from marq_worker.agents.progress import ProgressReport
+from marq_worker.app.exit_codes import EXIT_STALLED
 from marq_worker.app.watchdog import watchdog
-from marq_worker.app.watchdog.watchdog import EXIT_CODE, LOOK_SECONDS, Answer, Watchdog
+from marq_worker.app.watchdog.watchdog import LOOK_SECONDS, Answer, Watchdog
 
 SIGNAL_SECONDS = 30.0
 
@@ -27,7 +28,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     event, over = threading.Event(), threading.Event()
 
     def end(code: int) -> None:
-        assert code == EXIT_CODE
+        assert code == EXIT_STALLED
         event.set()
         over.wait()
 

@@ -101,7 +101,7 @@ async def test_an_invalid_request_logs_one_line_without_its_bytes(caplog: pytest
                 assert (await reader.read()).startswith(b"HTTP/1.0 400")
             await closed(writer)
 
-    assert "what came from 127.0.0.1 is no HTTP request: LineTooLong" in caplog.messages
+    assert "request from 127.0.0.1 is not valid HTTP: LineTooLong" in caplog.messages
     assert "secret" not in caplog.text
     assert "Traceback" not in caplog.text
 

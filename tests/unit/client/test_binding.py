@@ -367,7 +367,7 @@ async def test_a_workers_producer_opens_at_first_use_and_not_after_the_stop() ->
     shared = SharedProducer(Producer)  # type: ignore[arg-type]
     assert await shared.started() is await shared.started()
     await shared.stop()
-    with pytest.raises(marq.MarqError, match="the worker stops: nothing was sent"):
+    with pytest.raises(marq.MarqError, match="the worker is stopping: nothing was sent"):
         await shared.started()
     assert events[-1] == "stop"
 
@@ -378,7 +378,9 @@ async def test_a_plain_function_does_not_open_the_workers_producer_in_an_event_l
 
     @marq.handler("customers")
     def own_loop(number: str) -> None:
-        with pytest.raises(marq.MarqError, match=r"another event loop.*nothing was sent.*marq\.SyncProducer"):
+        with pytest.raises(
+            marq.MarqError, match=r"outside the worker's event loop: nothing was sent.*marq\.SyncProducer"
+        ):
             asyncio.run(bill.send(Order(int(number))))
 
     @marq.handler("others")

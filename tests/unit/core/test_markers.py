@@ -246,7 +246,7 @@ def test_intervals_that_do_not_rise_are_corrupt(good: Resumed, bad: list[tuple[i
 
     data = encode(good).replace(written(good.acquired), written(bad))
 
-    with pytest.raises(CorruptMarker, match="acquired that do not rise"):
+    with pytest.raises(CorruptMarker, match="acquired that do not increase"):
         decode(data)
 
 

@@ -1,4 +1,4 @@
-"""The command: ``python -m proof.check FILE...``."""
+"""The command: ``python -m proof FILE...``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from marq.wire.markers import Acquire, Payload, Source, Tick
-from proof import check, history
+from proof import __main__ as command
+from proof import history
 from proof.history import Event, History, MalformedHistory, read
 from tests.unit.proof.story import LOG, clean
 
@@ -33,7 +34,7 @@ def test_a_clean_history_gives_one_json_line_and_exit_0(tmp_path: Path) -> None:
     path = write(tmp_path / "history.jsonl", clean())
 
     done = subprocess.run(
-        [sys.executable, "-m", "proof.check", str(path)],
+        [sys.executable, "-m", "proof", str(path)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=180,
     )  # fmt: skip
 
@@ -47,7 +48,7 @@ def test_a_finding_is_printed_with_its_events_and_gives_exit_1(
 ) -> None:
     path = write(tmp_path / "history.jsonl", broken())
 
-    assert check.main([str(path)]) == 1
+    assert command.main([str(path)]) == 1
 
     finding, *events, summary = capsys.readouterr().out.splitlines()
     assert finding.startswith(f"silent: {LOG}/4 of q: ")
@@ -58,7 +59,7 @@ def test_a_finding_is_printed_with_its_events_and_gives_exit_1(
 def test_no_more_findings_are_printed_than_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "history.jsonl", [event for event in broken() if event["op"] != "quarantine"])
 
-    assert check.main([str(path), "--findings", "1"]) == 1
+    assert command.main([str(path), "--findings", "1"]) == 1
 
     out = capsys.readouterr().out
     assert "silent: " in out
@@ -70,7 +71,7 @@ def test_an_invalid_line_gives_exit_2_and_is_named(tmp_path: Path, capsys: pytes
     path = tmp_path / "history.jsonl"
     path.write_text('{"process": "p", "type": "ok", "op": "hang", "record": "t/0/0"}\nnonsense\n')
 
-    assert check.main([str(path)]) == 2
+    assert command.main([str(path)]) == 2
 
     assert f"{path}, line 2" in capsys.readouterr().err
     with pytest.raises(MalformedHistory):
@@ -84,7 +85,7 @@ def test_several_files_are_merged_by_their_processes_clock(tmp_path: Path) -> No
     said = write(tmp_path / "said.jsonl", [event for event in events if event["op"] not in ("record", "marker")])
 
     assert list(read([logs, said])) == events
-    assert check.main([str(logs), str(said)]) == 0
+    assert command.main([str(logs), str(said)]) == 0
 
 
 def test_marq_headers_are_not_part_of_the_content_and_a_copys_key_is_its_senders() -> None:
