@@ -162,7 +162,7 @@ class LeaseBook(DueMessages):
         counts.reacquired += len(offsets) - len(new)
         if new and may_have(batch.payloads, DEDUPLICATION_ID_HEADER) and _has_ids_that_count(source.topic):
             window_ms = self._settings(batch.queue).deduplication_window_ms
-            accepted = self.accepted_ids.accept(batch, new, self.applied, self.clock.now_ms, window_ms)
+            accepted = self.accepted_ids.accept(batch, new, self.applied, self.clock, window_ms)
             counts.deduplicated += len(new) - len(accepted)
             new = accepted
         counts.delayed += len(new)

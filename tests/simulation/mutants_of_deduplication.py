@@ -58,8 +58,8 @@ DEDUPLICATION_MUTANTS: tuple[Mutant, ...] = (
         _LEASES,
         "book-differs duplicate lost not-drained",
         (
-            "accept(batch, new, self.applied, self.clock.now_ms, window_ms)",
-            "accept(batch, new, self.applied, batch.payloads[0].timestamp_ms, window_ms)",
+            "accept(batch, new, self.applied, self.clock, window_ms)",
+            "accept(batch, new, self.applied, type(self.clock)(batch.payloads[0].timestamp_ms), window_ms)",
         ),
     ),
     mutant(

@@ -63,7 +63,7 @@ def difference(fold: Fold, book: LeaseBook) -> str:
 def table_difference(fold: Fold, table: dict[bytes, bytes]) -> str:
     """Say how the rows of a table differ from the fold, or nothing."""
     book = LeaseBook(lambda queue: QueueSettings())
-    book.restore(table.items())
+    book.restore(sorted(table.items()))
     for key in table:
         if key[:1] == b"s" and b"r" + key[1:] not in table:
             return f"a lease without its message: {rows.parse_row_key(key)}"

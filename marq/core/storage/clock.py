@@ -38,6 +38,11 @@ class LogClock:
         """
         return self.now_ms + self.skew_ms
 
+    @property
+    def least_ms(self) -> int:
+        """The time before which the clock will never be again: that of the last TICK."""
+        return self.anchor_now_ms
+
     def advance(self, append_time_ms: int) -> None:
         """Fold the append time of a record."""
         corrected = append_time_ms - self.skew_ms

@@ -17,6 +17,7 @@ from hashlib import blake2b
 from struct import Struct
 
 from marq.core.storage import rows
+from marq.core.storage.clock import LogClock
 from marq.wire.markers import Delay, Headers, payload_of
 from marq.wire.record_headers import deduplication_id, ordering_key
 
@@ -67,12 +68,12 @@ class AcceptedIds:
         expiries = [int(_EXPIRY.unpack_from(record)[0]) for record in self._records.values()]
         return [expiry_ms for expiry_ms in expiries if expiry_ms > now_ms]
 
-    def accept(self, batch: Delay, offsets: Sequence[int], place: int, now_ms: int, window_ms: int) -> list[int]:
+    def accept(self, batch: Delay, offsets: Sequence[int], place: int, clock: LogClock, window_ms: int) -> list[int]:
         """Accept the ids of these messages, which expire after ``window_ms``; return the messages without duplicates.
 
         ``place`` is the offset of the DELAY in the log. A message without an id has no duplicate.
         """
-        kept: list[int] = []
+        kept, now_ms = list[int](), clock.now_ms
         digests: dict[bytes, None] = {}
         for offset in offsets:
             digest = digest_of(batch.queue, payload_of(batch, offset).headers)
@@ -85,7 +86,7 @@ class AcceptedIds:
             row = _EXPIRY.pack(now_ms + window_ms) + b"".join(digests)
             self._put(batch.queue, place, row)
             self._changed[rows.deduplication_key(batch.queue, place)] = row
-            self._expire(batch.queue, now_ms, EXPIRED_AT_ONCE)
+            self._expire(batch.queue, clock.least_ms, EXPIRED_AT_ONCE)
         return kept
 
     def _put(self, queue: str, place: int, row: bytes) -> None:
@@ -95,10 +96,14 @@ class AcceptedIds:
         for digest in _digests(record):
             self._records[digest] = record
 
-    def _expire(self, queue: str, now_ms: int, limit: int) -> int:
-        """Remove expired records of a queue, at most ``limit``; return how many."""
+    def _expire(self, queue: str, least_ms: int, limit: int) -> int:
+        """Remove expired records of a queue, at most ``limit``; return how many.
+
+        By the least time that the clock may still show, not by its present one: if the broker's clock jumped ahead, the
+        next TICK sets it back, and an id must be remembered as if it had not jumped.
+        """
         records, removed = self._by_queue[queue], 0
-        while records and removed < limit and _EXPIRY.unpack_from(records[0])[0] <= now_ms:
+        while records and removed < limit and _EXPIRY.unpack_from(records[0])[0] <= least_ms:
             record = records.popleft()
             removed += 1
             for digest in _digests(record):
@@ -112,11 +117,11 @@ class AcceptedIds:
             del self._by_queue[queue]
         return removed
 
-    def take_rows(self, now_ms: int) -> dict[bytes, bytes | None]:
+    def take_rows(self, least_ms: int) -> dict[bytes, bytes | None]:
         """Return the rows that have changed since the last call, without some more of the expired ones."""
         left = EXPIRED_AT_WRITE
         for queue in list(self._by_queue):
-            left -= self._expire(queue, now_ms, left)
+            left -= self._expire(queue, least_ms, left)
         changed, self._changed = self._changed, {}
         return changed
 

@@ -127,7 +127,7 @@ class TableImage:
             changes[rows.mark_key(queue, source)] = None if marks is None else rows.encode_marks(marks.intervals)
         changes.update(self.settlements.take_rows())
         # In one transaction with `a`: if these were missing, a duplicate would be accepted after a restart.
-        changes.update(self.accepted_ids.take_rows(self.clock.now_ms))
+        changes.update(self.accepted_ids.take_rows(self.clock.least_ms))
         for queue in self._touched_counts:
             changes[rows.counts_key(queue)] = rows.encode_counts(self.counts[queue])
         self._touched_marks.clear()

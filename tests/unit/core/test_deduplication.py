@@ -9,7 +9,7 @@ import pytest
 
 from marq.core.storage import deduplication, rows
 from marq.settings.queue import QueueSettings
-from marq.wire.markers import Delay, Payload, Source
+from marq.wire.markers import Delay, Payload, Source, Tick
 from marq.wire.names import (
     deduplicating_partition,
     markers_partition,
@@ -58,6 +58,11 @@ def opened(log: Log) -> list[int]:
 
 def id_rows(log: Log) -> list[bytes]:
     return [key for key in log.table if key[:1] == b"d"]
+
+
+def tick(log: Log, at: int) -> None:
+    """Let another tracker write a TICK: before that, the clock may be set back."""
+    log.fold(Tick(at, 0), at=at)
 
 
 def restarted(log: Log) -> None:
@@ -191,6 +196,9 @@ def test_a_delay_leaves_one_row_for_all_its_ids_until_they_expire() -> None:
 
     log.fold(sent(10, "d"), at=T0 + WINDOW_MS)
     log.write()
+    assert len(id_rows(log)) == 2
+    tick(log, T0 + WINDOW_MS)
+    log.write()
 
     assert [rows.parse_deduplication_key(key) for key in id_rows(log)] == [(QUEUE, 1)]
     assert len(log.book.accepted_ids) == 1
@@ -200,7 +208,7 @@ def test_ids_that_expire_before_their_row_is_written_leave_none() -> None:
     log = new_log()
     log.fold(sent(0, "a"))
     log.fold(sent(1, "b"), at=T0 + WINDOW_MS)
-    log.fold(sent(2, None), at=T0 + 3 * WINDOW_MS)
+    tick(log, T0 + 3 * WINDOW_MS)
 
     changes = log.write()
 
@@ -215,7 +223,7 @@ def test_many_ids_that_expire_together_are_removed_in_several_writes(monkeypatch
     log.write()
     assert len(id_rows(log)) == 7
 
-    log.fold(cancel([0]), at=T0 + WINDOW_MS)
+    tick(log, T0 + WINDOW_MS)
     left = []
     for _ in range(3):
         log.write()
@@ -235,10 +243,25 @@ def test_an_id_that_was_accepted_again_outlives_its_former_record() -> None:
     log.write()
     log.restart()
 
+    tick(log, T0 + WINDOW_MS)
     log.fold(sent(3, "x"), at=T0 + WINDOW_MS)
     log.fold(sent(4, "a"), at=T0 + WINDOW_MS + 1)
 
     assert 4 not in opened(log)
+
+
+def test_an_id_outlives_a_jump_of_the_brokers_clock() -> None:
+    log = new_log()
+    log.fold(Tick(9, 0), sent(0, "a"))
+    # Nothing is removed while the next TICK may still set the clock back.
+    log.fold(sent(1, "b"), at=T0 + 3_600_000)
+    log.write()
+    log.fold(Tick(9, 1_000), at=T0 + 3_601_000)
+    assert log.book.clock.now_ms == T0 + 1_000
+
+    log.fold(sent(2, "a"), at=T0 + 3_602_000)
+
+    assert opened(log) == [0, 1]
 
 
 def test_rows_of_ids_count_as_pending() -> None:

@@ -14,6 +14,7 @@ from marq.core import due_messages
 from marq.core.leases import LeaseBook
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.storage import rows
+from marq.core.storage.rows import State
 from marq.core.tracker import Tracker
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings
@@ -41,7 +42,7 @@ from marq.wire.markers import (
     Source,
     Tick,
 )
-from marq.wire.names import ordered_holder
+from marq.wire.names import DEDUPLICATION_ID_HEADER, ordered_holder
 from proof.endings import Ending, ending
 from proof.fold import IN_ORDER, Event, Fold, Key, Standing
 from proof.history import holder_name, log_name, marker, name_of
@@ -49,12 +50,15 @@ from tests.simulation.oracle import difference, table_difference
 from tests.unit.core.batches import DRAWN, LETTERS
 
 BACKOFF_RULE = Backoff(10, 2.0, 100)
+#: How long deduplication ids are remembered: times of the machine advance by less, and by more.
+WINDOW_MS = 60
 _MAX_STALE_HINTS, _MAX_FIRING = due_messages.MAX_STALE_HINTS, due_messages.MAX_FIRING
 
 _records = st.sampled_from([Source("marq.messages", 0), Source("marq.messages", 1)])
 _sources = st.one_of(_records, st.just(DRAWN), st.just(LETTERS))
 #: The second and third are as late as each other.
 _holders = st.sampled_from([1, ordered_holder(5, 1), ordered_holder(5, 2), ordered_holder(9, 1)])
+_ids = st.sampled_from(["", "", "x", "y"])
 _held_kinds = st.sampled_from([Renew, Dispatch])
 _offsets = st.sets(st.integers(0, 12), min_size=1, max_size=5).map(sorted)
 _delays = st.sampled_from([LAST, BACKOFF, 0, 5, 50, BLOCKED_MS])
@@ -65,15 +69,16 @@ _queues = st.sampled_from(["a", "b"])
 _any_queues = st.one_of(_queues, st.just(ANY_QUEUE))
 
 
-def payload(queue: str, offset: int, attempt: int = 1) -> Payload:
-    return Payload(0, attempt, None, (), f"{queue} {offset}".encode())
+def payload(queue: str, offset: int, attempt: int = 1, own_id: str = "") -> Payload:
+    headers = ((DEDUPLICATION_ID_HEADER, own_id.encode()),) if own_id else ()
+    return Payload(0, attempt, None, headers, f"{queue} {offset}".encode())
 
 
 class PlainFold(Fold):
     """Remembers what is asked: by whom and of which queue, the message, whether to move it, and whether in time."""
 
     def __init__(self, limits: Callable[[str], Sequence[int]]) -> None:
-        super().__init__(lambda queue: [BACKOFF_RULE], limits)
+        super().__init__(lambda queue: [BACKOFF_RULE], limits, lambda queue: WINDOW_MS)
         self.asked: list[tuple[tuple[str, str], Key, bool, bool]] = []
 
     def ask(self, key: Key, event: Event, *, in_time: bool) -> None:
@@ -85,7 +90,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.settings = QueueSettings(max_attempts=2, backoff=BACKOFF_RULE)
+        self.settings = QueueSettings(max_attempts=2, backoff=BACKOFF_RULE, deduplication_window_ms=WINDOW_MS)
         self.book = LeaseBook(self.setting)
         # The book folds each marker at once, so it goes by the settings of that moment.
         self.plain = PlainFold(lambda queue: [self.settings.max_attempts])
@@ -159,7 +164,8 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(queue=_queues, offsets=_offsets, relative=st.booleans(), back=st.none() | st.integers(0, 3), data=st.data())
     def delay(self, queue: str, offsets: list[int], relative: bool, back: int | None, data: st.DataObject) -> None:
-        payloads = [payload(queue, offset) for offset in offsets]
+        ids = [data.draw(_ids) for _ in offsets]
+        payloads = [payload(queue, offset, own_id=own_id) for offset, own_id in zip(offsets, ids, strict=True)]
         from_offset = None if back is None else max(0, offsets[0] - back)
         times = self.times(data, relative, len(offsets))
         self.fold(Delay(queue, 1, DRAWN, offsets, times, relative, from_offset, payloads))
@@ -292,7 +298,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(max_attempts=st.integers(1, 3))
     def change_the_limit(self, max_attempts: int) -> None:
-        self.settings = QueueSettings(max_attempts=max_attempts, backoff=BACKOFF_RULE)
+        self.settings = QueueSettings(
+            max_attempts=max_attempts, backoff=BACKOFF_RULE, deduplication_window_ms=WINDOW_MS
+        )
 
     @rule()
     def append_garbage(self) -> None:
@@ -334,7 +342,11 @@ class LeaseMachine(RuleBasedStateMachine):
         assert found.items() <= due.items()
         assert len(fires) == len(found) == min(len(due), max(0, due_messages.MAX_FIRING - len(self.fired)))
         assert [each.lease.due_ms for each in fires] == sorted(self.plain.open[key].due_ms for key in due)[: len(fires)]
-        order = [(each.lease.due_ms, each.lease.since_ms, each.source) for each in fires]
+        places = [each.lease.holder if each.lease.state is State.DELAYED else 0 for each in fires]
+        order = [
+            (each.lease.due_ms, each.lease.since_ms, place, each.source)
+            for each, place in zip(fires, places, strict=True)
+        ]
         assert order == sorted(order)
         self.fired += fires
 
@@ -361,7 +373,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def write_and_restart(self) -> None:
         self.write()
         self.book = LeaseBook(self.setting)
-        self.book.restore(self.table.items())
+        self.book.restore(sorted(self.table.items()))
         self.fired = []
         self.plain.asked, self.resumes = [], []
 

@@ -65,7 +65,7 @@ class Log:
 
     def restart(self) -> None:
         self.book = book(self.settings)
-        self.book.restore(self.table.items())
+        self.book.restore(sorted(self.table.items()))
 
 
 def rows_of_messages(table: Mapping[bytes, object]) -> list[bytes]:
