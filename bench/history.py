@@ -30,10 +30,8 @@ from marq.wire.markers import (
     Answer,
     Batch,
     Cancel,
-    Columns,
     Delay,
     Fact,
-    Headers,
     Outcome,
     Payload,
     Reject,
@@ -44,6 +42,7 @@ from marq.wire.markers import (
     Tick,
 )
 from marq.wire.names import Names, markers_partition, synthetic_topic
+from marq.wire.payload_columns import Columns, encode_headers
 
 QUEUES = ("emails", "invoices", "reports", "thumbnails")
 SETTINGS = QueueSettings(lease_ms=5_000, max_attempts=3)
@@ -137,13 +136,13 @@ class _Read:
         known = [story.payload for story in self.stories]
         if not known:
             return Columns(key, [self.sent_ms] * fresh, self.values)
-        headers: list[Headers] = [payload.headers for payload in known]
+        headers = [encode_headers(payload.headers) for payload in known]
         return Columns(
             key,
             [payload.timestamp_ms for payload in known] + [self.sent_ms] * fresh,
             [payload.value for payload in known] + list(self.values),
             attempts=[payload.attempt for payload in known] + [1] * fresh,
-            headers=headers + [()] * fresh,
+            headers=headers + [encode_headers(())] * fresh,
         )
 
 

@@ -1,4 +1,4 @@
-"""Kills a process group when the process that started it is gone, also after kill -9.
+"""Kills a process group when the process that started it is gone, even after kill -9.
 
 Arguments: the parent, the group, then the temporary directories to delete after it.
 

@@ -69,7 +69,7 @@ class AppSettings(BaseModel):
     flush_interval: Annotated[float, Field(gt=0, le=5)] = 1.0
     #: Time limit of a shutdown; then the process ends anyway.
     stop_timeout: Annotated[float, Field(ge=1, le=300)] = 9.0
-    #: A worker without progress for this long ends itself, so that its supervisor restarts it.
+    #: A worker without progress for this long exits, so that its supervisor restarts it.
     watchdog: Annotated[float, Field(ge=5, le=3600)] = 60.0
     #: If true, trackers read the keys of all messages to count the backlog of each queue.
     count_waiting: bool = True
@@ -78,7 +78,7 @@ class AppSettings(BaseModel):
     roles: frozenset[Role] = frozenset(Role) - {Role.SQS}
     sqs_bind: str = "127.0.0.1"
     sqs_port: Annotated[int, Field(ge=1, le=65535)] = 9324
-    #: The address in the URLs of queues, if clients use another one than that of their requests.
+    #: The address in the URLs of queues, if clients must use a different one from that of their requests.
     sqs_url: str | None = None
     #: The file with the access keys of SQS clients.
     sqs_keys: Path | None = None

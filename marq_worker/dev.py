@@ -115,7 +115,7 @@ class _Worker:
         self._command = [sys.executable, "-P", "-m", "marq_worker", "worker", "--quiet", *arguments]
         self._environment = environment
         self._address = address
-        # The worker ends itself at its own limit.
+        # The worker exits at its own limit.
         self._stop_limit_s = stop_timeout_s + 5
         self._process: subprocess.Popen[bytes] | None = None
         #: Ends with the process, or ends it if this program dies without stopping it.

@@ -17,7 +17,7 @@ property            meaning of a violation
 ``fired-twice``     a redelivery was decided although its fact was in the log already
 ``before-own-tick`` a redelivery was decided before the tracker had read a TICK that it wrote after fencing its
                     predecessor
-``wrong-cause``     a fact names another cause than the log shows
+``wrong-cause``     a fact names a different cause from the one in the log
 ``attempts``        an attempt does not follow from the previous one, or exceeds the limit
 ``dead-letter``     a message is dead before its last attempt, or not dead after it, or dead as too large and is not
 ``cancelled``       a cancelled message was redelivered, or CANCELLED answers no request
@@ -31,7 +31,7 @@ property            meaning of a violation
 ``transaction``     a redelivery without its fact, or a fact without its redelivery
 ``fidelity``        key, value, headers, id or first sending differ from the original
 ``misplaced``       a redelivery went to another queue
-``misordered``      records of one ordering key are in another order than their sender's calls
+``misordered``      records of one ordering key are in a different order from their sender's calls
 ``delivered-twice`` one record was delivered twice, and its group neither lost its offsets nor changed
 ``unexplained``     a lease ran out, or a message was delivered again, and the history shows no cause
 ``lease-not-noticed``  an ack was reported as in time although the tracker had redelivered the message before

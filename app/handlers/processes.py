@@ -72,7 +72,7 @@ def command(log_level: str | int | None) -> list[str]:
 class HandlersProcesses(Service):
     """Keeps one process running for each wanted group.
 
-    ``end`` ends the worker with an exit code, if one of its processes was fenced and must not be restarted.
+    ``end`` stops the worker with an exit code, if one of its processes was fenced and must not be restarted.
     """
 
     def __init__(self, stop_limit_s: float, log_level: str | int | None, end: Callable[[int], None]) -> None:

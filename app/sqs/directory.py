@@ -1,7 +1,7 @@
 """The queues that SQS clients see: which exist, their attributes and tags.
 
 Every queue with a definition in Marq exists, also one of marq.toml or of a handler, if SQS allows its name. Attributes
-that are settings of Marq are changes of the queue, as those of ``marq queue --set``. The rest is in the record
+that are settings of Marq are changes to the queue, like those of ``marq queue --set``. The rest is in the record
 ``sqs:NAME`` of the queues topic:
 
 ``attributes``: attributes without a setting; ``tags``; ``created`` and ``modified``: seconds since 1970; ``deleted``:
@@ -222,7 +222,7 @@ class Directory:
             )
 
     async def _merge(self, name: str, merged: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
-        """Change the record of a queue, also if another client changes it at the same time."""
+        """Change the record of a queue, even if another client changes it at the same time."""
         await self._queues.merge(f"queue {name!r}", sqs_key(name), lambda definitions: definitions.sqs(name), merged)
 
 

@@ -39,6 +39,7 @@ _STATUSES = {
     "InvalidClientTokenId": 403,
     "SignatureDoesNotMatch": 403,
     "ResourceNotFoundException": 404,
+    "RequestTimeout": 408,
     "InternalFailure": 500,
     "ServiceUnavailable": 503,
 }
@@ -54,7 +55,7 @@ class SqsError(Exception):
 
     @property
     def code(self) -> str:
-        """The error's code in the query protocol, which also stands in the results of a batch."""
+        """The error's code in the query protocol, which the results of a batch also contain."""
         return _CODES.get(self.shape, self.shape)
 
     @property

@@ -162,6 +162,17 @@ def _check_tags(tags: Mapping[str, str]) -> None:
             )
 
 
+def _check_tag(parameters: Parameters) -> None:
+    if not parameters["Tags"]:
+        raise SqsError("MissingParameter", "Tags is empty; name at least one tag")
+    _check_tags(parameters["Tags"])
+
+
+def _check_untag(parameters: Parameters) -> None:
+    if not parameters["TagKeys"]:
+        raise _invalid("TagKeys is empty; name at least one tag")
+
+
 def _check_page(parameters: Parameters) -> None:
     check_range(parameters, "MaxResults", 1, MAX_NAMES)
 
@@ -171,7 +182,8 @@ _RULES: Mapping[str, Callable[[Parameters], None]] = {
     "ChangeMessageVisibility": _check_visibility,
     "CreateQueue": _check_create,
     "GetQueueAttributes": lambda parameters: _check_names(parameters, "AttributeNames", QUEUE_ATTRIBUTES),
-    "TagQueue": lambda parameters: _check_tags(parameters["Tags"]),
+    "TagQueue": _check_tag,
+    "UntagQueue": _check_untag,
     "ListQueues": _check_page,
     "ListDeadLetterSourceQueues": _check_page,
     "ListMessageMoveTasks": lambda parameters: check_range(parameters, "MaxResults", 1, MAX_TASKS),

@@ -67,12 +67,12 @@ class Operations:
             if policy and (target := target_of(policy)) is not None:
                 # The endpoint will send there for the client.
                 _check_permission(key, "send", target)
+        errors = check(call, self._maximum_bytes)
         if queue is not None:
             await self._directory.look_for(queue)
             if key is not None:
                 for action, other in self._moves.permissions(call.operation, queue, parameters):
                     _check_permission(key, action, other)
-        errors = check(call, self._maximum_bytes)
         try:
             if call.operation == "ListQueues":
                 return self._queues.list_queues(parameters, key, base_url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 import time
 from collections.abc import Awaitable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from uuid import uuid4
 from aiohttp.web import BaseRequest, Response, Server, ServerRunner, TCPSite
 
 from marq.wire.errors import ConfigError
+from marq_worker.app.sqs.bodies import Bodies
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.fifo import Outcome, Outcomes
 from marq_worker.app.sqs.keys import Key
@@ -28,8 +30,6 @@ from marq_worker.app.web.sqs_metrics import CallMetrics
 
 log = logging.getLogger("marq.sqs")
 
-#: A batch of 1 MiB, whose characters JSON may escape with six bytes each.
-MAX_BODY_BYTES = 8 << 20
 #: Connections in all and of an address: each poller has one.
 MAX_CONNECTIONS, MAX_OF_ADDRESS = 10_000, 5_000
 #: Requests with a wrong signature per address: at once, and per second.
@@ -63,15 +63,23 @@ class SqsServer:
         self._public_url = public_url
         self._metrics = metrics
         self._failures = Rate(*FAILURES)
+        self._bodies = Bodies()
         self._runner: ServerRunner | None = None
 
     async def start(self, bind: str, port: int) -> None:
         """Listen. Raises ConfigError if the port can't be used."""
-        # A poll of a client that hung up must end before it takes messages.
-        server = Server(self._handle, handler_cancellation=True, access_log=None, keepalive_timeout=IDLE_S)
+        server = Server(
+            self._handle,
+            # A poll of a client that hung up must end before it takes messages.
+            handler_cancellation=True,
+            # Clients sign the body as they send it. A small one could also expand to any size.
+            auto_decompress=False,
+            access_log=None,
+            keepalive_timeout=IDLE_S,
+        )
         self._runner = ServerRunner(server)
         await self._runner.setup()
-        Connections(MAX_CONNECTIONS, MAX_OF_ADDRESS).limit(server)
+        Connections(room_for_connections(), MAX_OF_ADDRESS).limit(server)
         try:
             await TCPSite(self._runner, bind, port).start()
         except OSError as error:
@@ -93,7 +101,7 @@ class SqsServer:
                 return 200, {"Content-Type": "text/plain"}, b"ok"
             if request.method != "POST":
                 raise SqsError("UnknownOperationException", "expected POST / with the header X-Amz-Target")
-            body = await _body(request)
+            body = await self._bodies.read(request)
             if request.path in (PATH, SETTLE_PATH):
                 return await self._answer_peer(request, body)
             if wants_query(request.headers.get("Content-Type")):
@@ -121,19 +129,20 @@ class SqsServer:
         """Return the key that signed a request, None if the endpoint has no keys. Raises SqsError."""
         if self._verifier is None:
             # A page of the web could otherwise reach this machine's endpoint by a name of its own (DNS rebinding).
-            if not is_loopback(urlsplit(f"//{request.host}").hostname or ""):
+            if not is_loopback(_name(request.host)):
                 raise SqsError(
                     "AccessDenied", "without keys, only addresses such as 127.0.0.1 and localhost are answered"
                 )
             return None
         address = request.remote or ""
-        if self._failures.wait_s(address):
-            raise SqsError("RequestThrottled", "too many requests with wrong signatures; try again later")
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.raw_headers]
         path, _, query = request.raw_path.partition("?")
         try:
             return self._verifier.verify(request.method, path, query, headers, body)
         except SqsError as error:
+            # Never before the check: behind a load balancer, all clients have one address.
+            if self._failures.wait_s(address):
+                raise SqsError("RequestThrottled", "too many requests with wrong signatures; try again later") from None
             self._failures.spend(address)
             log.warning("a request was refused: address=%s error=%s", address, error.shape)
             raise
@@ -179,13 +188,22 @@ def _look_at_error(change: asyncio.Future[Any]) -> None:
         change.exception()
 
 
-async def _body(request: BaseRequest) -> bytes:
-    """Read the body of a request. Raises SqsError if it is too large."""
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.content.iter_any():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise SqsError("InvalidParameterValue", f"the request has more than {MAX_BODY_BYTES} bytes")
-        parts.append(part)
-    return b"".join(parts)
+def room_for_connections() -> int:
+    """Return how many connections may be open; raise this process's limit of open files for them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    raised = soft + MAX_CONNECTIONS
+    if hard != resource.RLIM_INFINITY:
+        raised = min(raised, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    # The Kafka clients and tables need the others, or clients of SQS could stop the whole worker.
+    return min(MAX_CONNECTIONS, max(raised - soft, raised // 2))
+
+
+def _name(host: str) -> str:
+    """Return the name or address of a Host header without its port, or an empty text."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

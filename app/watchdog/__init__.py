@@ -1,1 +1,1 @@
-"""The watchdog of a process: ends a process that makes no progress, so that its supervisor restarts it."""
+"""The watchdog of a process: terminates a process that makes no progress, so that its supervisor restarts it."""

@@ -48,7 +48,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 class Heap(Service):
-    """The C library's heap; does nothing with another library than glibc."""
+    """The C library's heap; does nothing with libraries other than glibc."""
 
     def __init__(self) -> None:
         super().__init__()

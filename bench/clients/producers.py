@@ -12,8 +12,9 @@ from bench.clients.client import call, say, stamped, told
 from bench.leases import BATCH, HOLDER, LONG_MS, marker_producer
 from bench.load import CHUNK, QUEUE, values
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Ack, Acquire, Columns, Source
+from marq.wire.markers import Ack, Acquire, Source
 from marq.wire.names import Names, markers_partition
+from marq.wire.payload_columns import Columns
 
 #: Tasks that send one by one.
 TASKS = 100

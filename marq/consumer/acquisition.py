@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from marq.consumer.readings import Reading
@@ -25,14 +25,13 @@ from marq.wire.markers import (
     MAX_BATCH_MARKERS,
     NOW,
     Acquire,
-    Columns,
     Payload,
     Source,
-    headers_bytes,
     payload_bytes,
     spans,
 )
 from marq.wire.names import ATTEMPT_HEADER, DELIVER_AT_HEADER, markers_partition
+from marq.wire.payload_columns import Columns
 from marq.wire.record_headers import deliver_at_ms, origin
 
 if TYPE_CHECKING:
@@ -182,7 +181,7 @@ def acquisitions(
 
 
 def unskipped(purge: Purge | None, source: Source, own: Records) -> tuple[Records, int]:
-    """Return the records that a purge leaves, and the offset from which on ACQUIREs may count records as known, or 0.
+    """Return the records that a purge leaves, and the first offset that ACQUIREs may count as known, or 0.
 
     Purged records must not count as known: the tracker would ignore the purge's own markers.
     """
@@ -212,8 +211,8 @@ def _parts(queue: str, messages: Records, room: int, own_topic: bool) -> Iterato
         total = sum([len(value or b"") for value in messages.values])
         if own_topic:
             total += sum([len(key or b"") for key in messages.keys])
-        if messages.headers is not None:
-            total += headers_bytes(chain.from_iterable(messages.headers))
+        if messages.encoded_headers is not None:
+            total += sum(map(len, messages.encoded_headers))
         if total + count * (_ALL_COLUMNS_BYTES if own_topic or messages.headers else _COLUMNS_BYTES) <= room:
             yield slice(0, count)
             return
@@ -243,5 +242,5 @@ def _columns(queue: str, source: Source, messages: Records, own_topic: bool) -> 
         messages.values,
         attempts=None if attempts is None or attempts.count(1) == len(attempts) else attempts,
         keys=keys,
-        headers=messages.headers,
+        headers=messages.encoded_headers,
     )

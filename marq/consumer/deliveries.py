@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, repeat
-from operator import attrgetter
+from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import TYPE_CHECKING, Protocol
 
 from marq.consumer.acquisition import Acquisition
@@ -21,7 +20,7 @@ from marq.settings.queue import AT_MOST_ONCE
 
 if TYPE_CHECKING:
     from marq.consumer.ack_batcher import AckBatcher
-    from marq.consumer.ordering import Ordering
+    from marq.consumer.ordering import Ordering, Run
 
 log = logging.getLogger("marq")
 
@@ -61,14 +60,15 @@ class Deliveries:
             else:
                 self._deliver_all(each, sent_s)
 
-    def deliver_first(self, messages: Sequence[Message]) -> None:
+    def deliver_first(self, runs: Iterable[Run]) -> None:
         """Deliver messages that are the first of their lines."""
-        for held, some in groupby(messages, attrgetter("_held")):
-            ready: Sequence[Message] = list(some)
-            count = len(ready)
+        for held, offsets, values in runs:
+            messages: Iterable[Message] = map(Message, repeat(held), offsets, values)
+            count = len(offsets)
             if self._parts.rules.restricts(held):
-                ready = self._parts.rules.admitted(held, ready)
-            self._parts.prefetch.add(held.queue, ready, count)
+                messages = self._parts.rules.admitted(held, list(messages))
+                count = len(messages)
+            self._parts.prefetch.add(held.queue, messages, count, len(offsets))
 
     def _hold(self, acquisition: Acquisition, sent_s: float) -> HeldBatch:
         queue, records, settings = acquisition.queue, acquisition.messages, self._settings

@@ -116,6 +116,8 @@ class HeldBatch:
         part.at_most_once, part.lines = self.at_most_once, self.lines
         part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))
         self.open.difference_update(offsets)
+        if self.lines is not None:
+            self.lines.moved(self, part, offsets)
         for offset in offsets:
             part.renew(offset, lease_ms)
         return part

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from marq.consumer.message import Message
+from marq.consumer.held_batch import HeldBatch
 from marq.core.deliveries.redeliveries import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow, State
+from marq.kafka.header_columns import OneHeader
 from marq.kafka.records import Records, Row
-from marq.wire.markers import Cause, Payload, Source
+from marq.wire.markers import Cause, Headers, Payload, Source
 from marq.wire.names import ORDERING_KEY_HEADER
 
 
-def row_of(message: Message) -> Row:
+def row_of(held: HeldBatch, offset: int, value: bytes | None) -> Row:
     """Return the record of a message with its value."""
-    return message._held.record(message._offset)._replace(value=message._raw)
+    return held.record(offset)._replace(value=value)
 
 
-def is_leased(message: Message, now_s: float) -> bool:
+def is_leased(held: HeldBatch, offset: int, now_s: float) -> bool:
     """Return whether a message is leased here for long enough to be delivered."""
-    held = message._held
-    if message._offset not in held.open or held.expiry_s(message._offset) - now_s < held.lease_s / 2:
+    if offset not in held.open or held.expiry_s(offset) - now_s < held.lease_s / 2:
         return False
     # A message that has waited for long could be renewed only for a shorter time than others.
     return now_s - held.taken_s <= held.lease_s
@@ -33,10 +31,12 @@ def line_keys(records: Records, *, own_topic: bool) -> list[bytes | None]:
         return [key or None for key in records.keys]
     if records.headers is None:
         return [None] * len(records)
+    if isinstance(records.headers, OneHeader) and records.headers.name == ORDERING_KEY_HEADER:
+        return [value or None for value in records.headers.values]
     return [_key_in(headers) for headers in records.headers]
 
 
-def _key_in(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
+def _key_in(headers: Headers) -> bytes | None:
     for name, value in headers:
         if name == ORDERING_KEY_HEADER:
             return value or None

@@ -8,14 +8,14 @@ there. A message without a key is a line of its own.
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from marq.consumer.held_batch import HeldBatch, Released
+from marq.consumer.line_order import LineOrder
 from marq.consumer.line_rows import delivered_again, is_leased, line_keys, row_of
 from marq.consumer.message import Message
 from marq.core.redeliver_or_dead_letter import is_exhausted, release_delay_ms
@@ -28,8 +28,6 @@ from marq.wire.record_headers import origin
 
 if TYPE_CHECKING:
     from marq.consumer.ack_batcher import Settled
-
-_offset_of = attrgetter("offset")
 
 
 class Open(NamedTuple):
@@ -48,18 +46,12 @@ class Open(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """The place of an open message.
+    """The place of an open message that is not leased here: with its ``row`` it is acquired again.
 
-    It has a ``message`` while it is leased here; otherwise a ``row`` with which it is acquired again. Nothing happens
-    to it before ``due_s``, or while it is ``busy``: delivered, being acquired, or about to end.
+    Nothing happens to it before ``due_s``, or while it is ``busy``: being acquired, or about to end.
     """
 
-    offset: int
-    key: bytes | None
-    #: Bytes of its value.
-    size: int
-    message: Message | None = None
-    row: Row | None = None
+    row: Row
     due_s: float = 0.0
     busy: bool = False
     #: Ask before it is acquired: it was cancelled or moved, or, if it is ``leased``, another holder works on it.
@@ -67,15 +59,20 @@ class Place:
     leased: bool = False
     #: The error of its last attempt, if it becomes a dead letter as soon as it is acquired.
     last: str | None = None
-    #: An earlier attempt was acked while the current one is being handled.
-    done: bool = False
+
+    @property
+    def offset(self) -> int:
+        return self.row.offset
 
 
 class Feed(Protocol):
     """What lines do with their first messages."""
 
-    def ready(self, lines: Lines, place: Place) -> None:
-        """Deliver a message."""
+    #: Whether to deliver nothing more.
+    stopped: bool
+
+    def ready(self, held: HeldBatch, offsets: Sequence[int], values: Sequence[bytes | None]) -> None:
+        """Deliver messages of a batch."""
 
     def again(self, lines: Lines, place: Place) -> None:
         """Acquire a message, after asking about it if it is foreign."""
@@ -114,24 +111,30 @@ class Lines:
         self._acquired = AcquiredRanges(acquired)
         #: Open messages whose records are not read yet.
         self._opened = dict(opened)
-        self._places: dict[int, Place] = {}
-        #: Bytes of the values of all open messages.
+        #: The values of all open messages, in the order of the log, and their bytes.
+        self._values: dict[int, bytes | None] = {}
         self.size = 0
-        self._lines: dict[bytes, deque[Place]] = {}
+        self._order = LineOrder()
+        #: The batch of each message that is leased here.
+        self._held: dict[int, HeldBatch] = {}
         self._delivered: set[int] = set()
+        #: Messages that are not leased here, and leased ones that become dead letters.
+        self._places: dict[int, Place] = {}
+        #: Messages of which an earlier attempt was acked while the current one is being handled.
+        self._done: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._values)
 
     @property
     def waiting(self) -> int:
         """The number of messages that are not delivered."""
-        return len(self._places) - len(self._delivered)
+        return len(self._values) - len(self._delivered)
 
     def low(self, end: int) -> int:
         """Return the lowest offset that is open, at most ``end``: reading starts there after a crash."""
-        # Places are added in the order of the log.
-        return min(next(iter(self._places), end), end)
+        # Messages are added in the order of the log.
+        return min(next(iter(self._values), end), end)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -147,84 +150,100 @@ class Lines:
                 new.append(index)
         return own if len(new) == len(own) else own.at(new), own.at(known)
 
-    def add(self, messages: Sequence[Message], rows: Records, known: Records) -> None:
-        """Add messages that were acquired, and the ``known`` records of messages that are open already."""
-        read = zip(messages, line_keys(rows, own_topic=self.own_topic), strict=True)
-        places = [Place(message._offset, key, len(message._raw or b""), message) for message, key in read]
+    def add(self, acquired: Sequence[tuple[HeldBatch, Records]], known: Records) -> None:
+        """Add the messages that a cycle acquired, and the ``known`` records of messages that are open already."""
+        parts = [self._unadded(records) for _, records in acquired]
+        for (held, _), records in zip(acquired, parts, strict=True):
+            self._held.update(dict.fromkeys(records.offsets, held))
+        known = self._unadded(known)
         if len(known):
-            again = zip(known, line_keys(known, own_topic=self.own_topic), strict=True)
-            places += [Place(row.offset, key, len(row.value or b""), row=row) for row, key in again]
-            places.sort(key=_offset_of)
-        now_s = self.feed.now_s()
-        for place in places:
-            if place.offset not in self._places:
-                self._insert(place, now_s)
+            parts = [Records.of(sorted(chain(known, *parts), key=attrgetter("offset")))]
+        firsts = []
+        for records in parts:
+            self._values.update(zip(records.offsets, records.values, strict=True))
+            self.size += sum([len(value or b"") for value in records.values])
+            firsts += self._order.add(records.offsets, line_keys(records, own_topic=self.own_topic))
+        for row in known:
+            place = self._places[row.offset] = Place(row)
+            opened = self._opened.pop(row.offset, None)
+            if opened is not None:
+                self._take_over(place, opened)
+        self._continue(firsts)
 
-    def _insert(self, place: Place, now_s: float) -> None:
-        self._places[place.offset] = place
-        self.size += place.size
-        opened = self._opened.pop(place.offset, None) if self._opened else None
-        first = True
-        if place.key is not None:
-            line = self._lines.get(place.key)
-            first = line is None
-            if line is None:
-                self._lines[place.key] = deque((place,))
-            elif line[-1].offset < place.offset:
-                line.append(place)
-            else:
-                insort(line, place, key=_offset_of)
-        if opened is not None and place.row is not None:
-            self._take_over(place, opened, first)
-        if first:
-            self._advance(place, now_s)
+    def _unadded(self, records: Records) -> Records:
+        """Leave out messages that are here already."""
+        if self._values.keys().isdisjoint(records.offsets):
+            return records
+        return records.at([index for index, offset in enumerate(records.offsets) if offset not in self._values])
 
-    def _take_over(self, place: Place, opened: Open, first: bool) -> None:
+    def _take_over(self, place: Place, opened: Open) -> None:
         """Prepare the delivery of a message that another holder had."""
-        assert place.row is not None
         place.due_s, place.foreign, place.leased = opened.until_s, True, opened.leased
         if not opened.leased:
             self._attempt(place, opened.attempt, opened.error)
-        elif first:
+        elif self._order.is_first(place.offset):
             # Only the first message of a line can have been delivered.
             self._count(place, opened.attempt, opened.error or "its lease ended")
 
     # --- what happens next --------------------------------------------------------------------------------------------
 
+    def _continue(self, firsts: Iterable[int]) -> None:
+        """Continue with messages that are the first of their lines."""
+        if self.feed.stopped:
+            return
+        now_s, places, values = self.feed.now_s(), self._places, self._values
+        ready: list[int] = []
+        of: HeldBatch | None = None
+        for offset in firsts:
+            held = self._held.get(offset)
+            if offset in places:
+                self._advance(places[offset], now_s)
+            elif held is None:
+                # It has ended together with the one before it.
+                continue
+            elif is_leased(held, offset, now_s):
+                if held is not of:
+                    self._deliver(of, ready)
+                    of, ready = held, []
+                ready.append(offset)
+            else:
+                del self._held[offset]
+                held.open.discard(offset)
+                place = places[offset] = Place(row_of(held, offset, values[offset]), busy=True)
+                self.feed.again(self, place)
+        self._deliver(of, ready)
+
+    def _deliver(self, held: HeldBatch | None, offsets: Sequence[int]) -> None:
+        if held is not None:
+            self._delivered.update(offsets)
+            self.feed.ready(held, offsets, [self._values[offset] for offset in offsets])
+
     def due(self, place: Place) -> None:
         """Continue with a place whose time may have come."""
-        if self.active and not place.busy and self._places.get(place.offset) is place:
+        if self.active and self._places.get(place.offset) is place:
             self._advance(place, self.feed.now_s())
 
     def _advance(self, place: Place, now_s: float) -> None:
-        """Continue with the first message of a line."""
-        if place.busy or (place.key is not None and self._lines[place.key][0] is not place):
+        """Acquire a message again if it is the first of its line, and it is time."""
+        if place.busy or not self._order.is_first(place.offset):
             return
-        message = place.message
         if place.due_s > now_s:
             self.feed.later(self, place)
             return
         place.busy = True
-        if message is not None and not place.foreign and is_leased(message, now_s):
-            self._delivered.add(place.offset)
-            self.feed.ready(self, place)
-            return
-        if message is not None:
-            place.row, place.message = row_of(message), None
-            message._held.open.discard(place.offset)
         self.feed.again(self, place)
 
-    def reacquired(self, message: Message) -> bool:
-        """Take over a message that was acquired again; return False if it is no longer open here."""
-        place = self._places.get(message._offset)
-        if not self.active or place is None or place.row is None:
+    def reacquired(self, held: HeldBatch, offset: int) -> bool:
+        """Note that a message was acquired again; return False if it is no longer open here."""
+        place = self._places.get(offset)
+        if not self.active or place is None or offset in self._held:
             return False
-        place.message, place.row, place.busy = message, None, False
+        self._held[offset] = held
         if place.last is not None:
-            place.busy = True
-            message._held.release(message._offset, LAST, error=place.last)
+            held.release(offset, LAST, error=place.last)
         else:
-            self._advance(place, self.feed.now_s())
+            del self._places[offset]
+            self._continue([offset])
         return True
 
     def not_acquired(self, place: Place, due_s: float) -> None:
@@ -241,9 +260,8 @@ class Lines:
         if self._places.get(place.offset) is not place:
             return False
         if opened is None:
-            self.end(place.offset)
+            self._end([place.offset])
             return False
-        assert place.row is not None
         if not opened.leased and (place.leased or self._attempt_of(place.row) != opened.attempt):
             # Released before its lease ended, perhaps uncounted.
             place.last = None
@@ -267,58 +285,46 @@ class Lines:
         if not self.active:
             return
         _, held, acked, released, rejected = settled
-        now_s = self.feed.now_s()
-        for offset in acked:
-            place = self._places.get(offset)
-            if place is not None and offset in self._delivered and not _is_of(place, held):
-                # Its handler lost the lease but acked anyway; the handler of the next attempt is running.
-                place.done = True
-            elif place is not None:
-                self._end(place, now_s)
-        for offset, _ in rejected:
-            self.end(offset)
+        if not self._delivered.isdisjoint(acked):
+            # Its handler lost the lease but acked anyway; the handler of the next attempt is running.
+            done = {each for each in acked if each in self._delivered and self._held.get(each) is not held}
+            self._done |= done
+            acked = [each for each in acked if each not in done]
+        self._end([*acked, *[offset for offset, _ in rejected]])
         for each in released:
             if each.delay_ms == LAST:
-                self.end(each.offset)
+                self._end([each.offset])
             else:
                 self._released(each)
 
-    def end(self, offset: int) -> None:
-        """Remove a message, and continue with the next one of its line."""
-        place = self._places.get(offset)
-        if place is not None:
-            self._end(place, self.feed.now_s())
-
-    def _end(self, place: Place, now_s: float) -> None:
-        del self._places[place.offset]
-        self.size -= place.size
-        if place.key is None:
-            return
-        line = self._lines[place.key]
-        if line[0] is not place:
-            line.remove(place)
-            return
-        line.popleft()
-        if line:
-            self._advance(line[0], now_s)
-        else:
-            del self._lines[place.key]
+    def _end(self, offsets: Sequence[int]) -> None:
+        """Remove messages, and continue with the next ones of their lines."""
+        values, held, size = self._values, self._held, 0
+        for offset in offsets:
+            size += len(values.pop(offset, None) or b"")
+            held.pop(offset, None)
+        self.size -= size
+        if self._places or self._done:
+            self._done.difference_update(offsets)
+            for offset in offsets:
+                self._places.pop(offset, None)
+        self._continue(self._order.remove(offsets))
 
     def _released(self, released: Released) -> None:
-        place = self._places.get(released.offset)
-        if place is None or place.message is None:
+        offset = released.offset
+        held = self._held.pop(offset, None)
+        if held is None:
             return
-        if place.done:
-            self.end(place.offset)
+        if offset in self._done:
+            self._end([offset])
             return
-        row = place.row = row_of(place.message)
-        place.message = place.last = None
+        row = row_of(held, offset, self._values[offset])
+        # It may be cancelled or moved meanwhile.
+        place = self._places[offset] = Place(row, foreign=True)
         settings, attempt = self.feed.settings(self.queue), self._attempt_of(row)
-        seed = row_key(self.queue, self.source, released.offset)
+        seed = row_key(self.queue, self.source, offset)
         delay_ms = release_delay_ms(attempt, released.counted, released.delay_ms, settings, seed)
         self._attempt(place, attempt + released.counted, released.error, counted=released.counted)
-        # It may be cancelled or moved meanwhile.
-        place.busy, place.foreign, place.leased = False, True, False
         now_s = self.feed.now_s()
         place.due_s = now_s + delay_ms / 1000
         self._advance(place, now_s)
@@ -327,34 +333,36 @@ class Lines:
         """Note that leases have ended by this client's clock; return how many of these messages were in flight."""
         delivered = self._delivered.intersection(offsets)
         self._delivered -= delivered
+        # The others are acquired again when their turn comes.
         for offset in offsets if self.active else ():
-            place = self._places.get(offset)
-            if place is None or place.message is None or place.message._held is not held:
+            if offset not in delivered or self._held.get(offset) is not held:
                 continue
-            row = place.row = row_of(place.message)
-            place.message = None
-            if offset not in delivered:
+            if offset in self._done:
+                self._end([offset])
+                self.feed.settled()
                 continue
-            if place.done:
-                self.end(offset)
-                continue
-            self._count(place, self._attempt_of(row), "its lease ended")
+            place = self._places[offset] = Place(row_of(held, offset, self._values[offset]))
+            self._count(place, self._attempt_of(place.row), "its lease ended")
             if place.last is not None:
                 # The tracker still has this holder for the message.
-                place.message, place.row = Message(held, offset, row.value), None
+                place.busy = True
                 held.release(offset, LAST, error=place.last)
                 continue
+            del self._held[offset]
             # Another process may have acked it.
-            place.busy, place.foreign, place.leased = False, True, True
+            place.foreign = place.leased = True
             self._advance(place, self.feed.now_s())
         return len(delivered)
 
-    def left(self, held: HeldBatch, offsets: Iterable[int]) -> int:
+    def moved(self, former: HeldBatch, held: HeldBatch, offsets: Iterable[int]) -> None:
+        """Note that messages are in another batch now."""
+        self._held.update(dict.fromkeys([offset for offset in offsets if self._held.get(offset) is former], held))
+
+    def left(self, held: HeldBatch, offsets: Sequence[int]) -> int:
         """Note that messages are no longer held in this batch; return how many of them were in flight."""
-        before = len(self._delivered)
+        before, of = len(self._delivered), self._held
         # A handler that lost its lease may end its message while the next attempt is in flight.
-        places = [(offset, self._places.get(offset)) for offset in offsets]
-        self._delivered -= {o for o, place in places if place is None or place.message is None or _is_of(place, held)}
+        self._delivered.difference_update([offset for offset in offsets if of.get(offset, held) is held])
         return before - len(self._delivered)
 
     @property
@@ -370,9 +378,9 @@ class Lines:
     def undelivered(self) -> list[Message]:
         """The messages that are leased here and were not delivered."""
         return [
-            place.message
-            for place in self._places.values()
-            if place.message is not None and place.offset not in self._delivered and place.last is None
+            Message(held, offset, self._values[offset])
+            for offset, held in self._held.items()
+            if offset not in self._delivered and offset not in self._places
         ]
 
     # --- attempts -----------------------------------------------------------------------------------------------------
@@ -390,9 +398,4 @@ class Lines:
 
     def _attempt(self, place: Place, attempt: int, error: str, *, counted: bool = True) -> None:
         """Give the record of a message the headers that a redelivery with this attempt has."""
-        assert place.row is not None
         place.row = delivered_again(self.source, self.queue, place.row, attempt, error, counted)
-
-
-def _is_of(place: Place, held: HeldBatch) -> bool:
-    return place.message is not None and place.message._held is held

@@ -45,6 +45,8 @@ RETRY_S = 0.1
 COMMIT_S = 1.0
 
 Key = tuple[str, Source]
+#: Messages of one batch that are delivered together: their offsets and values.
+Run = tuple[HeldBatch, Sequence[int], Sequence[bytes | None]]
 
 
 class Ordering:
@@ -61,7 +63,7 @@ class Ordering:
         settings: ReceiverSettings,
         questions: Questions | None,
         *,
-        deliver: Callable[[list[Message]], None],
+        deliver: Callable[[Sequence[Run]], None],
         acquire: Callable[[Sequence[Acquisition]], Awaitable[bool]],
         verify: Callable[[Collection[Source]], Awaitable[None]],
         changed: Callable[[], None],
@@ -90,7 +92,7 @@ class Ordering:
         self._asked: set[Source] = set()
         self._asking: set[asyncio.Task[None]] = set()
         # Where the lines send their messages.
-        self._ready: list[Message] = []
+        self._ready: list[Run] = []
         self._again: list[tuple[Lines, Place]] = []
         self._ask: list[tuple[Lines, Place]] = []
         self._later: list[tuple[float, int, Lines, Place]] = []
@@ -101,7 +103,7 @@ class Ordering:
         #: Whether messages have ended since the last commit.
         self._moved = False
         self._commit_s = 0.0
-        self._stopped = False
+        self.stopped = False
         self.reads = BlockedReads()
 
     def start(self) -> None:
@@ -109,7 +111,7 @@ class Ordering:
 
     async def stop(self) -> None:
         """Deliver nothing more."""
-        self._stopped = True
+        self.stopped = True
         tasks = [*self._asking, *([] if self._task is None else [self._task])]
         for task in tasks:
             task.cancel()
@@ -140,8 +142,12 @@ class Ordering:
     @property
     def has_room(self) -> bool:
         """Whether more messages may wait behind others."""
-        waiting = sum([lines.waiting for lines in self._lines.values()])
-        return waiting < MAX_WAITING and sum([lines.size for lines in self._lines.values()]) < MAX_WAITING_BYTES
+        return self.waiting < MAX_WAITING and sum([lines.size for lines in self._lines.values()]) < MAX_WAITING_BYTES
+
+    @property
+    def waiting(self) -> int:
+        """The number of messages that are not delivered."""
+        return sum([lines.waiting for lines in self._lines.values()])
 
     @property
     def busy(self) -> bool:
@@ -237,35 +243,28 @@ class Ordering:
         self._moved = False
         return behind
 
-    def add(self, acquired: Sequence[tuple[Acquisition, HeldBatch]], readings: Iterable[Reading]) -> None:
+    def add(self, acquired: Sequence[tuple[Acquisition, HeldBatch]], readings: Sequence[Reading]) -> None:
         """Add the messages of a cycle, acquired and known ones."""
-        known = {reading.lines: reading.known for reading in readings}
+        new: dict[Lines, list[tuple[HeldBatch, Records]]] = {reading.lines: [] for reading in readings}
         for acquisition, held in acquired:
             lines = held.lines
             assert lines is not None
-            records = acquisition.messages
-            messages = [Message(held, *each) for each in zip(records.offsets, records.values, strict=True)]
-            if acquisition.again:
-                for message in messages:
-                    if not lines.reacquired(message):
-                        held.release(message._offset, 0, counted=False)
-            else:
-                rows = known.pop(lines, records[:0])
-                lines.add(messages, records, rows)
+            if not acquisition.again:
+                new[lines].append((held, acquisition.messages))
+                continue
+            for offset in acquisition.messages.offsets:
+                if not lines.reacquired(held, offset):
+                    held.release(offset, 0, counted=False)
+        for lines, known, _ in readings:
+            lines.add(new[lines], known)
+            if new[lines]:
                 self.reads.note(blocked=not self._ready)
-        for lines, rows in known.items():
-            if len(rows):
-                lines.add([], rows[:0], rows)
         self.flush()
 
     # --- the feed of the lines ----------------------------------------------------------------------------------------
 
-    def ready(self, lines: Lines, place: Place) -> None:
-        assert place.message is not None
-        if self._stopped:
-            lines.left(place.message._held, [place.offset])
-        else:
-            self._ready.append(place.message)
+    def ready(self, held: HeldBatch, offsets: Sequence[int], values: Sequence[bytes | None]) -> None:
+        self._ready.append((held, offsets, values))
 
     def again(self, lines: Lines, place: Place) -> None:
         (self._ask if place.foreign else self._again).append((lines, place))
@@ -375,7 +374,7 @@ class Ordering:
         self._again = [(lines, place) for lines, place in self._again if lines.queue in self._paused]
         groups: dict[Lines, list[Place]] = {}
         for lines, place in taken:
-            if lines.active and place.row is not None:
+            if lines.active:
                 groups.setdefault(lines, []).append(place)
         again = [each for lines, places in groups.items() for each in self._acquisitions(lines, places)]
         if again and not await self._acquire(again):
@@ -385,7 +384,7 @@ class Ordering:
                     lines.not_acquired(place, due_s)
 
     def _acquisitions(self, lines: Lines, places: Sequence[Place]) -> Iterable[Acquisition]:
-        rows = sorted([place.row for place in places if place.row is not None], key=lambda row: row.offset)
+        rows = sorted([place.row for place in places], key=lambda row: row.offset)
         records = Records.of(rows)
         key = lines.queue, lines.source
         return acquisitions(

@@ -261,6 +261,11 @@ class Prefetch:
         return {self._shared} if self._shared is not None else set(self.buffers.values())
 
     @property
+    def is_sated(self) -> bool:
+        """Whether messages are ready for all handlers and calls."""
+        return all(len(each.ready) >= each.handler_demand + each.call_demand for each in self.distinct)
+
+    @property
     def processing(self) -> int:
         """How many messages were taken from the buffers and are not finished."""
         return self.in_flight - sum([len(buffer.ready) for buffer in self.distinct])
@@ -272,19 +277,15 @@ class Prefetch:
 
     def put(self, held: HeldBatch, messages: Iterable[Message], count: int) -> None:
         """Buffer ``count`` messages of a batch; its other messages count as in flight, too."""
-        self.in_flight += len(held.open)
-        buffer = self.buffers[held.queue]
-        buffer.held += len(held.open) - count
-        if count:
-            buffer.put(messages, count, self._clock())
+        self.add(held.queue, messages, count, len(held.open))
 
-    def add(self, queue: str, messages: Sequence[Message], in_flight: int) -> None:
-        """Count messages as in flight, and buffer some of them."""
+    def add(self, queue: str, messages: Iterable[Message], count: int, in_flight: int) -> None:
+        """Count messages as in flight, and buffer ``count`` of them."""
         self.in_flight += in_flight
         buffer = self.buffers[queue]
-        buffer.held += in_flight - len(messages)
-        if messages:
-            buffer.put(messages, len(messages), self._clock())
+        buffer.held += in_flight - count
+        if count:
+            buffer.put(messages, count, self._clock())
 
     def take_of(self, queue: str) -> list[Message]:
         """Take all buffered messages of one queue."""

@@ -284,9 +284,9 @@ class Receiver:
     def _room(self) -> int:
         """Return how many messages to acquire now."""
         most, pending = self._settings.max_in_flight, self._cycles.pending
-        if not self.ordering.has_room:
-            return 0
-        return max(0, min(self.rules.room(most, pending), most - self.prefetch.in_flight - pending))
+        waiting = self.ordering.waiting if self.prefetch.is_sated else 0  # Read on past them only for idle handlers.
+        room = min(self.rules.room(most, pending + waiting), most - self.prefetch.in_flight - pending)
+        return max(0, room) if self.ordering.has_room else 0
 
     async def _wait(self) -> None:
         """Wait until there may be room, and stay in the group."""

@@ -258,7 +258,7 @@ class MemberSession(ConsumerSession):
         return self._membership.queues(self._queues.definitions)
 
     async def _follow(self) -> None:
-        """Follow changes of the definitions."""
+        """Follow changes to the definitions."""
         while True:
             await self._changed.wait()
             self._changed.clear()

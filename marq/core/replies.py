@@ -1,7 +1,7 @@
 """The answers that a tracker owes: whether a RESCHEDULE or CANCEL came in time, and which messages of a RESUME are
 open.
 
-A CANCEL that came in time needs no other answer than its fact. A RESCHEDULE of a firing message is answered once it is
+A CANCEL that was in time needs no answer other than its fact. A RESCHEDULE of a firing message is answered once it is
 known whether the message was sent. Clients that ask again are answered again, so an answer that is lost with its owner
 only costs a moment.
 """

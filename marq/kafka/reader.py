@@ -81,7 +81,7 @@ class Reader(Protocol):
         """
 
     async def verify(self, sources: Collection[Source]) -> None:
-        """Commit again what is committed. Raises NotCommitted as :meth:`commit`, so also if a source is another's."""
+        """Commit again what is committed. Raises NotCommitted like :meth:`commit`, or if a source is another's."""
 
     def rewind(self, offsets: Offsets) -> None:
         """Continue from these offsets; partitions that are not assigned are ignored."""
@@ -166,7 +166,7 @@ class GroupReader:
         self._progress = Progress()
         #: Partitions whose log was found to end before the place where reading began, with that place.
         self._recreated: dict[Source, int] = {}
-        #: Number of changes of the assignment or of the served queues.
+        #: Number of changes to the assignment or the served queues.
         self._changes = 0
         #: Why this member no longer receives records.
         self._fenced: ConfigError | None = None

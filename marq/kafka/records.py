@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple, overload
 
+from marq.kafka import header_columns
+from marq.kafka.header_columns import OneHeader, column_of
 from marq.wire.markers import Headers, Record
+
+_name_of = itemgetter(0)
 
 
 class Row(NamedTuple):
@@ -27,7 +32,7 @@ class Row(NamedTuple):
 class Records(Sequence[Row]):
     """Records of one source partition, in order; ``timestamps`` in ms, ``headers`` None where no record has any."""
 
-    __slots__ = ("_names", "headers", "keys", "offsets", "timestamps", "values")
+    __slots__ = ("_encoded_headers", "_names", "headers", "keys", "offsets", "timestamps", "values")
 
     def __init__(
         self,
@@ -43,27 +48,36 @@ class Records(Sequence[Row]):
         self.values = values
         self.headers = headers
         self._names: set[str] | None = None
+        self._encoded_headers: Sequence[bytes] | None = None
 
     def has_header(self, name: str) -> bool:
         """Return whether a record has a header of this name."""
         if self.headers is None:
             return False
+        if isinstance(self.headers, OneHeader):
+            return name == self.headers.name
         if self._names is None:
-            self._names = {header for headers in self.headers for header, _ in headers}
+            self._names = set(map(_name_of, chain.from_iterable(self.headers)))
         return name in self._names
+
+    @property
+    def encoded_headers(self) -> Sequence[bytes] | None:
+        """The headers of each record as bytes; None if no record has any."""
+        if self._encoded_headers is None and self.headers is not None:
+            self._encoded_headers = header_columns.encoded(self.headers)
+        return self._encoded_headers
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Records:
         """Return objects as columns."""
         read = records if isinstance(records, list) else list(records)
-        headers = [record.headers for record in read]
         gapless = read and read[-1].offset - read[0].offset == len(read) - 1
         return cls(
             range(read[0].offset, read[-1].offset + 1) if gapless else [record.offset for record in read],
             [record.timestamp for record in read],
             [record.key for record in read],
             [record.value for record in read],
-            headers if any(headers) else None,
+            column_of([record.headers for record in read]),
         )
 
     @classmethod
@@ -71,15 +85,12 @@ class Records(Sequence[Row]):
         """Return the records of all parts, in order."""
         if len(parts) == 1:
             return parts[0]
-        headers: list[Headers] | None = None
-        if any(part.headers is not None for part in parts):
-            headers = [row for part in parts for row in part.headers or [()] * len(part)]
         return cls(
             _joined_offsets([part.offsets for part in parts]),
             list(chain.from_iterable([part.timestamps for part in parts])),
             list(chain.from_iterable([part.keys for part in parts])),
             list(chain.from_iterable([part.values for part in parts])),
-            headers,
+            header_columns.joined([part.headers for part in parts], [len(part) for part in parts]),
         )
 
     def __len__(self) -> int:
@@ -113,13 +124,12 @@ class Records(Sequence[Row]):
 
     def at(self, indexes: Sequence[int]) -> Records:
         """Return the records at these indexes, in tuples: the garbage collector skips tuples of numbers and bytes."""
-        headers = None if self.headers is None else [self.headers[index] for index in indexes]
         return Records(
             tuple([self.offsets[index] for index in indexes]),
             tuple([self.timestamps[index] for index in indexes]),
             tuple([self.keys[index] for index in indexes]),
             tuple([self.values[index] for index in indexes]),
-            headers if headers is not None and any(headers) else None,
+            header_columns.at(self.headers, indexes),
         )
 
     def without_values(self) -> Records:

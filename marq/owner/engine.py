@@ -237,7 +237,7 @@ class OwnerEngine:
         return True
 
     def has_to_read_again(self, now_ms: int) -> bool:
-        """Return whether to seek to the position again: the own TICK is missing, so records may have been lost."""
+        """Return whether to seek to the position again: its own TICK is missing, so records may have been lost."""
         if min(self.tracker.awaited_ms(now_ms), now_ms - self._sought_ms) < TICK_READ_MS:
             return False
         self._sought_ms = now_ms

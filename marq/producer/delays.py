@@ -24,9 +24,10 @@ from marq.kafka.topics import Topics
 from marq.kafka.writer import FRAME_BYTES, MarkerRecord
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Columns, Payload, Source, payload_bytes, spans
 from marq.wire.markers import Delay as DelayMarker
+from marq.wire.markers import Payload, Source, payload_bytes, spans
 from marq.wire.names import deduplicating_partition, markers_partition, source_partition, synthetic_topic
+from marq.wire.payload_columns import Columns, encode_headers
 
 #: Bytes of the head of a DELAY: queue, source, numbers.
 _HEAD_BYTES = 600
@@ -240,7 +241,8 @@ class Delays:
         self._numbers[where] += len(items)
         now_ms = int(self._cluster.wall_s() * 1000)
         values, headers, times = zip(*items, strict=True)
-        payloads = Columns(queue.encode(), [now_ms] * len(items), values, headers=headers if any(headers) else None)
+        encoded = [encode_headers(each) for each in headers] if any(headers) else None
+        payloads = Columns(queue.encode(), [now_ms] * len(items), values, headers=encoded)
         numbers, source = range(first, first + len(items)), Source(self._topic, where)
         # The holder is a dummy, because the messages are not in flight.
         return DelayMarker(queue, 1, source, numbers, times, relative, None, payloads)

@@ -33,7 +33,7 @@ from marq.wire.names import check_queue_name
 
 log = logging.getLogger("marq")
 
-#: Attempts at a change that collides with changes of other clients.
+#: Attempts at a change that conflicts with changes by other clients.
 MAX_TRIES = 10
 
 
@@ -96,7 +96,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
 
     @property
     def definitions(self) -> Definitions:
-        """The current definitions, also after a stop."""
+        """The current definitions, even after a stop."""
         return self._follower.definitions
 
     @property
@@ -122,7 +122,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
     async def change(self, queue: str, **settings: Unpack[QueueOptions]) -> EffectiveSettings:
         """Change settings of a queue for all clients, durably, and return the settings in effect.
 
-        Durations are seconds or timedeltas; None for a key removes a former change of it.
+        Durations are seconds or timedeltas; None for a key removes a former change to it.
 
         Raises:
             ConfigError: a name or a value is wrong, the group has no room for another queue or reads its topic already,

@@ -84,7 +84,7 @@ class Schedules(Client):
         return await self._merge(name, settings, keep=False)
 
     async def change(self, name: str, **settings: Unpack[ScheduleOptions]) -> Schedule:
-        """Change some settings of a schedule, as :meth:`define`; None for a key removes a former change of it.
+        """Change some settings of a schedule, as :meth:`define`; None for a key removes a former change to it.
 
         Raises:
             ConfigError: as for :meth:`define`, or the schedule does not exist.

@@ -35,6 +35,6 @@ def start_document(topic: str, ends: Mapping[Source, int], now_s: float, former:
 
     It also has the starts in the ``former`` topics of the queue, to which it may return.
     """
-    # A topic that does not exist yet has no earlier records, also if the queue leaves it and returns.
+    # A topic that does not exist yet has no earlier records, even if the queue leaves it and returns.
     start = Purge(round(now_s * 1000) + SKEW_MS, ends or {Source(topic, 0): 0})
     return (start if former is None else start.along_with(former)).document()

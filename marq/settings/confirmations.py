@@ -45,7 +45,7 @@ class Confirmations:
 
 
 def decorated(definitions: Definitions) -> dict[str, str]:
-    """Return the decorated handler of each queue that has one, also if another layer overrides it."""
+    """Return the decorated handler of each queue that has one, even if another layer overrides it."""
     layers = {queue: definitions.layer("handler", queue) or {} for queue in definitions.names()}
     return {queue: str(layer["handler"]) for queue, layer in layers.items() if "handler" in layer}
 

@@ -184,7 +184,7 @@ class Broker:
         """Return when everything has settled: handlers have returned, and outcomes are written.
 
         Raises:
-            Unfinished: a handler still runs.
+            Unfinished: a handler is still running.
         """
         self._memory.enter()
         await self._memory.passage.settle(limit)
@@ -196,7 +196,7 @@ class Broker:
         hangs.
 
         Raises:
-            Unfinished: a handler still runs.
+            Unfinished: a handler is still running.
         """
         by_ms = duration_ms("time", time, most_ms=_MAX_ADVANCE_MS)
         self._memory.enter()
@@ -244,7 +244,7 @@ class Broker:
         With ``raise_errors`` the first exception other than ``Retry`` and ``Reject`` is raised at the end.
 
         Raises:
-            Unfinished: a handler still runs, or messages are left.
+            Unfinished: a handler is still running, or messages are left.
         """
         async with self.worker(*handlers) as worker:
             await self.drain(*worker.queues, later=True, limit=limit)

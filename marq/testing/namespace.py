@@ -38,7 +38,7 @@ class Namespace:
         self.clock = clock
         self.topics = topics
         self.definitions = Definitions()
-        #: Called after each change of the definitions.
+        #: Called after each change to the definitions.
         self.followers: set[Callable[[], None]] = set()
         #: Ends the next pause.
         self._resuming = Timer(0, 0, lambda: None, last=False)

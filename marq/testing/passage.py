@@ -163,7 +163,7 @@ class Passage:
     # --- calls of a test ----------------------------------------------------------------------------------------------
 
     async def settle(self, limit_s: float) -> None:
-        """Return when everything has settled; raise Unfinished if a handler still runs after the limit."""
+        """Return when everything has settled; raise Unfinished if a handler is still running after the limit."""
         async with self._seat():
             await self._settle(_Limit(limit_s))
 
@@ -171,7 +171,7 @@ class Passage:
         """Let virtual time pass step by step; with ``settle`` everything settles before each step.
 
         Raises:
-            Unfinished: a handler still runs after the limit.
+            Unfinished: a handler is still running after the limit.
         """
         async with self._seat():
             limit = _Limit(limit_s)

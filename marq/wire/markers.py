@@ -100,7 +100,7 @@ class Outcome(IntEnum):
 
 
 class Source(NamedTuple):
-    """The partition that messages were read from, or a drawn source for messages that are not records yet."""
+    """The partition that messages were read from, or a generated source for messages that are not records yet."""
 
     topic: str
     partition: int
@@ -125,42 +125,6 @@ class Payloads(Sequence[Payload]):
     def may_have(self, header: str) -> bool:
         """Return False if no message has a header of this name; True if one may, because not all were read."""
         return True
-
-
-class Columns(Payloads):
-    """The payloads of an ACQUIRE as columns, for a writer that has thousands of them: no object for each.
-
-    None stands for a column that is not written: attempts that are all 1, keys that are all the queue's name, or no
-    headers.
-    """
-
-    __slots__ = ("attempts", "headers", "keys", "queue_key", "timestamps", "values")
-
-    def __init__(
-        self,
-        queue_key: bytes,
-        timestamps: Sequence[int],
-        values: Sequence[bytes | None],
-        *,
-        attempts: Sequence[int] | None = None,
-        keys: Sequence[bytes | None] | None = None,
-        headers: Sequence[Headers] | None = None,
-    ) -> None:
-        self.queue_key = queue_key
-        self.timestamps = timestamps
-        self.values = values
-        self.attempts = attempts
-        self.keys = keys
-        self.headers = headers
-
-    def __len__(self) -> int:
-        return len(self.timestamps)
-
-    def __getitem__(self, index: int) -> Payload:  # type: ignore[override]
-        attempt = 1 if self.attempts is None else self.attempts[index]
-        key = self.queue_key if self.keys is None else self.keys[index]
-        headers: Headers = () if self.headers is None else self.headers[index]
-        return Payload(self.timestamps[index], attempt, key, headers, self.values[index])
 
 
 @dataclass(frozen=True, slots=True)

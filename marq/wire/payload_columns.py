@@ -13,7 +13,7 @@ from itertools import accumulate
 from struct import Struct, pack
 
 from marq.wire.errors import CorruptMarker
-from marq.wire.markers import Columns, Headers, Payload, Payloads
+from marq.wire.markers import Headers, Payload, Payloads
 from marq.wire.reader import Reader
 
 #: Flags of a batch: which of the columns that may be left out it has.
@@ -21,6 +21,42 @@ ATTEMPTS, KEYS, HEADERS = 2, 4, 8
 
 _U16, _I32 = Struct(">H"), Struct(">i")
 _NO_HEADERS = _U16.pack(0)
+
+
+class Columns(Payloads):
+    """The payloads of an ACQUIRE as columns, for a writer that has thousands of them: no object for each.
+
+    None stands for a column that is not written: attempts that are all 1, keys that are all the queue's name, or no
+    headers. ``headers`` are those of each message as :func:`encode_headers` returns them.
+    """
+
+    __slots__ = ("attempts", "headers", "keys", "queue_key", "timestamps", "values")
+
+    def __init__(
+        self,
+        queue_key: bytes,
+        timestamps: Sequence[int],
+        values: Sequence[bytes | None],
+        *,
+        attempts: Sequence[int] | None = None,
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[bytes] | None = None,
+    ) -> None:
+        self.queue_key = queue_key
+        self.timestamps = timestamps
+        self.values = values
+        self.attempts = attempts
+        self.keys = keys
+        self.headers = headers
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    def __getitem__(self, index: int) -> Payload:  # type: ignore[override]
+        attempt = 1 if self.attempts is None else self.attempts[index]
+        key = self.queue_key if self.keys is None else self.keys[index]
+        headers: Headers = () if self.headers is None else decode_headers(self.headers[index])
+        return Payload(self.timestamps[index], attempt, key, headers, self.values[index])
 
 
 def write_payloads(payloads: Sequence[Payload], queue_key: bytes, parts: list[bytes]) -> int:
@@ -37,7 +73,7 @@ def write_payloads(payloads: Sequence[Payload], queue_key: bytes, parts: list[by
         _write_values(columns.keys, parts)
     if columns.headers is not None:
         flags |= HEADERS
-        _write_values([encode_headers(headers) for headers in columns.headers], parts)
+        _write_values(columns.headers, parts)
     _write_values(columns.values, parts)
     return flags
 
@@ -51,7 +87,7 @@ def _columns(payloads: Sequence[Payload], queue_key: bytes) -> Columns:
         values,
         attempts=attempts if attempts.count(1) != count else None,
         keys=keys if keys.count(queue_key) != count else None,
-        headers=headers if any(headers) else None,
+        headers=[encode_headers(each) for each in headers] if any(headers) else None,
     )
 
 
@@ -71,8 +107,7 @@ def read_payloads(reader: Reader, flags: int, queue_key: bytes, count: int) -> R
     keys = ReadColumn(reader, count) if flags & KEYS else None
     headers = ReadColumn(reader, count) if flags & HEADERS else None
     if headers is not None:
-        for index in range(count):
-            decode_headers(headers[index] or _NO_HEADERS)
+        headers.check_headers()
     return ReadPayloads(timestamps, attempts, keys, headers, ReadColumn(reader, count), queue_key)
 
 
@@ -94,6 +129,20 @@ class ReadColumn:
         if reader.position > len(reader.data):
             raise CorruptMarker("the values pass the end of the batch")
         self._end = reader.position
+
+    def check_headers(self) -> None:
+        """Raise CorruptMarker if a value holds no headers."""
+        data, start = self._data, self._start
+        #: The bytes before the value of a message's only header, by the bytes of all: nearly all messages share a few.
+        heads: dict[int, bytes] = {}
+        for length in self.lengths:
+            head = heads.get(length)
+            if head is None or not data.startswith(head, start):
+                headers = decode_headers(data[start : start + length] if length > 0 else _NO_HEADERS)
+                if len(headers) == 1:
+                    heads[length] = data[start : start + length - len(headers[0][1] or b"")]
+            if length > 0:
+                start += length
 
     def contains(self, data: bytes) -> bool:
         """Return whether the values contain these bytes."""
@@ -137,7 +186,7 @@ class ReadPayloads(Payloads):
 
 
 def encode_headers(headers: Headers) -> bytes:
-    """Return the headers of one record as bytes, in their order and with duplicates."""
+    """Return the headers of one record as bytes, in their original order and with duplicates."""
     parts = [_U16.pack(len(headers))]
     for name, value in headers:
         parts += (_encoded_name(name), _I32.pack(-1 if value is None else len(value)), value or b"")

@@ -1,7 +1,7 @@
 """Marq's headers of a record, and what they say about its message.
 
 A message's id is the place of its first record, ``topic/partition/offset``. The first record does not carry it, so a
-record of any plain Kafka producer is a valid message. Every redelivery does.
+record from any plain Kafka producer is a valid message. Every redelivery does.
 """
 
 from __future__ import annotations

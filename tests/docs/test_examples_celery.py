@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -18,7 +20,7 @@ from marq_worker.app.sqs.wire import operations
 from marq_worker.broker.ports import free_port
 from rig.program import Program
 from tests.docs.pages import ROOT, blocks
-from tests.sqs import celery_environment
+from tests.sqs import environments
 from tests.worker.harness import Worker, eventually
 
 PAGE = ROOT / "docs" / "sqs.md"
@@ -88,6 +90,27 @@ def test_the_page_lists_each_operation_and_whether_it_is_supported() -> None:
     assert {name for name, answer in listed.items() if answer.startswith("yes")} == SUPPORTED
 
 
+def test_the_page_lists_the_versions_that_are_tested() -> None:
+    def text(name: str) -> str:
+        return (environments.HERE / name).read_text(encoding="utf-8")
+
+    python = dict(re.findall(r"^(\S+)==(\S+)", text("celery.lock") + text("judges.lock"), re.MULTILINE))
+    node = json.loads(text("node/package.json"))["dependencies"]
+    go = dict(re.findall(r"/(\S+) v(\S+)", text("go/go.mod")))
+
+    table = PAGE.read_text(encoding="utf-8").partition("| client | version |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines()[2:]]
+    assert dict(rows) == {
+        "boto3": python["boto3"],
+        "Celery": python["celery"],
+        "kombu": python["kombu"],
+        "`aws` command": python["awscli"],
+        "`@aws-sdk/client-sqs` (JavaScript)": node["@aws-sdk/client-sqs"],
+        "`sqs-consumer` (JavaScript)": node["sqs-consumer"],
+        "`aws-sdk-go-v2/service/sqs` (Go)": go["aws/aws-sdk-go-v2/service/sqs"],
+    }
+
+
 @pytest.mark.verify
 async def test_boto3(shell: Shell) -> None:
     shell.write("program.py", block("python", "import boto3"))
@@ -98,7 +121,7 @@ async def test_boto3(shell: Shell) -> None:
 @pytest.mark.verify
 @pytest.mark.parametrize("application", ["celery_tasks", "examples.celery_tasks"])
 async def test_celery(shell: Shell, application: str, tmp_path: Path) -> None:
-    python = await asyncio.to_thread(celery_environment.python)
+    python = await asyncio.to_thread(environments.python, "celery")
     shell.write("celery_tasks.py", block("python", "# celery_tasks.py"))
     send = block("sh", "celery -A").splitlines()[1].removeprefix("python -c ").strip("'")
     worker = Program(

@@ -83,7 +83,7 @@ def resumed(acquired: Sequence[int]) -> bytes:
 
 
 HOLDER = 0x0123456789ABCDEF
-#: The topic of a source that a sender has drawn.
+#: The topic of a source that a sender has generated.
 DRAWN = "~9f86d081884c7d659a2feaa0c55ad015"
 GAPS: Frame = ("emails", HOLDER, "marq.messages", 3, [41, 44, 2**32])
 ROW: Frame = ("Grüße 🚚", 2**64 - 1, "orders.v2", 2**32 - 1, [7, 8, 9])

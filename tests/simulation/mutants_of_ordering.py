@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.simulation.mutant import ORDERING, Mutant, mutant
 
 _CONSUMER, _CORE = "marq.consumer.", "marq.core."
-_LINES, _ORDERING, _ACK_BATCHER = _CONSUMER + "lines", _CONSUMER + "ordering", _CONSUMER + "ack_batcher"
+_LINES, _LINE_ORDER = _CONSUMER + "lines", _CONSUMER + "line_order"
+_ORDERING, _ACK_BATCHER = _CONSUMER + "ordering", _CONSUMER + "ack_batcher"
 _LEASES, _DUE_INDEX, _TRANSITIONS = _CORE + "leases", _CORE + "due_index", _CORE + "transitions"
 _POSITIONS = "marq.kafka.positions"
 
@@ -26,20 +27,20 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         ORDERING,
         "all messages of a line are delivered at once",
-        _LINES,
+        _LINE_ORDER,
         "order exclusion concurrent",
-        ("            first = line is None\n", "            first = True\n"),
         (
-            "        if place.busy or (place.key is not None and self._lines[place.key][0] is not place):\n",
-            "        if place.busy:\n",
+            "            if previous is None:\n                firsts.append(offset)\n",
+            "            firsts.append(offset)\n            if previous is None:\n                pass\n",
         ),
+        ("        return offset not in self._before\n", "        return True\n"),
     ),
     mutant(
         ORDERING,
         "a release ends a message",
         _LINES,
         "order lost not-drained stuck",
-        ("                self._released(each)\n", "                self.end(each.offset)\n"),
+        ("                self._released(each)\n", "                self._end([each.offset])\n"),
     ),
     mutant(
         ORDERING,
@@ -107,7 +108,7 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
         "the end of what was read is committed instead of the lowest open message",
         _LINES,
         "lost not-drained stuck no-copy order",
-        ("        return min(next(iter(self._places), end), end)\n", "        return end\n"),
+        ("        return min(next(iter(self._values), end), end)\n", "        return end\n"),
     ),
     # --- attempts -----------------------------------------------------------------------------------------------------
     mutant(

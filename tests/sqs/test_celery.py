@@ -16,7 +16,7 @@ import boto3
 import pytest
 
 from rig.program import Program, stop_all
-from tests.sqs import celery_environment
+from tests.sqs import environments
 from tests.worker.harness import Worker, eventually
 
 pytestmark = pytest.mark.verify
@@ -88,7 +88,7 @@ def notes(tmp_path: Path) -> Path:
 async def test_no_task_is_lost_while_workers_and_an_endpoint_are_killed(
     new_endpoint: Callable[..., Worker], prefix: str, tmp_path: Path, notes: Path
 ) -> None:
-    python = await asyncio.to_thread(celery_environment.python)
+    python = await asyncio.to_thread(environments.python, "celery")
     (tmp_path / "keys.toml").write_text(KEYS)
     settings = {"MARQ_SQS_KEYS": str(tmp_path / "keys.toml"), "MARQ_SQS_SECRET": "0123456789abcdef"}
     first = await new_endpoint(prefix=prefix, **settings).start().ready()

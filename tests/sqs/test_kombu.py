@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sqs import celery_environment
+from tests.sqs import environments
 from tests.worker.harness import Worker
 
 pytestmark = pytest.mark.verify
@@ -43,8 +43,8 @@ async def test_the_integration_tests_of_kombu_pass(
     def run() -> subprocess.CompletedProcess[str]:
         # Without a plugin that repeats failed tests, which their marks ask for.
         return subprocess.run(
-            [celery_environment.python(), "-m", "pytest", TESTS, *deselected, "-p", "no:cacheprovider", "-rA"],
-            cwd=celery_environment.kombu_tests(), env=environment, capture_output=True, text=True,
+            [environments.python("celery"), "-m", "pytest", TESTS, *deselected, "-p", "no:cacheprovider", "-rA"],
+            cwd=environments.kombu_tests(), env=environment, capture_output=True, text=True,
             timeout=LIMIT_SECONDS, check=False,
         )  # fmt: skip
 

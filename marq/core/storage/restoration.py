@@ -54,7 +54,7 @@ class Restoration:
             yield
         for queue, changed in self._changed.items():
             leases = self.leases.get(queue, {})
-            # An `s` row without its `r` row is of a closed message.
+            # An `s` row without its `r` row belongs to a closed message.
             still_open = leases.keys() & changed.keys()
             leases.update({offset: changed[offset] for offset in still_open})
             self.overridden[queue] = still_open

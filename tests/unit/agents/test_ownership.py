@@ -19,8 +19,9 @@ from marq.owner.write import Write
 from marq.settings.queue import QueueSettings
 from marq.settings.schedules import ScheduleLayers
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Acquire, Cause, Columns, Payload, Source
+from marq.wire.markers import Acquire, Cause, Payload, Source
 from marq.wire.names import Names
+from marq.wire.payload_columns import Columns
 from marq_worker.agents.inbox import MAX_INBOX_BATCHES, Fetched
 from marq_worker.agents.owner_context import OwnerContext
 from marq_worker.agents.ownership import Ownership

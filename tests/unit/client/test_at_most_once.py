@@ -1,6 +1,6 @@
 """Queues that deliver at most once: how their messages are acquired, and when they are dispatched.
 
-ACQUIRE and commit are one transaction. Found by the fault scenario ``at-most-once-killed``: a consumer that died
+ACQUIRE and commit share a transaction. Found by the fault scenario ``at-most-once-killed``: a consumer that died
 between the two left messages which were redelivered when their leases ended, and their records were read and
 delivered, too.
 

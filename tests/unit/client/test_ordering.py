@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Collection
 from typing import Any
 
@@ -140,9 +139,11 @@ async def test_a_message_that_keeps_its_place_for_long_costs_no_memory_for_those
 
     assert len(made.acked) == count - 1
     [lines] = made.receiver.ordering._lines.values()
-    assert {name: len(each) for name, each in vars(lines).items() if isinstance(each, dict | deque | set)} == {
-        "_places": 1, "_lines": 1, "_opened": 0, "_delivered": 1,
+    assert {name: len(each) for name, each in vars(lines).items() if isinstance(each, dict | set)} == {
+        "_opened": 0, "_values": 1, "_held": 1, "_delivered": 1, "_places": 0, "_done": 0,
     }  # fmt: skip
+    order = lines._order
+    assert [len(each) for each in (order._keys, order._last, order._after, order._before)] == [1, 1, 0, 0]
     await made.receiver.stop_reading(1)
     await made.receiver.stop(1)
     assert made.reader.behind[("q", P0)] == 0

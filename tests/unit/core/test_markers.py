@@ -23,7 +23,6 @@ from marq.wire.markers import (
     Answer,
     Batch,
     Cancel,
-    Columns,
     Delay,
     Discard,
     Dispatch,
@@ -41,7 +40,7 @@ from marq.wire.markers import (
     payload_bytes,
     spans,
 )
-from marq.wire.payload_columns import decode_headers, encode_headers
+from marq.wire.payload_columns import Columns, decode_headers, encode_headers
 from tests.unit.core.batches import (
     NEWER,
     SOURCE,
@@ -288,7 +287,7 @@ def test_columns_are_written_as_the_payloads_they_hold() -> None:
         [b"a", None],
         attempts=[1, 3],
         keys=[b"emails", None],
-        headers=[(), (("tenant", b"acme"), ("tenant", None))],
+        headers=[encode_headers(each.headers) for each in payloads],
     )
     one_by_one = Acquire("emails", 7, Source("t", 1), [4, 9], 30, 2, payloads)
 
@@ -343,6 +342,39 @@ def test_any_bytes_are_headers_or_refused(data: bytes) -> None:
         return
 
     assert encode_headers(headers) == data
+
+
+_ENCODED = st.sampled_from(
+    [encode_headers(headers) for headers in [(), (("key", b"ab"),), (("key", b"b"),), (("kex", None),)]]
+)
+
+
+@st.composite
+def _damaged(draw: st.DrawFn) -> bytes:
+    """Headers of which one byte has another value."""
+    data = draw(_ENCODED)
+    at = draw(st.integers(0, len(data) - 1))
+    return data[:at] + draw(st.binary(min_size=1, max_size=1)) + data[at + 1 :]
+
+
+@given(st.lists(_ENCODED | _damaged() | st.binary(min_size=1, max_size=12), min_size=1, max_size=6))
+def test_a_column_of_headers_is_refused_if_one_value_would_be(values: list[bytes]) -> None:
+    def is_headers(data: bytes) -> bool:
+        try:
+            decode_headers(data)
+        except (CorruptMarker, UnicodeDecodeError, StructError):
+            return False
+        return True
+
+    count = len(values)
+    columns = Columns(b"q", [0] * count, [b""] * count, headers=values)
+    encoded = encode(Acquire("q", 7, Source("t", 0), range(count), 30, 0, columns))
+    try:
+        decode(encoded)
+    except CorruptMarker:
+        assert not all(map(is_headers, values))
+    else:
+        assert all(map(is_headers, values))
 
 
 @given(st.lists(st.integers(0, 50), max_size=40), st.integers(1, 100))

@@ -17,7 +17,8 @@ from marq.settings.cron import Times
 from marq.settings.queue import QueueSettings
 from marq.settings.schedules import ScheduleLayers
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Acquire, Batch, Columns, Payload, Source, Tick
+from marq.wire.markers import Acquire, Batch, Payload, Source, Tick
+from marq.wire.payload_columns import Columns
 
 MARKERS, MESSAGES = Source("t.markers", 0), Source("t.messages", 2)
 LEASE_MS = 1_000

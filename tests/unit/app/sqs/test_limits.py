@@ -198,6 +198,8 @@ BAD = {
     "a FIFO queue without its suffix": (created("orders", {"FifoQueue": "true"}), INVALID),
     "a FIFO queue with a long name": (created("a" * 76 + ".fifo", {"FifoQueue": "true"}), INVALID),
     "51 tags": (created("orders", tags={f"k{n}": "v" for n in range(51)}), INVALID),
+    "no tags": (Call("TagQueue", {"QueueUrl": URL, "Tags": {}}), "MissingParameter"),
+    "no keys of tags": (Call("UntagQueue", {"QueueUrl": URL, "TagKeys": []}), INVALID),
     **{
         f"the tag {key[:20]!r}={value[:5]!r}": (Call("TagQueue", {"QueueUrl": URL, "Tags": {key: value}}), INVALID)
         for key, value in (("", "v"), ("k" * 129, "v"), ("AWS:k", "v"), ("k", "v" * 257))

@@ -1,0 +1,129 @@
+"""Programs of other environments, apart from .venv: Python packages, packages of Node, and a Go program.
+
+Each has a lock with hashes next to this file, and a directory in the cache, which the first test makes. Checkouts share
+them. Only the ordinary clients of the registries are used: pip, npm and go.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import shutil
+import sys
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from marq_worker.broker import environment
+from marq_worker.broker.downloads import cache_directory, run_tool
+
+HERE = Path(__file__).parent
+DOWNLOAD = ("--no-deps", "--no-binary", "kombu", "--no-build-isolation", "--require-hashes", "--quiet")
+
+
+def python(name: str) -> Path:
+    """Return the interpreter of an environment with the packages of ``NAME.lock``."""
+    lock = HERE / f"{name}.lock"
+    directory = _directory(f"{name}-{sys.implementation.cache_tag}", [lock])
+    with _alone():
+        environment.ensure(lock, directory)
+    return directory / "bin" / "python"
+
+
+def kombu_tests() -> Path:
+    """Return a directory with the tests of the locked kombu, from its source distribution."""
+    lock = HERE / "celery.lock"
+    entry = re.search(r"^kombu==.*?(?=^\S)", lock.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert entry is not None
+    return _made("kombu", [lock], lambda directory: _unpack_kombu(entry[0], directory))
+
+
+def node_modules() -> Path:
+    """Return a directory with the packages of ``node/package-lock.json``, for NODE_PATH."""
+    sources = [HERE / "node" / "package.json", HERE / "node" / "package-lock.json"]
+    _require("npm", "Node.js 20 or newer, with npm")
+
+    def install(directory: Path) -> None:
+        directory.mkdir()
+        for source in sources:
+            shutil.copy(source, directory)
+        options = ("--ignore-scripts", "--engine-strict", "--no-audit", "--no-fund")
+        run_tool("installing the packages of Node", ["npm", "ci", *options, "--prefix", directory])
+
+    return _made("node", sources, install) / "node_modules"
+
+
+def node() -> Path:
+    """Return the program ``node``."""
+    return _require("node", "Node.js 20 or newer, with npm")
+
+
+def go_client() -> Path:
+    """Return the program that is built from ``go``."""
+    sources = sorted((HERE / "go").iterdir())
+
+    def build(directory: Path) -> None:
+        compiler = _require("go", "Go 1.24 or newer")
+        # The installed compiler, rather than one that it would download.
+        variables = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
+        options = ("-buildvcs=false", "-mod=readonly", "-o", directory / "client")
+        command = [compiler, "-C", HERE / "go", "build", *options, "."]
+        run_tool("building the client in Go", command, environment=variables)
+
+    return _made("go", sources, build) / "client"
+
+
+def _require(name: str, package: str) -> Path:
+    """Return a program. Fails the test if it is missing."""
+    path = shutil.which(name)
+    if path is None:
+        pytest.fail(f"{name} not found: the tests of the SQS endpoint need {package}; install it and run them again")
+    return Path(path)
+
+
+def _unpack_kombu(entry: str, directory: Path) -> None:
+    """Download and unpack the source distribution of a lock's entry."""
+    folder = directory.with_name("download")
+    folder.mkdir()
+    lock = folder / "kombu.lock"
+    lock.write_text(entry, encoding="utf-8")
+    # The setuptools of .venv read its metadata, so nothing else is fetched.
+    command = [sys.executable, "-m", "pip", "download", *DOWNLOAD, "--dest", folder, "-r", lock]
+    run_tool("downloading kombu's tests", command)
+    [archive] = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter="data")
+    [unpacked] = folder.glob("kombu-*/")
+    # The installed package is tested.
+    shutil.rmtree(unpacked / "kombu")
+    unpacked.rename(directory)
+
+
+def _made(name: str, sources: Sequence[Path], make: Callable[[Path], None]) -> Path:
+    """Return a directory that ``make`` has made from these files, once and whole."""
+    directory = _directory(name, sources)
+    with _alone():
+        if not directory.exists():
+            with TemporaryDirectory(dir=directory.parent, prefix="new-") as temporary:
+                make(Path(temporary) / name)
+                (Path(temporary) / name).rename(directory)
+    return directory
+
+
+def _directory(name: str, sources: Sequence[Path]) -> Path:
+    digest = sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+    return cache_directory() / f"sqs-tests-{name}-{digest}"
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Wait until no other process of the tests makes an environment."""
+    cache_directory().mkdir(parents=True, exist_ok=True)
+    with (cache_directory() / "sqs-tests.flock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,198 @@
+"""Raw requests to the server of the endpoint: what other clients and attackers send."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import resource
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from marq_worker.app.sqs import server as server_module
+from marq_worker.app.sqs.bodies import MAX_BODY_BYTES, Bodies
+from marq_worker.app.sqs.keys import Grant, Key
+from marq_worker.app.sqs.server import FAILURES, SqsServer, room_for_connections
+from marq_worker.app.sqs.wire import Call
+from marq_worker.app.web.sqs_metrics import CallMetrics
+from marq_worker.broker.ports import free_port
+
+LIMIT_S = 30.0
+SECRET = "s" * 20
+HEADERS = {"Content-Type": "application/x-amz-json-1.0", "X-Amz-Target": "AmazonSQS.ListQueues"}
+
+
+class Operations:
+    """Answers each call with its own parameters."""
+
+    async def answer(self, call: Call, key: Key | None, base_url: str) -> dict[str, Any]:
+        return {"operation": call.operation, **call.parameters}
+
+
+class Endpoint:
+    """A server, and connections to it."""
+
+    def __init__(self, keys: Mapping[str, Key]) -> None:
+        operations: Any = Operations()
+        unused: Any = None
+        self.server = SqsServer(
+            operations=operations, receivers=unused, peers=unused, keys=keys, public_url=None, metrics=CallMetrics()
+        )
+        self.port = free_port("127.0.0.1")
+
+    async def start(self) -> None:
+        await self.server.start("127.0.0.1", self.port)
+
+    async def exchange(self, *parts: bytes, until: bytes) -> bytes:
+        """Send bytes, and return the answer up to a mark."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+            async with asyncio.timeout(LIMIT_S):
+                return await reader.readuntil(until)
+        finally:
+            writer.close()
+
+    def request(self, body: bytes = b"{}", **headers: str | None) -> bytes:
+        """Return a request; a header of None is left out, and ``_`` in a name stands for ``-``."""
+        values: dict[str, str | None] = {"Host": "localhost", "Content-Length": str(len(body)), **HEADERS}
+        values.update({name.replace("_", "-"): value for name, value in headers.items()})
+        lines = [f"{name}: {value}" for name, value in values.items() if value is not None]
+        return "\r\n".join(("POST / HTTP/1.1", *lines, "", "")).encode() + body
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[Endpoint]:
+    endpoint = Endpoint({})
+    await endpoint.start()
+    yield endpoint
+    await endpoint.server.stop()
+
+
+@pytest.fixture
+async def with_keys() -> AsyncIterator[Endpoint]:
+    endpoint = Endpoint({"KEY": Key("KEY", SECRET, (Grant("*", frozenset({"send"})),))})
+    await endpoint.start()
+    yield endpoint
+    await endpoint.server.stop()
+
+
+async def test_a_client_that_asks_first_is_told_to_send_the_body(endpoint: Endpoint) -> None:
+    head, _, body = endpoint.request(b'{"MaxResults": 1}', Expect="100-continue").partition(b"\r\n\r\n")
+    reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
+    async with asyncio.timeout(LIMIT_S):
+        writer.write(head + b"\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert b'{"operation":"ListQueues","MaxResults":1}' in await reader.readuntil(b"}")
+    writer.close()
+
+
+@pytest.mark.parametrize("expect", [None, "100-continue"])
+async def test_a_body_that_is_announced_as_too_large_is_refused_before_it_comes(
+    endpoint: Endpoint, expect: str | None
+) -> None:
+    request = endpoint.request(b"", Content_Length=str(MAX_BODY_BYTES + 1), Expect=expect)
+
+    answer = await endpoint.exchange(request, until=b"}")
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"InvalidParameterValue" in answer
+
+
+async def test_a_body_of_unknown_size_is_refused_when_it_becomes_too_large(endpoint: Endpoint) -> None:
+    chunk = b"%x\r\n%s\r\n" % (1 << 20, b"x" * (1 << 20))
+    request = endpoint.request(b"", Content_Length=None, Transfer_Encoding="chunked")
+
+    answer = await endpoint.exchange(request, *[chunk] * 9, until=b"}")
+
+    assert b"InvalidParameterValue" in answer
+
+
+async def test_a_body_that_does_not_come_ends_the_request(endpoint: Endpoint) -> None:
+    endpoint.server._bodies = Bodies(limit_s=0.05)
+
+    answer = await endpoint.exchange(endpoint.request(b"{", Content_Length="2"), until=b"}")
+
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"RequestTimeout" in answer
+
+
+async def test_all_bodies_together_have_a_limit(endpoint: Endpoint) -> None:
+    endpoint.server._bodies = Bodies(all_bytes=10)
+
+    refused = await endpoint.exchange(endpoint.request(b'{"MaxResults": 1}'), until=b"}")
+    # What the refused one had sent does not count any more.
+    answered = await endpoint.exchange(endpoint.request(b"{}"), until=b"}")
+
+    assert refused.startswith(b"HTTP/1.1 503 ")
+    assert answered.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_compressed_bodies_are_not_expanded(endpoint: Endpoint) -> None:
+    body = gzip.compress(b'{"MaxResults": 1}')
+
+    answer = await endpoint.exchange(endpoint.request(body, Content_Encoding="gzip"), until=b"}")
+
+    assert b"SerializationException" in answer
+
+
+async def test_pipelined_requests_are_answered_in_their_order(endpoint: Endpoint) -> None:
+    requests = [endpoint.request(json.dumps({"MaxResults": number}).encode()) for number in range(20)]
+
+    answers = await endpoint.exchange(*requests, until=b'"MaxResults":19}')
+
+    order = [answers.index(b'"MaxResults":%d}' % number) for number in range(20)]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize("host", ["[::1", "evil.example", "", "127.0.0.1.evil.example"])
+async def test_without_keys_other_hosts_are_refused(endpoint: Endpoint, host: str) -> None:
+    answer = await endpoint.exchange(endpoint.request(Host=host), until=b"}")
+
+    assert answer.startswith(b"HTTP/1.1 403 ")
+
+
+async def test_wrong_signatures_do_not_stop_clients_of_the_same_address(with_keys: Endpoint) -> None:
+    async def send(secret: str) -> tuple[int, str]:
+        url = f"http://127.0.0.1:{with_keys.port}/"
+        request = AWSRequest("POST", url, data=b"{}", headers=HEADERS)
+        SigV4Auth(Credentials("KEY", secret), "sqs", "us-east-1").add_auth(request)
+        async with session.post(url, data=b"{}", headers=dict(request.headers)) as response:
+            return response.status, response.headers.get("x-amzn-query-error", "")
+
+    async with ClientSession() as session:
+        wrong = [await send("wrong" * 4) for _ in range(int(FAILURES[0]) + 10)]
+        right = await send(SECRET)
+
+    assert wrong[0] == (403, "SignatureDoesNotMatch;Sender")
+    assert wrong[-1] == (403, "RequestThrottled;Sender")
+    assert right == (200, "")
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised", "room"),
+    [
+        ((1_024, 1_048_576), 11_024, 10_000),
+        ((1_024, 4_096), 4_096, 3_072),
+        ((1_024, 1_024), 1_024, 512),
+        ((1_024, resource.RLIM_INFINITY), 11_024, 10_000),
+    ],
+)
+def test_connections_leave_files_for_the_rest_of_the_worker(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: int, room: int
+) -> None:
+    set_limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(server_module.resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(server_module.resource, "setrlimit", lambda _, limits: set_limits.append(limits))
+
+    assert room_for_connections() == room
+    assert set_limits == [(raised, limits[1])]
