@@ -163,14 +163,14 @@ _ON_MESSAGES: Mapping[str, Any] = {
     "ChangeMessageVisibility": MessageOperations.change_visibility,
     "ChangeMessageVisibilityBatch": MessageOperations.change_visibility,
 }
+_BATCHES: Mapping[str, Any] = {
+    "SendMessageBatch": MessageOperations.send_batch,
+    "DeleteMessageBatch": MessageOperations.delete_batch,
+}
 _ON_MOVES: Mapping[str, Any] = {
     "StartMessageMoveTask": MoveOperations.start,
     "CancelMessageMoveTask": MoveOperations.cancel,
     "ListMessageMoveTasks": MoveOperations.list_tasks,
-}
-_BATCHES: Mapping[str, Any] = {
-    "SendMessageBatch": MessageOperations.send_batch,
-    "DeleteMessageBatch": MessageOperations.delete_batch,
 }
 #: The operations that are supported.
 SUPPORTED = frozenset({*_ON_QUEUES, *_ON_MESSAGES, *_ON_MOVES})

@@ -1,9 +1,10 @@
 """Batches of messages, one for each partition.
 
-Messages of the same turn of the event loop share batches. With a ``linger_s``, so do those that come while others are
-on their way, and they go to one partition: one large batch costs less than several small ones.
+Messages of the same iteration of the event loop share batches. With a ``linger_s``, so do those that come while others
+are on their way, and they go to one partition: one large batch costs less than several small ones.
 
-A connection that failed is replaced, because it would retry messages whose callers were told that they may not be sent.
+A connection that failed is replaced, because it would retry messages although their callers were told that they may not
+have been sent.
 """
 
 from __future__ import annotations
