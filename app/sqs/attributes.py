@@ -48,8 +48,7 @@ class QueueAttributes:
     sqs_managed_sse: bool = True
     fifo: bool = False
     content_based_deduplication: bool = False
-    deduplication_scope: str = "queue"
-    fifo_throughput_limit: str = "perQueue"
+    fifo_throughput_limit: str = "perMessageGroupId"
 
     def to_attributes(self, arn: Callable[[str], str]) -> dict[str, str]:
         """Return the attributes as GetQueueAttributes does; ``arn`` makes the ARN of a queue from its name."""
@@ -63,7 +62,7 @@ class QueueAttributes:
         if self.fifo:
             attributes["FifoQueue"] = "true"
             attributes["ContentBasedDeduplication"] = str(self.content_based_deduplication).lower()
-            attributes["DeduplicationScope"] = self.deduplication_scope
+            attributes["DeduplicationScope"] = _SCOPE
             attributes["FifoThroughputLimit"] = self.fifo_throughput_limit
         return attributes
 
@@ -76,11 +75,13 @@ _INTEGERS = {
     "ReceiveMessageWaitTimeSeconds": ("wait_s", 0, 20),
     "MaximumMessageSize": ("maximum_message_bytes", 1_024, 1_048_576),
 }
-#: Attributes of FIFO queues -> field, and values in SQS's spelling.
+#: Values of attributes of FIFO queues in SQS's spelling.
 _FIFO_CHOICES = {
-    "DeduplicationScope": ("deduplication_scope", ("queue", "messageGroup")),
-    "FifoThroughputLimit": ("fifo_throughput_limit", ("perQueue", "perMessageGroupId")),
+    "DeduplicationScope": ("queue", "messageGroup"),
+    "FifoThroughputLimit": ("perQueue", "perMessageGroupId"),
 }
+#: The only scope: a group's tracker decides about its deduplication ids, so that it also decides about its order.
+_SCOPE = "messageGroup"
 _FIFO_FLAGS = {"FifoQueue": "fifo", "ContentBasedDeduplication": "content_based_deduplication"}
 #: What GetQueueAttributes can ask for.
 NAMES = READ_ONLY | _UNSUPPORTED | {*_INTEGERS, *_FIFO_CHOICES, *_FIFO_FLAGS, *_POLICIES, "SqsManagedSseEnabled"}
@@ -151,10 +152,18 @@ def _read(name: str, value: str, fifo: bool) -> dict[str, Any]:
     if fifo and name in _FIFO_FLAGS:
         return {_FIFO_FLAGS[name]: _flag(name, value)}
     if fifo and name in _FIFO_CHOICES:
-        field, choices = _FIFO_CHOICES[name]
+        choices = _FIFO_CHOICES[name]
         if value not in choices:
             raise _wrong_value(name, " or ".join(choices))
-        return {field: value}
+        if name == "FifoThroughputLimit":
+            return {"fifo_throughput_limit": value}
+        if value != _SCOPE:
+            raise SqsError(
+                "UnsupportedOperation",
+                f"DeduplicationScope={value} is not supported: deduplication ids are compared within a message group;"
+                f" leave the attribute out, or set it to {_SCOPE}",
+            )
+        return {}
     if name in _FIFO_FLAGS or name in _FIFO_CHOICES:
         raise SqsError("InvalidAttributeName", f"the attribute {name} is only for FIFO queues")
     reason = "can't be set" if name in READ_ONLY else "is not an attribute of queues"

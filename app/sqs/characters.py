@@ -37,6 +37,11 @@ def is_queue_name(name: str) -> bool:
     return len(name) <= 80 and _QUEUE_NAME.fullmatch(name.removesuffix(FIFO_SUFFIX)) is not None
 
 
+def is_fifo(queue: str) -> bool:
+    """Return whether a queue with this name is a FIFO queue."""
+    return queue.endswith(FIFO_SUFFIX)
+
+
 def is_entry_id(text: str) -> bool:
     return _ENTRY_ID.fullmatch(text) is not None
 

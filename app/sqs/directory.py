@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from marq.queues.following import SYNC_LIMIT_S
 from marq.queues.queues import QueueOptions, Queues
 from marq.settings.definitions import sqs_key
-from marq.settings.queue import UNLIMITED, QueueSettings
+from marq.settings.queue import ORDERED_BY_KEY, UNLIMITED, QueueSettings
 from marq.wire.errors import MarqError
 from marq_worker.app.sqs.attributes import QueueAttributes, differing_attribute, queue_of_arn, read_attributes
-from marq_worker.app.sqs.characters import FIFO_SUFFIX, is_queue_name
+from marq_worker.app.sqs.characters import FIFO_SUFFIX, is_fifo, is_queue_name
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.tasks import is_being_deleted
 
@@ -37,6 +37,8 @@ _MAX_KNOWN = 10_000
 _LEAST_LEASE_S = 0.1
 #: Attributes with a setting of Marq's: the others are in the queue's own record.
 _SETTINGS = frozenset({"VisibilityTimeout", "DelaySeconds"})
+#: Those of FIFO queues: ordering excludes the setting ``delay``.
+_FIFO_SETTINGS = frozenset({"VisibilityTimeout"})
 
 
 class SqsQueue(NamedTuple):
@@ -102,8 +104,6 @@ class Directory:
             SqsError: the name or an attribute is not possible, or the queue has other attributes.
             MarqError: it is unknown whether the queue was created.
         """
-        if name.endswith(FIFO_SUFFIX) or "FifoQueue" in attributes:
-            raise SqsError("UnsupportedOperation", "FIFO queues are not supported; create a standard queue")
         if self.exists(name):
             existing = self._read(name).attributes
             if (other := differing_attribute(attributes, existing)) is not None:
@@ -113,13 +113,15 @@ class Directory:
         deleted_s = self._queues.definitions.sqs(name).get("deleted", 0)
         if now_s - deleted_s < DELETED_S or is_being_deleted(self._queues.definitions.sqs_tasks(name)):
             raise SqsError("QueueDeletedRecently", f"wait {DELETED_S:g} s after deleting a queue to use its name again")
-        checked = self._checked(name, attributes, QueueAttributes(maximum_message_bytes=self._maximum_bytes))
+        checked = self._checked(name, attributes, self._defaults(name))
         # SQS delivers a message until it is deleted, if no redrive policy says otherwise.
         options = _options(checked, attributes)
         options["max_attempts"] = UNLIMITED
+        if checked.fifo:
+            options["ordering"] = ORDERED_BY_KEY
         await self._queues.change(name, **options)
         document = {
-            "attributes": _unmapped(attributes),
+            "attributes": _unmapped(name, attributes),
             "tags": dict(tags),
             "created": round(now_s),
             "modified": round(now_s),
@@ -135,7 +137,7 @@ class Directory:
             name,
             lambda document: {
                 **document,
-                "attributes": {**document.get("attributes", {}), **_unmapped(attributes)},
+                "attributes": {**document.get("attributes", {}), **_unmapped(name, attributes)},
                 "modified": round(self._clock()),
             },
         )
@@ -170,27 +172,32 @@ class Directory:
 
     def exists(self, name: str) -> bool:
         definitions = self._queues.definitions
-        if not is_queue_name(name) or name.endswith(FIFO_SUFFIX) or is_being_deleted(definitions.sqs_tasks(name)):
+        if not is_queue_name(name) or is_being_deleted(definitions.sqs_tasks(name)):
+            return False
+        if is_fifo(name) and not definitions.settings(name).ordered:
+            # Clients would rely on an order.
             return False
         document = definitions.sqs(name)
         return definitions.defines(name) or ("created" in document and "deleted" not in document)
 
     def _read(self, name: str) -> SqsQueue:
         document, settings = self._queues.definitions.sqs(name), self._queues.definitions.settings(name)
-        base = QueueAttributes(maximum_message_bytes=self._maximum_bytes)
-        kept = read_attributes(document.get("attributes", {}), fifo=False, current=base)
+        kept = read_attributes(document.get("attributes", {}), fifo=is_fifo(name), current=self._defaults(name))
         attributes = replace(
             kept,
             visibility_timeout_s=_seconds(settings.lease_ms),
-            delay_s=_seconds(settings.delay_ms),
+            delay_s=kept.delay_s if kept.fifo else _seconds(settings.delay_ms),
             maximum_message_bytes=min(kept.maximum_message_bytes, self._maximum_bytes),
         )
         created_s = document.get("created", 0)
         return SqsQueue(name, attributes, document.get("tags", {}), created_s, document.get("modified", created_s))
 
+    def _defaults(self, name: str) -> QueueAttributes:
+        return QueueAttributes(maximum_message_bytes=self._maximum_bytes, fifo=is_fifo(name))
+
     def _checked(self, name: str, attributes: Mapping[str, str], current: QueueAttributes) -> QueueAttributes:
         """Return attributes after a change. Raises SqsError."""
-        changed = read_attributes(attributes, fifo=False, current=current)
+        changed = read_attributes(attributes, fifo=current.fifo, current=current)
         if changed.dead_letter_queue is not None and "RedrivePolicy" in attributes:
             self._check_redrive(name, changed.dead_letter_queue)
         return changed
@@ -199,6 +206,12 @@ class Directory:
         """Raise SqsError if a queue may not be the dead-letter queue of another one."""
         if not self.exists(target):
             raise SqsError("InvalidParameterValue", f"RedrivePolicy: the dead-letter queue {target!r} does not exist")
+        if is_fifo(target) is not is_fifo(name):
+            raise SqsError(
+                "InvalidParameterValue",
+                "RedrivePolicy: the dead-letter queue of a FIFO queue is a FIFO queue, that of a standard queue a"
+                " standard queue",
+            )
         if target == name:
             raise SqsError("InvalidParameterValue", "RedrivePolicy: a queue can't be its own dead-letter queue")
         policy = json.loads(self._read(target).attributes.redrive_allow_policy or "{}")
@@ -213,14 +226,14 @@ class Directory:
         await self._queues.merge(f"queue {name!r}", sqs_key(name), lambda definitions: definitions.sqs(name), merged)
 
 
-def can_be_polled(settings: QueueSettings, group: str | None) -> str | None:
+def can_be_polled(name: str, settings: QueueSettings, group: str | None) -> str | None:
     """Return why a queue with these settings can't be received from, or None."""
     if settings.handler is not None:
         return "it has a handler"
     if group is not None:
         return f"the consumers of the group {group!r} receive its messages"
-    if settings.ordered:
-        return 'it has ordering = "key"'
+    if settings.ordered and not is_fifo(name):
+        return f'it has ordering = "key", and its name does not end in {FIFO_SUFFIX}'
     return None
 
 
@@ -230,13 +243,15 @@ def _options(attributes: QueueAttributes, named: Mapping[str, str]) -> QueueOpti
         lease_s = max(attributes.visibility_timeout_s, _LEAST_LEASE_S)
         # The longest that SQS allows: clients may extend each lease up to it.
         options["lease"], options["max_lease"] = lease_s, 43_200
-    if "DelaySeconds" in named:
+    if "DelaySeconds" in named and not attributes.fifo:
         options["delay"] = attributes.delay_s
     return options
 
 
-def _unmapped(attributes: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in attributes.items() if name not in _SETTINGS}
+def _unmapped(queue: str, attributes: Mapping[str, str]) -> dict[str, str]:
+    """Return the attributes of a queue's own record."""
+    settings = _FIFO_SETTINGS if is_fifo(queue) else _SETTINGS
+    return {name: value for name, value in attributes.items() if name not in settings}
 
 
 def _seconds(ms: int) -> int:

@@ -20,9 +20,10 @@ from marq_worker.app.sqs.errors import SqsError
 MIN_SECRET_BYTES = 16
 #: What clients may rely on.
 MAX_HANDLE = 1_024
-_VERSION = 1
-#: Version, attempt, end of the lease, holder, partition, offset, bytes of the queue's name, bytes of the topic's name.
-_HEAD = struct.Struct(">BIQQIQBB")
+_VERSION = 2
+#: Version, attempt, end of the lease, holder, partition, offset, and the bytes of the queue's name, of the topic's name
+#: and of the address.
+_HEAD = struct.Struct(">BIQQIQBBB")
 _MAC_BYTES = 16
 #: Separates this use of the secret from any other.
 _PURPOSE = b"marq sqs receipt handle"
@@ -31,13 +32,15 @@ _PURPOSE = b"marq sqs receipt handle"
 class Handle(NamedTuple):
     """A message in flight, its id and the number of the delivery.
 
-    ``until_ms`` is the end of its lease in milliseconds since 1970, as it was at the delivery.
+    ``until_ms`` is the end of its lease in milliseconds since 1970, as it was at the delivery. ``url`` is the address
+    of the endpoint that keeps the message until it is settled; empty if any endpoint can settle it.
     """
 
     token: Token
     message_id: str
     attempt: int
     until_ms: int
+    url: str = ""
 
 
 class Handles:
@@ -50,14 +53,14 @@ class Handles:
             )
         self._key = hmac.digest(secret, _PURPOSE, "sha256")
 
-    def issue(self, token: Token, message_id: str, attempt: int, until_ms: int) -> str:
+    def issue(self, token: Token, message_id: str, attempt: int, until_ms: int, url: str = "") -> str:
         """Return the handle of a delivery; ``message_id`` is Marq's, ``topic/partition/offset``."""
-        queue, topic = token.queue.encode(), token.source.topic.encode()
+        queue, topic, address = token.queue.encode(), token.source.topic.encode(), url.encode()
         place = token.source.partition, token.offset
-        head = _HEAD.pack(_VERSION, attempt, until_ms, token.holder, *place, len(queue), len(topic))
+        head = _HEAD.pack(_VERSION, attempt, until_ms, token.holder, *place, len(queue), len(topic), len(address))
         # A first delivery has the place of its record as its id.
         identity = b"" if message_id == record_id(token.source, token.offset) else message_id.encode()
-        data = head + queue + topic + identity
+        data = head + queue + topic + address + identity
         return urlsafe_b64encode(self._mac(data) + data).decode().rstrip("=")
 
     def read(self, text: str, queue: str) -> Handle:
@@ -69,14 +72,16 @@ class Handles:
         mac, data = data[:_MAC_BYTES], data[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(data)) or data[0] != _VERSION:
             raise _invalid()
-        _, attempt, until_ms, holder, partition, offset, queue_bytes, topic_bytes = _HEAD.unpack_from(data)
+        _, attempt, until_ms, holder, partition, offset, *lengths = _HEAD.unpack_from(data)
+        queue_bytes, topic_bytes, address_bytes = lengths
         topic_at = _HEAD.size + queue_bytes
-        identity_at = topic_at + topic_bytes
+        address_at = topic_at + topic_bytes
+        identity_at = address_at + address_bytes
         if data[_HEAD.size : topic_at].decode() != queue:
             raise SqsError("ReceiptHandleIsInvalid", "the receipt handle belongs to another queue")
-        source = Source(data[topic_at:identity_at].decode(), partition)
+        source, url = Source(data[topic_at:address_at].decode(), partition), data[address_at:identity_at].decode()
         message_id = data[identity_at:].decode() or record_id(source, offset)
-        return Handle(Token(queue, holder, source, offset), message_id, attempt, until_ms)
+        return Handle(Token(queue, holder, source, offset), message_id, attempt, until_ms, url)
 
     def _mac(self, data: bytes) -> bytes:
         return hmac.digest(self._key, data, "sha256")[:_MAC_BYTES]

@@ -11,16 +11,19 @@ from marq.client.receipt import Receipt
 from marq.client.send_options import SendOptions
 from marq.producer.shared import SharedProducer
 from marq.queues.queues import Queues
-from marq_worker.app.sqs.arns import arn_of
 from marq_worker.app.sqs.attributes import QueueAttributes
+from marq_worker.app.sqs.characters import is_fifo
+from marq_worker.app.sqs.dead_letters import DeadLetterSender
 from marq_worker.app.sqs.directory import Directory, can_be_polled
 from marq_worker.app.sqs.entries import Outcome, each_of, outcome_of
 from marq_worker.app.sqs.errors import SqsError
+from marq_worker.app.sqs.fifo import FifoSender, sequence_of
 from marq_worker.app.sqs.handles import Handle, Handles
 from marq_worker.app.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
 from marq_worker.app.sqs.message_ids import MessageIds
-from marq_worker.app.sqs.received import GROUP_HEADER, SOURCE_HEADER, TRACE_HEADER, formatted
+from marq_worker.app.sqs.received import GROUP_HEADER, TRACE_HEADER, formatted
 from marq_worker.app.sqs.receiving import SHORT_POLL_S, Delivery, Receivers
+from marq_worker.app.sqs.settling import Settlers, change_visibility
 from marq_worker.app.sqs.tasks import is_being_purged
 from marq_worker.app.sqs.visibility import VisibilityChanges
 
@@ -43,7 +46,8 @@ class MessageOperations:
     """Each operation takes the queue's name and its parameters, and returns the members of its answer.
 
     Args:
-        settler: the markers of deletions, and of the visibility timeouts that polls ask for.
+        dead_letters: sends messages that were received too often to their dead-letter queue.
+        visibility: changes visibility timeouts in standard queues.
     """
 
     def __init__(
@@ -53,7 +57,9 @@ class MessageOperations:
         queues: Queues,
         directory: Directory,
         receivers: Receivers,
-        settler: Any,
+        fifo: FifoSender,
+        settlers: Settlers,
+        dead_letters: DeadLetterSender,
         visibility: VisibilityChanges,
         handles: Handles,
         ids: MessageIds,
@@ -62,7 +68,9 @@ class MessageOperations:
         self._queues = queues
         self._directory = directory
         self._receivers = receivers
-        self._settler = settler
+        self._fifo = fifo
+        self._settlers = settlers
+        self._dead_letters = dead_letters
         self._visibility = visibility
         self._handles = handles
         self._ids = ids
@@ -106,19 +114,25 @@ class MessageOperations:
             # Only a time replaces the queue's delay.
             delay = _LEAST_DELAY_S if attributes.delay_s else None
         options = SendOptions(headers=headers)
-        if delay is not None:
+        if attributes.fifo:
+            options = self._fifo.options(attributes, parameters, headers)
+        elif delay is not None:
             options["delay"] = delay
+        if group is not None and self._queues.definitions.settings(queue).ordered:
+            options["ordering_key"] = group
         answer = {"MD5OfMessageBody": md5_of_body(body)}
         if (sums := md5_of_attributes(message_attributes)) is not None:
             answer["MD5OfMessageAttributes"] = sums
         if (sums := md5_of_attributes(system)) is not None:
             answer["MD5OfMessageSystemAttributes"] = sums
+        if attributes.fifo:
+            answer["SequenceNumber"] = sequence_of(options)
         return Outgoing(data, options, answer)
 
     async def receive(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         attributes = self._directory.get(queue).attributes
         definitions = self._queues.definitions
-        if (why := can_be_polled(definitions.settings(queue), definitions.group(queue))) is not None:
+        if (why := can_be_polled(queue, definitions.settings(queue), definitions.group(queue))) is not None:
             raise SqsError("UnsupportedOperation", f"the queue {queue!r} can't be received from: {why}")
         if self._receivers.stopped:
             return {}
@@ -135,7 +149,7 @@ class MessageOperations:
             try:
                 deliveries = await self._deliverable(queue, polled, attributes)
                 if deliveries:
-                    return await self._received(deliveries, attributes, parameters)
+                    return await self._received(queue, deliveries, attributes, parameters)
             except BaseException:
                 # The client gave up, or markers could not be written: it never sees them.
                 receiver.release(polled)
@@ -143,11 +157,11 @@ class MessageOperations:
         return {}
 
     async def _received(
-        self, deliveries: Sequence[Delivery], attributes: QueueAttributes, parameters: Parameters
+        self, queue: str, deliveries: Sequence[Delivery], attributes: QueueAttributes, parameters: Parameters
     ) -> dict[str, Any]:
         visibility_s = parameters.get("VisibilityTimeout", attributes.visibility_timeout_s)
         if visibility_s != attributes.visibility_timeout_s:
-            await self._change(deliveries, visibility_s)
+            await change_visibility(self._settlers.of(queue), deliveries, visibility_s)
         until_ms = round((time.time() + visibility_s) * 1000)
         return {"Messages": [self._formatted(delivery, until_ms, parameters) for delivery in deliveries]}
 
@@ -166,40 +180,33 @@ class MessageOperations:
                 ended.append(delivery)
             elif most is not None and delivery.attempt > most:
                 # First the copy: a crash in between makes two dead letters, and loses none.
-                await self._move(delivery, target, arn_of(queue))
+                await self._dead_letters.move(delivery, queue, target)
                 ended.append(delivery)
             else:
                 kept.append(delivery)
         if ended:
-            await self._settler.ack([each.token for each in ended])
+            await self._settlers.of(queue).ack(ended)
         return kept
 
-    async def _move(self, delivery: Delivery, target: str, source_arn: str) -> None:
-        headers = [(name, value) for name, value in delivery.headers.items() if name != SOURCE_HEADER]
-        await self._producer.send(target, delivery.body, headers=[*headers, (SOURCE_HEADER, source_arn.encode())])
-
-    async def _change(self, deliveries: Sequence[Delivery], visibility_s: int) -> None:
-        if visibility_s:
-            await self._settler.renew([(each.token, visibility_s * 1000) for each in deliveries])
-        else:
-            await self._settler.release([each.token for each in deliveries])
-
     def _formatted(self, delivery: Delivery, until_ms: int, parameters: Parameters) -> dict[str, Any]:
-        handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt, until_ms)
+        handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt, until_ms, delivery.url)
         return formatted(delivery, self._ids.of(delivery.id), handle, parameters)
 
     async def delete(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.get(queue)
         handle = self._handles.read(parameters["ReceiptHandle"], queue)
-        await self._settler.ack([handle.token])
+        await self._settlers.of(queue).ack([handle])
         if (receiver := self._receivers.known(queue)) is not None:
             receiver.deleted.add(handle.message_id, handle.attempt)
         return {}
 
     async def delete_batch(self, queue: str, entries: Sequence[Parameters]) -> list[Outcome]:
+        if is_fifo(queue):
+            # Some may be late.
+            return await each_of(self.delete, queue, entries)
         handles = [outcome_of(self._handles.read, entry["ReceiptHandle"], queue) for entry in entries]
         valid = [handle for handle in handles if isinstance(handle, Handle)]
-        await self._settler.ack([handle.token for handle in valid])
+        await self._settlers.standard.ack(valid)
         if (receiver := self._receivers.known(queue)) is not None:
             for handle in valid:
                 receiver.deleted.add(handle.message_id, handle.attempt)
@@ -208,5 +215,9 @@ class MessageOperations:
     async def change_visibility(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.get(queue)
         handle = self._handles.read(parameters["ReceiptHandle"], queue)
-        await self._visibility.change(handle, parameters.get("VisibilityTimeout", 0))
+        visibility_s = parameters.get("VisibilityTimeout", 0)
+        if handle.url:
+            await change_visibility(self._settlers.fifo, [handle], visibility_s)
+        else:
+            await self._visibility.change(handle, visibility_s)
         return {}

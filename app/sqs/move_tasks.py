@@ -12,6 +12,7 @@ from typing import Any
 from marq.queues.queues import Queues
 from marq_worker.app.sqs.arns import arn_of
 from marq_worker.app.sqs.attributes import queue_of_arn
+from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.counts import Counts
 from marq_worker.app.sqs.directory import Directory, can_be_polled
 from marq_worker.app.sqs.errors import SqsError
@@ -59,7 +60,7 @@ class MoveOperations:
         if not sources:
             raise SqsError("InvalidParameterValue", "Source queue must be configured as a Dead Letter Queue.")
         definitions = self._queues.definitions
-        if (why := can_be_polled(definitions.settings(queue), definitions.group(queue))) is not None:
+        if (why := can_be_polled(queue, definitions.settings(queue), definitions.group(queue))) is not None:
             raise SqsError("UnsupportedOperation", f"the messages of {queue!r} can't be moved: {why}")
         targets = self._targets(queue, parameters)
         destination = targets[0] if "DestinationArn" in parameters else None
@@ -70,6 +71,8 @@ class MoveOperations:
                 raise SqsError(
                     "InvalidParameterValue", "Source queue arn and destination queue arn cannot be the same."
                 )
+            if is_fifo(destination) is not is_fifo(queue):
+                raise SqsError("InvalidParameterValue", "a FIFO queue and a standard queue can't exchange messages")
         counts = await self._count(queue)
         task = MoveTask(
             id=secrets.token_hex(16),

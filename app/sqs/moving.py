@@ -16,6 +16,7 @@ from marq_worker.app.sqs.directory import Directory
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.received import SOURCE_HEADER
 from marq_worker.app.sqs.receiving import Delivery, Receivers
+from marq_worker.app.sqs.settling import Settlers
 from marq_worker.app.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, MoveTask, Tasks
 
 log = logging.getLogger("marq.sqs")
@@ -49,7 +50,7 @@ class Mover:
 
     Args:
         send: sends a message to its new queue.
-        settler: acknowledges what was moved.
+        settlers: delete what was moved.
         count: returns how many messages a queue has.
     """
 
@@ -59,7 +60,7 @@ class Mover:
         directory: Directory,
         receivers: Receivers,
         send: Send,
-        settler: Any,
+        settlers: Settlers,
         count: Callable[[str], Awaitable[Counts]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,7 +68,7 @@ class Mover:
         self._directory = directory
         self._receivers = receivers
         self._send = send
-        self._settler = settler
+        self._settlers = settlers
         self._count = count
         self._clock = clock
 
@@ -132,7 +133,7 @@ class Mover:
         rest = [each for each in deliveries if oldest_ms <= each.sent_ms <= newest_ms]
         try:
             if attributes.visibility_timeout_s < LEASE_S:
-                await self._settler.renew([(each.token, LEASE_S * 1000) for each in rest])
+                await self._settlers.of(queue).renew(rest, LEASE_S * 1000)
             targets = [self._target(task, each) for each in rest]
         except BaseException:
             receiver.release(rest)
@@ -144,7 +145,7 @@ class Mover:
         )
         moved = [each for each, outcome in zip(rest, outcomes, strict=True) if not isinstance(outcome, BaseException)]
         if moved or expired:
-            await self._settler.ack([each.token for each in [*moved, *expired]])
+            await self._settlers.of(queue).ack([*moved, *expired])
             await progress.add(len(moved))
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:

@@ -21,6 +21,9 @@ log = logging.getLogger("marq.sqs")
 #: Path of the requests of other endpoints, and how long they wait for messages.
 PATH = "/marq/receive"
 ASK_S = 2.0
+#: Path of the outcomes that other endpoints pass on, and how long to wait until they are durable.
+SETTLE_PATH = "/marq/settle"
+_SETTLE_S = 3.0
 #: Interval between two looks at the groups of polled queues, and a limit for an endpoint's answer.
 _LOOK_S, _ANSWER_S = 2.0, 5.0
 _PURPOSE = b"marq sqs peer"
@@ -85,6 +88,27 @@ class Peers:
             log.debug("the endpoint %s does not answer: %r", url, error)
         # It is stopping, or was killed; the group will soon know.
         await asyncio.sleep(1)
+        return []
+
+    async def settle(self, url: str, outcomes: Sequence[dict[str, Any]]) -> Sequence[bool]:
+        """Pass outcomes of FIFO queues on to the endpoint that delivered the messages; return which of them it holds.
+
+        Empty if it does not answer.
+        """
+        assert self._client is not None
+        try:
+            async with self._client.post(
+                f"{url}{SETTLE_PATH}",
+                json=list(outcomes),
+                timeout=ClientTimeout(total=_SETTLE_S),
+                allow_redirects=False,
+            ) as response:
+                if response.status == 200:
+                    held: list[bool] = await response.json()
+                    return held
+                log.warning("the endpoint %s refuses requests of this one: status=%d", url, response.status)
+        except (ClientError, TimeoutError, ValueError) as error:
+            log.debug("the endpoint %s does not answer: %r", url, error)
         return []
 
     async def _look(self) -> None:

@@ -26,8 +26,12 @@ GROUP_HEADER, TRACE_HEADER = f"{OWN_HEADER}group", f"{OWN_HEADER}trace"
 SOURCE_HEADER = f"{OWN_HEADER}source"
 #: The attribute of a body that SQS's characters can't express, whose Body is base64.
 ENCODING_ATTRIBUTE = "Marq.BodyEncoding"
+#: Headers of a message in a FIFO queue: its number, and the deduplication id that a dead letter was sent with at first.
+SEQUENCE_HEADER, DEDUPLICATION_HEADER = f"{OWN_HEADER}sequence", f"{OWN_HEADER}deduplication"
 _FROM_HEADERS = {
     "MessageGroupId": GROUP_HEADER,
+    "MessageDeduplicationId": DEDUPLICATION_HEADER,
+    "SequenceNumber": SEQUENCE_HEADER,
     "AWSTraceHeader": TRACE_HEADER,
     "DeadLetterQueueSourceArn": SOURCE_HEADER,
 }

@@ -52,6 +52,8 @@ class Delivery(NamedTuple):
     sent_ms: int
     body: bytes
     headers: Mapping[str, bytes | None]
+    #: The address of the endpoint that keeps the message until it is settled; empty if any endpoint can settle it.
+    url: str = ""
 
     @classmethod
     def of(cls, message: Message) -> Self:
@@ -67,6 +69,7 @@ class Delivery(NamedTuple):
             "sent_ms": self.sent_ms,
             "body": b64encode(self.body).decode(),
             "headers": headers,
+            "url": self.url,
         }
 
     @classmethod
@@ -79,6 +82,7 @@ class Delivery(NamedTuple):
             document["sent_ms"],
             b64decode(document["body"]),
             headers,
+            document["url"],
         )
 
 
@@ -158,7 +162,7 @@ class QueueReceiver:
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Release messages that no client has seen, in the background; their attempts do not count."""
         if deliveries:
-            task = asyncio.create_task(self._release([each.token for each in deliveries]))
+            task = asyncio.create_task(self._release(deliveries))
             self._releases.add(task)
             task.add_done_callback(self._releases.discard)
 
@@ -179,18 +183,44 @@ class QueueReceiver:
         if self._consumer is not None:
             await self._consumer.stop()
 
+    # --- what differs for FIFO queues ---------------------------------------------------------------------------------
+
+    def _new_consumer(self) -> PolledConsumer:
+        return PolledConsumer(self._queue, self._client, self._url)
+
+    async def _receive(self, consumer: PolledConsumer, most: int) -> list[Delivery]:
+        """Return messages of the consumer. Raises MarqError if it can no longer receive."""
+        return list(map(Delivery.of, await consumer.poll(most)))
+
+    async def _release(self, deliveries: Sequence[Delivery]) -> None:
+        try:
+            await self._settler.release([each.token for each in deliveries], counted=False)
+        except MarqError as error:
+            log.warning(
+                "queue %r: %d messages were not released, their leases will expire: %s",
+                self._queue, len(deliveries), error,
+            )  # fmt: skip
+
+    async def _end(self, deliveries: Sequence[Delivery]) -> None:
+        """Delete messages. Raises MarqError if it is unknown whether that succeeded."""
+        await self._settler.ack([each.token for each in deliveries])
+
+    def _check(self) -> None:
+        """Do what is due from time to time."""
+
     # --- the consumer -------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
         """Start a consumer, and another one after an error that ends it."""
         failing = False
         while True:
-            self._consumer = consumer = PolledConsumer(self._queue, self._client, self._url)
+            self._consumer = consumer = self._new_consumer()
             try:
                 await consumer.start()
                 self._started.set()
                 failing = False
                 while consumer.error is None:
+                    self._check()
                     if self._polls:
                         self._ask_others()
                     await asyncio.sleep(RETRY_S)
@@ -237,7 +267,7 @@ class QueueReceiver:
         consumer = self._consumer
         if consumer is not None and self._started.is_set() and len(deliveries) < most:
             try:
-                deliveries += map(Delivery.of, await consumer.poll(most - len(deliveries)))
+                deliveries += await self._receive(consumer, most - len(deliveries))
             except MarqError:
                 # _serve() says why.
                 pass
@@ -248,19 +278,11 @@ class QueueReceiver:
         if late:
             deliveries = [each for each in deliveries if each not in late]
             try:
-                await self._settler.ack([each.token for each in late])
+                await self._end(late)
             except BaseException:
                 self.release(deliveries)
                 raise
         return deliveries
-
-    async def _release(self, tokens: Sequence[Token]) -> None:
-        try:
-            await self._settler.release(tokens, counted=False)
-        except MarqError as error:
-            log.warning(
-                "queue %r: %d messages were not released, their leases will expire: %s", self._queue, len(tokens), error
-            )
 
     # --- other endpoints ----------------------------------------------------------------------------------------------
 
@@ -290,13 +312,10 @@ class QueueReceiver:
 
 
 class Receivers:
-    """The queues that are polled here."""
+    """The queues that are polled here; ``new_receiver`` returns the receiver of a queue."""
 
-    def __init__(self, client: ClientSettings, url: str, settler: TokenSettler, peers: Peers) -> None:
-        self._client = client
-        self._url = url
-        self._settler = settler
-        self._peers = peers
+    def __init__(self, new_receiver: Callable[[str], QueueReceiver]) -> None:
+        self._new_receiver = new_receiver
         self._receivers: dict[str, QueueReceiver] = {}
         #: True if the endpoint stops: polls get no messages any more.
         self.stopped = False
@@ -305,8 +324,7 @@ class Receivers:
         """Return the receiver of a queue, a new one at its first poll."""
         receiver = self._receivers.get(queue)
         if receiver is None:
-            receiver = QueueReceiver(queue, self._client, self._url, self._settler, self._peers)
-            self._receivers[queue] = receiver
+            self._receivers[queue] = receiver = self._new_receiver(queue)
         return receiver
 
     def known(self, queue: str) -> QueueReceiver | None:

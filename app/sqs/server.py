@@ -7,7 +7,7 @@ import json
 import logging
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -17,9 +17,10 @@ from aiohttp.web import BaseRequest, Response, Server, ServerRunner, TCPSite
 from marq.wire.errors import ConfigError
 from marq_worker.app.sqs.bodies import Bodies
 from marq_worker.app.sqs.errors import SqsError
+from marq_worker.app.sqs.fifo import Outcome, Outcomes
 from marq_worker.app.sqs.keys import Key
 from marq_worker.app.sqs.operations import Operations
-from marq_worker.app.sqs.peers import ASK_S, PATH, Peers
+from marq_worker.app.sqs.peers import ASK_S, PATH, SETTLE_PATH, Peers
 from marq_worker.app.sqs.receiving import MAX_ASKED, Receivers
 from marq_worker.app.sqs.signatures import Verifier
 from marq_worker.app.sqs.wire import CONTENT_TYPE, answer, query_refusal, read_call, refusal, wants_query
@@ -48,6 +49,7 @@ class SqsServer:
         self,
         operations: Operations,
         receivers: Receivers,
+        outcomes: Outcomes,
         peers: Peers,
         keys: Mapping[str, Key],
         public_url: str | None,
@@ -55,6 +57,7 @@ class SqsServer:
     ) -> None:
         self._operations = operations
         self._receivers = receivers
+        self._outcomes = outcomes
         self._peers = peers
         self._verifier = Verifier(keys, time.time) if keys else None
         self._public_url = public_url
@@ -99,8 +102,8 @@ class SqsServer:
             if request.method != "POST":
                 raise SqsError("UnknownOperationException", "expected POST / with the header X-Amz-Target")
             body = await self._bodies.read(request)
-            if request.path == PATH:
-                return await self._ask(request, body)
+            if request.path in (PATH, SETTLE_PATH):
+                return await self._answer_peer(request, body)
             if wants_query(request.headers.get("Content-Type")):
                 return query_refusal(request_id)
             key = self._identify(request, body)
@@ -110,7 +113,9 @@ class SqsServer:
             )
             if call.operation != "ReceiveMessage":
                 # A change is made as a whole, even if the client hangs up.
-                return 200, {}, answer(await asyncio.shield(answering))
+                change = asyncio.ensure_future(answering)
+                change.add_done_callback(_look_at_error)
+                return 200, {}, answer(await asyncio.shield(change))
             return 200, {}, answer(await answering)
         except SqsError as error:
             return refusal(error)
@@ -142,25 +147,45 @@ class SqsServer:
             log.warning("a request was refused: address=%s error=%s", address, error.shape)
             raise
 
-    async def _ask(self, request: BaseRequest, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        """Answer another endpoint, whose polls wait for messages that may be here."""
+    async def _answer_peer(self, request: BaseRequest, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
+        """Answer another endpoint."""
         if not self._peers.authorizes(request.headers.get("Authorization")):
             self._failures.spend(request.remote or "")
             return 403, {}, b"{}"
         try:
-            asked = json.loads(body)
-            queue, most, wait_s = str(asked["queue"]), int(asked["most"]), float(asked["wait"])
+            document = json.loads(body)
+            answering = self._ask(document) if request.path == PATH else self._settle(document)
         except (ValueError, KeyError, TypeError):
             return 400, {}, b"{}"
-        receiver = self._receivers.known(queue)
-        if receiver is None:
-            return 200, {"Content-Type": "application/json"}, b"[]"
-        deliveries = await receiver.poll_for_peer(max(1, min(most, MAX_ASKED)), max(0.0, min(wait_s, ASK_S)))
-        documents: list[dict[str, Any]] = [delivery.document() for delivery in deliveries]
-        return 200, {"Content-Type": "application/json"}, json.dumps(documents).encode()
+        return 200, {"Content-Type": "application/json"}, json.dumps(await answering).encode()
+
+    def _ask(self, asked: Mapping[str, Any]) -> Awaitable[list[Any]]:
+        """Return messages for another endpoint, whose polls wait for messages that may be here."""
+        receiver = self._receivers.known(str(asked["queue"]))
+        most, wait_s = int(asked["most"]), float(asked["wait"])
+
+        async def ask() -> list[Any]:
+            if receiver is None:
+                return []
+            deliveries = await receiver.poll_for_peer(max(1, min(most, MAX_ASKED)), max(0.0, min(wait_s, ASK_S)))
+            return [delivery.document() for delivery in deliveries]
+
+        return ask()
+
+    def _settle(self, documents: list[Any]) -> Awaitable[list[Any]]:
+        """Settle messages that this endpoint delivered, for clients of another one; return which were held here."""
+        settled = [self._outcomes.settle_here(Outcome.read(document)) for document in documents]
+        # As a whole, even if the other endpoint hangs up.
+        return asyncio.shield(asyncio.gather(*settled))
 
     def _base_url(self, request: BaseRequest) -> str:
         return self._public_url or f"{request.scheme}://{request.host}"
+
+
+def _look_at_error(change: asyncio.Future[Any]) -> None:
+    """Keep asyncio from logging the error of a call whose client has hung up."""
+    if not change.cancelled():
+        change.exception()
 
 
 def room_for_connections() -> int:

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from mode import Service
@@ -22,8 +23,11 @@ from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
 from marq_worker.app.faust_app import or_exit
 from marq_worker.app.faust_worker import reachable_name
+from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.counts import QueueCounts
+from marq_worker.app.sqs.dead_letters import DeadLetterSender
 from marq_worker.app.sqs.directory import Directory
+from marq_worker.app.sqs.fifo import FifoReceiver, FifoSender, Outcomes
 from marq_worker.app.sqs.handles import Handles
 from marq_worker.app.sqs.keys import Key, load_keys
 from marq_worker.app.sqs.message_ids import MessageIds
@@ -34,9 +38,9 @@ from marq_worker.app.sqs.moving import Mover
 from marq_worker.app.sqs.operations import Operations
 from marq_worker.app.sqs.peers import Peers
 from marq_worker.app.sqs.queue_operations import QueueOperations
-from marq_worker.app.sqs.received import SOURCE_HEADER
-from marq_worker.app.sqs.receiving import Delivery, Receivers
+from marq_worker.app.sqs.receiving import QueueReceiver, Receivers
 from marq_worker.app.sqs.server import SqsServer
+from marq_worker.app.sqs.settling import ByToken, Settlers
 from marq_worker.app.sqs.task_runner import TaskRunner
 from marq_worker.app.sqs.tasks import PurgeTask, Tasks
 from marq_worker.app.sqs.visibility import VisibilityChanges
@@ -95,12 +99,19 @@ class SqsEndpoint(Service):
         self._peers = Peers(
             url, secret, lambda queue: self._queues.definitions.consumer_group(queue, names), Groups(client)
         )
-        self._receivers = Receivers(client, url, self._settler, self._peers)
+        self._questions = LeaseQuestions(client)
+        self._outcomes = Outcomes(
+            url, self._settler, self._questions, self._peers, lambda queue: self._receivers.known(queue)
+        )
+        self._receivers = Receivers(partial(self._new_receiver, url))
         self._markers_partitions = topics.markers_partitions
         self._directory = directory = Directory(self._queues, maximum_bytes)
         self._queue_tasks = tasks = Tasks(self._queues)
         count = self._counts.of
-        mover = Mover(tasks, directory, self._receivers, self._send_moved, self._settler, count)
+        settlers = Settlers(ByToken(self._settler), self._outcomes)
+        fifo = FifoSender()
+        dead_letters = DeadLetterSender(self._producer, fifo)
+        mover = Mover(tasks, directory, self._receivers, dead_letters.move_back, settlers, count)
         self._runner = runner = TaskRunner(tasks, self._purge, mover.run)
         calls = Operations(
             QueueOperations(self._queues, directory, tasks, runner, self._extent, count),
@@ -109,7 +120,9 @@ class SqsEndpoint(Service):
                 queues=self._queues,
                 directory=directory,
                 receivers=self._receivers,
-                settler=self._settler,
+                fifo=fifo,
+                settlers=settlers,
+                dead_letters=dead_letters,
                 visibility=VisibilityChanges(self._settler, self._questions),
                 handles=Handles(secret),
                 ids=MessageIds(names.messages),
@@ -118,7 +131,9 @@ class SqsEndpoint(Service):
             directory,
             maximum_bytes,
         )
-        self._server = SqsServer(calls, self._receivers, self._peers, keys, settings.sqs_url, self._metrics)
+        self._server = SqsServer(
+            calls, self._receivers, self._outcomes, self._peers, keys, settings.sqs_url, self._metrics
+        )
         await self._producer.start()
         await self._settler.start()
         await self._questions.start()
@@ -131,19 +146,20 @@ class SqsEndpoint(Service):
         # First the polls: clients take a cut connection for an error.
         await asyncio.gather(self._runner.stop(), self._receivers.stop())
         await self._server.stop()
+        await self._outcomes.stop()
         await self._peers.stop()
         await asyncio.gather(self._settler.stop(), self._questions.stop(), self._producer.stop())
+
+    def _new_receiver(self, url: str, queue: str) -> QueueReceiver:
+        if is_fifo(queue):
+            return FifoReceiver(queue, self._client, url, self._settler, self._peers, self._outcomes)
+        return QueueReceiver(queue, self._client, url, self._settler, self._peers)
 
     @Service.task
     async def _drop_idle(self) -> None:
         while not self.should_stop:
             await self.sleep(_IDLE_LOOK_S)
             await self._receivers.drop_idle()
-
-    async def _send_moved(self, queue: str, delivery: Delivery) -> None:
-        """Send a dead letter to a queue as a new message."""
-        headers = [(name, value) for name, value in delivery.headers.items() if name != SOURCE_HEADER]
-        await self._producer.send(queue, delivery.body, headers=headers)
 
     async def _extent(self, queue: str) -> str:
         """Return what messages a queue has now."""

@@ -86,6 +86,9 @@ async def open_messages(
                 if extent is not None and not extent.has(partition, source, number, lease.since_ms):
                     continue
                 kind = _kind(lease.state, source, early=lease.due_ms > book.clock.now_ms)
+                if in_flight and lease.state is State.WAITING_IN_ORDER:
+                    # Too late for a cancellation: its consumer may be about to deliver it again.
+                    kind = "in flight"
                 if delayed or kind != "delayed":
                     held.append((Receipt(queue, *source, number), kind))
     return held, clocks

@@ -43,9 +43,9 @@ class HeldBatch:
     """The shared lease, and the outcomes that are not written yet."""
 
     __slots__ = (
-        "acked", "acks", "at_most_once", "breaker", "codec", "decided", "dirty", "errors", "expires_s", "fixed_ms",
-        "holder", "lease_s", "lines", "open", "own_expiry_s", "own_topic", "queue", "records", "rejected", "released",
-        "renewed", "renewing", "source", "taken_s",
+        "acked", "acks", "at_most_once", "breaker", "codec", "decided", "dirty", "ends", "errors", "expires_s",
+        "fixed_ms", "holder", "lease_s", "lines", "open", "own_expiry_s", "own_topic", "queue", "records", "rejected",
+        "released", "renewed", "renewing", "source", "taken_s",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +81,8 @@ class HeldBatch:
         self.lease_s = lease_s
         #: The length of each renewal, if it is not the consumer's lease.
         self.fixed_ms: int | None = None
+        #: True if the consumer does not renew it, because other programs have the messages.
+        self.ends = False
         self.expires_s = taken_s + lease_s
         #: Offsets that are still held; a message leaves when its outcome goes to the writer.
         self.open = set(records.offsets)
@@ -114,6 +116,8 @@ class HeldBatch:
         part.at_most_once, part.lines = self.at_most_once, self.lines
         part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))
         self.open.difference_update(offsets)
+        if self.lines is not None:
+            self.lines.moved(self, part, offsets)
         for offset in offsets:
             part.renew(offset, lease_ms)
         return part

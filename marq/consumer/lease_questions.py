@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
+from typing import NamedTuple
 
 from marq.backend.cluster import cluster_of
 from marq.client.lifecycle import Lifecycle
@@ -24,7 +25,21 @@ from marq.wire.markers import Resume, Source
 #: How long to wait for a tracker.
 LIMIT_S = 4.0
 
-_Asked = tuple[Token, asyncio.Future[bool]]
+
+class Answered(NamedTuple):
+    """What a tracker knows about a message: its state, 0 if it is not open, its attempt, and the rest of its lease."""
+
+    state: int
+    attempt: int
+    left_ms: int
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self.state in HELD
+
+
+_NOT_OPEN = Answered(0, 0, 0)
+_Asked = tuple[Token, asyncio.Future[Answered]]
 
 
 class LeaseQuestions(Lifecycle[Questions]):
@@ -47,14 +62,18 @@ class LeaseQuestions(Lifecycle[Questions]):
         return Questions(cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep)
 
     async def is_in_flight(self, token: Token) -> bool:
-        """Return whether a consumer holds a message.
+        """Return whether a consumer holds a message; raises as :meth:`ask`."""
+        return (await self.ask(token)).is_in_flight
+
+    async def ask(self, token: Token) -> Answered:
+        """Return what a tracker knows about a message.
 
         Raises:
             BrokerUnavailable: no tracker answered in time.
             MarqError: the client is stopped.
         """
         questions = self._started()
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self._waiting.append((token, answer))
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask_all(questions), name="marq-lease-questions")
@@ -89,11 +108,14 @@ class LeaseQuestions(Lifecycle[Questions]):
         try:
             async with asyncio.timeout(self._limit_s), aclosing(questions.answers(resumes)) as answers:
                 async for resume, parts in answers:
-                    states = [state for part in parts for state in zip(part.offsets, part.states, strict=True)]
-                    held = {offset for offset, state in states if state in HELD}
+                    found = {
+                        offset: Answered(*row)
+                        for part in parts
+                        for offset, *row in zip(part.offsets, part.states, part.attempts, part.waits_ms, strict=True)
+                    }
                     for token, answer in holders[resume.holder]:
                         if not answer.done():
-                            answer.set_result(token.offset in held)
+                            answer.set_result(found.get(token.offset, _NOT_OPEN))
         except TimeoutError:
             error = BrokerUnavailable(f"no tracker answered within {self._limit_s:g} s: is a worker running?")
         except MarqError as failure:

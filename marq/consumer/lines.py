@@ -354,6 +354,10 @@ class Lines:
             self._advance(place, self.feed.now_s())
         return len(delivered)
 
+    def moved(self, former: HeldBatch, held: HeldBatch, offsets: Iterable[int]) -> None:
+        """Note that messages are in another batch now."""
+        self._held.update(dict.fromkeys([offset for offset in offsets if self._held.get(offset) is former], held))
+
     def left(self, held: HeldBatch, offsets: Sequence[int]) -> int:
         """Note that messages are no longer held in this batch; return how many of them were in flight."""
         before, of = len(self._delivered), self._held

@@ -19,6 +19,7 @@ from math import inf
 from typing import Any
 
 from marq.consumer.acquisition import Acquisition, acquisitions
+from marq.consumer.blocked_reads import BlockedReads
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.lines import Lines, Place
 from marq.consumer.message import Message
@@ -103,6 +104,7 @@ class Ordering:
         self._moved = False
         self._commit_s = 0.0
         self.stopped = False
+        self.reads = BlockedReads()
 
     def start(self) -> None:
         self._task = self._begun(self._run(), "marq-ordering")
@@ -255,6 +257,8 @@ class Ordering:
                     held.release(offset, 0, counted=False)
         for lines, known, _ in readings:
             lines.add(new[lines], known)
+            if new[lines]:
+                self.reads.note(blocked=not self._ready)
         self.flush()
 
     # --- the feed of the lines ----------------------------------------------------------------------------------------

@@ -295,7 +295,7 @@ class Receiver:
             await self._reader.keep_alive()
 
     def _start_cycle(self, room: int) -> None:
-        records = self._fetched.cut(room)
+        records = self._fetched.cut(self.ordering.reads.step(room))
         self._begin_cycle(records, self._take(records), min(room, sum(map(len, records.values()))))
 
     def _begin_cycle(self, records: Mapping[Source, Records], taking: Taking, pending: int) -> Cycle:

@@ -78,7 +78,7 @@ class Renewal:
     def add(self, lease: HeldBatch) -> None:
         """Renew a batch until its messages have ended."""
         self._leases.append(lease)
-        if lease.lease_s < 3 * self._pause_s - _LEAST_S and self._pausing is not None:
+        if not lease.ends and lease.lease_s < 3 * self._pause_s - _LEAST_S and self._pausing is not None:
             # The settings of its queue were changed: its lease would end before the current pause.
             self._pausing.cancel()
         if len(self._leases) > 2 * self._grown_to + 256:
@@ -156,7 +156,7 @@ class Renewal:
 
     def _shortest_lease_ms(self) -> int:
         """Return the shortest lease of the queues that are served or have messages in flight."""
-        held = {self._full_ms(lease) for lease in self._leases if lease.open}
+        held = {self._full_ms(lease) for lease in self._leases if lease.open and not lease.ends}
         return min([self._settings.shortest_lease_ms(self._queues()), *held])
 
     def _full_ms(self, lease: HeldBatch) -> int:
@@ -165,6 +165,8 @@ class Renewal:
     def _shares(self, now_s: float) -> Iterator[tuple[HeldBatch, int, list[int]]]:
         """Return each batch to renew, its new lease within ``max_lease``, and its offsets."""
         for lease in self._leases:
+            if lease.ends:
+                continue
             full_ms = self._full_ms(lease)
             # Rounded down, also below zero: one millisecond more would exceed max_lease.
             left_ms = floor((lease.taken_s - now_s) * 1000) + self._settings.max_lease_of(lease.queue)
@@ -185,7 +187,8 @@ class Renewal:
             count = len(lost) if lease.lines is None else lease.lines.lost(lease, lost)
             if count:
                 self._finished(lease.queue, count)
-            log.warning(
+            log.log(
+                logging.DEBUG if lease.ends else logging.WARNING,
                 "leases lost, the messages will be redelivered: queue=%s partition=%d messages=%d first_offset=%d"
                 " held=%.0fs max_lease=%gs",
                 lease.queue, lease.source.partition, len(lost), min(lost),

@@ -321,9 +321,12 @@ class MemberSession(ConsumerSession):
             await self.wait(count)
         return messages
 
-    async def hold(self, messages: Sequence[Message], lease_ms: int) -> None:
-        """Lease messages for ``lease_ms`` from now on, and renew them by as much; durable on return."""
-        settlement.hold(messages, lease_ms, self.receiver.renewal)
+    async def hold(self, messages: Sequence[Message], lease_ms: int, *, ends: bool = False) -> None:
+        """Lease messages for ``lease_ms`` from now on, and renew them by as much unless the lease ``ends``.
+
+        The lease is durable on return.
+        """
+        settlement.hold(messages, lease_ms, self.receiver.renewal, ends=ends)
         await self.receiver.acks.settled()
 
     def detach(self, messages: Sequence[Message]) -> None:

@@ -101,14 +101,15 @@ def put_back(messages: Iterable[Message], delay_ms: int = 0) -> int:
     return count
 
 
-def hold(messages: Iterable[Message], lease_ms: int, renewal: Renewal) -> None:
-    """Lease messages for ``lease_ms`` from now on, and renew them by as much."""
+def hold(messages: Iterable[Message], lease_ms: int, renewal: Renewal, *, ends: bool = False) -> None:
+    """Lease messages for ``lease_ms`` from now on, and renew them by as much unless the lease ``ends``."""
     parts: dict[HeldBatch, list[Message]] = {}
     for message in messages:
         if message._offset in message._held.open:
             parts.setdefault(message._held, []).append(message)
     for held, members in parts.items():
         part = held.part([message._offset for message in members], held.acks.clock(), lease_ms)
+        part.ends = ends
         for message in members:
             message._held = part
         renewal.add(part)

@@ -211,3 +211,20 @@ async def test_a_lease_that_ends_can_block_its_line_too(backend: Backend) -> Non
         await again.ack()
         assert await values(consumer, 1) == [b"2"]
     await backend.statistics(queue, acked=2, dead_lettered=0)
+
+
+async def test_the_next_message_follows_one_that_was_received_with_its_own_lease(backend: Backend) -> None:
+    queue = await backend.new_queue(**ORDERED)
+    for value in (b"1", b"2", b"3"):
+        await backend.producer.send(queue, value, ordering_key="a")
+    async with backend.consumer(queue) as consumer:
+        [first] = await consumer.receive(lease=60, wait=90)
+        await first.ack()
+        [second] = await consumer.receive(lease=60, wait=90)
+        await second.release(delay=0)
+        [again] = await consumer.receive(lease=60, wait=90)
+        await again.ack()
+
+        assert [each.value for each in (first, second, again)] == [b"1", b"2", b"2"]
+        assert await values(consumer, 1) == [b"3"]
+    await backend.statistics(queue, acked=3)

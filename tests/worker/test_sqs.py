@@ -53,7 +53,7 @@ handler = "handlers_of_the_test:coroutine"
 class Sqs:
     """An endpoint's client of boto3, whose calls block only a thread."""
 
-    def __init__(self, worker: Worker, key: str = "ADMIN", secret: str = SECRET) -> None:
+    def __init__(self, worker: Worker, key: str = "ADMIN", secret: str = SECRET, read_timeout: float = 60) -> None:
         self.url = f"http://127.0.0.1:{worker.environment['MARQ_SQS_PORT']}"
         self._client = boto3.client(
             "sqs",
@@ -61,7 +61,7 @@ class Sqs:
             region_name="us-east-1",
             aws_access_key_id=key,
             aws_secret_access_key=secret,
-            config=Config(retries={"max_attempts": 0}, read_timeout=60),
+            config=Config(retries={"max_attempts": 0}, read_timeout=read_timeout),
         )
 
     async def __call__(self, operation: str, queue: str | None = None, **parameters: Any) -> dict[str, Any]:
@@ -92,6 +92,43 @@ class Sqs:
     async def delete(self, queue: str, *messages: dict[str, Any]) -> None:
         for message in messages:
             await self("delete_message", queue, ReceiptHandle=message["ReceiptHandle"])
+
+
+class Fifo(Sqs):
+    """A client of one endpoint, for one FIFO queue."""
+
+    def __init__(self, worker: Worker, queue: str, **options: Any) -> None:
+        super().__init__(worker, **options)
+        self.queue = queue
+
+    async def create(self, **attributes: str) -> None:
+        attributes = {"FifoQueue": "true", "ContentBasedDeduplication": "true", **attributes}
+        await self("create_queue", QueueName=self.queue, Attributes=attributes)
+
+    async def send(self, group: str, *bodies: str, **parameters: Any) -> list[dict[str, Any]]:
+        return [
+            await self("send_message", self.queue, MessageBody=body, MessageGroupId=group, **parameters)
+            for body in bodies
+        ]
+
+    async def take(self, count: int = 1, **parameters: Any) -> dict[str, dict[str, Any]]:
+        """Receive this many messages; return them by their bodies."""
+        return {message["Body"]: message for message in await self.receive(self.queue, count, **parameters)}
+
+    async def nothing_comes(self, wait_s: int = 1) -> None:
+        assert "Messages" not in await self("receive_message", self.queue, WaitTimeSeconds=wait_s)
+
+    async def end(self, *messages: dict[str, Any]) -> None:
+        await self.delete(self.queue, *messages)
+
+    async def hide(self, message: dict[str, Any], seconds: int) -> None:
+        await self(
+            "change_message_visibility", self.queue, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=seconds
+        )
+
+
+def receive_count(message: dict[str, Any]) -> int:
+    return int(message["Attributes"]["ApproximateReceiveCount"])
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -284,9 +321,28 @@ async def test_queues_are_listed_changed_purged_and_deleted(sqs: Sqs) -> None:
     await sqs("delete_queue", "life-b")
     assert await sqs.refused("send_message", "life-b", MessageBody="x") == "AWS.SimpleQueueService.NonExistentQueue"
     assert await sqs.refused("create_queue", QueueName="life-b") == "AWS.SimpleQueueService.QueueDeletedRecently"
-    assert await sqs.refused("create_queue", QueueName="x.fifo", Attributes={"FifoQueue": "true"}) == (
-        "AWS.SimpleQueueService.UnsupportedOperation"
-    )
+
+
+async def test_an_unfinished_message_blocks_its_group_and_no_other(worker: Worker) -> None:
+    fifo = Fifo(worker, "groups.fifo")
+    await fifo.create(VisibilityTimeout="60")
+    await fifo.send("a", "a1", "a2", "a3")
+    await fifo.send("b", "b1")
+
+    first = await fifo.take(2)
+    assert set(first) == {"a1", "b1"}
+    assert first["a1"]["Attributes"]["MessageGroupId"] == "a"
+    await fifo.nothing_comes()
+    await fifo.end(first["a1"])
+    second = await fifo.take()
+    assert set(second) == {"a2"}
+    await fifo.end(second["a2"], first["b1"])
+    # Deleting twice is no error.
+    await fifo.end(second["a2"])
+    third = await fifo.take()
+    assert set(third) == {"a3"}
+    await fifo.end(*third.values())
+    await eventually(lambda: worker.queue("groups.fifo"), lambda found: found["acked"] == 4 and not found["in_flight"])
 
 
 async def test_a_long_poll_ends_with_the_first_message(sqs: Sqs) -> None:

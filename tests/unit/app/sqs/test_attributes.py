@@ -77,7 +77,6 @@ def test_every_attribute_is_read() -> None:
         redrive_allow_policy=attributes["RedriveAllowPolicy"],
         fifo=True,
         content_based_deduplication=True,
-        deduplication_scope="messageGroup",
         fifo_throughput_limit="perMessageGroupId",
     )
 
@@ -99,7 +98,6 @@ QUEUES = st.builds(
     max_receive_count=st.integers(1, 1_000),
     fifo=st.just(True),
     content_based_deduplication=st.booleans(),
-    deduplication_scope=st.sampled_from(["queue", "messageGroup"]),
     fifo_throughput_limit=st.sampled_from(["perQueue", "perMessageGroupId"]),
 )
 
@@ -174,6 +172,13 @@ def test_values_of_fifo_queues_are_checked(attributes: dict[str, str], text: str
 
     assert error.shape == "InvalidAttributeValue"
     assert text in error.message
+
+
+def test_deduplication_ids_of_a_fifo_queue_are_those_of_a_group() -> None:
+    assert read_attributes({}, fifo=True).to_attributes(arn)["DeduplicationScope"] == "messageGroup"
+    error = refused({"DeduplicationScope": "queue"}, fifo=True)
+    assert error.shape == "UnsupportedOperation"
+    assert "leave the attribute out" in error.message
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,11 @@ def refused(text: str, queue: str = "orders", handles: Handles = HANDLES) -> str
     return caught.value.message
 
 
-@given(TOKENS, st.text(min_size=1, max_size=60), st.integers(1, 2**32 - 1))
-def test_a_handle_is_read_as_it_was_issued(token: Token, message_id: str, attempt: int) -> None:
-    text = HANDLES.issue(token, message_id, attempt, UNTIL_MS)
+@given(TOKENS, st.text(min_size=1, max_size=60), st.integers(1, 2**32 - 1), st.sampled_from(["", "http://a:9324"]))
+def test_a_handle_is_read_as_it_was_issued(token: Token, message_id: str, attempt: int, url: str) -> None:
+    text = HANDLES.issue(token, message_id, attempt, UNTIL_MS, url)
 
-    assert HANDLES.read(text, token.queue) == Handle(token, message_id, attempt, UNTIL_MS)
+    assert HANDLES.read(text, token.queue) == Handle(token, message_id, attempt, UNTIL_MS, url)
     assert text.isascii()
     assert set(text).isdisjoint("+/= \n")
 

@@ -61,11 +61,11 @@ class Receiver:
         if self.returns:
             self.waiting += deliveries
 
-    async def ack(self, tokens: Sequence[Token]) -> None:
-        self.log += [f"ack {token.offset}" for token in tokens]
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        self.log += [f"ack {each.token.offset}" for each in deliveries]
 
-    async def renew(self, leases: Sequence[tuple[Token, int]]) -> None:
-        self.renewed += [lease_ms for _, lease_ms in leases]
+    async def renew(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
+        self.renewed += [lease_ms for _ in deliveries]
 
 
 class Rig:

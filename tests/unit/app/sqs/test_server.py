@@ -42,14 +42,9 @@ class Endpoint:
         operations: Any = Operations()
         unused: Any = None
         self.server = SqsServer(
-            operations=operations,
-            receivers=unused,
-            peers=unused,
-            outcomes=unused,
-            keys=keys,
-            public_url=None,
+            operations=operations, receivers=unused, outcomes=unused, peers=unused, keys=keys, public_url=None,
             metrics=CallMetrics(),
-        )
+        )  # fmt: skip
         self.port = free_port("127.0.0.1")
 
     async def start(self) -> None:

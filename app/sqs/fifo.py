@@ -1,0 +1,300 @@
+"""FIFO queues: queues of Marq with ordering by key, whose names end in ``.fifo``; the group of a message is its key.
+
+The endpoint that delivers a message keeps it until a client settles it, because the next message of its group may
+follow only then. Its receipt handle has the address of that endpoint. Others pass the outcome on.
+
+If that endpoint is gone, or its partition has moved, the outcome is written by token after a tracker has told that this
+delivery is still in flight. An endpoint that reads the partition later learns of it from the tracker. Without the
+question, a late deletion could end the next delivery of the message, while another client works on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, cast
+
+from marq.client import token
+from marq.client.content import Header
+from marq.client.send_options import SendOptions
+from marq.client.token import Token
+from marq.consumer.lease_questions import LeaseQuestions
+from marq.consumer.message import Message
+from marq.consumer.polled import PolledConsumer, TokenSettler
+from marq.consumer.polled_in_order import PolledInOrder, own_headers
+from marq.settings.client import ClientSettings
+from marq.wire.errors import MarqError
+from marq.wire.names import DEDUPLICATION_ID_HEADER, ORDERING_KEY_HEADER
+from marq_worker.app.sqs.attributes import QueueAttributes
+from marq_worker.app.sqs.errors import SqsError
+from marq_worker.app.sqs.peers import Peers
+from marq_worker.app.sqs.received import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
+from marq_worker.app.sqs.receiving import Delivery, QueueReceiver
+from marq_worker.app.sqs.settling import Settled
+
+log = logging.getLogger("marq.sqs")
+
+ACK, RENEW, RELEASE = "ack", "renew", "release"
+#: Interval between two looks for deliveries that are over.
+FORGET_S = 10.0
+#: What Marq's headers are for clients.
+_OWN_HEADERS = {GROUP_HEADER: ORDERING_KEY_HEADER, DEDUPLICATION_HEADER: DEDUPLICATION_ID_HEADER}
+
+
+class FifoSender:
+    """The options with which messages are sent to FIFO queues.
+
+    ``clock`` returns the nanoseconds since 1970. Sequence numbers follow it, because a log's offset is known only after
+    the send. So they increase within a group if its messages are sent through one endpoint, or not at the same moment.
+    """
+
+    def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
+        self._clock = clock
+        self._sequence = 0
+
+    def options(
+        self, attributes: QueueAttributes, parameters: Mapping[str, Any], headers: Sequence[Header]
+    ) -> SendOptions:
+        """Return the options of SendMessage, or of an entry of its batch. Raises SqsError."""
+        deduplication_id = parameters.get("MessageDeduplicationId")
+        if deduplication_id is None:
+            if not attributes.content_based_deduplication:
+                raise SqsError(
+                    "InvalidParameterValue",
+                    "MessageDeduplicationId is missing; set it, or set the queue's attribute ContentBasedDeduplication",
+                )
+            deduplication_id = sha256(parameters["MessageBody"].encode()).hexdigest()
+        return SendOptions(
+            headers=[*headers, (SEQUENCE_HEADER, self._next_sequence())],
+            ordering_key=parameters["MessageGroupId"],
+            deduplication_id=deduplication_id,
+            delay=attributes.delay_s or None,
+        )
+
+    def moved(self, delivery: Delivery, headers: Sequence[Header]) -> SendOptions:
+        """Return the options with which a dead letter keeps its group."""
+        kept = [(name, value) for name, value in headers if name != SEQUENCE_HEADER]
+        return SendOptions(
+            headers=[*kept, (SEQUENCE_HEADER, self._next_sequence())],
+            # Other producers may send messages without a group.
+            ordering_key=delivery.headers.get(GROUP_HEADER) or delivery.id,
+            # Not the sender's: two messages with the same one, from different times, are not duplicates.
+            deduplication_id=delivery.id,
+        )
+
+    def _next_sequence(self) -> bytes:
+        self._sequence = max(self._sequence + 1, self._clock())
+        return b"%020d" % self._sequence
+
+
+def sequence_of(options: SendOptions) -> str:
+    """Return the sequence number in the options of a message for a FIFO queue."""
+    headers = dict(cast("list[Header]", options["headers"]))
+    return str((headers[SEQUENCE_HEADER] or b"").decode())
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a client wants to become of one delivery of a message.
+
+    ``lease_ms`` is for RENEW; a RELEASE is not ``counted`` if no client has seen the message.
+    """
+
+    token: Token
+    attempt: int
+    action: str
+    lease_ms: int = 0
+    counted: bool = True
+
+    def document(self) -> dict[str, Any]:
+        """Return it for another endpoint, as JSON."""
+        return {
+            "token": token.encode(self.token),
+            "attempt": self.attempt,
+            "action": self.action,
+            "lease": self.lease_ms,
+            "counted": self.counted,
+        }
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Outcome:
+        """Read what :meth:`document` returned. Raises ValueError, KeyError or TypeError."""
+        return cls(
+            token.decode(document["token"]),
+            int(document["attempt"]),
+            str(document["action"]),
+            int(document["lease"]),
+            bool(document["counted"]),
+        )
+
+
+class FifoReceiver(QueueReceiver):
+    """Receives the messages of one FIFO queue, and keeps them until they are settled."""
+
+    def __init__(
+        self, queue: str, client: ClientSettings, url: str, settler: TokenSettler, peers: Peers, outcomes: Outcomes
+    ) -> None:
+        super().__init__(queue, client, url, settler, peers)
+        self._outcomes = outcomes
+        self._checked_s = time.monotonic()
+
+    def _new_consumer(self) -> PolledConsumer:
+        return PolledInOrder(self._queue, self._client, self._url)
+
+    async def _receive(self, consumer: PolledConsumer, most: int) -> list[Delivery]:
+        return [self._delivery(message) for message in await consumer.poll(most)]
+
+    def _delivery(self, message: Message) -> Delivery:
+        delivery, own = Delivery.of(message), own_headers(message)
+        headers = {header: own[name] for header, name in _OWN_HEADERS.items() if name in own}
+        # A number for messages of Marq's producers, from the same clock as those of the endpoint's.
+        headers[SEQUENCE_HEADER] = b"%020d" % (delivery.sent_ms * 1_000_000 + message.offset % 1_000_000)
+        return delivery._replace(headers={**headers, **delivery.headers}, url=self._url)
+
+    def _check(self) -> None:
+        now_s = time.monotonic()
+        if self._consumer is not None and now_s - self._checked_s > FORGET_S:
+            self._checked_s = now_s
+            cast("PolledInOrder", self._consumer).forget_lost()
+
+    async def _release(self, deliveries: Sequence[Delivery]) -> None:
+        try:
+            await self._outcomes.release(deliveries, counted=False)
+        except (MarqError, SqsError) as error:
+            log.warning("queue %r: messages were not released, their leases will expire: %s", self._queue, error)
+
+    async def _end(self, deliveries: Sequence[Delivery]) -> None:
+        # A delivery that is over comes again, and is ended then.
+        with suppress(SqsError):
+            await self._outcomes.ack(deliveries)
+
+    async def settle(self, outcome: Outcome) -> bool:
+        """Settle a message that is held here; return False if this delivery of it is not."""
+        consumer = cast("PolledInOrder | None", self._consumer)
+        if consumer is None or not self._started.is_set():
+            return False
+        message = consumer.find(outcome.token, outcome.attempt)
+        if message is None:
+            return False
+        try:
+            if outcome.action == ACK:
+                await consumer.ack_held(message)
+            elif outcome.action == RELEASE:
+                await consumer.release_held(message, counted=outcome.counted)
+            else:
+                return await consumer.renew_held(message, outcome.lease_ms)
+        except MarqError as error:
+            # The tracker knows whether it was written.
+            log.info("queue %r: an outcome was not confirmed: %s", self._queue, error)
+            return False
+        return True
+
+
+class Outcomes:
+    """Settles deliveries of FIFO queues, wherever they are held.
+
+    Args:
+        url: the address of this endpoint.
+        receiver: returns the receiver of a queue that is polled here, or None.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        settler: TokenSettler,
+        questions: LeaseQuestions,
+        peers: Peers,
+        receiver: Callable[[str], QueueReceiver | None],
+    ) -> None:
+        self._url = url
+        self._settler = settler
+        self._questions = questions
+        self._peers = peers
+        self._receiver = receiver
+        #: Outcomes for other endpoints, which go together while a request is under way.
+        self._pending: dict[str, list[tuple[Outcome, asyncio.Future[bool]]]] = {}
+        self._sending: dict[str, asyncio.Task[None]] = {}
+
+    async def ack(self, deliveries: Sequence[Settled]) -> None:
+        """Delete messages. Raises SqsError if a delivery is over, MarqError if that is unknown."""
+        await self._settle(deliveries, ACK)
+
+    async def renew(self, deliveries: Sequence[Settled], lease_ms: int) -> None:
+        """Hide messages for this long from now on; raises as :meth:`ack`."""
+        await self._settle(deliveries, RENEW, lease_ms=lease_ms)
+
+    async def release(self, deliveries: Sequence[Settled], *, counted: bool = True) -> None:
+        """Make messages available; raises as :meth:`ack`."""
+        await self._settle(deliveries, RELEASE, counted=counted)
+
+    async def stop(self) -> None:
+        for task in self._sending.values():
+            task.cancel()
+        await asyncio.gather(*self._sending.values(), return_exceptions=True)
+
+    async def _settle(self, deliveries: Sequence[Settled], action: str, **how: Any) -> None:
+        results = await asyncio.gather(
+            *[self._settle_one(each.url, Outcome(each.token, each.attempt, action, **how)) for each in deliveries],
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _settle_one(self, url: str, outcome: Outcome) -> None:
+        if url == self._url:
+            held = await self.settle_here(outcome)
+        else:
+            held = await self._settle_there(url, outcome)
+        if not held:
+            await self._settle_by_token(outcome)
+
+    async def settle_here(self, outcome: Outcome) -> bool:
+        """Settle a message that this endpoint holds; return False if it does not hold this delivery."""
+        receiver = self._receiver(outcome.token.queue)
+        return isinstance(receiver, FifoReceiver) and await receiver.settle(outcome)
+
+    async def _settle_there(self, url: str, outcome: Outcome) -> bool:
+        held: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._pending.setdefault(url, []).append((outcome, held))
+        if url not in self._sending:
+            self._sending[url] = asyncio.create_task(self._send(url), name="marq-sqs-outcomes")
+        return await held
+
+    async def _send(self, url: str) -> None:
+        """Send the outcomes for another endpoint, one request at a time."""
+        try:
+            while pending := self._pending.pop(url, None):
+                results: Sequence[bool] = []
+                try:
+                    results = await self._peers.settle(url, [outcome.document() for outcome, _ in pending])
+                finally:
+                    for number, (_, held) in enumerate(pending):
+                        if not held.done():
+                            held.set_result(number < len(results) and results[number])
+        finally:
+            del self._sending[url]
+
+    async def _settle_by_token(self, outcome: Outcome) -> None:
+        """Settle a message whose endpoint does not hold it any more, if this delivery is still in flight."""
+        lease = await self._questions.ask(outcome.token)
+        if not lease.state and (outcome.action == ACK or not outcome.counted):
+            # It has ended: deleting it twice is no error.
+            return
+        if not lease.is_in_flight or lease.attempt != outcome.attempt or not lease.left_ms:
+            raise SqsError(
+                "InvalidParameterValue" if outcome.action == ACK else "MessageNotInflight",
+                "the receipt handle has expired: the visibility timeout of this delivery is over",
+            )
+        match outcome.action:
+            case "ack":
+                await self._settler.ack([outcome.token])
+            case "renew":
+                await self._settler.renew([(outcome.token, outcome.lease_ms)])
+            case _:
+                await self._settler.release([outcome.token], counted=outcome.counted)

@@ -1,0 +1,195 @@
+"""FIFO queues: how messages are sent, and how outcomes of deliveries find the endpoint that holds the message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marq.client.token import Token
+from marq.consumer.lease_questions import Answered
+from marq.core.storage.rows import State
+from marq.wire.markers import Source
+from marq_worker.app.sqs.attributes import QueueAttributes
+from marq_worker.app.sqs.errors import SqsError
+from marq_worker.app.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, FifoSender, Outcome, Outcomes, sequence_of
+from marq_worker.app.sqs.handles import Handle
+from marq_worker.app.sqs.received import GROUP_HEADER, SEQUENCE_HEADER
+from marq_worker.app.sqs.receiving import Delivery
+
+TOKEN = Token("orders.fifo", 7, Source("marq.messages", 3), 17)
+HERE, THERE = "http://here:9324", "http://there:9324"
+CONTENT_BASED = QueueAttributes(fifo=True, content_based_deduplication=True)
+IN_FLIGHT = Answered(State.LEASED_IN_ORDER, 1, 5_000)
+
+
+def handle(url: str, attempt: int = 1) -> Handle:
+    return Handle(TOKEN, "marq.messages/3/17", attempt, 0, url)
+
+
+# --- sending ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_is_placed_by_its_group_and_deduplicated_by_its_id_or_its_body() -> None:
+    sender = FifoSender()
+    parameters = {"MessageBody": "x", "MessageGroupId": "g"}
+
+    named = sender.options(CONTENT_BASED, {**parameters, "MessageDeduplicationId": "1"}, [("a", b"b")])
+    by_body = sender.options(CONTENT_BASED, parameters, [])
+
+    assert (named["ordering_key"], named["deduplication_id"], named["delay"]) == ("g", "1", None)
+    assert by_body["deduplication_id"] == sha256(b"x").hexdigest()
+    assert sequence_of(named) < sequence_of(by_body)
+    with pytest.raises(SqsError, match="MessageDeduplicationId is missing") as caught:
+        sender.options(QueueAttributes(fifo=True), parameters, [])
+    assert caught.value.shape == "InvalidParameterValue"
+
+
+def test_sequence_numbers_increase_although_the_clock_goes_back() -> None:
+    times = iter([5, 5, 3, 9])
+    sender = FifoSender(lambda: next(times))
+    parameters = {"MessageBody": "x", "MessageGroupId": "g"}
+
+    numbers = [sequence_of(sender.options(CONTENT_BASED, parameters, [])) for _ in range(4)]
+
+    assert numbers == [f"{number:020}" for number in (5, 6, 7, 9)]
+
+
+def test_a_dead_letter_keeps_its_group_and_has_a_deduplication_id_of_its_own() -> None:
+    headers = {GROUP_HEADER: b"g", SEQUENCE_HEADER: b"1", "a": b"b"}
+    delivery = Delivery(TOKEN, "marq.messages/3/17", 2, 0, b"x", headers)
+
+    moved = FifoSender(lambda: 2).moved(delivery, list(headers.items()))
+    without_group = FifoSender().moved(delivery._replace(headers={}), [])
+
+    assert moved["headers"] == [(GROUP_HEADER, b"g"), ("a", b"b"), (SEQUENCE_HEADER, b"%020d" % 2)]
+    assert (moved["ordering_key"], moved["deduplication_id"]) == (b"g", delivery.id)
+    assert without_group["ordering_key"] == delivery.id
+
+
+# --- outcomes ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 2**32 - 1), st.sampled_from([ACK, RENEW, RELEASE]), st.integers(0, 10**9), st.booleans())
+def test_an_outcome_passes_unchanged_between_endpoints(attempt: int, action: str, lease: int, counted: bool) -> None:
+    outcome = Outcome(TOKEN, attempt, action, lease, counted)
+
+    assert Outcome.read(outcome.document()) == outcome
+
+
+class Rig:
+    """Everything around the outcomes of one endpoint: what it holds, what the other one holds, and the tracker."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.held_here = self.held_there = True
+        self.answers = True
+        self.requests: list[int] = []
+        self.lease = IN_FLIGHT
+        self.outcomes = Outcomes(HERE, self, self, self, self._receiver)  # type: ignore[arg-type]
+
+    def _receiver(self, queue: str) -> FifoReceiver:
+        assert queue == TOKEN.queue
+        receiver = FifoReceiver.__new__(FifoReceiver)
+        receiver.settle = self._settle_here  # type: ignore[method-assign]
+        return receiver
+
+    async def _settle_here(self, outcome: Outcome) -> bool:
+        self.log.append(f"here: {outcome.action}")
+        return self.held_here
+
+    # The other endpoint.
+    async def settle(self, url: str, documents: Sequence[dict[str, Any]]) -> Sequence[bool]:
+        assert url == THERE
+        self.requests.append(len(documents))
+        await asyncio.sleep(0)
+        self.log += [f"there: {document['action']}" for document in documents]
+        return [self.held_there] * len(documents) if self.answers else []
+
+    # The tracker.
+    async def ask(self, token: Token) -> Answered:
+        self.log.append("asked")
+        return self.lease
+
+    # The settler by token.
+    async def ack(self, tokens: Sequence[Token]) -> None:
+        self.log.append("token: ack")
+
+    async def renew(self, leases: Sequence[tuple[Token, int]]) -> None:
+        self.log.append(f"token: renew {leases[0][1]}")
+
+    async def release(self, tokens: Sequence[Token], *, counted: bool) -> None:
+        self.log.append(f"token: release {counted}")
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+async def test_an_outcome_goes_to_the_endpoint_of_the_handle(rig: Rig) -> None:
+    await rig.outcomes.ack([handle(HERE)])
+    await rig.outcomes.ack([handle(THERE)])
+    await rig.outcomes.renew([handle(THERE)], 5_000)
+    await rig.outcomes.release([handle(THERE)])
+
+    assert rig.log == ["here: ack", "there: ack", "there: renew", "there: release"]
+
+
+@pytest.mark.parametrize("gone", ["it does not hold the message", "it does not answer"])
+async def test_an_outcome_is_written_by_token_if_the_endpoint_is_gone(rig: Rig, gone: str) -> None:
+    rig.held_there, rig.answers = gone == "it does not answer", gone != "it does not answer"
+
+    await rig.outcomes.ack([handle(THERE)])
+    await rig.outcomes.renew([handle(THERE)], 5_000)
+    await rig.outcomes.release([handle(THERE)], counted=False)
+
+    assert [each for each in rig.log if not each.startswith("there")] == [
+        "asked", "token: ack", "asked", "token: renew 5000", "asked", "token: release False",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "lease",
+    [
+        IN_FLIGHT._replace(attempt=2),
+        IN_FLIGHT._replace(left_ms=0),
+        IN_FLIGHT._replace(state=State.WAITING_IN_ORDER),
+    ],
+)
+async def test_a_handle_of_a_former_delivery_changes_nothing(rig: Rig, lease: Answered) -> None:
+    rig.held_here, rig.lease = False, lease
+
+    for settling, shape in (
+        (rig.outcomes.ack([handle(HERE)]), "InvalidParameterValue"),
+        (rig.outcomes.renew([handle(HERE)], 5_000), "MessageNotInflight"),
+        (rig.outcomes.release([handle(HERE)]), "MessageNotInflight"),
+    ):
+        with pytest.raises(SqsError, match="has expired") as caught:
+            await settling
+        assert caught.value.shape == shape
+    assert not any(each.startswith("token") for each in rig.log)
+
+
+async def test_a_message_that_has_ended_can_be_deleted_again_but_not_hidden(rig: Rig) -> None:
+    rig.held_here, rig.lease = False, Answered(0, 0, 0)
+
+    await rig.outcomes.ack([handle(HERE)])
+    await rig.outcomes.release([handle(HERE)], counted=False)
+    with pytest.raises(SqsError, match="has expired"):
+        await rig.outcomes.renew([handle(HERE)], 5_000)
+
+
+async def test_outcomes_for_an_endpoint_go_together_while_a_request_is_under_way(rig: Rig) -> None:
+    first = asyncio.create_task(rig.outcomes.ack([handle(THERE)]))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert rig.requests == [1]
+    await asyncio.gather(first, *[rig.outcomes.ack([handle(THERE)]) for _ in range(5)])
+
+    assert rig.requests == [1, 5]
