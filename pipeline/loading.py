@@ -23,8 +23,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Columns, Delay, Source
+from marq.wire.markers import Delay, Source
 from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEADER
+from marq.wire.payload_columns import Columns, encode_headers
 from pipeline.dead_letters import records_of
 from pipeline.errors import PipelineError
 from pipeline.inputs import CORRUPT, LINE, Input
@@ -252,7 +253,7 @@ def _delay_of(sent: Sent, source: Source, run: Sequence[_Row]) -> Delay:
         [sent.timestamp_ms] * len(run),
         values,
         keys=[queue_key if key is None else key for key in keys] if any(key is not None for key in keys) else None,
-        headers=pairs if any(pairs) else None,
+        headers=[encode_headers(each) for each in pairs] if any(pairs) else None,
     )
     # With the first number as `from_offset`, the marker claims no rows but its own.
     return Delay(sent.queue, sent.holder, source, numbers, times, sent.relative, numbers[0], payloads)

@@ -207,6 +207,7 @@ values = st.fixed_dictionaries(
         | st.sampled_from(["2026-11-23T14:05:00Z", "2026-11-23T15:05:00.5+01:00", "2026-11-23T14:05:00", "10m"]),
         "ordering": st.sampled_from(["none", "key", "all"]),
         "on_dead_letter": st.sampled_from(["continue", "block", "drop"]),
+        "deduplication_window": numbers,
         "a key of a later version": st.just(1),
     },
 )
@@ -231,9 +232,13 @@ def test_it_finds_the_settings_that_marq_finds(log: list[tuple[bytes | None, Any
         assert theirs.group(queue) == ours.group(queue)
 
 
+#: Settings in seconds.
+SECONDS = frozenset({"lease", "max_lease", "delay", "deduplication_window"})
+
+
 def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds as Marq keeps them, in whole milliseconds."""
-    rest = {key: value for key, value in settings.items() if key not in {"lease", "max_lease", "delay"}}
+    rest = {key: value for key, value in settings.items() if key not in SECONDS}
     breaker = settings["breaker"]
     return {
         **rest,
@@ -242,6 +247,7 @@ def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
         "lease_ms": max(round(settings["lease"] * 1000), 1),
         "max_lease_ms": max(round(settings["max_lease"] * 1000), 1),
         "delay_ms": round(settings["delay"] * 1000),
+        "deduplication_window_ms": max(round(settings["deduplication_window"] * 1000), 1),
         "paused": bool(settings["paused"]),
         "paused_until_ms": round(datetime.fromisoformat(settings["paused"]).timestamp() * 1000)
         if isinstance(settings["paused"], str)
