@@ -71,7 +71,7 @@ class Sends:
                 report.find("lost", f"{call.message}: its record {record} is missing", call.numbers)
         _judge_order(report, places, told.values())
         # Each is a message; for its user the second is a duplicate.
-        if again := sum(count - 1 for count in records.values()):
+        if again := sum(count - 1 for count in records.values() if count):
             report.causes[int(Why.SENT_AGAIN)] += again
 
     def _match(
