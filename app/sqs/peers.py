@@ -106,7 +106,7 @@ class Peers:
                 if response.status == 200:
                     held: list[bool] = await response.json()
                     return held
-                log.warning("the endpoint %s refuses requests of this one: status=%d", url, response.status)
+                log.warning("the endpoint %s refuses requests from this one: status=%d", url, response.status)
         except (ClientError, TimeoutError, ValueError) as error:
             log.debug("the endpoint %s does not answer: %r", url, error)
         return []

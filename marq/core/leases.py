@@ -111,7 +111,7 @@ class LeaseBook(DueMessages):
             # Uncounted: a RESUME removed it from its line, because its record is gone.
             taken = [offset for offset in offsets if opened.leases[offset].counted]
         for attempt, due_ms, group in group_by_due(batch, taken):
-            if batch.in_order and state in IN_ORDER:
+            if state in IN_ORDER and batch.in_order:
                 group = self._not_overtaken(opened, batch.holder, attempt, group)
                 if not group:
                     continue

@@ -133,7 +133,7 @@ def is_own_field(node: ast.Attribute) -> bool:
 
 
 #: Names of os and of named tuples.
-PUBLIC_ALL_THE_SAME = {"_exit", "_asdict"}
+PUBLIC_ALL_THE_SAME = {"_exit", "_asdict", "_replace"}
 
 
 def test_every_private_name_that_we_touch_is_listed() -> None:
