@@ -56,7 +56,7 @@ def install_hasty() -> None:
     def ack_and_go_on(held: HeldBatch, offset: int) -> None:
         ack(held, offset)
         if held.lines is not None:
-            held.lines.end(offset)
+            held.lines._end([offset])
             held.lines.feed.settled()
 
     HeldBatch.ack = ack_and_go_on  # type: ignore[method-assign]

@@ -113,7 +113,7 @@ def test_the_page_lists_the_versions_that_are_tested() -> None:
 
 @pytest.mark.verify
 async def test_boto3(shell: Shell) -> None:
-    shell.write("program.py", block("python", "import boto3"))
+    shell.write("program.py", block("python", "receive_message"))
 
     assert await shell.run(sys.executable, "program.py") == 'received {"to": "ann@example.org"}\n'
 
