@@ -193,7 +193,7 @@ async def test_definitions_that_contradict_each_other(
         }.items():
             await namespace.producer.send_and_wait(names.queues, value.encode(), key.encode(), partition=0)
 
-    found = await check()
+    found = await check.until(lambda outcome: outcome.has(Level.PROBLEM, f"topic {big}"))
 
     absent = found.problem("queue absent")
     assert absent.found == f"its topic {prefix}-absent does not exist"
