@@ -137,7 +137,23 @@ class HeldBatch:
         if not self.dirty:
             self.acks.touch(self)
 
+    @property
+    def unwritten(self) -> set[int]:
+        """The offsets with an outcome that the writer has not taken yet."""
+        released, rejected = [each.offset for each in self.released], [offset for offset, _ in self.rejected]
+        return {*self.acked, *released, *rejected}
+
+    def _is_superseded(self, offset: int) -> bool:
+        """Return whether this lease has ended and the next attempt has the same holder: a marker would concern that."""
+        return self.lines is not None and self.lines.active and offset not in self.open
+
     def release(self, offset: int, delay_ms: int, *, counted: bool = True, error: str = "") -> None:
+        if self._is_superseded(offset):
+            return
+        self.end_attempt(offset, delay_ms, counted=counted, error=error)
+
+    def end_attempt(self, offset: int, delay_ms: int, *, counted: bool = True, error: str = "") -> None:
+        """Release a message although its lease has ended here: the tracker still has this holder for it."""
         if self.lines is not None and self.lines.is_last(self, offset, counted=counted):
             delay_ms = LAST
         if delay_ms == LAST and self.lines is not None and self.lines.blocks:
@@ -148,6 +164,8 @@ class HeldBatch:
         self.acks.touch(self)
 
     def reject(self, offset: int, reason: str) -> None:
+        if self._is_superseded(offset):
+            return
         if self.lines is not None and self.lines.blocks:
             self.release(offset, LAST, error=reason)
             return

@@ -332,9 +332,10 @@ class Lines:
         """Note that leases have ended by this client's clock; return how many of these messages were in flight."""
         delivered = self._delivered.intersection(offsets)
         self._delivered -= delivered
-        # The others are acquired again when their turn comes.
+        unwritten = held.unwritten
+        # The others are acquired again when their turn comes, or go on when their outcomes are durable.
         for offset in offsets if self.active else ():
-            if offset not in delivered or self._held.get(offset) is not held:
+            if offset not in delivered or offset in unwritten or self._held.get(offset) is not held:
                 continue
             if offset in self._done:
                 self._end([offset])
@@ -343,9 +344,8 @@ class Lines:
             place = self._places[offset] = Place(row_of(held, offset, self._values[offset]))
             self._count(place, self._attempt_of(place.row), "its lease ended")
             if place.last is not None:
-                # The tracker still has this holder for the message.
                 place.busy = True
-                held.release(offset, LAST, error=place.last)
+                held.end_attempt(offset, LAST, error=place.last)
                 continue
             del self._held[offset]
             # Another process may have acked it.

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from marq.consumer import ordering
+from marq.client.outcomes import Reject
+from marq.consumer import ordering, settlement
 from marq.consumer.acquisition import acquisitions
 from marq.consumer.line_rows import delivered_again
 from marq.consumer.questions import Questions
@@ -168,6 +169,50 @@ async def test_an_uncounted_release_by_the_former_consumer_leaves_the_last_attem
     [message] = await made.take(1)
 
     assert message.attempt == last
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+async def test_the_next_attempt_waits_until_the_outcome_of_the_one_before_it_is_durable() -> None:
+    made, tracker = ordered_rig()
+    made.reader.add(P0, record(0, "a"), record(1, "b"))
+    made.receiver.start()
+    first, other = await made.take(2)
+    made.settler.gate.clear()
+    await other.ack(wait=False)
+    await spin()
+    await first.release(0, wait=False)
+
+    await made.clock.advance(31)
+    await spin(100)
+    # The next attempt would have the same holder, so the release would end it.
+    assert made.acquired == [0, 1]
+
+    tracker.open_messages = {0: (State.WAITING_IN_ORDER, 2, 0)}
+    made.settler.gate.set()
+    [second] = await made.take(1)
+    assert (second.offset, second.attempt) == (0, 2)
+    assert made.released == {0: (0, True, "")}
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), Reject("no"), asyncio.CancelledError()])
+async def test_a_handler_that_fails_after_its_lease_has_ended_does_not_end_the_next_attempt(
+    error: BaseException,
+) -> None:
+    made, tracker = ordered_rig(max_lease_ms=30_000)
+    made.reader.add(P0, record(0, "a"))
+    made.receiver.start()
+    [first] = await made.take(1)
+    tracker.open_messages = {0: (State.LEASED_IN_ORDER, 1, 0)}
+    await made.clock.advance(31)
+    [second] = await made.take(1)
+    assert (second.offset, second.attempt) == (0, 2)
+
+    settlement.fail(first, error)
+    await second.ack()
+    assert (made.acked, made.released, made.rejected) == ([0], {}, {})
     await made.receiver.stop_reading(1)
     await made.receiver.stop(1)
 
