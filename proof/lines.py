@@ -313,6 +313,9 @@ def redelivered_in_place(evidence: Evidence, trail: Trail) -> tuple[int, list[Wh
 
 def _why(evidence: Evidence, trail: Trail, former: Delivery, delivery: Delivery) -> Why | None:
     """Return why a message was delivered again that its holder had not released."""
+    if delivery.attempt < former.attempt:
+        # The holder of an earlier attempt did not notice that its lease had ended.
+        return Why.CLOCK if _is_clock_wrong(evidence, trail, delivery) else None
     since = max([number for number, holder in trail.acquires if holder == former.holder], default=former.number)
     names = (evidence.process_of.get(former.holder, ""), EVERYBODY)
     befell = suffered(evidence.processes, names, min(since, former.number), delivery.number)

@@ -38,6 +38,10 @@ class Bodies:
         parts: list[bytes] = []
         size = 0
         _check_size(request.content_length or 0)
+        if request.content.is_eof():
+            # It has come together with the headers, as most do: a time limit costs more than all else here.
+            _check_size(len(body := await request.content.read()))
+            return body
         try:
             async with asyncio.timeout(self._limit_s):
                 await _continue(request)

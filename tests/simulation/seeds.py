@@ -52,6 +52,8 @@ def _summary(result: Result) -> Summary:
 @contextmanager
 def processes(count: int | None = None) -> Iterator[ProcessPoolExecutor]:
     """A process for each core; spawned, so that nothing of this process (threads, warnings filters) leaks in."""
+    # Sets of texts have the same order in all of them, so that a seed is the same world.
+    os.environ.setdefault("PYTHONHASHSEED", "0")
     with ProcessPoolExecutor(count or os.cpu_count() or 1, get_context("spawn")) as pool:
         yield pool
 
