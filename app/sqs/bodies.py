@@ -39,7 +39,7 @@ class Bodies:
         size = 0
         _check_size(request.content_length or 0)
         if request.content.is_eof():
-            # It has come together with the headers, as most do: a time limit costs more than all else here.
+            # It came together with the headers, as most do; a time limit would cost more than everything else here.
             _check_size(len(body := await request.content.read()))
             return body
         try:
