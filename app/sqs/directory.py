@@ -101,7 +101,7 @@ class Directory:
         """Create a queue; do nothing if it exists with the same attributes.
 
         Raises:
-            SqsError: the name or an attribute is not possible, or the queue has other attributes.
+            SqsError: the name or an attribute is invalid, or the queue has other attributes.
             MarqError: it is unknown whether the queue was created.
         """
         if self.exists(name):
