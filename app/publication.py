@@ -60,7 +60,7 @@ def differences(definitions: Definitions, file: QueuesFile) -> dict[bytes, Mappi
 
 
 def check_topics(definitions: Definitions, names: Names, file: QueuesFile) -> None:
-    """Check the topics of all queues; raises as :func:`marq.settings.combinations.check_topic`."""
+    """Check the topics of all queues; same errors as :func:`marq.settings.combinations.check_topic`."""
     try:
         for queue in definitions.names():
             check_topic(definitions, queue, names)

@@ -1,6 +1,6 @@
-"""OpenTelemetry spans of what clients and handlers do, by its conventions for messaging: the extra ``marq[otel]``.
+"""OpenTelemetry spans for clients and handlers, following its messaging conventions: the extra ``marq[otel]``.
 
-``marq.tracing.instrument()`` wraps points of this process' clients (:mod:`marq.client.hooks`); without it they cost
+``marq.tracing.instrument()`` wraps hooks of this process's clients (:mod:`marq.client.hooks`); without it they cost
 nothing. The context of a message is in its headers, which every copy of it keeps: a message that is delayed, released
 or redelivered is processed in the trace in which it was sent, each attempt in its own span. No span contains any part
 of a payload.
@@ -54,7 +54,7 @@ def instrument(tracer_provider: TracerProvider | None = None) -> None:
 
 
 def uninstrument() -> None:
-    """Let clients be as they were."""
+    """Stop creating spans, and restore the clients."""
     while _wrapped:
         _wrapped.pop()()
 

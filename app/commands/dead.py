@@ -206,7 +206,7 @@ def said(reached: Reached, *, dry_run: bool = False, interrupted: bool = False) 
     verb = _verb(reached)
     if dry_run:
         return f"{reached.chosen} dead letters would be {verb}; nothing was changed"
-    before = f", {reached.already_settled} were settled before" if reached.already_settled else ""
+    before = f", {reached.already_settled} already settled" if reached.already_settled else ""
     result = f"{_done(reached)} of {reached.chosen} dead letters {verb}{before}"
     if not interrupted:
         return result

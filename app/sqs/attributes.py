@@ -80,7 +80,7 @@ _FIFO_CHOICES = {
     "DeduplicationScope": ("queue", "messageGroup"),
     "FifoThroughputLimit": ("perQueue", "perMessageGroupId"),
 }
-#: The only scope: a group's tracker decides about its deduplication ids, so that it also decides about its order.
+#: The only scope: a group's tracker checks its deduplication ids, because it also decides on its order.
 _SCOPE = "messageGroup"
 _FIFO_FLAGS = {"FifoQueue": "fifo", "ContentBasedDeduplication": "content_based_deduplication"}
 #: What GetQueueAttributes can ask for.

@@ -12,7 +12,7 @@ from marq_worker.app.sqs.receiving import Delivery
 
 
 class DeadLetterSender:
-    """Sends messages whose deliveries the caller deletes afterwards. Raises as :meth:`marq.Producer.send`."""
+    """Sends messages whose deliveries the caller deletes afterwards. Same errors as :meth:`marq.Producer.send`."""
 
     def __init__(self, producer: Producer, fifo: FifoSender) -> None:
         self._producer = producer

@@ -101,7 +101,7 @@ class Directory:
         """Create a queue; do nothing if it exists with the same attributes.
 
         Raises:
-            SqsError: the name or an attribute is not possible, or the queue has other attributes.
+            SqsError: the name or an attribute is invalid, or the queue has other attributes.
             MarqError: it is unknown whether the queue was created.
         """
         if self.exists(name):
@@ -129,7 +129,7 @@ class Directory:
         await self._queues.replace({sqs_key(name): document})
 
     async def set_attributes(self, name: str, attributes: Mapping[str, str]) -> None:
-        """Change attributes of a queue; raises as :meth:`create`."""
+        """Change attributes of a queue; same errors as :meth:`create`."""
         options = _options(self._checked(name, attributes, self.get(name).attributes), attributes)
         if options:
             await self._queues.change(name, **options)
@@ -148,7 +148,7 @@ class Directory:
         await self._merge(name, lambda document: {**document, "tags": {**document.get("tags", {}), **tags}})
 
     async def untag(self, name: str, keys: list[str]) -> None:
-        """Remove tags; raises as :meth:`tag`."""
+        """Remove tags; same errors as :meth:`tag`."""
         self.get(name)
         await self._merge(
             name,
@@ -166,7 +166,7 @@ class Directory:
                 raise SqsError("UnsupportedOperation", f"the queue {name!r} is defined by {place}; remove it there")
 
     async def forget(self, name: str, deleted_s: float) -> None:
-        """Forget a queue that was deleted at this time, and whose messages the caller has ended; raises as above."""
+        """Forget a queue deleted at this time, whose messages the caller has ended; same errors as above."""
         await self._queues.replace({sqs_key(name): {"deleted": round(deleted_s)}})
         await self._queues.reset(name)
 

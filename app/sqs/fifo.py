@@ -225,11 +225,11 @@ class Outcomes:
         await self._settle(deliveries, ACK)
 
     async def renew(self, deliveries: Sequence[Settled], lease_ms: int) -> None:
-        """Hide messages for this long from now on; raises as :meth:`ack`."""
+        """Hide messages for this long from now on; same errors as :meth:`ack`."""
         await self._settle(deliveries, RENEW, lease_ms=lease_ms)
 
     async def release(self, deliveries: Sequence[Settled], *, counted: bool = True) -> None:
-        """Make messages available; raises as :meth:`ack`."""
+        """Make messages available; same errors as :meth:`ack`."""
         await self._settle(deliveries, RELEASE, counted=counted)
 
     async def stop(self) -> None:

@@ -296,7 +296,7 @@ class QueueReceiver:
     def _asked(self, url: str, task: asyncio.Task[None]) -> None:
         del self._asking[url]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("queue %r: the endpoint %s answered with something unexpected: %r", self._queue, url, error)
+            log.warning("queue %r: the endpoint %s gave an unexpected answer: %r", self._queue, url, error)
 
     async def _ask(self, url: str) -> None:
         most = min(10 * max(self._polls, 1), MAX_ASKED)

@@ -122,7 +122,7 @@ class SqsServer:
         except asyncio.CancelledError:
             raise
         except Exception:
-            log.exception("a call failed on an unexpected error: request_id=%s", request_id)
+            log.exception("a call failed with an unexpected error: request_id=%s", request_id)
             return refusal(SqsError("InternalFailure", f"unexpected error; request id {request_id}"))
 
     def _identify(self, request: BaseRequest, body: bytes) -> Key | None:

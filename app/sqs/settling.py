@@ -38,7 +38,7 @@ class Settler(Protocol):
 
 
 async def change_visibility(settler: Settler, deliveries: Sequence[Settled], visibility_s: int) -> None:
-    """Hide messages for this long from now on; 0 makes them available. Raises as the settler."""
+    """Hide messages for this long from now on; 0 makes them available. Same errors as the settler."""
     if visibility_s:
         await settler.renew(deliveries, visibility_s * 1000)
     else:

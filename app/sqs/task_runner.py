@@ -88,7 +88,7 @@ class TaskRunner:
             log.warning("queue %r: a task failed, trying again: %s", queue, error)
             await asyncio.sleep(LOOK_S)
         except Exception:
-            log.exception("queue %r: a task failed on an unexpected error, trying again", queue)
+            log.exception("queue %r: a task failed with an unexpected error, trying again", queue)
             await asyncio.sleep(LOOK_S)
         finally:
             if working is not None:

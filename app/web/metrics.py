@@ -35,7 +35,7 @@ _QUEUE_COUNTERS = (
     ("marq_messages_cancelled", "Delayed messages that were cancelled.", "cancelled"),
     (
         "marq_messages_deduplicated",
-        "Messages dropped because their deduplication id was accepted before.",
+        "Messages dropped because their deduplication id had already been accepted.",
         "deduplicated",
     ),
     ("marq_messages_abandoned", "Messages of at-most-once queues whose consumer was lost.", "abandoned"),

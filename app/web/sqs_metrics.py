@@ -68,7 +68,7 @@ class CallMetrics:
         messages = CounterMetricFamily("marq_sqs_messages", what, labels=["action"])
         for action, count in list(self._messages.items()):
             messages.add_metric([action], count)
-        polls = GaugeMetricFamily("marq_sqs_polls", "Polls that wait for messages now.")
+        polls = GaugeMetricFamily("marq_sqs_polls", "Polls that are waiting for messages.")
         if self._calls or self._polls:
             polls.add_metric([], self._polls)
         yield from (calls, seconds, messages, polls)

@@ -6,8 +6,8 @@
 3. **Acquire** unread records with a due time in the far future, and cancel them. Crash in between: they would be
    delivered then, unless the next purge cancels them before.
 4. **Cancel** messages that trackers hold: those due or waiting for a redelivery, and on request delayed ones. The
-   trackers' facts (CANCELLED) tell for each whether the request came in time. On request, **acknowledge** messages in
-   flight: the pause keeps them where they are, and their holders' own markers have no effect then.
+   trackers' facts (CANCELLED) show for each one whether the request came in time. On request, **acknowledge** messages
+   in flight: the pause keeps them where they are, and after that, their holders' own markers have no effect.
 5. **Resume** the queue, unless it was paused before.
 
 Only one purge of a queue runs: a later one takes over by publishing its own record of step 2, and the earlier one ends
@@ -85,7 +85,7 @@ Progress = Callable[[int, int], None]
 async def meant(
     settings: ClientSettings, queue: str, *, delayed: bool = False, dead: bool = False
 ) -> tuple[Purged, Extent]:
-    """Return what a purge would end now, and its extent; nothing changes. Raises as :func:`purge`."""
+    """Return what a purge would end now, and its extent; nothing changes. Same errors as :func:`purge`."""
     _check(settings, queue)
     await ensure_topics(settings, changelog=True)
     async with Queues.of(settings) as queues:
@@ -109,7 +109,7 @@ async def meant(
 async def extent_now(
     settings: ClientSettings, definitions: Definitions, queue: str, clocks: Mapping[int, int]
 ) -> Extent:
-    """Return the extent of a purge without counting, given the clocks of the trackers; raises as :func:`purge`."""
+    """Return the extent of a purge without counting, given the clocks of the trackers; same errors as :func:`purge`."""
     _check(settings, queue)
     return Extent(await _ends(settings, Inspector(settings, definitions), queue), clocks)
 
@@ -139,9 +139,9 @@ async def purge(
     this one completes. ``progress`` is called with the number of ended messages and the total.
 
     Raises:
-        MarqError: another purge of the queue took over, or the queue was resumed, before this one was done.
+        MarqError: before this purge was complete, another one took over, or the queue was resumed.
         ConfigError: the name is wrong, or a permission is missing.
-        BrokerUnavailable: unknown how far it came, for example because no worker runs: purge it again.
+        BrokerUnavailable: it is unknown how far the purge got, for example because no worker runs; purge again.
     """
     _check(settings, queue)
     topics = await ensure_topics(settings, changelog=True)

@@ -1,4 +1,4 @@
-"""Replay: delivers finished messages of a queue again, from a time or an offset on.
+"""Replay: delivers finished messages of a queue again, starting at a time or an offset.
 
 Committed offsets and open messages stay as they are. Each finished message is sent again as a DELAY marker that is due
 at once, with its sender's headers and a new identity. The header ``marq-replayed-from`` names the original record.
@@ -102,7 +102,7 @@ async def replay(
 
     Raises:
         ConfigError: a name is wrong, the queue has no such partition, or a permission is missing.
-        BrokerUnavailable: unknown how far it came: call it again with the same identity.
+        BrokerUnavailable: it is unknown how far the replay got; call it again with the same identity.
     """
     check_queue_name(queue)
     require_kafka(settings, "replay", "send the messages again instead")

@@ -83,7 +83,7 @@ class Cluster(Protocol):
         """Wait up to ``seconds`` (None: without a limit); raise TimeoutError after that."""
 
     async def topics(self) -> Topics:
-        """Create and check the topics; raises as :func:`marq.kafka.topics.ensure_topics`."""
+        """Create and check the topics; same errors as :func:`marq.kafka.topics.ensure_topics`."""
 
     async def own_topics(self, names: Iterable[str], topics: Topics) -> dict[str, int]:
         """Check queues' own topics and return their partition counts, as :func:`marq.kafka.topics.own_topics`."""

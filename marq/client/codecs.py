@@ -1,7 +1,7 @@
 """Codecs convert values to a message's bytes and back, at the edges: all code in between only sees bytes.
 
-Without a codec, a value is bytes. Retries can't help if a value can't be decoded, so a handler that asks for it makes
-its message a dead letter. Reasons never quote the value, because they go into headers and logs.
+Without a codec, a value is bytes. Retries can't help if a value can't be decoded, so if a handler reads such a value,
+the message becomes a dead letter. Reasons never quote the value, because they go into headers and logs.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class DeadLetter:
 
     @property
     def partition(self) -> int:
-        """Its position among the dead letters."""
+        """The partition of the dead-letter topic that contains it."""
         return self._record.partition
 
     @property
@@ -102,7 +102,7 @@ class DeadLetter:
 
 
 def time_of(time_ms: int) -> datetime:
-    """Return a datetime in UTC; 1970 for a time outside of the calendar."""
+    """Return a datetime in UTC; 1970 for a time that a datetime can't represent."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):

@@ -12,8 +12,8 @@ class Receipt(NamedTuple):
     """The position of a sent message; :attr:`id` equals ``message.id`` at every delivery.
 
     A delayed message has no record yet: ``topic`` is then a random name that the producer chose, and ``partition`` and
-    ``offset`` are its numbers. ``sequence`` is set for a message with a deduplication id, and None for others: messages
-    of a queue with the same ordering key, or without a key the same id, are accepted by rising numbers.
+    ``offset`` are its numbers. ``sequence`` is only set for a message with a deduplication id. A queue accepts messages
+    with the same ordering key (or, if they have no key, with the same id) in the order of ``sequence``.
     """
 
     queue: str
@@ -27,11 +27,11 @@ class Receipt(NamedTuple):
         """Return the receipt of a message id.
 
         Args:
-            queue: the queue, which the id does not have. Without it, ``cancel()`` and ``reschedule()`` concern the
+            queue: the queue, which the id does not contain. Without it, ``cancel()`` and ``reschedule()`` apply to the
                 messages of all queues on the topic.
 
         Raises:
-            ConfigError: it is not a message id.
+            ConfigError: the text is not a message id.
         """
         topic, _, numbers = message_id.rpartition("/")
         topic, _, partition = topic.rpartition("/")

@@ -155,7 +155,7 @@ class AckBatcher:
         try:
             await self._write_until_closed()
         except Exception as error:
-            log.exception("writing outcomes stopped on an unexpected error")
+            log.exception("writing outcomes stopped after an unexpected error")
             self._fail_waiters()
             self._failed(error)
 

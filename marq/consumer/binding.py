@@ -75,7 +75,7 @@ def payload_codec(function: Handler, read: Parameters | None = None) -> Codec | 
         return None if kind in _OPEN else codec_for(kind)
     except ConfigError as error:
         raise ConfigError(
-            f"handler {name_of(function)}: its value can't be decoded to {_text(kind)}: {error}. Expected a pydantic"
+            f"handler {name_of(function)}: its value can't be decoded into {_text(kind)}: {error}. Expected a pydantic"
             " model, a dataclass, dict, list, str, bytes or marq.Message; or pass @marq.handler a codec"
         ) from error
 

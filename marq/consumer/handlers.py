@@ -85,8 +85,8 @@ def handler(
         group: the group of queues that are read together (default "handlers").
 
     Raises:
-        ConfigError: a name or a number is not allowed, or the function takes something else.
-        TypeError: the decorator lacks its parentheses, or got an unknown keyword.
+        ConfigError: a name or a number is invalid, or the function has other parameters.
+        TypeError: the decorator is used without parentheses or with an unknown keyword.
     """
     if callable(queue):
         raise TypeError('@marq.handler needs the name of a queue: write @marq.handler("emails"), for example')

@@ -62,7 +62,7 @@ class LeaseQuestions(Lifecycle[Questions]):
         return Questions(cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep)
 
     async def is_in_flight(self, token: Token) -> bool:
-        """Return whether a consumer holds a message; raises as :meth:`ask`."""
+        """Return whether a consumer holds a message; same errors as :meth:`ask`."""
         return (await self.ask(token)).is_in_flight
 
     async def ask(self, token: Token) -> Answered:

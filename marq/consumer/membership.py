@@ -90,7 +90,7 @@ class Membership:
         if others:
             raise ConfigError(
                 f"queue {queue!r} belongs to group {group!r} together with {', '.join(map(repr, others))}, and a"
-                f" consumer serves a group as a whole: use Consumer(group={group!r}), or take `group` out of the"
+                f" consumer serves a group as a whole: use Consumer(group={group!r}), or remove `group` from the"
                 f" queue's settings. {_TWICE.format(queue, queue + '-2')}"
             )
 
@@ -106,7 +106,7 @@ def _refuse_handled(queue: str, definitions: Definitions) -> None:
         )
         raise ConfigError(
             f"queue {queue!r} has the handler {settings.handler!r}, which workers run (group"
-            f" {definitions.group(queue) or HANDLERS_GROUP!r}): take the handler out of its settings (`marq queue"
+            f" {definitions.group(queue) or HANDLERS_GROUP!r}): remove the handler from its settings (`marq queue"
             f" {queue}` shows where it comes from) before a consumer serves it.{removed}"
             f" {_TWICE.format(queue, queue + '-2')}"
         )

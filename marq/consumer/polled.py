@@ -184,7 +184,7 @@ class TokenSettler(Lifecycle[AckBatcher]):
         """Write markers. Raises MarqError, also BrokerUnavailable if the settler is stopped first."""
         batcher = self._started()
         if self.error is not None:
-            raise MarqError(f"the settler stopped on an unexpected error: {self.error!r}")
+            raise MarqError(f"the settler stopped after an unexpected error: {self.error!r}")
         for batch in batches:
             batcher.settle_foreign(batch)
         await batcher.settled()

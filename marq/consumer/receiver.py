@@ -255,7 +255,7 @@ class Receiver:
         except MarqError as error:
             self.fail(error)
         except Exception as error:
-            log.exception("reading stopped on an unexpected error")
+            log.exception("reading stopped after an unexpected error")
             self.fail(error)
 
     async def _run_cycles(self) -> None:

@@ -1,8 +1,8 @@
 """Dead letters: peek, count, redrive, delete.
 
-A dead letter is never moved. A redrive is a marker with its message and its place in the topic. The tracker accepts
-each place once, delivers the message, and writes a note to the dead-letter topic (:mod:`marq.wire.notes`). So you can
-repeat an interrupted call: redriven messages are skipped, and a redrive requested twice, even by two clients at the
+A dead letter is never moved. A redrive is a marker with its message and its position in the topic. The tracker accepts
+each position once, delivers the message, and writes a note to the dead-letter topic (:mod:`marq.wire.notes`). So you
+can repeat an interrupted call: redriven messages are skipped, and a redrive requested twice, even by two clients at the
 same time, happens once.
 """
 
@@ -75,7 +75,7 @@ class Redriven:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """The progress of a deletion; as :class:`Redriven`, with ``deleted`` for those that this call deleted."""
+    """The progress of a deletion: like :class:`Redriven`, but ``deleted`` counts those that this call deleted."""
 
     chosen: int
     requested: int = 0
@@ -117,7 +117,7 @@ class DeadLetters(CodecClient[Topics]):
     async def peek(
         self, queue: str | None = None, *, limit: int | None = None, **filters: Unpack[Filters]
     ) -> AsyncIterator[DeadLetter]:
-        """Return dead letters of one queue or of all, in the order of each partition; nothing changes.
+        """Return dead letters of one queue or of all, in the order of each partition, without changing anything.
 
         Args:
             queue: the queue's name (default: all queues).
@@ -137,7 +137,7 @@ class DeadLetters(CodecClient[Topics]):
                     yield self._letter(record)
 
     async def count(self, queue: str | None = None, **filters: Unpack[Filters]) -> list[Count]:
-        """Count dead letters by queue and reason, most frequent first; raises as :meth:`peek`.
+        """Count dead letters by queue and reason, most frequent first; same errors as :meth:`peek`.
 
         After 100,000 different reasons, further ones are counted together.
         """
@@ -148,7 +148,7 @@ class DeadLetters(CodecClient[Topics]):
         return sorted(counts, key=lambda count: (-count.dead_letters, count))
 
     async def kinds(self, queue: str | None = None, **filters: Unpack[Filters]) -> list[Kind]:
-        """Count dead letters by queue and kind of error, most frequent first; raises as :meth:`peek`.
+        """Count dead letters by queue and kind of error, most frequent first; same errors as :meth:`peek`.
 
         A kind is the first line of the last error, or of the reason if there is no error, with ``N`` in place of
         numbers. Pass it to other calls as the filter ``kind``.
@@ -191,8 +191,8 @@ class DeadLetters(CodecClient[Topics]):
     ) -> Redriven:
         """Send dead letters back to their queue, or to another one, as messages at their first attempt.
 
-        When it returns, each one has been sent back, or was settled before. You may cancel the call at any time and
-        repeat it: redriven dead letters are skipped. Dead letters that arrive meanwhile are left alone.
+        When it returns, each one has been sent back, or had already been settled. You may cancel the call at any time
+        and repeat it: redriven dead letters are skipped. Dead letters that arrive in the meantime are not affected.
 
         Args:
             queue: the queue's name; None for the dead letters of all queues.
@@ -243,7 +243,7 @@ class DeadLetters(CodecClient[Topics]):
         progress: Callable[[Deleted], None] | None = None,
         **filters: Unpack[Filters],
     ) -> Deleted:
-        """Delete dead letters: they are no longer listed, counted or redriven; otherwise as :meth:`redrive`.
+        """Delete dead letters: they are no longer listed, counted or redriven; otherwise like :meth:`redrive`.
 
         Their records stay in the topic as long as its retention keeps them.
         """

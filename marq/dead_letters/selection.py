@@ -65,7 +65,7 @@ class Survey:
         self.ranges: dict[int, range] = {}
 
     async def make(self, log: DeadLetterLog, limit_s: float) -> None:
-        """Read all records that were not read before; raises as :func:`until_the_end`."""
+        """Read all records that were not read before; same errors as :func:`until_the_end`."""
         self.ranges = await log.ranges()
         for partition, span in self.ranges.items():
             self._forget_before(partition, span)
@@ -161,7 +161,7 @@ _NO_PLACES = Places()
 
 
 async def dead_letters_at(log: DeadLetterLog, spots: Iterator[Spot], limit_s: float) -> AsyncIterator[list[Stored]]:
-    """Read the dead letters at these places, in the order of each partition; raises as :func:`until_the_end`."""
+    """Read the dead letters at these places, in the order of each partition; same errors as :func:`until_the_end`."""
     wanted: dict[int, array[int]] = {}
     for spot in spots:
         wanted.setdefault(spot.partition, array("Q")).append(spot.offset)

@@ -100,7 +100,7 @@ async def started(
 
 @asynccontextmanager
 async def admin_client(settings: ClientSettings, *, impatient: bool = False) -> AsyncIterator[AIOKafkaAdminClient]:
-    """Return a context with a started admin client; raises as :func:`started`."""
+    """Return a context with a started admin client; same errors as :func:`started`."""
     admin = await started(
         lambda: AIOKafkaAdminClient(**client_options(settings)), settings, close_admin, impatient=impatient
     )

@@ -216,7 +216,7 @@ class MarkersReader(Protocol):
     """Reads markers of some partitions as they come, for a client that waits for a tracker's answer."""
 
     async def read(self) -> Sequence[bytes | None]:
-        """Return the next markers, or nothing after a while; raises as :class:`LogReader`."""
+        """Return the next markers, or nothing after a while; same errors as :class:`LogReader`."""
 
     async def stop(self, limit_s: float) -> None: ...
 
@@ -230,7 +230,7 @@ class KafkaMarkersReader:
         self._reader = LogReader(settings, committed=True, fetch_wait_ms=MARKERS_FETCH_WAIT_MS)
 
     async def start(self) -> None:
-        """Seek to the ends of the partitions; raises as :class:`LogReader`."""
+        """Seek to the ends of the partitions; same errors as :class:`LogReader`."""
         await self._reader.start()
         try:
             async with asyncio.timeout(self._limit_s):

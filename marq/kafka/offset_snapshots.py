@@ -108,7 +108,7 @@ def document_of(metadata: str) -> Mapping[str, Any] | None:
 
 
 def snapshot_named(metadata: str) -> str | None:
-    """Return the id of the snapshot that metadata names, or None; raises as :func:`document_of`."""
+    """Return the id of the snapshot that metadata names, or None; same errors as :func:`document_of`."""
     document = document_of(metadata)
     return None if document is None else str(document.get("snapshot"))
 

@@ -176,7 +176,7 @@ class OwnerEngine:
         yield from self.tracker.book.restoring(table)
 
     def begin(self, start: int, end: int, now_ms: int) -> int:
-        """Return the offset to read from in a log from ``start`` to ``end``; raises as :meth:`check_log`."""
+        """Return the offset to read from in a log from ``start`` to ``end``; same errors as :meth:`check_log`."""
         if self.position is None:
             self.position = self.tracker.book.applied + 1
         self.stopped_before, self._flushed_ms = None, now_ms

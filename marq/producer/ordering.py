@@ -61,7 +61,7 @@ class Lines:
             return Route(cursor, queue.encode()), [*headers, (ORDERING_KEY_HEADER, key)]
         if delayed:
             raise ConfigError(
-                f"queue {queue!r}: ordering_key is not possible with delay or deduplication_id in its own topic"
+                f"queue {queue!r}: ordering_key cannot be combined with delay or deduplication_id in its own topic"
                 f" {topic!r}, because such a message is delivered through the messages topic; send it without a key"
             )
         count = await self._routes.own_partitions(topic)

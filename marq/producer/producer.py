@@ -146,11 +146,12 @@ class Producer(CodecClient[Running]):
 
         In a queue with ``ordering = "key"``, messages with the same ``ordering_key`` (text or bytes, up to 1,024 bytes)
         are delivered one at a time, in the order in which this producer sent them. A delayed message takes its place
-        when it is due. Messages without a key have no order.
+        when it is due. Messages without a key are unordered.
 
-        Of several messages with the same ``deduplication_id`` (up to 1,024 bytes as UTF-8), only the first is delivered
-        within the queue's ``deduplication_window``, whichever producers send them. With an ordering key, the ids of
-        each key count for themselves. The producer is not told about duplicates: :meth:`cancel` of one returns False.
+        Of several messages with the same ``deduplication_id`` (up to 1,024 bytes in UTF-8), only the first is delivered
+        within the queue's ``deduplication_window``, no matter which producers send them. With an ordering key, ids are
+        compared only within that key. The producer does not learn about duplicates; :meth:`cancel` returns False for
+        them.
 
         Raises:
             TypeError, ValueError: the value is not bytes, or the codec can't encode it; nothing was sent.

@@ -91,7 +91,7 @@ class Routes:
         return route
 
     async def own_partitions(self, topic: str) -> int:
-        """Return the number of partitions of a queue's own topic; raises as :meth:`find`."""
+        """Return the number of partitions of a queue's own topic; same errors as :meth:`find`."""
         return (await self._own_cursor(topic)).partitions
 
     @property
@@ -105,12 +105,12 @@ class Routes:
         return time.monotonic() - self._queues.synced_s <= SYNCED_S
 
     async def check(self, limit_s: float) -> None:
-        """Wait until the placements are recent enough; raises as :meth:`marq.queues.queues.Queues.sync`."""
+        """Wait until the placements are recent enough; same errors as :meth:`marq.queues.queues.Queues.sync`."""
         if not self.are_recent:
             await self._queues.sync(limit_s)
 
     async def still_hold(self, placements: PlacementVersion, limit_s: float) -> bool:
-        """Whether consumers read the partitions chosen by some placements; raises as :meth:`check`."""
+        """Whether consumers read the partitions chosen by some placements; same errors as :meth:`check`."""
         if time.monotonic() - placements.synced_s <= SENT_S:
             return True
         await self._queues.sync(limit_s)

@@ -24,7 +24,7 @@ class SharedProducer(Producer):
     ) -> list[Receipt | MarqError]:
         """Send messages with checked headers of their own; return each one's receipt, or why it is not confirmed.
 
-        Raises as :meth:`send` if none was sent.
+        Same errors as :meth:`send` if none was sent.
         """
         running = self._started()
         route = running.routes.known.get(queue) or await running.routes.find(queue)

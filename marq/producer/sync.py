@@ -63,10 +63,10 @@ class SyncProducer(Hinted):
         self._thread: ProducerThread | None = None
 
     def start(self) -> None:
-        """Connect, and create missing topics; does nothing when started.
+        """Connect, and create missing topics; does nothing if already started.
 
         Raises:
-            BrokerUnavailable: no broker answered within the connect timeout, or it refused.
+            BrokerUnavailable: no broker answered within the connect timeout, or a broker refused.
             ConfigError: a topic's setting is wrong.
             MarqError: it was started before a fork, in the parent.
         """
@@ -83,7 +83,7 @@ class SyncProducer(Hinted):
                 self._thread = thread
 
     def stop(self) -> None:
-        """Wait some seconds for messages that are being sent, then close; does nothing when stopped or after a fork."""
+        """Wait a few seconds for messages that are being sent, then close; does nothing if stopped, or after a fork."""
         if self._is_elsewhere():
             return
         self._check_caller()

@@ -138,7 +138,7 @@ class ProducerThread(threading.Thread):
             pass  # by end()
         except BaseException as error:
             if self._connected.done():
-                log.exception("the producer's thread stopped on an unexpected error")
+                log.exception("the producer's thread stopped after an unexpected error")
             else:
                 self._connected.set_exception(error)
         finally:

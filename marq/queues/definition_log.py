@@ -39,7 +39,7 @@ class DefinitionLog(Protocol):
     """
 
     async def make(self) -> None:
-        """Create the topics that are missing; raises as :func:`marq.kafka.topics.ensure_topics`."""
+        """Create the topics that are missing; same errors as :func:`marq.kafka.topics.ensure_topics`."""
 
     async def start(self) -> int:
         """Seek to the start of the log; return its end."""

@@ -51,7 +51,7 @@ class DefinitionsFollower:
         self._overheard: list[Entry] | None = None
 
     async def start(self, *, create_topics: bool) -> None:
-        """Read to the end of the log, and keep following it; raises as :meth:`marq.queues.queues.Queues.start`."""
+        """Read to the end of the log, and keep following it; same errors as :meth:`marq.queues.queues.Queues.start`."""
         self._log = source = definition_log(self._settings)
         self._moved = asyncio.Event()
         if create_topics:
@@ -75,7 +75,7 @@ class DefinitionsFollower:
         await self._log.stop()
 
     async def sync(self, limit_s: float) -> None:
-        """Return when all earlier definitions are known; raises as :meth:`marq.queues.queues.Queues.sync`."""
+        """Return when all earlier definitions are known; same errors as :meth:`marq.queues.queues.Queues.sync`."""
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(limit_s):
@@ -87,7 +87,7 @@ class DefinitionsFollower:
         self.synced_s = max(self.synced_s, began_s)
 
     async def check_order(self, after: Definitions) -> None:
-        """Refuse a change to these definitions; raises as :func:`marq.queues.ordered_changes.check_order`."""
+        """Refuse a change to these definitions; same errors as :func:`marq.queues.ordered_changes.check_order`."""
         await check_order(self._log, self.definitions, after)
 
     async def new_starts(self, after: Definitions) -> dict[bytes, Mapping[str, Any] | None]:

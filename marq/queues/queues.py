@@ -38,7 +38,7 @@ MAX_TRIES = 10
 
 
 class QueueOptions(TypedDict, total=False):
-    """The settings of a queue that can be changed; None removes a change, so that the other layers count again."""
+    """The settings of a queue that can be changed; None removes a change, so that the other layers apply again."""
 
     lease: Duration | None
     max_lease: Duration | None
@@ -110,7 +110,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
         return EffectiveSettings.of(self.definitions(check_queue_name(queue)))
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back in the event loop after each change; return a function that stops this."""
+        """Call back in the event loop after each change; return a function that ends the calls."""
         key = object()
         self._listeners[key] = callback
 
@@ -122,10 +122,10 @@ class Queues(Lifecycle[DefinitionsFollower]):
     async def change(self, queue: str, **settings: Unpack[QueueOptions]) -> EffectiveSettings:
         """Change settings of a queue for all clients, durably, and return the settings in effect.
 
-        Durations are seconds or timedeltas; None for a key removes a former change to it.
+        Durations are seconds or timedeltas; None for a key removes an earlier change to it.
 
         Raises:
-            ConfigError: a name or a value is wrong, the group has no room for another queue or reads its topic already,
+            ConfigError: a name or a value is wrong, the group has no room for another queue or already reads its topic,
                 an ordered queue has messages that would lose their order, or the permission to write is missing.
             BrokerUnavailable: it is unknown whether the change was made.
             TypeError: unknown setting.
@@ -136,14 +136,15 @@ class Queues(Lifecycle[DefinitionsFollower]):
         return await self._merge(queue, {name: plain(value) for name, value in settings.items()}, keep=True)
 
     async def pause(self, queue: str, duration: Duration | None = None) -> EffectiveSettings:
-        """Pause the delivery of a queue, and return the settings in effect; raises as :meth:`change`.
+        """Pause the delivery of a queue, and return the settings in effect; same errors as :meth:`change`.
 
-        The pause ends after ``duration``, seconds or a timedelta up to a year, or else at :meth:`resume`. The end is
-        part of the setting, so it needs no further call. It replaces the end of a former pause. Consumers and trackers
-        resume by their own clocks, and so at different moments if these differ.
+        The pause ends after ``duration`` (seconds or a timedelta, up to a year), or with :meth:`resume`. The end time
+        is part of the setting, so no further call is needed. It replaces the end time of an earlier pause. Each
+        consumer and tracker uses its own clock, so if clocks differ, some resume earlier than others.
 
-        Consumers and trackers follow within about a second. Messages that are being processed end as usual. Waiting and
-        delayed messages, and those to be redelivered, wait for :meth:`resume`. Producers may continue to send.
+        Consumers and trackers apply the pause within about a second. Messages that are being processed are not
+        affected. Messages that are waiting, delayed or due for redelivery wait until the pause ends. Producers may
+        continue to send.
         """
         follower = self._started()
         if duration is None:
@@ -152,7 +153,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
         return await self.change(queue, paused=pause_end(follower.wall_s + duration_s))
 
     async def resume(self, queue: str) -> EffectiveSettings:
-        """Resume the delivery of a queue, and return the settings in effect; raises as :meth:`change`."""
+        """Resume the delivery of a queue, and return the settings in effect; same errors as :meth:`change`."""
         settings = await self.change(queue, paused=None)
         # Its definition in a file may pause it.
         return await self.change(queue, paused=False) if settings.paused else settings

@@ -19,7 +19,7 @@ _FILE, _CHANGE = LAYERS
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """The settings of a schedule; None removes a change made at run time, so that marq.toml counts again."""
+    """The settings of a schedule; None removes a change made at run time, so that marq.toml applies again."""
 
     queue: str | None
     cron: str | None
@@ -72,9 +72,9 @@ class Schedules(Client):
 
         Args:
             name: 1 to 100 of the characters a-z A-Z 0-9 . _ -
-            settings: ``queue`` and ``cron`` (five fields, or six with seconds before them); ``value`` and ``headers``
-                of the messages, as text; ``timezone``, "UTC" without it; ``catch_up``: deliver each of the times at
-                which no worker ran; ``enabled``.
+            settings: ``queue`` and ``cron`` (five fields, or six with seconds first); ``value`` and ``headers`` of the
+                messages, as text; ``timezone`` (default "UTC"); ``catch_up``: whether the messages of missed times
+                are sent later (default False); ``enabled`` (default True).
 
         Raises:
             ConfigError: a name or a value is wrong, a key is missing, or the permission to write is missing.
@@ -84,7 +84,7 @@ class Schedules(Client):
         return await self._merge(name, settings, keep=False)
 
     async def change(self, name: str, **settings: Unpack[ScheduleOptions]) -> Schedule:
-        """Change some settings of a schedule, as :meth:`define`; None for a key removes a former change to it.
+        """Change some settings of a schedule, as with :meth:`define`; None for a key removes an earlier change to it.
 
         Raises:
             ConfigError: as for :meth:`define`, or the schedule does not exist.
@@ -96,7 +96,7 @@ class Schedules(Client):
         return await self._merge(name, settings, keep=True)
 
     async def remove(self, name: str) -> bool:
-        """Remove a schedule that was defined at run time, and its delayed message; return whether it existed.
+        """Remove a schedule that was defined at run time, with its delayed message; return whether it existed.
 
         Raises:
             ConfigError: the name is wrong, marq.toml defines it, or the permission to write is missing.

@@ -1,1 +1,1 @@
-"""Settings: of queues and schedules, layer upon layer, and of clients."""
+"""Settings of queues and schedules, in layers, and of clients."""

@@ -15,7 +15,7 @@ class Backoff:
     """Exponential: ``base_ms`` after the first attempt, times ``factor`` after each further one, at most ``max_ms``.
 
     With ``delays_ms``: these in order, repeating the last one. With ``jitter`` the wait is between
-    a half of that and all of it, so that messages which failed together do not come back together.
+    half of that and all of it, so that messages that failed together are not redelivered together.
     """
 
     base_ms: int = 1_000

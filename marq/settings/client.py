@@ -1,6 +1,6 @@
 """How clients reach the cluster: constructor arguments, else ``MARQ_…`` in the environment, else defaults.
 
-The environment is read when a client is made, never at import.
+The environment is read when a client is created, never at import.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class ClientOptions(TypedDict, total=False):
 class ClientSettings:
     """Checked settings; times in ms.
 
-    ``compression`` is for messages that a producer sends. ``partitions`` and what follows only count when topics are
-    made.
+    ``compression`` is for messages that a producer sends. ``partitions`` and the settings after it apply only when
+    topics are created.
     """
 
     bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS

@@ -29,7 +29,7 @@ ORIGINS = {
 def check_combinations(definitions: Definitions) -> None:
     """Check the settings of all queues, and the lease of queues without a definition.
 
-    Raises as :func:`check_lease`, :func:`check_ordering` and :func:`check_start`.
+    Same errors as :func:`check_lease`, :func:`check_ordering` and :func:`check_start`.
     """
     for queue in definitions.names():
         check_lease(definitions, queue)

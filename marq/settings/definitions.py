@@ -9,8 +9,8 @@ The topic is compacted. Each record is one layer of one queue or schedule, or th
 * ``placement:NAME``: the partitions of the messages topic for a queue (:mod:`marq.settings.partitions`), from workers;
 * ``purge:NAME``: the purged records of a queue (:mod:`marq.settings.purges`);
 * ``start:NAME``: the records of its topic that came before the queue (:mod:`marq.settings.purges`);
-* ``sqs:NAME``: what a queue has for SQS clients only, or when it was deleted (app/sqs/directory.py);
-* ``sqs-tasks:NAME``: what endpoints do with a queue on behalf of SQS clients (app/sqs/tasks.py);
+* ``sqs:NAME``: data of a queue that only SQS clients use, or when it was deleted (app/sqs/directory.py);
+* ``sqs-tasks:NAME``: tasks that endpoints carry out on a queue on behalf of SQS clients (app/sqs/tasks.py);
 * ``quarantine:PARTITION/OFFSET``: a request to quarantine one marker record (:mod:`marq.wire.quarantines`);
 * ``confirmed:MODULE``: a worker that runs the decorated handlers of this module was alive (agents/removed_handlers.py);
 * ``schedule-file:NAME``, ``schedule:NAME``: schedules (:mod:`marq.settings.schedules`), from the file and at run time;
@@ -244,11 +244,11 @@ class Definitions:
         return begin if purge is None else purge if begin is None else purge.along_with(begin)
 
     def sqs(self, queue: str) -> Mapping[str, Any]:
-        """Return what a queue has for SQS clients only, as it was written; empty if nothing was."""
+        """Return the data of a queue that only SQS clients use, as written; empty if there is none."""
         return self._sqs.get(queue, {})
 
     def sqs_names(self) -> list[str]:
-        """Return all queues with something for SQS clients only, sorted."""
+        """Return all queues with data that only SQS clients use, sorted."""
         return sorted(self._sqs)
 
     def sqs_tasks(self, queue: str) -> Mapping[str, Any]:
@@ -264,7 +264,7 @@ class Definitions:
         return self._confirmed.get(module, 0)
 
     def quarantines(self) -> list[Quarantine]:
-        """Return all orders of quarantine, by partition and offset."""
+        """Return all quarantine requests, by partition and offset."""
         return [each for _, each in sorted(self._quarantines.items())]
 
     def quarantine(self, partition: int, offset: int, value: bytes) -> Quarantine | None:

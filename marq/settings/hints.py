@@ -1,4 +1,4 @@
-"""Errors for the words of other queues, used as keyword or method, that name Marq's word."""
+"""Errors for keywords and methods of other queue libraries; they name Marq's equivalent."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OURS = {
     "deduplication_id": "deduplication_ids here (a list with an id for each message)",
     "deduplication_ids": "deduplication_id here (one id)",
     "idempotency_key": "deduplication_id",
-    "max_retries": "max_attempts (it counts deliveries, the first one too)",
+    "max_retries": "max_attempts (it counts deliveries, including the first)",
     "nack": "release (back to the queue) or reject (to the dead letters)",
     "visibility_timeout": "lease (seconds or timedelta)",
 }
 
 
 class UnknownOption(TypeError, AttributeError):
-    """The word of another queue; the message names Marq's."""
+    """A keyword or method of another queue library was used; the text names Marq's equivalent."""
 
 
 def refuse(function: str, unknown: Mapping[str, object]) -> None:
@@ -35,7 +35,7 @@ def refuse(function: str, unknown: Mapping[str, object]) -> None:
 
 
 class Hinted:
-    """Raises :class:`UnknownOption` for attributes that other queues have."""
+    """Raises :class:`UnknownOption` for attributes of other queue libraries."""
 
     __slots__ = ()
 

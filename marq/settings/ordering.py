@@ -33,7 +33,7 @@ def ordering_error(settings: QueueSettings) -> OrderingError | None:
         return OrderingError(
             "on_dead_letter", f'"{BLOCK}"', f'has no effect without ordering = "{ORDERED_BY_KEY}": set both or neither'
         )
-    conflict = f'is not possible with ordering = "{ORDERED_BY_KEY}"'
+    conflict = f'cannot be combined with ordering = "{ORDERED_BY_KEY}"'
     if settings.delivery == AT_MOST_ONCE:
         return OrderingError("delivery", f'"{AT_MOST_ONCE}"', f"{conflict}: use at-least-once delivery, or no ordering")
     if settings.delay_ms:
@@ -41,7 +41,7 @@ def ordering_error(settings: QueueSettings) -> OrderingError | None:
         return OrderingError("delay", f"{settings.delay_ms / 1000:g}", f"{conflict}, because {reason}: set delay = 0")
     if settings.on_dead_letter == BLOCK and not settings.dead_letter:
         reason = f'with on_dead_letter = "{BLOCK}": a dropped message could never be redriven'
-        return OrderingError("dead_letter", "false", f"is not possible {reason}; set dead_letter = true")
+        return OrderingError("dead_letter", "false", f"cannot be combined {reason}; set dead_letter = true")
     return None
 
 
@@ -57,7 +57,7 @@ def check_ordering_key(key: object) -> bytes:
     else:
         raise ConfigError(f"ordering_key: expected a key of type str or bytes, not {type(key).__name__}")
     if not data:
-        raise ConfigError("ordering_key: the key is empty; leave it out for a message without order")
+        raise ConfigError("ordering_key: the key is empty; omit it for a message without a key")
     if len(data) > MAX_ORDERING_KEY_BYTES:
         raise ConfigError(f"ordering_key: the key has {len(data)} bytes, at most {MAX_ORDERING_KEY_BYTES} are allowed")
     return data

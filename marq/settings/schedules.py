@@ -2,7 +2,7 @@
 
 A definition is a table ``[schedules.NAME]`` of marq.toml, or was made at run time: two layers of the queues topic, as
 for queues (:mod:`marq.settings.definitions`). The cron library and time zones belong to the shell
-(:mod:`marq.settings.cron`); :mod:`marq.core.deliveries.schedule_planner` decides about the messages.
+(:mod:`marq.settings.cron`); :mod:`marq.core.deliveries.schedule_planner` decides when to send messages.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Schedule:
     def source(self, partitions: int) -> Source:
         """Return the source of its messages, whose numbers are their times in seconds since the epoch.
 
-        A changed definition has another one, in the same markers partition: one owner decides about both.
+        A changed definition has another one, in the same markers partition: one owner has both.
         """
         topic = schedule_topic(self.name, self.digest)
         return Source(topic, (home_partition(self.name, partitions) - crc32(topic.encode())) % partitions)

@@ -23,15 +23,15 @@ class UnknownQueue(ConfigError):
 
 
 class LeaseLost(MarqError):
-    """The lease expired before the call: another consumer may hold the message by now."""
+    """The lease expired before the call: another consumer may have received the message."""
 
 
 class MessageTooLarge(MarqError):
-    """The message does not fit into a record of the broker; nothing was sent."""
+    """The message exceeds the broker's size limit; nothing was sent."""
 
 
 class BrokerUnavailable(MarqError):
-    """The broker did not answer in time, or refused; whether the call took effect is unknown."""
+    """The broker did not answer in time, or refused; it is unknown whether the call took effect."""
 
 
 class Forbidden(ConfigError, BrokerUnavailable):

@@ -192,9 +192,9 @@ def source_partition(topic: str, wanted: int, count: int) -> int:
 
 
 def deduplicating_partition(queue: str, place: bytes, count: int) -> int:
-    """Return the markers partition that decides about deduplication ids.
+    """Return the markers partition whose tracker checks deduplication ids.
 
-    ``place`` is the ordering key of the message, or without one its id. One tracker must decide about all messages of
+    ``place`` is the ordering key of the message, or without one its id. One tracker must check all messages of
     an id, and about all of a key in their order.
     """
     return int.from_bytes(sha256(queue.encode() + b"\0" + place).digest()[:8]) % count

@@ -207,9 +207,9 @@ async def test_a_queue_with_its_own_topic_gets_such_messages_through_the_message
     assert await backend.records(topic) == []
 
     ordered = await backend.new_queue(topic=await backend.create_topic(), ordering="key")
-    with pytest.raises(marq.ConfigError, match="ordering_key is not possible with delay or deduplication_id"):
+    with pytest.raises(marq.ConfigError, match="ordering_key cannot be combined with delay or deduplication_id"):
         await backend.producer.send(ordered, b"x", ordering_key="k", deduplication_id="a")
-    with pytest.raises(marq.ConfigError, match="ordering_key is not possible with delay or deduplication_id"):
+    with pytest.raises(marq.ConfigError, match="ordering_key cannot be combined with delay or deduplication_id"):
         await backend.producer.send_many(ordered, [b"x"], ordering_key="k", deduplication_ids=["a"])
 
 

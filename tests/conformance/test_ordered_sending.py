@@ -104,7 +104,7 @@ async def test_in_its_own_topic_the_key_is_the_record_key_as_of_any_kafka_produc
     for key in KEYS:
         await backend.producer.send(queue, of(key), ordering_key=key)
     await backend.producer.send_many(queue, [b"a", b"b"], ordering_key="many")
-    with pytest.raises(marq.ConfigError, match="ordering_key is not possible with delay or deduplication_id in"):
+    with pytest.raises(marq.ConfigError, match="ordering_key cannot be combined with delay or deduplication_id in"):
         await backend.producer.send(queue, b"x", ordering_key="k", delay=1)
 
     sent = await records(backend, queue, topic)
@@ -166,7 +166,7 @@ async def test_settings_that_ordering_excludes_are_refused(backend: Backend) -> 
     queue = await backend.new_queue(ordering="key")
 
     for change in ({"delivery": "at-most-once"}, {"delay": 5}, {"dead_letter": False, "on_dead_letter": "block"}):
-        with pytest.raises(marq.ConfigError, match=f"queue {queue!r}: .* is not possible with o"):
+        with pytest.raises(marq.ConfigError, match=f"queue {queue!r}: .* cannot be combined with o"):
             await backend.queues.change(queue, **change)  # type: ignore[arg-type]
     with pytest.raises(marq.ConfigError, match=r'on_dead_letter = "block" .* has no effect without ordering = "key"'):
         await backend.queues.change(backend.new_name(), on_dead_letter="block")

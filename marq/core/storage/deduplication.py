@@ -1,7 +1,7 @@
 """The deduplication ids that a markers partition has accepted, each until its queue's window has passed.
 
 The partition of an id follows from the queue and the id (:func:`marq.wire.names.deduplicating_partition`), so one
-tracker decides about it. A message whose id was accepted before, and has not expired by the log's clock, is a
+tracker decides on it. A message whose id was accepted before, and has not expired by the log's clock, is a
 duplicate. The expiry is fixed when an id is accepted: a later change of the window concerns later messages.
 
 All ids that one DELAY brought share a record, in memory and in the table: a million ids of a million DELAYs take some

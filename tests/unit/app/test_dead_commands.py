@@ -61,7 +61,7 @@ def test_a_mistake_is_named(options: dict[str, Any], text: str) -> None:
 
 
 def test_how_far_a_call_came_is_said() -> None:
-    assert said(Redriven(5, 5, 4, 1)) == "4 of 5 dead letters redriven, 1 were settled before"
+    assert said(Redriven(5, 5, 4, 1)) == "4 of 5 dead letters redriven, 1 already settled"
     assert said(Deleted(3, 3, 3)) == "3 of 3 dead letters deleted"
     assert said(Deleted(3), dry_run=True) == "3 dead letters would be deleted; nothing was changed"
     assert said(Redriven(9, 4, 2), interrupted=True) == (

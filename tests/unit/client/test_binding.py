@@ -263,7 +263,7 @@ def test_an_annotation_that_can_not_be_read_says_which_and_why() -> None:
 
 
 def test_a_type_that_can_not_be_decoded_is_refused_when_decorating() -> None:
-    with pytest.raises(marq.ConfigError, match=r"handle: its value can't be decoded to SimpleNamespace.*Expected"):
+    with pytest.raises(marq.ConfigError, match=r"handle: its value can't be decoded into SimpleNamespace.*Expected"):
 
         @marq.handler("q")
         def handle(value: SimpleNamespace) -> None: ...

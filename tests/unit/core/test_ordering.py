@@ -51,17 +51,17 @@ def test_each_queue_names_its_own_ordering(key: str) -> None:
         (
             {"ordering": "key", "delivery": "at-most-once"},
             {},
-            'delivery = "at-most-once" .marq.toml. is not possible with ordering = "key"',
+            'delivery = "at-most-once" .marq.toml. cannot be combined with ordering = "key"',
         ),
         (
             {"ordering": "key"},
             {"delay": 1.5},
-            r"delay = 1.5 \(\[defaults\] of marq.toml\) is not possible with ordering",
+            r"delay = 1.5 \(\[defaults\] of marq.toml\) cannot be combined with ordering",
         ),
         (
             {"ordering": "key", "on_dead_letter": "block", "dead_letter": False},
             {},
-            'dead_letter = false .marq.toml. is not possible with on_dead_letter = "block"',
+            'dead_letter = false .marq.toml. cannot be combined with on_dead_letter = "block"',
         ),
     ],
 )
