@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(date +%s) - began )) s"; \
 	else echo "==> $(1): FAILED after $$(( $$(date +%s) - began )) s" >&2; exit 1; fi
 
-.PHONY: help setup python packages kafka demo test verify oldest coverage broker bench simulate mutants faults soak recovery delays ids scale pipeline docs screenshots browser lint chart clean audit lock
+.PHONY: help celery setup python packages kafka demo test verify oldest coverage broker bench simulate mutants faults soak recovery delays ids scale pipeline docs screenshots browser lint chart clean audit lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -97,6 +97,9 @@ delays: setup ## a great many delayed messages: memory, restart, lateness: make 
 
 ids: setup ## a great many deduplication ids: memory, restart: make ids IDS=1000000
 	@ONLY=deduplication RUNS=1 MESSAGES=$(IDS) $(RUN) -m bench
+
+celery: setup ## Celery on the SQS endpoint while its processes are killed: make celery TASKS=100000
+	@TASKS=$(or $(TASKS),100000) $(RUN) -m pytest -q -rP tests/sqs/test_celery.py
 
 scale: setup ## the pipeline on a history whose truth is known: make scale MESSAGES="1000000 10000000"
 	@$(RUN) -m bench.pipeline --messages $(or $(MESSAGES),1000000)

@@ -1,7 +1,8 @@
 """The Celery application of test_celery.py, which runs in Celery's environment.
 
-``celery -A celery_app worker`` runs tasks, and ``python celery_app.py FIRST LAST`` sends one per number. Variables:
-BROKER, the broker's URL; VISIBILITY_S; NOTES, a file to which all processes append what happens, as lines of JSON.
+``celery -A celery_app worker`` runs tasks, and ``python celery_app.py FIRST LAST PAUSE`` sends one per number, with a
+pause in seconds after each. Variables: BROKER, the broker's URL; VISIBILITY_S; NOTES, a file to which all processes
+append what happens, as lines of JSON.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from celery import Celery
 from celery.signals import task_received
 
 WORK_S, RETRY_S = 0.02, 0.5
-#: Pause between two sends, so that senders still run when the endpoint is killed.
-PAUSE_S = 0.03
 
 app = Celery("faults", broker=os.environ["BROKER"])
 app.conf.update(
@@ -88,4 +87,4 @@ def send(number: int) -> None:
 if __name__ == "__main__":
     for number in range(int(sys.argv[1]), int(sys.argv[2])):
         send(number)
-        time.sleep(PAUSE_S)
+        time.sleep(float(sys.argv[3]))
