@@ -17,6 +17,7 @@ from bench.rows.drain import AIOKAFKA, GROUP, ITERATE, QUORUM, RUN, RUN_BATCH, S
 from bench.suite import format_number
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+TIMES = "\N{MULTIPLICATION SIGN}"
 BEGIN, END = "<!-- bench.table begins -->", "<!-- bench.table ends -->"
 
 Result = Mapping[str, Any]
@@ -128,11 +129,16 @@ def _rabbitmq(row: Mapping[str, Any]) -> str:
 def _bars(bars: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         (_named(bar["what"]),
-         f"{'at least' if bar['at_least'] else 'at most'} {format_number(bar['limit'])} {bar['unit']}",
+         f"{'at least' if bar['at_least'] else 'at most'} {_limit(format_number(bar['limit']), bar['unit'])}",
          format_number(bar["found"]), "yes" if bar["met"] else "**no**")
         for bar in bars
     ]  # fmt: skip
     return _table(("bar", "limit", "measured", "met"), rows)
+
+
+def _limit(number: str, unit: str) -> str:
+    """Return a limit with its unit; a multiplication sign replaces the word "times"."""
+    return f"{number}{TIMES}{unit.removeprefix('times')}" if unit.startswith("times") else f"{number} {unit}"
 
 
 def _named(what: str) -> str:

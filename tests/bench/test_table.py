@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.rows.drain import GROUP, QUORUM, RUN, SHARE
-from bench.table import BEGIN, END, PAGE, RESULTS, between, newest, placed, render
+from bench.table import BEGIN, END, PAGE, RESULTS, TIMES, between, newest, placed, render
 
 MEASURED = {"rate": 123_456.0, "startup_seconds": 0.25, "cpu_seconds": 2.0, "broker_cpu_seconds": 1.0}
 WORK = {RUN: {"rate": 60_400.0}, SHARE: {"rate": 59_900.0}, GROUP: {"rate": 1_240.0}}
@@ -26,6 +26,7 @@ RESULT = {
     },
     "bars": [
         {"what": "drain", "found": 0.6, "limit": 0.55, "unit": "times", "at_least": True, "met": True},
+        {"what": "markers", "found": 1.2, "limit": 1.3, "unit": "times the payload", "at_least": False, "met": True},
         {"what": "lateness", "found": 300.0, "limit": 250.0, "unit": "ms", "at_least": False, "met": False},
     ],
 }
@@ -52,7 +53,8 @@ def test_a_result_becomes_tables_in_which_an_unmet_bar_is_seen() -> None:
     assert "| 10 ms | 60,000 | 60,000 | 1,200 |" in lines
     assert "| 500 ms for 1% of them | 60,000 | 60,000 | 1,200 |" in lines
     assert "RabbitMQ was not measured: there is none." in lines
-    assert "| drain | at least 0.55 times | 0.6 | yes |" in lines
+    assert f"| drain | at least 0.55{TIMES} | 0.6 | yes |" in lines
+    assert f"| markers | at most 1.3{TIMES} the payload | 1.2 | yes |" in lines
     assert "| lateness | at most 250 ms | 300 | **no** |" in lines
 
 
