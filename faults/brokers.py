@@ -74,7 +74,7 @@ async def away(stage: Stage, broker: EmbeddedBroker) -> None:
 @scenario(
     "leader-killed",
     "three brokers, replication factor 3: kill -9 of the leader of each markers partition in turn",
-    "a pause until another broker leads",
+    "all work on the partition pauses until another broker leads it",
     partial(Cluster, REPLICAS),
 )
 async def leader_killed(stage: Stage, cluster: Cluster) -> None:

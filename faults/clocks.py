@@ -99,7 +99,7 @@ async def move(stage: Stage, clock: Clock, seconds: float, target: str) -> None:
 @scenario(
     "consumer-clock-moved",
     f"a consumer's wall clock is set {_STEPS}; another consumer starts with the wrong clock and is killed",
-    "nothing",
+    "no effect",
 )
 async def of_a_consumer(stage: Stage, _: Any) -> None:
     """Clocks of clients are never compared with others."""
@@ -121,7 +121,7 @@ async def of_a_consumer(stage: Stage, _: Any) -> None:
 @scenario(
     "worker-clock-moved",
     f"the only worker's wall clock is set {_STEPS}; each time it is killed and restarted",
-    "nothing; redelivery pauses while no worker runs",
+    "no effect, except that redelivery pauses while no worker runs",
 )
 async def of_a_worker(stage: Stage, _: Any) -> None:
     """Its tables contain times: it restarts with them and a clock that is an hour behind."""
@@ -149,7 +149,8 @@ async def of_the_broker(stage: Stage, here: MovableBroker, seconds: float) -> No
 @scenario(
     "broker-clock-ahead",
     f"the broker's wall clock is set {AHEAD_SECONDS / 3600:+.0f} h; then a consumer is killed",
-    "an alarm (`clock_jump_ms`); messages acquired or released at that moment are redelivered late by that jump",
+    "an alarm (`clock_jump_ms`); messages acquired or released at that moment are redelivered late, by the size of the"
+    " jump",
     movable_broker,
 )
 async def of_the_broker_ahead(stage: Stage, here: MovableBroker) -> None:

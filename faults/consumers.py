@@ -80,20 +80,20 @@ scenario(
     "ordered-consumer-killed-while-resuming",
     "kill -9 of a consumer of a queue with `ordering`: before and after RESUME, and before and after the commit that"
     " verifies its partition",
-    "the next consumer asks again",
+    "the next consumer sends RESUME again",
 )(killed_at_each_point(MARKED, RESUMING, after=1))
 
 scenario(
     "ordered-consumer-killed-at-each-point",
     "kill -9 of a consumer of such a queue: before and after ACQUIRE, the ACQUIRE of a redelivery, and the last"
     " RELEASE",
-    "messages in flight are redelivered in their place when their leases expire; later messages of their keys wait",
+    "when their leases expire, messages in flight are redelivered before later messages of their keys",
 )(killed_at_each_point(MARKED, IN_ORDER, manner="unlucky"))
 
 scenario(
     "ordered-transactional-consumer-killed",
-    "the same with `transactional=True`, also while it resumes",
-    "the same; answers and redelivery wait until the broker aborts the open transaction",
+    "the kills of the two rows above, with `transactional=True`",
+    "the same; redelivery and answers to RESUME wait until the broker aborts the open transaction",
 )(killed_at_each_point(TRANSACTIONAL, [*RESUMING, *IN_ORDER], after=1, manner="unlucky"))
 
 
@@ -101,7 +101,7 @@ scenario(
     "consumers-join-and-leave",
     f"a consumer joins and leaves every few seconds for {CHURN_SECONDS:.0f} s, every second time by kill -9, while slow"
     " handlers are at work",
-    "messages in flight are redelivered, those of a killed consumer when their leases expire",
+    "messages in flight are redelivered: at once, or after a kill when their leases expire",
 )
 async def join_and_leave(stage: Stage, _: Any) -> None:
     await stage.worker()
@@ -182,7 +182,7 @@ async def handlers_without_a_broker(stage: Stage, broker: EmbeddedBroker) -> Non
 
 @scenario(
     "static-worker-restarted-elsewhere",
-    "kill -9 of the only worker, which has an instance id; restarted with another web port, twice",
+    "kill -9 of the only worker, which has an instance id and is restarted with another web port; twice",
     "the new process owns the partitions at once, without the session timeout",
 )
 async def static_worker_elsewhere(stage: Stage, _: Any) -> None:

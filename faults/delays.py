@@ -99,7 +99,7 @@ async def _redrive_all(letters: DeadLetters, queues: Sequence[str]) -> None:
     "mixed-at-random",
     "random delays, cancels, reschedules, retries and rejects; kill -9 of a consumer and of the worker; then a"
     " redrive of all dead letters",
-    "later redelivery; nothing early, no cancelled message delivered, each dead letter redriven once",
+    "some redeliveries are late; no message is early, no cancelled one is delivered, each dead letter is redriven once",
     quick=True,
 )
 async def in_short(stage: Stage, _: object) -> None:

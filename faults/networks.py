@@ -85,8 +85,8 @@ CLIENTS = ("PRODUCER", "CONSUMER", "WORKER")
 
 @scenario(
     "reconnects-are-few",
-    f"kill -9 of the only broker, down for {GONE_SECONDS:.0f} s; connection attempts are counted",
-    f"each process makes at most {MAX_ATTEMPTS} attempts a second and logs two lines; all resume when the broker is"
+    f"kill -9 of the only broker, down for {GONE_SECONDS:.0f} s; the test counts connection attempts",
+    f"each process makes at most {MAX_ATTEMPTS} attempts per second and logs two lines; all resume when the broker is"
     " back",
     partial(behind_proxies, *CLIENTS),
     quick=True,
@@ -162,4 +162,4 @@ def declare(client: str, slow_seen: str, seen: str) -> None:
 
 
 declare("consumer", "lower throughput", _CONSUMER_SEEN)
-declare("worker", "later redelivery", _WORKER_SEEN)
+declare("worker", "redelivery is slower", _WORKER_SEEN)

@@ -45,7 +45,7 @@ async def delete_topic(stage: Stage, topic: str) -> None:
 scenario(
     "worker-killed",
     "kill -9 of the only worker, twice; RocksDB data kept",
-    "no redelivery while no worker runs; consumers continue",
+    "consumers continue, but nothing is redelivered while no worker runs",
     quick=True,
 )(killed(2))
 
@@ -81,7 +81,7 @@ async def killed_in_the_transaction(stage: Stage, _: Any) -> None:
 
 @scenario(
     "worker-killed-in-the-answer",
-    "kill -9 of a worker before and after it commits its answer to a RESUME, each twice",
+    "kill -9 of a worker before it commits its answer to a RESUME, and after it; two kills at each point",
     "consumers of queues with `ordering` receive nothing from new partitions before the next owner answers",
 )
 async def killed_in_the_answer(stage: Stage, _: Any) -> None:
@@ -126,7 +126,7 @@ async def rolling_restart(stage: Stage, _: Any) -> None:
 @scenario(
     "workers-join-and-leave",
     f"a worker joins and leaves every few seconds for {CHURN_SECONDS:.0f} s, every other time by kill -9",
-    "redelivery pauses at each change, after a kill for the session timeout",
+    "redelivery pauses at each change; after a kill, for the session timeout",
 )
 async def join_and_leave(stage: Stage, _: Any) -> None:
     await stage.begin()
@@ -166,7 +166,7 @@ async def workers_first(stage: Stage, _: Any) -> None:
 @scenario(
     "upgrade-consumers-first",
     "an upgraded consumer starts before the workers can read its markers; then the workers are replaced",
-    "the partitions it writes to stop with an alarm; no redelivery there until the workers are upgraded",
+    "the partitions that it writes to stop with an alarm; they redeliver nothing until the workers are upgraded",
 )
 async def consumers_first(stage: Stage, _: Any) -> None:
     """The wrong order: workers stop at the newer consumer's markers, which they cannot read."""
