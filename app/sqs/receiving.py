@@ -126,8 +126,8 @@ class QueueReceiver:
         self._settler = settler
         self._peers = peers
         self.deleted = Deleted()
-        #: Polls that wait now, and when the last one ended.
-        self._polls = 0
+        #: Polls that wait now, how many messages they want, and when the last one ended.
+        self._polls = self._wanted = 0
         self._idle_since_s = asyncio.get_running_loop().time()
         #: Messages that other endpoints sent.
         self._foreign: deque[Delivery] = deque()
@@ -149,11 +149,15 @@ class QueueReceiver:
         A shorter wait than SHORT_POLL_S counts as that.
         """
         self._polls += 1
+        self._wanted += most
         try:
             return await self._poll(most, wait_s, alone=False)
         finally:
             self._polls -= 1
+            self._wanted -= most
             self._idle_since_s = asyncio.get_running_loop().time()
+            if not self._polls:
+                self._release_foreign()
 
     async def poll_for_peer(self, most: int, wait_s: float) -> list[Delivery]:
         """Do the same for another endpoint, without asking further ones."""
@@ -178,7 +182,7 @@ class QueueReceiver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.release(list(self._foreign))
+        self._release_foreign()
         await asyncio.gather(*self._releases, return_exceptions=True)
         if self._consumer is not None:
             await self._consumer.stop()
@@ -243,6 +247,8 @@ class QueueReceiver:
             if left_s <= 0:
                 break
             consumer = self._consumer
+            if not alone and self._started.is_set():
+                self._ask_others()
             try:
                 if consumer is None or not self._started.is_set():
                     async with asyncio.timeout(left_s):
@@ -299,16 +305,17 @@ class QueueReceiver:
             log.warning("queue %r: the endpoint %s gave an unexpected answer: %r", self._queue, url, error)
 
     async def _ask(self, url: str) -> None:
-        most = min(10 * max(self._polls, 1), MAX_ASKED)
-        documents = await self._peers.ask(url, self._queue, most)
-        deliveries = [Delivery.read(each) for each in documents]
+        documents = await self._peers.ask(url, self._queue, min(max(self._wanted, 1), MAX_ASKED))
+        self._foreign.extend([Delivery.read(each) for each in documents])
         if not self._polls:
-            # Another endpoint can deliver them sooner.
-            self.release(deliveries)
-        elif deliveries:
-            self._foreign.extend(deliveries)
-            if self._consumer is not None:
-                self._consumer.wake(len(deliveries))
+            self._release_foreign()
+        elif documents and self._consumer is not None:
+            self._consumer.wake(len(documents))
+
+    def _release_foreign(self) -> None:
+        """Release messages of other endpoints: a later poll could get them after their leases have ended."""
+        self.release(list(self._foreign))
+        self._foreign.clear()
 
 
 class Receivers:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.client.token import Token
+from marq.consumer.message import Message
+from marq.settings.client import ClientSettings
 from marq.wire.markers import Source
 from marq_worker.app.sqs.receiving import (
     DELETED_S,
@@ -13,6 +19,7 @@ from marq_worker.app.sqs.receiving import (
     MAX_DELETED,
     Deleted,
     Delivery,
+    QueueReceiver,
     end_of_poll_s,
 )
 
@@ -66,3 +73,95 @@ def test_long_polls_end_together_and_never_too_early() -> None:
 
 def test_short_polls_end_in_time() -> None:
     assert end_of_poll_s(100.1, LONG_POLL_S - 1) == 100.1 + LONG_POLL_S - 1
+
+
+# --- messages of other endpoints --------------------------------------------------------------------------------------
+
+OTHER = "http://other:9324"
+
+
+class Idle:
+    """A consumer without messages."""
+
+    def __init__(self) -> None:
+        self.error = None
+        self._woken = asyncio.Event()
+
+    async def start(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+    async def poll(self, most: int) -> list[Message]:
+        return []
+
+    async def wait(self, most: int, wait_s: float) -> None:
+        self._woken.clear()
+        async with asyncio.timeout(wait_s):
+            await self._woken.wait()
+
+    def wake(self, count: int) -> None:
+        self._woken.set()
+
+
+class OneOther:
+    """Another endpoint, which answers as the test says; and the settler of this one."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[int] = asyncio.Queue()
+        self.answers: asyncio.Queue[list[dict[str, Any]]] = asyncio.Queue()
+        self.released: list[str] = []
+
+    def of(self, queue: str) -> Sequence[str]:
+        return [OTHER]
+
+    async def ask(self, url: str, queue: str, most: int) -> list[dict[str, Any]]:
+        self.asked.put_nowait(most)
+        return await self.answers.get()
+
+    def answer(self, *message_ids: str) -> None:
+        self.answers.put_nowait([delivery(each).document() for each in message_ids])
+
+
+class Receiver(QueueReceiver):
+    def __init__(self, other: OneOther) -> None:
+        client = ClientSettings.read("memory://", {}, owner="test")
+        super().__init__("emails", client, "", None, other)  # type: ignore[arg-type]
+        self._other = other
+
+    def _new_consumer(self) -> Any:
+        return Idle()
+
+    async def _release(self, deliveries: Sequence[Delivery]) -> None:
+        self._other.released += [each.id for each in deliveries]
+
+
+async def test_another_endpoint_is_asked_at_once_for_as_many_messages_as_polls_want() -> None:
+    receiver = Receiver(other := OneOther())
+    polls = [asyncio.create_task(receiver.poll(most, 10)) for most in (1, 2)]
+    assert await other.asked.get() == 3
+
+    other.answer("a", "b", "c")
+
+    received = await asyncio.gather(*polls)
+    assert [[each.id for each in deliveries] for deliveries in received] == [["a"], ["b", "c"]]
+    await receiver.stop()
+    assert other.released == []
+
+
+async def test_messages_of_another_endpoint_do_not_stay_when_no_poll_waits() -> None:
+    receiver = Receiver(other := OneOther())
+    waiting, leaving = [asyncio.create_task(receiver.poll(1, 10)) for _ in range(2)]
+    await other.asked.get()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    other.answer("a", "b")
+    assert [each.id for each in await waiting] == ["a"]
+    await asyncio.sleep(0)
+
+    # A later poll would get it after its lease, when others have it, or have finished it.
+    assert other.released == ["b"]
+    other.answer()
+    assert await receiver.poll(1, 0) == []
+    await receiver.stop()
