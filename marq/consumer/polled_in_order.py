@@ -50,6 +50,8 @@ class PolledInOrder(PolledConsumer):
         self._delivered: dict[Place, Message] = {}
         #: The last purge that is known, and when it became known.
         self._purge, self._purged_s = settings.skipped(self.name), -inf
+        #: The messages that were released because of it.
+        self._released: set[Place] = set()
         return replace(settings, lease_ms=min(WAITING_LEASE_MS, max_lease_ms))
 
     async def poll(self, max_messages: int, lease_ms: int | None = None) -> list[Message]:
@@ -73,9 +75,11 @@ class PolledInOrder(PolledConsumer):
         except BaseException:
             settlement.put_back(messages)
             raise
-        messages = [message for message in messages if self._is_held(message)]
-        self._delivered.update({Place(each._held.source, each.offset): each for each in messages})
-        return messages
+        held = [message for message in messages if self._is_held(message)]
+        # Their source was given up meanwhile. Without a release, its next consumer would wait for leases without use.
+        settlement.put_back([message for message in messages if message not in held])
+        self._delivered.update({Place(each._held.source, each.offset): each for each in held})
+        return held
 
     def _after_purges(self, messages: list[Message]) -> list[Message]:
         """Return messages that were acquired after all purges; release the others.
@@ -86,10 +90,22 @@ class PolledInOrder(PolledConsumer):
         running = self._started()
         purge = running.receiver_settings.skipped(self.name)
         if purge != self._purge:
-            self._purge, self._purged_s = purge, running.cluster.now_s()
-        former = [message for message in messages if message._held.taken_s <= self._purged_s]
+            self._purge, self._purged_s, self._released = purge, running.cluster.now_s(), set()
+        former = [message for message in messages if self._may_be_purged(message)]
+        if not former:
+            return messages
+        self._released.update([Place(each._held.source, each.offset) for each in former])
         settlement.put_back(former)
-        return [message for message in messages if message._held.taken_s > self._purged_s] if former else messages
+        return [message for message in messages if message not in former]
+
+    def _may_be_purged(self, message: Message) -> bool:
+        held, purge = message._held, self._purge
+        if held.taken_s <= self._purged_s:
+            return True
+        if purge is None or self._purged_s == -inf or Place(held.source, message.offset) in self._released:
+            return False
+        # If it waited for longer than its lease, it was acquired again without a question.
+        return not purge.left(held.source, message.offset, message._record.timestamp)
 
     def find(self, token: Token, attempt: int) -> Message | None:
         """Return a delivered message if this attempt of it is still leased here."""

@@ -1,0 +1,135 @@
+"""Polling a queue with ordering, on fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from math import inf
+from typing import Any, TypeVar
+
+from marq.consumer.message import Message
+from marq.consumer.polled_in_order import WAITING_LEASE_MS, PolledInOrder
+from marq.consumer.questions import Questions
+from marq.consumer.session import MemberSession
+from marq.core.storage.rows import State
+from marq.settings.client import ClientSettings
+from marq.settings.purges import Purge
+from marq.settings.queue import QueueSettings
+from marq.wire.errors import MarqError
+from marq.wire.markers import Renew
+from tests.unit.client.fakes import LIMIT_S, P0, Clock, Rig, rig, spin
+from tests.unit.client.test_ordering import Tracker, record
+
+T = TypeVar("T")
+VISIBLE_MS = 600_000
+
+
+class Time:
+    """The clock of a cluster."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def now_s(self) -> float:
+        return self._clock()
+
+    async def within(self, limit_s: float, waiting: Awaitable[T]) -> T:
+        async with asyncio.timeout(LIMIT_S):
+            return await waiting
+
+
+class Polled:
+    """A polling consumer whose session runs on fakes."""
+
+    def __init__(self) -> None:
+        self.purge: Purge | None = None
+        settings = QueueSettings(ordering="key", lease_ms=VISIBLE_MS)
+        self.rig: Rig = rig(
+            queue=lambda _: settings, skipped=lambda _: self.purge, lease_ms=WAITING_LEASE_MS, prefetch=False
+        )
+        self.tracker = Tracker()
+        receiver, clock = self.rig.receiver, self.rig.clock
+        receiver.ordering._questions = Questions(self.tracker.open, self.tracker, 4, clock, clock.sleep)
+        self.consumer = PolledInOrder("q", ClientSettings.read("memory://", {}, owner="test"))
+        session: Any = MemberSession.__new__(MemberSession)
+        session.cluster, session.buffer = Time(clock), self.rig.buffer
+        session.receiver, session.receiver_settings = receiver, receiver._settings
+        consumer: Any = self.consumer
+        consumer._running, consumer._delivered = session, {}
+        consumer._purge, consumer._purged_s, consumer._released = None, -inf, set()
+        receiver.start()
+
+    async def poll(self, count: int = 1) -> list[Message]:
+        """Poll until this many messages have come."""
+        messages: list[Message] = []
+        while len(messages) < count:
+            polled = await self.consumer.poll(10)
+            messages += polled
+            if not polled:
+                await self.consumer.wait(10, LIMIT_S)
+        return messages
+
+    async def stop(self) -> None:
+        await self.rig.receiver.stop_reading(1)
+        await self.rig.receiver.stop(1)
+
+
+async def test_a_message_whose_client_hangs_up_during_a_poll_is_delivered_at_once_to_another() -> None:
+    polled = Polled()
+    polled.rig.reader.add(P0, record(0, "a"), record(1, "a"))
+    polled.rig.settler.gate.clear()
+    poll = asyncio.create_task(polled.poll())
+    await polled.rig.acquirer.until(lambda: polled.rig.acquired == [0, 1])
+    await spin(100)
+
+    # Its lease is being written.
+    poll.cancel()
+    await asyncio.gather(poll, return_exceptions=True)
+    polled.tracker.open_messages = {0: (State.WAITING_IN_ORDER, 1, 0)}
+    polled.rig.settler.gate.set()
+
+    [message] = await polled.poll()
+    assert (message.offset, message.attempt) == (0, 1)
+    assert polled.rig.released == {0: (0, False, "")}
+    await polled.consumer.ack_held(message)
+    [following] = await polled.poll()
+    assert (following.offset, following.attempt) == (1, 1)
+    await polled.stop()
+
+
+async def test_a_message_is_released_if_its_partition_is_revoked_during_the_poll() -> None:
+    polled = Polled()
+    polled.rig.reader.add(P0, record(0, "a"))
+    polled.rig.settler.gate.clear()
+    poll = asyncio.create_task(polled.poll())
+    await polled.rig.acquirer.until(lambda: polled.rig.acquired == [0])
+    await spin(100)
+
+    polled.rig.receiver.assigned()
+    polled.rig.settler.gate.set()
+    await spin(100)
+
+    # Otherwise its group would wait for a lease that no client has.
+    assert [batch.lease_ms for batch in polled.rig.settler.of(Renew)] == [VISIBLE_MS]
+    assert polled.rig.released == {0: (0, False, "")}
+    poll.cancel()
+    await asyncio.gather(poll, return_exceptions=True)
+    await polled.stop()
+
+
+async def test_a_purged_message_that_has_waited_for_long_is_not_delivered() -> None:
+    polled = Polled()
+    polled.rig.reader.add(P0, *[record(offset, "a") for offset in range(3)])
+    [first] = await polled.poll()
+    assert polled.rig.acquired == [0, 1, 2]
+    # A purge that ends messages in flight, too; the last one is from later.
+    polled.purge = Purge(10**15, {P0: 2})
+    assert await polled.consumer.poll(10) == []
+    await polled.rig.clock.advance(2 * WAITING_LEASE_MS / 1000)
+    polled.tracker.open_messages = {2: (State.LEASED_IN_ORDER, 1, 0)}
+
+    await polled.consumer.ack_held(first)
+
+    [message] = await polled.poll()
+    assert (message.offset, message.attempt) == (2, 1)
+    await polled.stop()
