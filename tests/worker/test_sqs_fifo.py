@@ -16,7 +16,7 @@ import marq
 from marq_worker.broker.embedded import EmbeddedBroker
 from marq_worker.broker.ports import free_port
 from tests.worker.harness import Worker, eventually
-from tests.worker.test_sqs import Fifo, Sqs, answers, environment, receive_count
+from tests.worker.test_sqs import Fifo, Sqs, answers, environment, raw_poll, receive_count
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.verify]
 
@@ -175,6 +175,33 @@ async def test_what_fifo_queues_refuse(worker: Worker) -> None:
         ({"MessageGroupId": "a", "MessageDeduplicationId": "1", "DelaySeconds": 1}, "InvalidParameterValue"),
     ):
         assert await fifo.refused("send_message", "refuses.fifo", MessageBody="x", **parameters) == code
+
+
+async def test_a_client_that_hangs_up_blocks_its_group_for_the_visibility_timeout_at_most(worker: Worker) -> None:
+    visibility_s, rounds = 2, 12
+    fifo = Fifo(worker, "hung.fifo")
+    await fifo.create(VisibilityTimeout=f"{visibility_s}")
+    await fifo.nothing_comes(3)  # the consumer has started
+    for number in range(rounds):
+        poll = asyncio.create_task(raw_poll(fifo, fifo.queue))
+        await asyncio.sleep(0.05)
+        await fifo.send(f"{number}", f"{number} first", f"{number} second")
+        # Before, during and after the delivery.
+        await asyncio.sleep(number * 0.01)
+        poll.cancel()
+        await asyncio.gather(poll, return_exceptions=True)
+        hung_up_s = time.monotonic()
+
+        [first] = (await fifo.take(VisibilityTimeout=600)).values()
+        took_s = time.monotonic() - hung_up_s
+        await fifo.end(first)
+        [second] = (await fifo.take(VisibilityTimeout=600)).values()
+        await fifo.end(second)
+
+        assert [first["Body"], second["Body"]] == [f"{number} first", f"{number} second"]
+        assert took_s < visibility_s + 5
+        assert receive_count(second) == 1
+    await eventually(lambda: worker.queue(fifo.queue), lambda found: found["acked"] == 2 * rounds)
 
 
 async def test_a_purge_ends_messages_that_wait_behind_others(worker: Worker) -> None:
