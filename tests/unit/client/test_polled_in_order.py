@@ -15,7 +15,6 @@ from marq.core.storage.rows import State
 from marq.settings.client import ClientSettings
 from marq.settings.purges import Purge
 from marq.settings.queue import QueueSettings
-from marq.wire.errors import MarqError
 from marq.wire.markers import Renew
 from tests.unit.client.fakes import LIMIT_S, P0, Clock, Rig, rig, spin
 from tests.unit.client.test_ordering import Tracker, record
