@@ -211,7 +211,7 @@ class Process:
                 if fault[2] == op:
                     fault[1] = number
                     return
-        lasting = type_ == "invoke" or op == "kill"
+        lasting = type_ == "invoke" or op in ("kill", "stop")
         self.faults.append([number, float("inf") if lasting else number, op])
 
     def suffered(self, since: int, until: int) -> set[str]:
