@@ -25,11 +25,16 @@ _MARQ = f"{Path(marq.__file__).parent}{os.sep}"
 
 def check_exists(name: str) -> None:
     """Check that there is a module of this name, without importing it; raise ConfigError if not."""
-    _find_working_directory()
     top, _, rest = name.partition(".")
     if top in sys.modules:
         return
-    spec = importlib.util.find_spec(top)
+    path = sys.path[:]
+    _find_working_directory()
+    try:
+        spec = importlib.util.find_spec(top)
+    finally:
+        # Faust is imported later, and would import a statistics.py of the user instead of the standard library's.
+        sys.path[:] = path
     # The module may exist although its parent is not a package, like os.path.
     if spec is None or (rest == "py" and spec.submodule_search_locations is None):
         raise ConfigError(f"MARQ_HANDLERS: module {name!r} can't be imported: there is no such module; {_hint(name)}")

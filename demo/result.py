@@ -78,7 +78,12 @@ def result_of(events: Sequence[Event], kills: Sequence[Kill], least_held: int, s
     held, rows = held_at(evidence, consumer), rows_at(evidence, worker)
     acked_at, dead_at, both = _ends(evidence)
     # As the audit counts: an ack that came before the fact has ended the message, and a message is dead once.
-    firsts = [fact for trail in evidence.trails.values() for fact in trail.facts[:1] if fact.before is not None]
+    firsts = [
+        fact
+        for trail in evidence.trails.values()
+        for fact in trail.facts[:1]
+        if trail.acked_at is None or trail.acked_at > fact.offset
+    ]
     facts = Counter(fact.cause for fact in firsts if fact.kind == REDELIVERED)
     counts = {
         "dead": sum(dead_at.values()),

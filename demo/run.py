@@ -50,6 +50,8 @@ class Kill:
 
 
 def programs(plan: Plan, folder: Path, environment: Mapping[str, str]) -> tuple[list[Worker], list[Recorded]]:
+    # On a busy machine the new broker answers late: the demo gives up after START_SECONDS, a program not before.
+    environment = {"MARQ_CONNECT_TIMEOUT": f"{START_SECONDS:g}", **environment}
     settings = {"MARQ_WEB_BIND": "127.0.0.1", "MARQ_QUEUES_FILE": str(QUEUES_FILE), **environment}
     workers = [Worker(f"worker-{n + 1}", folder, settings, temporary=[folder]) for n in range(WORKERS)]
     options = [f"--messages={plan.messages}", f"--queues={plan.queues}", f"--lease={plan.lease_seconds}"]

@@ -19,7 +19,7 @@ async def main(queue: str) -> None:
     done = asyncio.Semaphore(0)
 
     async def apply(message: marq.Message[bytes]) -> None:
-        order = message.headers["order"].decode()
+        order = (message.headers["order"] or b"").decode()
         if order == "order-1" and message.value == b"paid" and message.attempt < 3:
             print(order, "paid: failed, attempt", message.attempt)
             raise marq.Retry(delay=0.5)

@@ -14,6 +14,7 @@ from marq.settings.topic_rules import FOR_EVER, RETENTION, TopicFacts
 from marq.wire.markers import Source
 from marq.wire.names import Names
 from marq_worker.agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, is_stalled
+from marq_worker.agents.removed_handlers import merged
 from marq_worker.agents.statistics import add_up, backlog_of
 from marq_worker.app.check.findings import Finding, fine, problem, warning
 from marq_worker.app.readable import span
@@ -211,13 +212,15 @@ def told_by(answers: Sequence[Mapping[str, Any]], *, everyone: bool) -> list[Bac
     """Return the backlogs that workers report (``everyone``: each has answered), None if they do not count."""
     if not backlog_of(answers, everyone=everyone)["counted"]:
         return None
+    handler_removed = merged(answers)
     return [
         Backlog(
             queue,
             int(metrics["waiting"]),
             metrics["oldest_waiting_seconds"],
             has_no_consumer(metrics),
-            is_stalled(metrics),
+            # Without a handler, a consumer of the group receives nothing; another finding says so.
+            is_stalled(metrics) and queue not in handler_removed,
             metrics.get("idle_seconds"),
         )
         for queue, metrics in sorted(add_up(answers).items())

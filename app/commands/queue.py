@@ -217,7 +217,7 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
     group = "a group of its own" if shown["group"] is None else f"group {shown['group']}"
     undefined = "" if shown["defined"] else "; not defined"
     values = {key: _toml(setting["value"]) for key, setting in shown["settings"].items()}
-    width = max(map(len, values.values()))
+    key_width, width = max(map(len, values)), max(map(len, values.values()))
     partitions = shown["partitions"]
     return [
         f"queue {shown['queue']}: {group} ({shown['consumer_group']}){undefined}",
@@ -226,7 +226,7 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
         *([_blocked(shown["blocked_keys"])] if "blocked_keys" in shown else []),
         *([f"  {removed(shown['queue'], **shown['removed_handler'])}"] if shown.get("removed_handler") else []),
         *(
-            f"  {key:<14}  {values[key]:<{width}}  {ORIGINS.get(setting['from'], setting['from'])}"
+            f"  {key:<{key_width}}  {values[key]:<{width}}  {ORIGINS.get(setting['from'], setting['from'])}"
             for key, setting in shown["settings"].items()
         ),
     ]

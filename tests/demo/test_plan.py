@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from demo.plan import VALUE_BYTES, Conduct, Plan, make_value, read_number, read_plan
+from demo.run import START_SECONDS, programs
+from marq.settings.client import ClientSettings
 
 
 def test_a_value_has_its_size_and_gives_its_number_back() -> None:
@@ -57,3 +60,11 @@ def test_a_wrong_size_is_refused(environment: dict[str, str], capsys: pytest.Cap
 
     assert caught.value.code == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_each_program_waits_for_the_broker_as_long_as_the_demo_does(tmp_path: Path) -> None:
+    workers, consumers = programs(Plan(), tmp_path, {"MARQ_BOOTSTRAP_SERVERS": "kafka:9092"})
+
+    for program in [*workers, *consumers]:
+        settings = ClientSettings.read(None, {}, environment=program.environment)
+        assert (settings.bootstrap_servers, settings.connect_timeout_ms) == ("kafka:9092", START_SECONDS * 1000)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from demo.result import Lateness, Result, percentile, result_of
 from demo.run import Kill
+from marq.wire.markers import Cause, Kind
 from proof.history import Event
-from tests.unit.proof.story import clean
+from tests.unit.proof.story import FIRST, LEASE_MS, SECOND, Story, clean, events_of
 
 #: The story's consumer is killed when five records of the markers topic are written.
 CONSUMER = Kill("first", 10_005, {0: 5})
@@ -31,6 +32,23 @@ def test_messages_are_counted_by_the_attempt_that_ended_them() -> None:
     result = judged(clean())
 
     assert (result.acked_at, result.dead_at) == ({1: 1, 2: 2}, {1: 1})
+
+
+def test_a_message_whose_ack_came_before_the_fact_is_not_counted_as_redelivered() -> None:
+    def told(story: Story) -> None:
+        story.send(0)
+        story.take("first", FIRST, 0, 0)
+        story.tick()
+        story.tick(LEASE_MS)
+        story.ack("first", FIRST, 0)
+        story.fire(0, Kind.REDELIVERED, 2, Cause.EXPIRED)
+        story.copy(1, 0, 2)
+        story.take("second", SECOND, 1, 0, 2)
+        story.ack("second", SECOND, 1)
+
+    found = judged(events_of(told)).statistics()
+
+    assert (found["acked"], found["redelivered"]) == (1, 0)
 
 
 def test_a_kill_is_described_by_what_was_open_then() -> None:

@@ -68,6 +68,21 @@ def test_a_module_whose_import_fails_is_named_with_the_traceback_of_its_own_code
         assert "importlib" not in note
 
 
+def test_looking_for_a_module_leaves_the_path_of_imports_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Otherwise a user's statistics.py would replace the standard library's, which Faust imports later.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in {"", str(tmp_path)}])
+    monkeypatch.delitem(sys.modules, "my_handlers", raising=False)
+    (tmp_path / "my_handlers.py").touch()
+    before = sys.path[:]
+
+    check_exists("my_handlers")
+
+    assert sys.path == before
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

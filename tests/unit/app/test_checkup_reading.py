@@ -13,7 +13,16 @@ from marq.settings.topic_rules import TopicFacts
 from marq.wire.markers import Source
 from marq_worker.app.check.findings import Finding, Level
 from marq_worker.app.check.members import STALLED_S, Page, judge_pages
-from marq_worker.app.check.reading import Place, Reader, judge_partitions, judge_reading, judge_retention, unhandled
+from marq_worker.app.check.reading import (
+    Place,
+    Reader,
+    judge_backlogs,
+    judge_partitions,
+    judge_reading,
+    judge_retention,
+    told_by,
+    unhandled,
+)
 
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop", "partitions": 4}, environment={})
 NAMES = CLIENT.names
@@ -128,3 +137,20 @@ def test_a_markers_partition_has_stalled_only_when_its_worker_has_read_nothing_o
 
     assert (found.level, found.subject) == (Level.PROBLEM, "markers partition 3")
     assert found.found == "it is 1 records behind, and http://a has read none for 10 s"
+
+
+@pytest.mark.parametrize(("removed", "warned"), [({}, True), ({"emails": {"handler": "a:b", "seconds": 400.0}}, False)])
+def test_a_queue_whose_handler_was_removed_is_not_called_stalled(removed: Mapping[str, Any], warned: bool) -> None:
+    waits = {"waiting": 3, "oldest_waiting_seconds": 500.0, "idle_seconds": 500.0, "no_consumer_seconds": 0.0}
+    answer = {
+        "partitions": [{"partition": 0}],
+        "backlog": {"complete": True, "uncounted": 0, "unknown": 0},
+        "queues": {"emails": waits},
+        "removed_handlers": removed,
+    }
+
+    backlogs = told_by([answer], everyone=True)
+
+    assert backlogs is not None
+    [finding] = judge_backlogs(definitions(emails={}), backlogs, [])
+    assert ("have received no message" in finding.found) is warned

@@ -39,6 +39,13 @@ def test_values_are_written_as_in_queues_toml() -> None:
     }
 
 
+def test_all_values_start_in_one_column() -> None:
+    settings = [line for line in lines(queue_document("emails", Definitions(), Names())) if line.endswith("  default")]
+
+    assert len(settings) > 10
+    assert len({len(line) for line in settings}) == 1
+
+
 def test_errors_and_breakers_can_be_set_too_and_read_as_they_are_written() -> None:
     said = ["max_attempts=unlimited", 'errors={"a.B"=[1,5],ValueError="reject"}', "breaker={window=8}", "backoff=[1,5]"]
 

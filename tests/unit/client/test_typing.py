@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.pages import ROOT
 
 LIMIT_SECONDS = 400
@@ -251,15 +253,29 @@ def shown(text: str) -> str:
     return _NAMED_TUPLE.sub(r"\1", text).replace("builtins.", "").replace("typing.", "")
 
 
-def test_public_calls_have_the_types_that_they_say(tmp_path: Path) -> None:
-    (tmp_path / "sample.py").write_text(SAMPLE, encoding="utf-8")
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory from which mypy runs, with the cache that all its runs share."""
+    path = tmp_path_factory.mktemp("typing")
     # As an installed package is seen: by what its signatures say, without the errors in it.
-    (tmp_path / "mypy.ini").write_text(f"[mypy]\nstrict = true\nfollow_imports = silent\nmypy_path = {ROOT}\n")
+    (path / "mypy.ini").write_text(
+        f"[mypy]\nstrict = true\nfollow_imports = silent\nmypy_path = {ROOT}\n"
+        "[mypy-aiokafka.*]\nignore_missing_imports = true\n"
+    )
+    return path
 
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "sample.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
+
+def mypy(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mypy", *arguments],
+        cwd=directory, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
     )  # fmt: skip
+
+
+def test_public_calls_have_the_types_that_they_say(directory: Path) -> None:
+    (directory / "sample.py").write_text(SAMPLE, encoding="utf-8")
+
+    done = mypy(directory, "sample.py")
 
     expected = {
         number: found["text"] for number, line in enumerate(SAMPLE.splitlines(), 1) if (found := _EXPECTED.search(line))
@@ -271,3 +287,24 @@ def test_public_calls_have_the_types_that_they_say(tmp_path: Path) -> None:
     }
     assert seen == expected, done.stdout + done.stderr
     assert len(expected) > 25
+
+
+def test_the_examples_are_typed_and_a_payload_of_another_type_is_found(directory: Path) -> None:
+    # Celery is not installed in the environment of the tests.
+    programs = [str(path) for path in (ROOT / "examples").rglob("*.py") if path.stem != "celery_tasks"]
+    (directory / "wrong.py").write_text(
+        "from examples.handlers import Email, make_thumbnail, send_email\n"
+        "async def main() -> None:\n"
+        '    await send_email.send(Email("hello"))\n'
+        '    await send_email.send({"subject": "hello"})\n'
+        '    await make_thumbnail.send("text")\n'
+    )
+
+    done = mypy(directory, "wrong.py", *programs)
+
+    errors = [line.partition(" error: ")[::2] for line in done.stdout.splitlines() if " error: " in line]
+    assert [(place, text[-11:]) for place, text in errors] == [
+        ("wrong.py:4:", " [arg-type]"),
+        ("wrong.py:5:", " [arg-type]"),
+    ], done.stdout + done.stderr
+    assert len(programs) > 10
