@@ -164,4 +164,4 @@ browser: packages
 
 kafka: packages
 	$(call step,Java and Kafka,$(RUN) -m marq_worker.broker --prepare --jars pipeline/connector.sha256)
-	$(call step,Spark,$(RUN) -m pipeline.archive)
+	$(call step,Spark,$(RUN) -m pipeline.class_archive)

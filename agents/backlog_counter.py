@@ -23,9 +23,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, KafkaTimeoutError, TopicAuthorizationFailedError
 from mode import Service
 
-from marq.core.leases import LeaseBook
+from marq.core.lease_book import LeaseBook
 from marq.kafka.connection import client_options, started, stop_consumer
-from marq.kafka.fetching import fetch_records
+from marq.kafka.fetched_columns import fetch_records
 from marq.kafka.records import Records
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions

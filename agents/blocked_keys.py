@@ -15,7 +15,7 @@ from marq.core.storage.rows import LeaseRow
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import Source
 from marq.wire.record_headers import ordering_key
-from marq_worker.agents.listing import BLOCKED_S, described, in_pieces
+from marq_worker.agents.message_listing import BLOCKED_S, described, in_pieces
 from marq_worker.agents.ownership import Ownership
 from marq_worker.agents.redaction import Redaction
 from marq_worker.agents.tracker import TrackerOwners
@@ -31,8 +31,8 @@ async def blocked_keys(
 ) -> list[dict[str, Any]]:
     """Return the first messages of blocked keys in this worker's partitions, those with the most attempts first.
 
-    Each is described as in :func:`marq_worker.agents.listing.described`. It has its ``key``, None for a message without
-    one, and ``waits_for_operator``: whether it would have become a dead letter, but blocks its key instead.
+    Each is described as in :func:`marq_worker.agents.message_listing.described`. It has its ``key``, None for a message
+    without one, and ``waits_for_operator``: whether it would have become a dead letter, but blocks its key instead.
     """
     if not settings.ordered:
         return []

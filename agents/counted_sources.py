@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
 
-from marq.core.leases import LeaseBook
+from marq.core.lease_book import LeaseBook
 from marq.core.storage.acquired_ranges import AcquiredRanges
+from marq.kafka.committed_offsets import commit_offsets, committed_offsets
 from marq.kafka.log_reader import log_ranges
-from marq.kafka.offsets import commit_offsets, committed_offsets
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 from marq.wire.names import Names, markers_partition
 from marq_worker.agents.tracker import TrackerOwners
-from marq_worker.agents.waiting import MAX_QUEUES, Waiting
+from marq_worker.agents.waiting_messages import MAX_QUEUES, Waiting
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Which handlers a worker runs, as one process per group (app/handlers/processes.py runs them).
+"""Which handlers a worker runs, as one process per group (app/handlers/supervisor.py runs them).
 
 A worker runs the handler of a queue if marq.toml or a change at run time names one, because every worker can import
 it, or if a module of its MARQ_HANDLERS has one.
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from marq.kafka.serving import Serving, serving
+from marq.kafka.served_queues import Serving, serving
 from marq.settings.definitions import HANDLERS_GROUP, Definitions
-from marq.settings.partitions import Partitions
-from marq.settings.purges import Purge
+from marq.settings.placements import Partitions
+from marq.settings.purged_offsets import Purge
 from marq.wire.errors import ConfigError
 
 #: Layers whose handlers every worker runs; decorated handlers need the module.
@@ -45,7 +45,7 @@ class HandlerGroup:
     queues: Mapping[str, HandledQueue]
     modules: tuple[str, ...] = ()
     transactional: bool = False
-    #: As in :class:`marq.kafka.serving.Serving`.
+    #: As in :class:`marq.kafka.served_queues.Serving`.
     changed_at: int = field(default=-1, compare=False)
 
     @property
@@ -55,7 +55,7 @@ class HandlerGroup:
     def serving(
         self, messages: str, queues: Iterable[str], skipped: Callable[[str], Purge | None] = lambda _: None
     ) -> Serving:
-        """Return what to read for some of the queues; ``skipped`` as in :class:`marq.kafka.serving.Serving`."""
+        """Return what to read for some of the queues; ``skipped`` as in :class:`marq.kafka.served_queues.Serving`."""
         reads = {name: queue.reads for name, queue in self.queues.items()}
         return serving(messages, queues, self.topics, reads, self.changed_at, skipped)
 

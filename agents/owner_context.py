@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from marq.core.storage.handling_times import HandlingTimes
-from marq.owner.write import Write
-from marq.settings.partitions import EVERYWHERE, Placement
+from marq.owner.transaction_content import Write
+from marq.settings.placements import EVERYWHERE, Placement
 from marq.settings.queue import QueueSettings
-from marq.settings.schedules import ScheduleLayers
+from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.names import Names
 from marq.wire.quarantines import Quarantine
 from marq_worker.agents.progress import Lateness

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from marq.core.storage.invalid_times import InvalidTimes
-from marq.owner.write import Write
+from marq.owner.transaction_content import Write
 from marq.wire.errors import UnknownVersion
 from marq.wire.markers import Source
 from marq.wire.record_headers import record_id

@@ -28,7 +28,7 @@ from marq.core.storage.restoration import ROWS_AT_ONCE
 from marq.core.storage.rows import Counts
 from marq.core.tracker import Tracker
 from marq.owner.engine import OwnerEngine, PositionLost, Step
-from marq.owner.write import Write
+from marq.owner.transaction_content import Write
 from marq.settings.cron import Times
 from marq.wire.errors import UnknownVersion
 from marq.wire.markers import Source

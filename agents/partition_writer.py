@@ -21,12 +21,12 @@ from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage import rows
 from marq.kafka.connection import stop_producer
 from marq.kafka.paced_clients import paced
-from marq.owner.write import Unreadable, Write
-from marq.settings.ordering import partition_of
-from marq.wire import notes
+from marq.owner.transaction_content import Unreadable, Write
+from marq.settings.ordering_keys import partition_of
+from marq.wire import dead_letter_notes
+from marq.wire.dead_letter_notes import Note
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Payload
-from marq.wire.notes import Note
 from marq.wire.record_headers import ordering_key
 from marq_worker.agents.owner_context import OwnerContext
 
@@ -231,11 +231,16 @@ class PartitionWriter:
         existing = await producer.partitions_for(topic) if written else set()
         return [
             await producer.send(
-                topic, value, notes.NOTE_KEY, partition=note.source.partition, headers=headers, timestamp_ms=at_ms
+                topic,
+                value,
+                dead_letter_notes.NOTE_KEY,
+                partition=note.source.partition,
+                headers=headers,
+                timestamp_ms=at_ms,
             )
             for note in written
             if note.source.topic == topic and note.source.partition in existing
-            for value, headers in notes.encoded(note)
+            for value, headers in dead_letter_notes.encoded(note)
         ]
 
     async def _send_quarantine(self, producer: AIOKafkaProducer, at_ms: int, record: Unreadable) -> Any:

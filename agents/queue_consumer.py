@@ -1,7 +1,7 @@
 """The queue consumer agent: runs the handlers of one group of queues and emits markers.
 
 It runs the same session as :class:`marq.Consumer` (:mod:`marq.consumer.session`), fed by the agent's stream. Each group
-has its own process, a Faust application with this single agent (app/handlers/process.py). A worker only lists it.
+has its own process, a Faust application with this single agent (app/handlers/handlers_app.py). A worker only lists it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from faust.types import TP, StreamT
 
 from marq.backend.cluster import cluster_of
 from marq.client.current_producer import SharedProducer
-from marq.consumer.binding import Handler
+from marq.consumer.handler_parameters import Handler
 from marq.consumer.handlers import HandlerDefinition, check_handler, codec_of, handlers_in
 from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Resources, lifespans_in

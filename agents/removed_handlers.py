@@ -1,6 +1,6 @@
 """Reports decorated handlers that no worker runs any more, and removes their definitions after a while.
 
-Each tracker measures; the keeper of the placements removes (:mod:`marq.settings.confirmations` has the rule).
+Each tracker measures; the keeper of the placements removes (:mod:`marq.settings.handler_expiry` has the rule).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mode import Service
 
 from marq.queues.following import SYNC_S
 from marq.queues.queues import Queues
-from marq.settings.confirmations import EXPIRY_S, REMOVED_S, Confirmations, decorated, module_of, removal
+from marq.settings.handler_expiry import EXPIRY_S, REMOVED_S, Confirmations, decorated, module_of, removal
 from marq.wire.errors import MarqError
 
 log = logging.getLogger("marq.worker")

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata, TopicPartition
 
-from marq.kafka.offsets import Place
-from marq.kafka.positions import NOT_BEHIND, Behind, Positions, Progress
+from marq.kafka.committed_offsets import Place
+from marq.kafka.group_reader import GroupCommit, NotCommitted
 from marq.kafka.protocol import Generation
-from marq.kafka.reader import GroupCommit, NotCommitted
+from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress
 from marq.kafka.records import Records
-from marq.kafka.serving import Serving
+from marq.kafka.served_queues import Serving
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
 from marq_worker.agents.inbox import Fetched
@@ -78,7 +78,7 @@ class _Lane:
 
 
 class StreamReader:
-    """A :class:`marq.kafka.reader.Reader` for the queues of one group, fed by an agent's stream."""
+    """A :class:`marq.kafka.group_reader.Reader` for the queues of one group, fed by an agent's stream."""
 
     #: Faust's consumer stays in the group by itself.
     keep_alive_s = 3600.0
@@ -287,7 +287,7 @@ class StreamReader:
         self._progress.take(offsets, after)
 
     def commit_of(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> GroupCommit:
-        """See :class:`marq.kafka.reader.TransactionalReader`."""
+        """See :class:`marq.kafka.group_reader.TransactionalReader`."""
         after = self._after(offsets, behind)
         if self._generation.number < 0:
             # Without a generation, the group would accept it like an administrator's commit.

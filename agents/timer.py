@@ -17,7 +17,7 @@ from aiokafka.errors import KafkaError
 from faust.types import StreamT
 from mode.utils.queues import FlowControlEvent, ThrowableQueue
 
-from marq.owner.write import Write
+from marq.owner.transaction_content import Write
 
 if TYPE_CHECKING:
     from marq_worker.agents.ownership import Ownership

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 def create_app() -> "MarqApp":
     """Create the application of this process, and import only what that one needs."""
-    from marq_worker.app.handlers import process as handlers_process
+    from marq_worker.app.handlers import handlers_app
     from marq_worker.config.settings import Role, load_client_settings, load_settings
 
     settings = load_settings()
     client = load_client_settings(settings)
-    process = handlers_process.HandlersProcess.read(os.environ)
+    process = handlers_app.HandlersProcess.read(os.environ)
     if process is not None:
-        app = handlers_process.create_handlers_app(settings, client, process)
+        app = handlers_app.create_handlers_app(settings, client, process)
         # Only now, because Faust imports a failed module again, and a worker instead of a handler process would start
         # more processes.
-        del os.environ[handlers_process.VARIABLE]
+        del os.environ[handlers_app.VARIABLE]
         return app
     # Commands, pages and tables are half of the imports: a handler process starts 0.3 s sooner without them.
     from marq_worker.app.worker.application import create_worker_app

@@ -2,7 +2,7 @@
 
 Each worker does so when it starts, before it delivers anything. It only writes differences, and removes what is no
 longer in the file, because all workers have the same file. The role ``handlers`` publishes decorated handlers
-(app/handlers/role.py).
+(app/handlers/handlers_role.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from marq.queues.queues import Queues
 from marq.settings.combinations import check_combinations, check_topic
 from marq.settings.definitions import DEFAULTS_KEY, Definitions, layer_key
-from marq.settings.schedules import schedule_key
+from marq.settings.schedule_definitions import schedule_key
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
 from marq_worker.config.queues import FILE_LAYER, QueuesFile

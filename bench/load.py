@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaProducer
 
 import marq
 from marq.settings.definitions import layer_key, placement_key
-from marq.settings.partitions import Placement, subset
+from marq.settings.placements import Placement, subset
 from marq.wire.names import Names
 
 QUEUE = "bench"

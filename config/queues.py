@@ -19,8 +19,8 @@ from marq.settings.combinations import check_combinations
 from marq.settings.cron import check_times
 from marq.settings.definitions import DEFAULTS_KEY, Definitions, layer_key
 from marq.settings.queue import check_defaults, check_document
-from marq.settings.schedules import LAYERS as SCHEDULE_LAYERS
-from marq.settings.schedules import check_schedule, check_schedule_name, schedule_key, schedule_of
+from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
+from marq.settings.schedule_definitions import check_schedule, check_schedule_name, schedule_key, schedule_of
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
 from marq_worker.config.settings import PROJECT_FILE

@@ -21,8 +21,8 @@ from proof import history
 from proof.causes import EVERYBODY
 from proof.history import Event
 from rig.program import RigError
+from rig.recorded_run import SESSION_SECONDS, Stage
 from rig.recorder import Recorded, recorded
-from rig.stage import SESSION_SECONDS, Stage
 from rig.topics import Position, TopicReader
 from rig.worker import Worker
 

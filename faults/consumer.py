@@ -24,10 +24,10 @@ import marq
 from faults import variants
 from marq.consumer.receiver import Receiver
 from marq.kafka.acquire_strategies import MARKED, STARTS, TRANSACTIONAL
-from marq.kafka.positions import NOT_BEHIND
-from marq.kafka.reader import GroupReader
+from marq.kafka.group_reader import GroupReader
+from marq.kafka.marker_writer import KafkaMarkerWriter, MarkerRecord
+from marq.kafka.queue_positions import NOT_BEHIND
 from marq.kafka.transactions import MarkerTransactions
-from marq.kafka.writer import KafkaMarkerWriter, MarkerRecord
 from marq.wire.marker_codec import decode
 from marq.wire.markers import LAST, Ack, Acquire, Batch, Dispatch, Release, Renew, Resume
 from proof import history

@@ -14,7 +14,7 @@ from faults.stage import LEASE_SECONDS, Stage
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq_worker.broker import EmbeddedBroker
 from proof.causes import EVERYBODY
-from rig.stage import SESSION_SECONDS
+from rig.recorded_run import SESSION_SECONDS
 
 #: The points of all queues.
 POINTS = [Point.BEFORE_ACQUIRE, Point.AFTER_ACQUIRE, Point.AFTER_COMMIT, Point.IN_HANDLER, Point.BEFORE_ACK]

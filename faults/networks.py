@@ -15,7 +15,7 @@ from faults.stage import LEASE_SECONDS, Stage
 from marq_worker.broker import EmbeddedBroker
 from proof.causes import EVERYBODY
 from rig.program import Program, RigError
-from rig.stage import SESSION_SECONDS
+from rig.recorded_run import SESSION_SECONDS
 
 #: Delay of each direction; a request and its response take twice as long.
 DELAY_SECONDS = 0.25

@@ -26,7 +26,7 @@ from marq_worker.broker import EmbeddedBroker
 from proof.checker import check
 from proof.findings import told
 from rig.program import RigError
-from rig.stage import SESSION_SECONDS
+from rig.recorded_run import SESSION_SECONDS
 
 RATE = 100
 CONSUMERS, WORKERS = 2, 2

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import marq
-import rig.stage
+import rig.recorded_run
 from faults.consumer import HISTORY_VARIABLE
 from marq.settings.client import ClientSettings
 from proof import history
 from proof.history import Event
 from rig.program import Program, RigError
+from rig.recorded_run import SESSION_SECONDS
 from rig.recorder import Recorded, recorded
-from rig.stage import SESSION_SECONDS
 from rig.worker import Worker
 
 QUEUE, ORDERED = "checked", "ordered"
@@ -71,7 +71,7 @@ class WorkerProcess(Worker, Recorded):
         return dict(self.statistics("worker").get("queues", {}).get(queue, {}))
 
 
-class Stage(rig.stage.Stage):
+class Stage(rig.recorded_run.Stage):
     """Two queues, ``checked`` and ``ordered``, and a steady load."""
 
     def __init__(self, servers: str, folder: Path) -> None:

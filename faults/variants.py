@@ -7,7 +7,7 @@ from typing import Any
 
 from marq.consumer.held_batch import HeldBatch
 from marq.core import due_messages
-from marq.core.leases import LeaseBook
+from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.wire import marker_codec
 from marq.wire.markers import Batch, Cause

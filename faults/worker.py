@@ -17,7 +17,7 @@ from faust.cli.faust import cli
 
 from faults import variants
 from marq.core.redeliver_or_dead_letter import DueAction
-from marq.owner.write import Write
+from marq.owner.transaction_content import Write
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Resumed, Source, Tick

@@ -8,7 +8,7 @@ from typing import Any
 
 from faults.scenario import Play, own_broker, scenario
 from faults.stage import Stage
-from rig.stage import SESSION_SECONDS
+from rig.recorded_run import SESSION_SECONDS
 from rig.topics import admin_of
 
 #: How long workers join and leave, and how often.

@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from pipeline.lifecycle import OPEN, came_from_elsewhere
-from pipeline.parts import PLACE
+from pipeline.record_parts import PLACE
 
 #: Counts of a queue; each is a sum over its messages.
 COUNTS = (

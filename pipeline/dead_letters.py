@@ -19,6 +19,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from marq.core.deliveries import dead_letter_records
+from marq.wire.dead_letter_notes import decode
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Headers, Source
 from marq.wire.names import (
@@ -33,9 +34,8 @@ from marq.wire.names import (
     SETTLED_HEADER,
     markers_partition,
 )
-from marq.wire.notes import decode
+from pipeline.error_sentences import sentence
 from pipeline.errors import PipelineError
-from pipeline.sentences import sentence
 from pipeline.writing import HEADERS, RECORDS, Markers, runs
 
 #: Columns for expressions.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from pipeline.lines import overtakes
-from pipeline.parts import KEY, PARTS, PLACE
+from pipeline.key_order import overtakes
+from pipeline.record_parts import KEY, PARTS, PLACE
 from pipeline.subscriptions import DRAWN, skipped
 from pipeline.tables import LAST_MS, columns
 

@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 
 from marq.settings.client import DEFAULT_BOOTSTRAP_SERVERS, MEMORY_SCHEME, OAUTHBEARER, ClientSettings
 from marq.wire.names import Names
+from pipeline.error_sentences import root_cause, sentence
 from pipeline.errors import PipelineError
-from pipeline.sentences import root_cause, sentence
 
 #: Time limit of a request to the cluster.
 ANSWER_LIMIT_MS = 10_000

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from pipeline.deliveries import DELIVERY, Cut, deliveries
-from pipeline.parts import PLACE
+from pipeline.record_parts import PLACE
 from pipeline.tables import columns
 
 #: A copy that was sent this shortly before the end of the markers may be ahead of its fact.

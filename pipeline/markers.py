@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from marq.settings.ordering import line_of
+from marq.settings.ordering_keys import line_of
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.marker_codec import VERSION, decode
 from marq.wire.markers import (

@@ -24,12 +24,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
-from marq.wire.notes import Disposition
+from marq.wire.dead_letter_notes import Disposition
 from pipeline import dead_letters
 from pipeline.dead_letters import Requester
+from pipeline.error_sentences import sentence
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, Topics
-from pipeline.sentences import sentence
 from pipeline.writing import Pace, Progress, limit_arrow_batches, markers_of, write
 
 STEP_LETTERS = 25_000

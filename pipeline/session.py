@@ -22,9 +22,9 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from pipeline import archive, jars, java
+from pipeline import class_archive, jars, java
+from pipeline.error_sentences import sentence
 from pipeline.errors import PipelineError
-from pipeline.sentences import sentence
 
 #: Heap of the Java process on one machine. With Java's other memory (0.6 GiB), this process, and a Python worker of
 #: 0.3 GiB for each of two cores, a job stays below 4 GiB.
@@ -80,7 +80,7 @@ def _connect_to_java() -> None:
     os.environ.setdefault("SPARK_DRIVER_MEMORY", DRIVER_MEMORY)
     # The user's options come last: of two contradictory options Java takes the last.
     users = os.environ.get("SPARK_SUBMIT_OPTS", "")
-    options = [] if "ArchiveClassesAtExit" in users else archive.flags()
+    options = [] if "ArchiveClassesAtExit" in users else class_archive.flags()
     options += [COMPILE_ALL, users]
     if not _has_log_settings():
         options.append(f"-Dlog4j2.configurationFile={Path(__file__).with_name(_LOG_SETTINGS).as_uri()}")

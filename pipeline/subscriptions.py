@@ -27,7 +27,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
-from marq.settings.purges import Purge
+from marq.settings.purged_offsets import Purge
 from marq.wire.markers import Source
 from marq.wire.names import Names, is_synthetic
 from pipeline.tables import columns

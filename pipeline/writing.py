@@ -16,9 +16,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from marq.settings.topic_rules import LIMIT
+from pipeline.error_sentences import sentence
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, Topics
-from pipeline.sentences import sentence
 
 #: The most that Kafka's framing adds to a record (docs/protocol.md, "The marker record").
 FRAME_BYTES = 512

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 
+from proof.evidence_types import ACK, Fact, Process, Trail
 from proof.fold import Key
-from proof.trail import ACK, Fact, Process, Trail
 
 
 class Why(IntEnum):

@@ -66,9 +66,9 @@ from proof.causes import (
     why_expired,
     why_read_again,
 )
-from proof.copies import judge_answers, judge_copies, judge_duplicate, judge_ids
-from proof.decisions import HEADER_ROOM_BYTES, decided_on, judge_decision, judge_fact
+from proof.copies_and_answers import judge_answers, judge_copies, judge_duplicate, judge_ids
 from proof.evidence import Evidence, gather
+from proof.evidence_types import ACK, BITS, REJECT, RELEASE, Fact, Trail, events_of
 from proof.findings import Report
 from proof.fold import (
     ABANDONED,
@@ -82,10 +82,10 @@ from proof.fold import (
     Standing,
 )
 from proof.history import Event
-from proof.lines import is_resumed, is_stranded, judge_lines, redelivered_in_place
+from proof.key_order import is_resumed, is_stranded, judge_lines, redelivered_in_place
 from proof.messages import Messages
 from proof.quarantine import judge_quarantine
-from proof.trail import ACK, BITS, REJECT, RELEASE, Fact, Trail, events_of
+from proof.tracker_decisions import HEADER_ROOM_BYTES, decided_on, judge_decision, judge_fact
 
 
 def check(events: Iterable[Event]) -> Report:

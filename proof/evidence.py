@@ -12,14 +12,10 @@ from sys import intern
 from typing import Any
 
 from marq.settings.backoff import Backoff
+from marq.wire.dead_letter_notes import Disposition
 from marq.wire.markers import ANY_QUEUE, LAST
-from marq.wire.notes import Disposition
 from proof.causes import EVERYBODY
-from proof.findings import Report
-from proof.fold import DEFAULT_LIMIT, DEFAULT_WINDOW_MS, FACTS, Key
-from proof.history import UNREADABLE
-from proof.sends import Sends
-from proof.trail import (
+from proof.evidence_types import (
     ACK,
     ACQUIRE,
     BITS,
@@ -37,6 +33,10 @@ from proof.trail import (
     Trail,
     last_standing,
 )
+from proof.findings import Report
+from proof.fold import DEFAULT_LIMIT, DEFAULT_WINDOW_MS, FACTS, Key
+from proof.history import UNREADABLE
+from proof.sends import Sends
 
 #: Requests that may end a message.
 _FINISHING = (ACK, RELEASE, REJECT)

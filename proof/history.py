@@ -56,8 +56,8 @@ from pathlib import Path
 from typing import Any
 
 from marq.core.storage.rows import State
-from marq.settings.ordering import line_of
-from marq.wire import notes
+from marq.settings.ordering_keys import line_of
+from marq.wire import dead_letter_notes
 from marq.wire.markers import (
     Acquire,
     Answer,
@@ -202,7 +202,7 @@ def _ordering_key(queue: str, key: bytes | None, headers: Headers) -> bytes | No
 
 def note(log: str, value: bytes | None) -> Event:
     """Return the event of a note in the dead-letter topic; without ``became``, of an unreadable one."""
-    found = notes.decode(Source("", 0), value)
+    found = dead_letter_notes.decode(Source("", 0), value)
     said = {} if found is None else {"offsets": list(found.offsets), "became": found.became.value}
     return {"process": log, "type": "ok", "op": "note", **said}
 

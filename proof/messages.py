@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from proof.evidence import Evidence
+from proof.evidence_types import Trail
 from proof.fold import Key
-from proof.trail import Trail
 
 
 class Messages:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from proof.causes import Why
+from proof.evidence_types import Trail, events_of
 from proof.findings import Report
-from proof.trail import Trail, events_of
 
 Event = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import marq
-from marq.client import token
+from marq.client import message_token
 from proof import history
 
 
@@ -16,7 +16,7 @@ class Teller:
         self._add = add
 
     def deliver(self, message: marq.Message) -> None:
-        holder = history.holder_name(token.decode(message.token).holder)
+        holder = history.holder_name(message_token.decode(message.token).holder)
         content = history.content(message.queue, message.key, message.body, tuple(message.headers.items()))
         self._add(
             "ok", "deliver", group="g", queue=message.queue, attempt=message.attempt, record=record_of(message),
@@ -25,7 +25,7 @@ class Teller:
 
     async def settle(self, op: str, message: marq.Message, settle: Callable[[], Awaitable[None]]) -> bool:
         """Record an ``ack``, ``release`` or ``reject`` and its outcome; return whether it is durable and in time."""
-        named = token.decode(message.token)
+        named = message_token.decode(message.token)
         names = {
             "holder": history.holder_name(named.holder),
             "queue": message.queue,
@@ -53,5 +53,5 @@ class Teller:
 
 def record_of(message: marq.Message) -> str:
     """Return the name of the record in a history."""
-    named = token.decode(message.token)
+    named = message_token.decode(message.token)
     return history.name_of(named.source, named.offset)

@@ -13,11 +13,11 @@ from aiokafka.errors import KafkaError
 
 from marq.kafka.connection import client_options, stop_consumer
 from marq.settings.client import ClientSettings
+from marq.wire.dead_letter_notes import is_note
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Batch, Source
 from marq.wire.names import ORIGIN_HEADER
-from marq.wire.notes import is_note
 from proof import history
 from proof.history import Event
 from rig.program import RigError

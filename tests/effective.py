@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from marq.settings.effective_settings import EffectiveSettings
 from marq.settings.queue import check_document, queue_settings
-from marq.settings.readable import EffectiveSettings
 
 
 def effective(**document: Any) -> EffectiveSettings:

@@ -35,8 +35,8 @@ from marq.kafka.connection import abandon_producer, admin_client, client_options
 from marq.kafka.group_members import GroupMember, described_members
 from marq.kafka.log_reader import LogReader
 from marq.kafka.paced_clients import paced
-from marq.kafka.permissions import missing_permissions
 from marq.kafka.protocol import allowed_on_topics
+from marq.kafka.role_permissions import missing_permissions
 from marq.kafka.topics import Look, look_up
 from marq.queues.definition_log import KafkaDefinitionLog
 from marq.settings.client import ClientSettings
@@ -46,8 +46,8 @@ from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 from marq_worker.agents.consumer_watch import unattended
 from marq_worker.app.check.brokers import Appended
+from marq_worker.app.check.consumers import Place, Reader
 from marq_worker.app.check.permissions import WORKER, Allowed, Use, missing, operations
-from marq_worker.app.check.reading import Place, Reader
 from marq_worker.app.check.topics import topics_of
 
 #: Interval between two attempts to find a coordinator.

@@ -21,7 +21,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from marq.client.threads import in_thread
 from marq.kafka.connection import client_options, close_admin
-from marq.kafka.diagnosis import find_obstacle
+from marq.kafka.connection_diagnosis import find_obstacle
 from marq.kafka.group_members import GroupMember
 from marq.kafka.inspector import Inspector, Waiting
 from marq.kafka.paced_clients import paced
@@ -32,19 +32,7 @@ from marq.wire.errors import MarqError
 from marq_worker.app.check import machine
 from marq_worker.app.check.brokers import judge_apis, judge_clock
 from marq_worker.app.check.cluster import ClusterView, GroupFacts, Published
-from marq_worker.app.check.findings import Finding, fine, problem, warning
-from marq_worker.app.check.members import Page, judge_members, judge_pages
-from marq_worker.app.check.permissions import WORKER, Allowed, Use, judge_permissions
-from marq_worker.app.check.queues import (
-    groups_of,
-    judge_defined,
-    judge_handlers,
-    judge_own_topics,
-    judge_unreadable,
-    look_at_file,
-    own_topics,
-)
-from marq_worker.app.check.reading import (
+from marq_worker.app.check.consumers import (
     Backlog,
     Reader,
     counted,
@@ -56,7 +44,19 @@ from marq_worker.app.check.reading import (
     told_by,
     unhandled,
 )
+from marq_worker.app.check.findings import Finding, fine, problem, warning
+from marq_worker.app.check.permissions import WORKER, Allowed, Use, judge_permissions
+from marq_worker.app.check.queues import (
+    groups_of,
+    judge_defined,
+    judge_handlers,
+    judge_own_topics,
+    judge_unreadable,
+    look_at_file,
+    own_topics,
+)
 from marq_worker.app.check.topics import judge_missing, judge_topics, topics_of
+from marq_worker.app.check.trackers import Page, judge_members, judge_pages
 from marq_worker.app.faust_worker import reachable_name
 from marq_worker.app.publication import differences
 from marq_worker.app.web.peers import authorization

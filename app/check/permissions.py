@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from marq.kafka.permissions import ROLES, Kind, Permission, grants, principal, tools, worker
+from marq.kafka.role_permissions import ROLES, Kind, Permission, grants, principal, tools, worker
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.names import Names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 
-from marq.kafka.permissions import tools
+from marq.kafka.role_permissions import tools
 from marq.queues.definition_log import definition_log
 from marq.queues.ordered_changes import order_changes, refusal
 from marq.settings.client import ClientSettings
@@ -17,7 +17,7 @@ from marq.wire.names import Names
 from marq_worker.agents.handler_groups import handler_groups, without_handler
 from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding
 from marq_worker.app.check.findings import Finding, fine, problem, warning
-from marq_worker.app.handlers.role import lacks_handler, part_of_group, publication
+from marq_worker.app.handlers.handlers_role import lacks_handler, part_of_group, publication
 from marq_worker.app.publication import check_topics, differences
 from marq_worker.config.queues import QueuesFile
 

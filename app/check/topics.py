@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from marq.kafka.permissions import principal, tools
+from marq.kafka.role_permissions import principal, tools
 from marq.kafka.topics import commands_to_make, planned
 from marq.settings.client import ClientSettings
 from marq.settings.topic_rules import FOR_EVER, RETENTION, Rule, TopicFacts, broken_rules, rules, wrong_partitions

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from marq.kafka.permissions import ROLES
+from marq.kafka.role_permissions import ROLES
 from marq_worker.app.check.examination import Examination
 from marq_worker.app.check.findings import exit_code, report
 from marq_worker.app.check.permissions import WORKER

@@ -16,7 +16,7 @@ from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import check_queue_name
-from marq_worker.agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, read_choice
+from marq_worker.agents.message_listing import DEFAULT_MESSAGES, MAX_MESSAGES, read_choice
 from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm
 from marq_worker.app.commands.terminal import WATCH, Column, cell, duration, looked, quoted, show
 from marq_worker.app.commands.unknown import note_if_unknown

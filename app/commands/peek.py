@@ -13,7 +13,7 @@ from marq.kafka.inspector import MAX_SCANNED, Inspector, Peeked
 from marq.settings.queue import QueueSettings
 from marq.wire.names import RESERVED_HEADER, check_queue_name
 from marq.wire.record_headers import record_id
-from marq_worker.agents.listing import moment
+from marq_worker.agents.message_listing import moment
 from marq_worker.app.commands.command import JSON, Setup, command, open_queues
 from marq_worker.app.commands.terminal import Column, cell, number, quoted, show, text
 from marq_worker.app.commands.unknown import note_if_unknown

@@ -15,6 +15,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.combinations import ORIGINS
 from marq.settings.definitions import LAYERS, layer_key
+from marq.settings.effective_settings import EffectiveSettings
 from marq.settings.queue import (
     ALL,
     BLOCK,
@@ -28,7 +29,6 @@ from marq.settings.queue import (
     UNORDERED,
     check_document,
 )
-from marq.settings.readable import EffectiveSettings
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
 from marq_worker.agents.blocked_keys import merged_keys

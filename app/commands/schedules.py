@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from marq.queues.schedules import Schedules
-from marq.settings.schedules import schedule_document
+from marq.settings.schedule_definitions import schedule_document
 from marq_worker.app.commands.command import JSON, Setup, command, open_queues
 from marq_worker.app.commands.terminal import Column, cell, show
 from marq_worker.app.web.peers import ask_workers

@@ -14,7 +14,7 @@ import click
 from marq.client.receipt import Receipt
 from marq.kafka.topics import ensure_topics
 from marq.producer.producer import Producer
-from marq.settings.ordering import check_ordering_key
+from marq.settings.ordering_keys import check_ordering_key
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
 from marq.wire.names import check_queue_name
 from marq_worker.app.commands.command import JSON, Interrupted, Setup, command, typing

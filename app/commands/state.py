@@ -18,11 +18,11 @@ from marq.kafka.group_members import DescribedGroup, GroupMember, described_memb
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
 from marq.kafka.owned_partitions import Owned
-from marq.kafka.positions import committed_by
+from marq.kafka.queue_positions import committed_by
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
-from marq_worker.agents.listing import moment
+from marq_worker.agents.message_listing import moment
 from marq_worker.app.commands.command import JSON, Setup, command, open_groups, open_queues
 from marq_worker.app.commands.terminal import WATCH, Column, bar, cell, duration, looked, number, show
 

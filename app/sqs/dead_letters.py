@@ -7,7 +7,7 @@ from marq.producer.producer import Producer
 from marq_worker.app.sqs.arns import arn_of
 from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.fifo import FifoSender
-from marq_worker.app.sqs.received import SOURCE_HEADER
+from marq_worker.app.sqs.message_answers import SOURCE_HEADER
 from marq_worker.app.sqs.receiving import Delivery
 
 

@@ -19,21 +19,21 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, cast
 
-from marq.client import token
-from marq.client.content import Header
+from marq.client import message_token
+from marq.client.message_checks import Header
+from marq.client.message_token import Token
 from marq.client.send_options import SendOptions
-from marq.client.token import Token
 from marq.consumer.lease_questions import LeaseQuestions
 from marq.consumer.message import Message
-from marq.consumer.polled import PolledConsumer, TokenSettler
+from marq.consumer.polled_consumer import PolledConsumer, TokenSettler
 from marq.consumer.polled_in_order import PolledInOrder, own_headers
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq.wire.names import DEDUPLICATION_ID_HEADER, ORDERING_KEY_HEADER
 from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.errors import SqsError
+from marq_worker.app.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.app.sqs.peers import Peers
-from marq_worker.app.sqs.received import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.app.sqs.receiving import Delivery, QueueReceiver
 from marq_worker.app.sqs.settling import Settled
 
@@ -114,7 +114,7 @@ class Outcome:
     def document(self) -> dict[str, Any]:
         """Return it for another endpoint, as JSON."""
         return {
-            "token": token.encode(self.token),
+            "token": message_token.encode(self.token),
             "attempt": self.attempt,
             "action": self.action,
             "lease": self.lease_ms,
@@ -125,7 +125,7 @@ class Outcome:
     def read(cls, document: Mapping[str, Any]) -> Outcome:
         """Read what :meth:`document` returned. Raises ValueError, KeyError or TypeError."""
         return cls(
-            token.decode(document["token"]),
+            message_token.decode(document["token"]),
             int(document["attempt"]),
             str(document["action"]),
             int(document["lease"]),

@@ -11,7 +11,7 @@ import struct
 from base64 import b64decode, urlsafe_b64encode
 from typing import NamedTuple
 
-from marq.client.token import Token
+from marq.client.message_token import Token
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 from marq.wire.record_headers import record_id

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from marq_worker.app.sqs.attributes import NAMES as QUEUE_ATTRIBUTES
+from marq_worker.app.sqs.aws_json import Call
 from marq_worker.app.sqs.characters import FIFO_SUFFIX, is_entry_id, is_queue_name
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_attributes import asks_for_all
@@ -20,7 +21,6 @@ from marq_worker.app.sqs.message_limits import (
     check_token,
     message_bytes,
 )
-from marq_worker.app.sqs.wire import Call
 
 MAX_BATCH = 10
 MAX_VISIBILITY_S = 43_200

@@ -14,16 +14,16 @@ from marq.queues.queues import Queues
 from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.dead_letters import DeadLetterSender
-from marq_worker.app.sqs.directory import Directory, can_be_polled
 from marq_worker.app.sqs.entries import Outcome, each_of, outcome_of
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.fifo import FifoSender, sequence_of
 from marq_worker.app.sqs.handles import Handle, Handles
+from marq_worker.app.sqs.message_answers import GROUP_HEADER, TRACE_HEADER, formatted
 from marq_worker.app.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
 from marq_worker.app.sqs.message_ids import MessageIds
-from marq_worker.app.sqs.received import GROUP_HEADER, TRACE_HEADER, formatted
 from marq_worker.app.sqs.receiving import SHORT_POLL_S, Delivery, Receivers
 from marq_worker.app.sqs.settling import Settlers, change_visibility
+from marq_worker.app.sqs.sqs_queues import Directory, can_be_polled
 from marq_worker.app.sqs.tasks import is_being_purged
 from marq_worker.app.sqs.visibility import VisibilityChanges
 

@@ -14,8 +14,8 @@ from marq_worker.app.sqs.arns import arn_of
 from marq_worker.app.sqs.attributes import queue_of_arn
 from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.counts import Counts
-from marq_worker.app.sqs.directory import Directory, can_be_polled
 from marq_worker.app.sqs.errors import SqsError
+from marq_worker.app.sqs.sqs_queues import Directory, can_be_polled
 from marq_worker.app.sqs.task_runner import TaskRunner
 from marq_worker.app.sqs.tasks import RUNNING, MoveTask, Tasks
 

@@ -12,11 +12,11 @@ from typing import Any
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq_worker.app.sqs.attributes import queue_of_arn
 from marq_worker.app.sqs.counts import Counts
-from marq_worker.app.sqs.directory import Directory
 from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.received import SOURCE_HEADER
+from marq_worker.app.sqs.message_answers import SOURCE_HEADER
 from marq_worker.app.sqs.receiving import Delivery, Receivers
 from marq_worker.app.sqs.settling import Settlers
+from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, MoveTask, Tasks
 
 log = logging.getLogger("marq.sqs")

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from marq.queues.queues import Queues
+from marq_worker.app.sqs.access_keys import DESCRIBE, Key
 from marq_worker.app.sqs.arns import arn_of, url_of
 from marq_worker.app.sqs.counts import Counts
-from marq_worker.app.sqs.directory import Directory
-from marq_worker.app.sqs.keys import DESCRIBE, Key
+from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.task_runner import TaskRunner
 from marq_worker.app.sqs.tasks import PurgeTask, Tasks
 

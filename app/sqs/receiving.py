@@ -17,10 +17,10 @@ from functools import partial
 from math import ceil
 from typing import Any, NamedTuple, Self
 
-from marq.client import token
-from marq.client.token import Token
+from marq.client import message_token
+from marq.client.message_token import Token
 from marq.consumer.message import Message
-from marq.consumer.polled import PolledConsumer, TokenSettler, described
+from marq.consumer.polled_consumer import PolledConsumer, TokenSettler, described
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq_worker.app.sqs.peers import Peers
@@ -63,7 +63,7 @@ class Delivery(NamedTuple):
         """Return it for another endpoint, as JSON."""
         headers = {name: None if value is None else b64encode(value).decode() for name, value in self.headers.items()}
         return {
-            "token": token.encode(self.token),
+            "token": message_token.encode(self.token),
             "id": self.id,
             "attempt": self.attempt,
             "sent_ms": self.sent_ms,
@@ -76,7 +76,7 @@ class Delivery(NamedTuple):
     def read(cls, document: Mapping[str, Any]) -> Self:
         headers = {name: None if value is None else b64decode(value) for name, value in document["headers"].items()}
         return cls(
-            token.decode(document["token"]),
+            message_token.decode(document["token"]),
             document["id"],
             document["attempt"],
             document["sent_ms"],

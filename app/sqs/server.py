@@ -15,16 +15,16 @@ from uuid import uuid4
 from aiohttp.web import BaseRequest, Response, Server, ServerRunner, TCPSite
 
 from marq.wire.errors import ConfigError
+from marq_worker.app.sqs.access_keys import Key
+from marq_worker.app.sqs.aws_json import CONTENT_TYPE, answer, query_refusal, read_call, refusal, wants_query
 from marq_worker.app.sqs.bodies import Bodies
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.fifo import Outcome, Outcomes
-from marq_worker.app.sqs.keys import Key
 from marq_worker.app.sqs.operations import Operations
 from marq_worker.app.sqs.peers import ASK_S, PATH, SETTLE_PATH, Peers
 from marq_worker.app.sqs.receiving import MAX_ASKED, Receivers
 from marq_worker.app.sqs.signatures import Verifier
-from marq_worker.app.sqs.wire import CONTENT_TYPE, answer, query_refusal, read_call, refusal, wants_query
-from marq_worker.app.web.limits import IDLE_S, Connections, Rate
+from marq_worker.app.web.connection_limits import IDLE_S, Connections, Rate
 from marq_worker.app.web.security import is_loopback
 from marq_worker.app.web.sqs_metrics import CallMetrics
 

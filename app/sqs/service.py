@@ -15,7 +15,7 @@ from mode import Service
 from marq.admin.purge import extent_now, purge
 from marq.admin.purge_extent import Extent
 from marq.consumer.lease_questions import LeaseQuestions
-from marq.consumer.polled import TokenSettler
+from marq.consumer.polled_consumer import TokenSettler
 from marq.kafka.topics import ensure_topics
 from marq.producer.shared import SharedProducer
 from marq.queues.queues import Queues
@@ -23,13 +23,13 @@ from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
 from marq_worker.app.faust_app import or_exit
 from marq_worker.app.faust_worker import reachable_name
+from marq_worker.app.sqs.access_keys import Key, load_keys
+from marq_worker.app.sqs.aws_json import operations
 from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.counts import QueueCounts
 from marq_worker.app.sqs.dead_letters import DeadLetterSender
-from marq_worker.app.sqs.directory import Directory
 from marq_worker.app.sqs.fifo import FifoReceiver, FifoSender, Outcomes
 from marq_worker.app.sqs.handles import Handles
-from marq_worker.app.sqs.keys import Key, load_keys
 from marq_worker.app.sqs.message_ids import MessageIds
 from marq_worker.app.sqs.message_limits import MAX_MESSAGE_BYTES
 from marq_worker.app.sqs.message_operations import MessageOperations
@@ -41,10 +41,10 @@ from marq_worker.app.sqs.queue_operations import QueueOperations
 from marq_worker.app.sqs.receiving import QueueReceiver, Receivers
 from marq_worker.app.sqs.server import SqsServer
 from marq_worker.app.sqs.settling import ByToken, Settlers
+from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.task_runner import TaskRunner
 from marq_worker.app.sqs.tasks import PurgeTask, Tasks
 from marq_worker.app.sqs.visibility import VisibilityChanges
-from marq_worker.app.sqs.wire import operations
 from marq_worker.app.web.dashboard.groups import Groups
 from marq_worker.app.web.security import is_loopback
 from marq_worker.app.web.sqs_metrics import CallMetrics

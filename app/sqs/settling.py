@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from marq.client.token import Token
-from marq.consumer.polled import TokenSettler
+from marq.client.message_token import Token
+from marq.consumer.polled_consumer import TokenSettler
 from marq_worker.app.sqs.characters import is_fifo
 
 

@@ -18,8 +18,8 @@ from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import quote
 
+from marq_worker.app.sqs.access_keys import Key
 from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.keys import Key
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 _SERVICE, _END = "sqs", "aws4_request"

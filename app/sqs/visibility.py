@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from marq.client.token import Token
+from marq.client.message_token import Token
 from marq.consumer.lease_questions import LeaseQuestions
 from marq.wire.errors import BrokerUnavailable
 from marq_worker.app.sqs.errors import SqsError

@@ -24,7 +24,7 @@ from enum import Enum, auto
 from mode import Service
 
 from marq_worker.agents.progress import ProgressReport
-from marq_worker.app.exit_codes import EXIT_STALLED
+from marq_worker.app.worker_exit_codes import EXIT_STALLED
 
 log = logging.getLogger("marq.watchdog")
 

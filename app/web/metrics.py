@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 
 from marq.core.storage.handling_times import HandlingTimes
 from marq.core.storage.rows import Counts
-from marq.wire.version import VERSION
+from marq.version import VERSION
 from marq_worker.agents.progress import Lateness
 from marq_worker.app.web.sqs_metrics import CallMetrics
 

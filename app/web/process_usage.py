@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from mode import Service
 
-from marq.wire.version import VERSION
+from marq.version import VERSION
 
 #: Interval between samples; the load is measured over one to two of them.
 SAMPLE_SECONDS = 5.0

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from aiohttp.web import HTTPException, Request, RequestKey, Response, StreamResponse, middleware
 
 from marq.wire.errors import ConfigError
+from marq_worker.app.web.connection_limits import Rate
 from marq_worker.app.web.credentials import Access, Credentials, Visitor
-from marq_worker.app.web.limits import Rate
 from marq_worker.config.settings import AppSettings, Role
 
 log = logging.getLogger("marq.web")

@@ -2,7 +2,7 @@
 
 Its parts depend on its roles. A tracker joins the group ``PREFIX-app`` and owns markers partitions; without that role a
 worker must not join, or it would be assigned some. Handlers run in processes of their own, which are Faust applications
-too (app/handlers/process.py).
+too (app/handlers/handlers_app.py).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from marq.kafka.topics import Topics, ensure_topics
 from marq.queues.following import SYNC_LIMIT_S
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
-from marq.settings.partitions import SYNCED_S
+from marq.settings.placements import SYNCED_S
 from marq.wire.errors import MarqError
 from marq_worker.agents import queue_consumer, statistics, timer, tracker
 from marq_worker.agents.backlog_counter import BacklogCounter
 from marq_worker.agents.consumer_watch import ConsumerLookup, ConsumerWatch
 from marq_worker.agents.owner_context import OwnerContext
-from marq_worker.agents.placements import PlacementKeeper
+from marq_worker.agents.placement_keeper import PlacementKeeper
 from marq_worker.agents.progress import ProgressReport
 from marq_worker.agents.redaction import Redaction
 from marq_worker.agents.removed_handlers import RemovedHandlers
-from marq_worker.app import identity
-from marq_worker.app.batching import BatchSchema
+from marq_worker.app import client_id
+from marq_worker.app.batch_transport import BatchSchema
 from marq_worker.app.check.cluster import ensure_permissions
 from marq_worker.app.check.permissions import Use
 from marq_worker.app.faust_app import MarqApp, new_app, or_exit
 from marq_worker.app.faust_worker import reachable_name
-from marq_worker.app.handlers.processes import HandlersProcesses, stop_limit_s
-from marq_worker.app.handlers.role import HandlersRole
+from marq_worker.app.handlers.handlers_role import HandlersRole
+from marq_worker.app.handlers.supervisor import HandlersProcesses, stop_limit_s
 from marq_worker.app.publication import differences, publish
 from marq_worker.app.watchdog.broker_probe import BrokerProbe, Markers, Rebalance
 from marq_worker.app.watchdog.watchdog import Watchdog
@@ -112,7 +112,7 @@ class WorkerApp(MarqApp):
             processes = HandlersProcesses(stop_limit_s(settings.stop_timeout), self.log_level, self.end)
             self.handlers = HandlersRole(settings.handlers, processes, self.queues)
         file = load_queues(settings.queues_file, None if self.handlers is None else self.handlers.documents)
-        identity.show(self, self.client.client_id, file)
+        client_id.show(self, self.client.client_id, file)
         topics = await ensure_topics(self.client, changelog=Role.TRACKER in roles)
         if roles != {Role.WEB}:
             await self._ensure_permissions(file)

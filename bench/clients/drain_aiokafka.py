@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiokafka import AIOKafkaConsumer
 
 from bench.clients.client import call
-from bench.clients.received import Received
+from bench.clients.drain_account import Received
 
 
 async def main(servers: str, topic: str, count: int) -> None:

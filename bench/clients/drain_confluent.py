@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from bench.clients.client import call
-from bench.clients.received import NO_WORK, Received, Work
+from bench.clients.drain_account import NO_WORK, Received, Work
 
 #: Messages of one call of `consume`: without work, and at most with work.
 TAKEN, TAKEN_TO_WORK = 4_000, 1_000

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import marq
 from bench.clients.client import call, until_handled
-from bench.clients.received import NO_WORK, NUMBER, Received, Work
+from bench.clients.drain_account import NO_WORK, NUMBER, Received, Work
 from bench.load import QUEUE
 from marq.consumer.consumer import DEFAULT_MAX_IN_FLIGHT
 

@@ -11,7 +11,7 @@ import aio_pika
 from aio_pika.abc import AbstractIncomingMessage, AbstractRobustChannel
 
 from bench.clients.client import call
-from bench.clients.received import NUMBER, Received, Work
+from bench.clients.drain_account import NUMBER, Received, Work
 from bench.load import values
 
 #: Messages sent at a time; the broker confirms each.

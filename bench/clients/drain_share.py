@@ -14,7 +14,7 @@ from confluent_kafka import KafkaException, Message, ShareConsumer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from bench.clients.client import call
-from bench.clients.received import NO_WORK, NUMBER, Received, Work
+from bench.clients.drain_account import NO_WORK, NUMBER, Received, Work
 
 #: The highest number of messages in flight, per partition, that the broker accepts.
 MAX_LOCKS = 10_000

@@ -37,7 +37,7 @@ def filled(bench: Bench) -> str:
 
 
 def marq(bench: Bench, way: str = "run", work: str = "0", concurrency: int = 64) -> Measurements:
-    """Measure Marq with a worker; for ``work`` see :class:`bench.clients.received.Work`."""
+    """Measure Marq with a worker; for ``work`` see :class:`bench.clients.drain_account.Work`."""
     prefix, count = filled(bench), bench.size.messages
     with bench.worker(prefix) as worker:
         meter = Meter({"tracker": [worker.pid], "broker": [bench.broker_pid]})

@@ -12,7 +12,7 @@ from bench.clients.consumers import FORGOTTEN
 from bench.load import QUEUE, fill, place
 from bench.processes import Child, Meter, measured
 from bench.suite import Bar, Bench, Measurements, Medians, Row
-from marq.settings.partitions import subset
+from marq.settings.placements import subset
 
 #: Seconds that are measured, after some that are not.
 SECONDS, UNMEASURED_SECONDS = 8, 2

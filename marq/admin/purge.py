@@ -1,8 +1,8 @@
 """Purge: ends the waiting messages of a queue with markers, so that the log records each message.
 
 1. **Pause** the queue, and wait until all clients know: then nothing moves between the topic and the trackers.
-2. **Publish** the end offsets of the purge (:mod:`marq.settings.purges`): consumers skip earlier records from here on.
-   Crash: they still do, and the next purge completes step 3.
+2. **Publish** the end offsets of the purge (:mod:`marq.settings.purged_offsets`): consumers skip earlier records from
+   here on. Crash: they still do, and the next purge completes step 3.
 3. **Acquire** unread records with a due time in the far future, and cancel them. Crash in between: they would be
    delivered then, unless the next purge cancels them before.
 4. **Cancel** messages that trackers hold: those due or waiting for a redelivery, and on request delayed ones. The
@@ -35,14 +35,14 @@ from marq.consumer.receiver_settings import ReceiverSettings
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.inspector import Acquired, Inspector
 from marq.kafka.log_reader import LogReader
+from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.records import Records
 from marq.kafka.topics import Topics, ensure_topics
-from marq.kafka.writer import MarkerRecord
 from marq.producer.producer import Producer
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, purge_key
-from marq.settings.purges import Purge
+from marq.settings.purged_offsets import Purge
 from marq.wire.errors import MarqError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Ack, Source

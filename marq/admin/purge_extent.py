@@ -12,7 +12,7 @@ from marq.core.storage.rows import HELD, WAITING, State
 from marq.dead_letters.filters import Snapshot
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
-from marq.settings.purges import read_offsets, written_offsets
+from marq.settings.purged_offsets import read_offsets, written_offsets
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 from marq.wire.names import is_scheduled, is_synthetic

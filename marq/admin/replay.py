@@ -29,9 +29,9 @@ from marq.backend.cluster import Writer, cluster_of
 from marq.client.backends import require_kafka
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
+from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.records import Row
 from marq.kafka.topics import Topics, ensure_topics
-from marq.kafka.writer import FRAME_BYTES, MarkerRecord
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError

@@ -16,12 +16,12 @@ from aiokafka import AIOKafkaProducer
 from marq.client.backends import backend_of
 from marq.kafka.acquire_strategies import MARKED, AcquireStrategy, MarkerFirst, Transactional
 from marq.kafka.connection import abandon_producer, client_options, started, stop_producer
+from marq.kafka.group_reader import GroupMember, GroupReader, Reader, TransactionalReader
 from marq.kafka.log_reader import KafkaMarkersReader, MarkersReader
-from marq.kafka.reader import GroupMember, GroupReader, Reader, TransactionalReader
-from marq.kafka.serving import Serving
+from marq.kafka.marker_writer import KafkaMarkerWriter, MarkerWriter
+from marq.kafka.served_queues import Serving
 from marq.kafka.topics import Topics, ensure_topics, own_topics
 from marq.kafka.transactions import MarkerTransactions
-from marq.kafka.writer import KafkaMarkerWriter, MarkerWriter
 from marq.queues.known_queues import known_queues
 from marq.queues.queues import Queues
 from marq.queues.tracker_watch import tracker_runs

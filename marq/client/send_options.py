@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TypedDict
 
-from marq.client.content import Headers
-from marq.client.when import At, Delay
+from marq.client.delivery_time import At, Delay
+from marq.client.message_checks import Headers
 from marq.settings.durations import Duration
 
 

@@ -16,8 +16,8 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from marq.consumer.held_batch import HeldBatch, Released
-from marq.consumer.lines import Lines
-from marq.kafka.writer import FRAME_BYTES, MarkerRecord, MarkerWriter
+from marq.consumer.one_per_key import Lines
+from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord, MarkerWriter
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import MAX_TEXT_BYTES, encode
 from marq.wire.markers import ANY_QUEUE, LAST, MAX_BATCH_MARKERS, Ack, Reject, Release, Renew, Source, spans

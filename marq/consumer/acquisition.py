@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from marq.consumer.readings import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
+from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.records import Records
-from marq.kafka.serving import Serving
-from marq.kafka.writer import FRAME_BYTES, MarkerRecord
-from marq.settings.purges import Purge
+from marq.kafka.served_queues import Serving
+from marq.settings.purged_offsets import Purge
 from marq.wire.errors import ConfigError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import (
@@ -35,8 +35,8 @@ from marq.wire.payload_columns import Columns
 from marq.wire.record_headers import deliver_at_ms, origin
 
 if TYPE_CHECKING:
-    from marq.consumer.lines import Lines
-    from marq.consumer.ordering import Ordering
+    from marq.consumer.one_per_key import Lines
+    from marq.consumer.ordered_receiving import Ordering
 
 #: Maximum bytes of an ACQUIRE per message, besides its value, headers and key.
 _COLUMNS_BYTES, _ALL_COLUMNS_BYTES = 24, 48

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from marq.consumer.message import Message
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.settlement import put_back
-from marq.kafka.writer import MarkerRecord, MarkerWriter
+from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Dispatch, Source

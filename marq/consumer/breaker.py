@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from marq.settings.breaker import Breaker
+from marq.settings.breaker_thresholds import Breaker
 from marq.wire.errors import ConfigError
 from marq.wire.record_headers import uncounted
 

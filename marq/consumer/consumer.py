@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack
 from functools import cache, partial
 from typing import Self, Unpack
 
-from marq.client import token
+from marq.client import message_token
 from marq.client.codecs import Codec, check_codec
 from marq.client.hooks import point
 from marq.client.lifecycle import Lifecycle
 from marq.consumer.at_most_once import dispatched
-from marq.consumer.binding import Handler, bound
+from marq.consumer.handler_parameters import Handler, bound
 from marq.consumer.handler_pool import (
     DEFAULT_BATCH_CONCURRENCY,
     DEFAULT_BATCH_MESSAGES,
@@ -329,7 +329,7 @@ class Consumer(Lifecycle[MemberSession]):
         """
         running = self._started()
         items = [messages] if isinstance(messages, Message | str) else list(messages)
-        tokens = [token.decode(item) for item in items if isinstance(item, str)]
+        tokens = [message_token.decode(item) for item in items if isinstance(item, str)]
         held = [item for item in items if not isinstance(item, str)]
         expiries = [message._expiry_s for message in held]
         for message in held:

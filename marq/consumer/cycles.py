@@ -10,10 +10,10 @@ from typing import NamedTuple
 from marq.consumer.acquisition import Acquisition
 from marq.consumer.readings import Reading
 from marq.kafka.acquire_strategies import AcquireStrategy
-from marq.kafka.reader import NotCommitted
+from marq.kafka.group_reader import NotCommitted
+from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.records import Records
-from marq.kafka.serving import Serving
-from marq.kafka.writer import MarkerRecord
+from marq.kafka.served_queues import Serving
 from marq.wire.markers import Source
 
 #: Maximum number of cycles: one writes its ACQUIREs while the previous one commits. More run only while

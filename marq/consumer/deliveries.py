@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Protocol
 from marq.consumer.acquisition import Acquisition
 from marq.consumer.at_most_once import AtMostOnce
 from marq.consumer.cycles import Taking
+from marq.consumer.delivery_rules import Rules
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
 from marq.consumer.prefetch import Prefetch
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.renewal import Renewal
-from marq.consumer.rules import Rules
 from marq.settings.queue import AT_MOST_ONCE
 
 if TYPE_CHECKING:
     from marq.consumer.ack_batcher import AckBatcher
-    from marq.consumer.ordering import Ordering, Run
+    from marq.consumer.ordered_receiving import Ordering, Run
 
 log = logging.getLogger("marq")
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from marq.consumer.cycles import FetchedRecords
-from marq.kafka.reader import Reader
+from marq.kafka.group_reader import Reader
 
 #: Maximum number of records of one fetch.
 MAX_CYCLE_RECORDS = 6_000

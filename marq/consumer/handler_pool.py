@@ -23,7 +23,7 @@ from marq.client.outcomes import Outcome
 from marq.consumer import middleware, settlement
 from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.at_most_once import dispatched
-from marq.consumer.binding import is_coroutine_function
+from marq.consumer.handler_parameters import is_coroutine_function
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
 from marq.consumer.middleware import Middleware

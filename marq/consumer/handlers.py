@@ -19,8 +19,8 @@ from typing import Any, cast
 from marq.client.codecs import Codec, check_codec
 from marq.client.current_producer import current_producer
 from marq.client.receipt import Receipt
-from marq.consumer.binding import EXPECTED, Handler, keep, name_of, parameters, payload_codec
 from marq.consumer.decorated import Decorate
+from marq.consumer.handler_parameters import EXPECTED, Handler, keep, name_of, parameters, payload_codec
 from marq.settings.client import whole_number
 from marq.settings.hints import OURS, Unknown, UnknownOption, refuse
 from marq.settings.queue import CHECKS, MAX_CONCURRENCY

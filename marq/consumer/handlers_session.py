@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 from marq.backend.cluster import Cluster
 from marq.client.current_producer import SharedProducer
-from marq.consumer.binding import Handler, bound
+from marq.consumer.handler_parameters import Handler, bound
 from marq.consumer.handler_pool import HandlerTasks
 from marq.consumer.handlers import codec_of
 from marq.consumer.lifespan import Resources
@@ -15,8 +15,8 @@ from marq.consumer.middleware import Middleware
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.session import ConsumerSession
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
-from marq.kafka.reader import Reader
-from marq.kafka.serving import Serving
+from marq.kafka.group_reader import Reader
+from marq.kafka.served_queues import Serving
 from marq.kafka.topics import Topics
 from marq.settings.definitions import Definitions
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from marq.client.codecs import Codec
-from marq.client.failures import Failures
+from marq.client.exception_rules import Failures
 from marq.kafka.records import Records, Row
 from marq.wire.markers import BLOCKED_MS, LAST, Source
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from marq.consumer.ack_batcher import AckBatcher
     from marq.consumer.at_most_once import AtMostOnce
     from marq.consumer.breaker import QueueBreaker
-    from marq.consumer.lines import Lines
+    from marq.consumer.one_per_key import Lines
 
 # Shared empty containers, replaced at the first write. With thousands of queues, nearly every message has its own
 # batch, and a garbage collection of all their containers would take longer than everything else.

@@ -1,7 +1,7 @@
 """Asks trackers whether messages are in flight: for programs that settle by token and must know whether it counts.
 
-The question is a RESUME of single messages, which changes nothing (:mod:`marq.consumer.questions`). It takes a write,
-and a read of the markers until the answer comes. Questions of the same moment are asked together.
+The question is a RESUME of single messages, which changes nothing (:mod:`marq.consumer.resume_questions`). It takes a
+write, and a read of the markers until the answer comes. Questions of the same moment are asked together.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from marq.backend.cluster import cluster_of
 from marq.client.lifecycle import Lifecycle
-from marq.client.token import Token
-from marq.consumer.questions import Questions
+from marq.client.message_token import Token
+from marq.consumer.resume_questions import Questions
 from marq.consumer.session import STOP_CLIENT_S
 from marq.core.storage.rows import HELD
 from marq.settings.client import ClientSettings

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
-from marq.consumer.binding import name_of
+from marq.consumer.handler_parameters import name_of
 from marq.consumer.handlers import accepts, mark, marked_in
 from marq.wire.errors import ConfigError, MarqError
 

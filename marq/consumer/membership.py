@@ -7,9 +7,9 @@ group's ack would acknowledge the second group's work. To process each message t
 from __future__ import annotations
 
 from marq.kafka.offset_snapshots import check_room
-from marq.kafka.serving import Serving, serving
-from marq.settings.confirmations import EXPIRY_S
+from marq.kafka.served_queues import Serving, serving
 from marq.settings.definitions import HANDLERS_GROUP, Definitions
+from marq.settings.handler_expiry import EXPIRY_S
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names, check_group_name, check_queue_name
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self
 
-from marq.client import token
+from marq.client import message_token
 from marq.client.codecs import Codec, decode
 from marq.client.hooks import point
 from marq.client.outcomes import DecodeError, Reject, Retry
@@ -138,7 +138,7 @@ class Message(Hinted, Generic[T_co]):
     def token(self) -> str:
         """A short string that lets another process ack the message: ``await consumer.ack(token)``."""
         held = self._held
-        return token.encode(token.Token(held.queue, held.holder, held.source, self._offset))
+        return message_token.encode(message_token.Token(held.queue, held.holder, held.source, self._offset))
 
     @point("ack")
     async def ack(self, *, wait: bool = True) -> None:

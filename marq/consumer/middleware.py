@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from marq.client.hooks import point
-from marq.consumer.binding import is_coroutine_function, name_of
+from marq.consumer.handler_parameters import is_coroutine_function, name_of
 from marq.consumer.handlers import accepts, mark, marked_in
 from marq.consumer.message import Message
 from marq.wire.errors import ConfigError, MarqError

@@ -3,7 +3,7 @@
 A message stays with its consumer until it is settled, so that the next one of its key follows when its end is durable.
 So a program's outcome has to reach the consumer that delivered the message. If that is gone, or the source has moved to
 another one, the outcome is written by token: the next consumer asks the trackers about such messages
-(:mod:`marq.consumer.ordering`).
+(:mod:`marq.consumer.ordered_receiving`).
 
 A redelivery in place has the token of the former delivery. Therefore each outcome names the attempt that it is for.
 """
@@ -14,10 +14,10 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from marq.client.token import Token
+from marq.client.message_token import Token
 from marq.consumer import settlement
 from marq.consumer.message import Message
-from marq.consumer.polled import PolledConsumer
+from marq.consumer.polled_consumer import PolledConsumer
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.topics import Topics
 from marq.settings.definitions import Definitions

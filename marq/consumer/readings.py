@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from marq.kafka.records import Records
 
 if TYPE_CHECKING:
-    from marq.consumer.lines import Lines
+    from marq.consumer.one_per_key import Lines
 
 
 class Reading(NamedTuple):

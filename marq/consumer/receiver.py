@@ -1,6 +1,6 @@
 """The five steps of receiving messages, the same for every source of records.
 
-1. **Fetch** a batch and keep the records of our own queues (:mod:`marq.kafka.serving`). Crash: nothing has happened.
+1. **Fetch** a batch and keep the records of our own queues (:mod:`marq.kafka.served_queues`). Crash: nothing is lost.
 2. **Acquire**: one marker batch for each queue and source partition, with the payloads; wait until all are durable.
    From here on, the tracker redelivers the messages unless they end. Crash: the next reader of the partition acquires
    them again, which takes over the lease; nothing is lost or duplicated.
@@ -13,7 +13,7 @@
    duplicate that at-least-once delivery allows.
 
 While handlers work on one batch, the next cycles run (docs/decisions/0026), and leases are renewed. For queues with
-ordering see :mod:`marq.consumer.ordering`.
+ordering see :mod:`marq.consumer.ordered_receiving`.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from marq.consumer.acquisition import AcquiredOffsets, Acquisition
 from marq.consumer.at_most_once import AtMostOnce
 from marq.consumer.cycles import BeforeFailed, Cycle, Cycles, FetchedRecords, Taking, ended
 from marq.consumer.deliveries import Deliveries
+from marq.consumer.delivery_rules import Rules
 from marq.consumer.fetching import MAX_CYCLE_RECORDS, Fetching
-from marq.consumer.ordering import Ordering
+from marq.consumer.ordered_receiving import Ordering
 from marq.consumer.prefetch import Prefetch, PrefetchBuffer
-from marq.consumer.questions import Questions
 from marq.consumer.readings import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.renewal import Renewal
-from marq.consumer.rules import Rules
+from marq.consumer.resume_questions import Questions
 from marq.consumer.settlement import put_back
 from marq.kafka.acquire_strategies import AcquireStrategy
-from marq.kafka.reader import NotCommitted, Reader
+from marq.kafka.group_reader import NotCommitted, Reader
+from marq.kafka.marker_writer import MarkerWriter
 from marq.kafka.records import Records
-from marq.kafka.serving import Serving
-from marq.kafka.writer import MarkerWriter
+from marq.kafka.served_queues import Serving
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import Source

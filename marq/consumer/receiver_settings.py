@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from marq.client.codecs import Codec
 from marq.settings.durations import plain_seconds
-from marq.settings.purges import Purge
+from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
 

@@ -15,7 +15,7 @@ from math import floor, inf
 
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.receiver_settings import ReceiverSettings
-from marq.kafka.writer import FRAME_BYTES, MarkerRecord, MarkerWriter
+from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord, MarkerWriter
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import encode
 from marq.wire.markers import MAX_BATCH_MARKERS, Renew, Source

@@ -18,12 +18,12 @@ from marq.consumer.handler_pool import HandlerPool
 from marq.consumer.membership import Membership
 from marq.consumer.message import Message
 from marq.consumer.prefetch import PrefetchBuffer
-from marq.consumer.questions import Questions
 from marq.consumer.receiver import Receiver
 from marq.consumer.receiver_settings import ReceiverSettings
+from marq.consumer.resume_questions import Questions
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
-from marq.kafka.reader import Reader
-from marq.kafka.serving import Serving
+from marq.kafka.group_reader import Reader
+from marq.kafka.served_queues import Serving
 from marq.kafka.topics import Topics
 from marq.queues.tracker_watch import watch_for_tracker
 from marq.settings.client import ClientSettings

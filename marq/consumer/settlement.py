@@ -21,7 +21,7 @@ from marq.wire.markers import BACKOFF, Ack
 from marq.wire.record_headers import uncounted
 
 if TYPE_CHECKING:
-    from marq.client.token import Token
+    from marq.client.message_token import Token
     from marq.consumer.ack_batcher import AckBatcher
     from marq.consumer.held_batch import HeldBatch
     from marq.consumer.message import Message

@@ -17,15 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from marq.core.leases import LeaseBook
+from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.storage.handling_times import HandlingTimes, samples
 from marq.core.storage.rows import LeaseRow
 from marq.settings.queue import QueueSettings
+from marq.wire.dead_letter_notes import Note
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Answer, Fact, Kind, Resumed, Source, Tick
-from marq.wire.notes import Note
 from marq.wire.quarantines import Quarantine
 
 #: The least time between two TICKs of a partition.

@@ -1,9 +1,9 @@
 """Dead letters: peek, count, redrive, delete.
 
 A dead letter is never moved. A redrive is a marker with its message and its position in the topic. The tracker accepts
-each position once, delivers the message, and writes a note to the dead-letter topic (:mod:`marq.wire.notes`). So you
-can repeat an interrupted call: redriven messages are skipped, and a redrive requested twice, even by two clients at the
-same time, happens once.
+each position once, delivers the message, and writes a note to the dead-letter topic
+(:mod:`marq.wire.dead_letter_notes`). So you can repeat an interrupted call: redriven messages are skipped, and a
+redrive requested twice, even by two clients at the same time, happens once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from marq.dead_letters.filters import DeadLetterFilter, Filters, Snapshot
 from marq.dead_letters.log import DeadLetterLog, Stored, dead_letter_log
 from marq.dead_letters.redrive import RedriveLimits, RedriveProgress, RedriveRequester
 from marq.dead_letters.selection import Survey, dead_letters_at
+from marq.kafka.marker_writer import FRAME_BYTES
 from marq.kafka.topics import Topics
-from marq.kafka.writer import FRAME_BYTES
 from marq.settings.client import ClientSettings, whole_number
 from marq.wire.errors import ConfigError, UnknownQueue
 from marq.wire.markers import Delay, Discard, Source

@@ -13,12 +13,12 @@ from typing import Generic, NamedTuple, TypeVar
 
 from marq.backend.cluster import Cluster
 from marq.dead_letters.log import DeadLetterLog
-from marq.kafka.writer import MarkerRecord, MarkerWriter
+from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
+from marq.wire.dead_letter_notes import Disposition, decode, is_note
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Delay, Discard, Source
 from marq.wire.names import markers_partition
-from marq.wire.notes import Disposition, decode, is_note
 
 #: Maximum number of dead letters in one write; after each write a call reads notes and reports its progress.
 TURN_LETTERS = 1_000

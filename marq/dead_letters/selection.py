@@ -15,12 +15,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from marq.core.deliveries.dead_letter_records import dead_lettered_at_ms, queue_of, text_of
-from marq.core.storage.dispositions import Places
+from marq.core.storage.settled_dead_letters import Places
 from marq.dead_letters.log import DeadLetterLog, Stored
+from marq.wire.dead_letter_notes import decode, is_note
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
 from marq.wire.names import REASON_HEADER
-from marq.wire.notes import decode, is_note
 
 #: Maximum number of different reasons; all others count as one.
 MAX_GROUPS = 100_000

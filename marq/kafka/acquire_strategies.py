@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from marq.kafka.positions import Behind
-from marq.kafka.reader import Reader, TransactionalReader
+from marq.kafka.group_reader import Reader, TransactionalReader
+from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
+from marq.kafka.queue_positions import Behind
 from marq.kafka.transactions import MarkerTransactions
-from marq.kafka.writer import MarkerRecord, MarkerWriter
 from marq.wire.markers import Source
 
 MARKED, TRANSACTIONAL = "marked", "transactional"

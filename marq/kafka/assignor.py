@@ -1,6 +1,6 @@
 """Assigns partitions by round robin over those that some member reads.
 
-A queue on few partitions of the messages topic (:mod:`marq.settings.partitions`) need not read the others. Each member
+A queue on few partitions of the messages topic (:mod:`marq.settings.placements`) need not read the others. Each member
 tells the group which partitions it reads. The leader assigns a partition only to members that read it, and not at all
 if none does. A member of an older version sends no such list and reads all partitions.
 
@@ -22,7 +22,7 @@ from typing import Any
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 
-from marq.settings.partitions import Partitions
+from marq.settings.placements import Partitions
 
 log = logging.getLogger("marq")
 

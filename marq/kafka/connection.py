@@ -17,9 +17,9 @@ from typing import Any, Protocol, TypeVar
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from marq.kafka.diagnosis import Obstacle, find_obstacle
+from marq.kafka.connection_diagnosis import Obstacle, find_obstacle
 from marq.kafka.paced_clients import client_of, hasten, paced
-from marq.kafka.permissions import refused
+from marq.kafka.role_permissions import refused
 from marq.kafka.token_logins import tokens_of
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable

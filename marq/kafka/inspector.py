@@ -18,11 +18,11 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from marq.core.storage.acquired_ranges import AcquiredRanges
+from marq.kafka.committed_offsets import AT_ONCE, groups_of, positions_of
 from marq.kafka.connection import admin_client
 from marq.kafka.log_reader import LogReader
-from marq.kafka.offsets import AT_ONCE, groups_of, positions_of
 from marq.kafka.owned_partitions import Owned, owned_partitions
-from marq.kafka.positions import Positions
+from marq.kafka.queue_positions import Positions
 from marq.kafka.records import Records, Row
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
@@ -238,7 +238,8 @@ class Inspector:
     async def _furthest(self, queues: Collection[str], sources: Collection[Source]) -> dict[Source, dict[str, int]]:
         """Return the furthest position that any group has committed for each queue.
 
-        A queue whose group changes continues from there (marq/kafka/offsets.py), so earlier records do not wait.
+        A queue whose group changes continues from there (marq/kafka/committed_offsets.py), so earlier records do not
+        wait.
         """
         async with admin_client(self._settings) as admin:
             try:

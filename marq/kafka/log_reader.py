@@ -13,9 +13,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, KafkaTimeoutError
 
 from marq.kafka.connection import client_options, started, stop_consumer
-from marq.kafka.fetching import fetch_records
-from marq.kafka.permissions import refused
+from marq.kafka.fetched_columns import fetch_records
 from marq.kafka.records import Records
+from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from marq.kafka.log_reader import LogReader
+from marq.kafka.marker_writer import write_once
 from marq.kafka.topics import offset_snapshot_topic
-from marq.kafka.writer import write_once
 from marq.settings.client import ClientSettings
 from marq.settings.topic_rules import SNAPSHOT_LIMIT_BYTES
 from marq.wire.errors import ConfigError, MarqError

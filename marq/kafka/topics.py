@@ -29,7 +29,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.kafka.connection import admin_client, unavailable
-from marq.kafka.permissions import Kind, Permission, missing_permissions, principal, refused, tools
+from marq.kafka.role_permissions import Kind, Permission, missing_permissions, principal, refused, tools
 from marq.settings.client import ClientSettings
 from marq.settings.topic_rules import (
     DEFAULT_LIMIT_BYTES,

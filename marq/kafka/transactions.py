@@ -2,7 +2,7 @@
 
 The group fences (KIP-447): a commit carries the member's generation, so the group refuses that of an expelled member
 and its transaction has no effect. The next owner of the partitions reads their offsets only when no open transaction
-can still move them (:mod:`marq.kafka.offsets`). So no two members continue from the same place.
+can still move them (:mod:`marq.kafka.committed_offsets`). So no two members continue from the same place.
 
 An open transaction of a dead process blocks all readers of the same markers partitions, above all the trackers: leases
 there do not expire until the broker aborts it. The broker does so :data:`TRANSACTION_S` after it began, and up to 10 s
@@ -34,10 +34,10 @@ from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.structs import OffsetAndMetadata
 
 from marq.kafka.connection import abandon_producer, client_options, started, stop_producer
-from marq.kafka.permissions import refused
+from marq.kafka.group_reader import GroupCommit, NotCommitted
+from marq.kafka.marker_writer import MarkerRecord, batch_limits
 from marq.kafka.protocol import Generation, HandMade, commit_of_member
-from marq.kafka.reader import GroupCommit, NotCommitted
-from marq.kafka.writer import MarkerRecord, batch_limits
+from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
 

@@ -25,11 +25,11 @@ from marq.core.deliveries.schedule_planner import Planner
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.tracker import Tracker
 from marq.owner.payloads import Table, find_payloads
-from marq.owner.write import Due, Write
+from marq.owner.transaction_content import Due, Write
 from marq.wire import record_headers
+from marq.wire.dead_letter_notes import Note
 from marq.wire.errors import UnknownVersion
 from marq.wire.markers import Answer, Batch, Cause, Payload, Resumed, Source
-from marq.wire.notes import Note
 
 #: Limits for folded but unwritten rows and marker bytes, shared evenly by the owners of a process. A pending row takes
 #: up to a kilobyte, with its marker, and twice that while it is being written.

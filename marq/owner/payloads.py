@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from marq.core.leases import LeaseBook
+from marq.core.lease_book import LeaseBook
 from marq.core.storage import rows
 from marq.wire.markers import Payload, Source
 

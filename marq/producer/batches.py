@@ -19,9 +19,9 @@ from typing import Any
 from aiokafka.errors import KafkaError
 
 from marq.backend.cluster import Cluster, Sender
-from marq.client.content import Header
+from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
-from marq.kafka.permissions import refused
+from marq.kafka.role_permissions import refused
 from marq.kafka.topics import Topics
 from marq.producer.routes import PartitionCursor, PlacementVersion, Route, Routes
 from marq.settings.client import ClientSettings

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from marq.backend.cluster import Cluster
+from marq.client.delivery_time import When
 from marq.client.receipt import Receipt
-from marq.client.when import When
 from marq.kafka.log_reader import MarkersReader
+from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.topics import Topics
-from marq.kafka.writer import MarkerRecord
 from marq.producer.delays import Delays
 from marq.wire.errors import BrokerUnavailable, CorruptMarker, MarqError
 from marq.wire.marker_codec import decode, encode

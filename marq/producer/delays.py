@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from marq.backend.cluster import Cluster, Writer
-from marq.client.content import Header
+from marq.client.delivery_time import When
+from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
-from marq.client.when import When
+from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.topics import Topics
-from marq.kafka.writer import FRAME_BYTES, MarkerRecord
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Delay as DelayMarker

@@ -10,26 +10,26 @@ from typing import Any, TypeVar, Unpack, overload
 
 from marq.backend.cluster import Cluster, cluster_of
 from marq.client.codecs import Codec
-from marq.client.content import Content, Header, Headers, check_headers, check_queues, encode
 from marq.client.current_producer import note_started, note_stopped
+from marq.client.delivery_time import At, Delay, When, when, whens
 from marq.client.hooks import point
 from marq.client.lifecycle import CodecClient, Lifecycle
+from marq.client.message_checks import Content, Header, Headers, check_headers, check_queues, encode
 from marq.client.receipt import Receipt
 from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
-from marq.client.when import At, Delay, When, when, whens
 from marq.consumer.decorated import Target
 from marq.consumer.handlers import target_of
 from marq.producer.batches import Batcher, Counts
-from marq.producer.deduplication import AT_ONCE, check_id, check_ids, with_id
+from marq.producer.deduplicated_sends import AT_ONCE, check_id, check_ids, with_id
 from marq.producer.delay_control import DelayControl
 from marq.producer.delays import Delays
-from marq.producer.ordering import Lines
+from marq.producer.ordered_sending import Lines
 from marq.producer.routes import Route, Routes
 from marq.producer.running import Options, Running
 from marq.settings.client import ClientSettings
 from marq.settings.durations import Duration
 from marq.settings.hints import Unknown, refuse
-from marq.settings.ordering import check_ordering_key
+from marq.settings.ordering_keys import check_ordering_key
 from marq.wire.errors import BrokerUnavailable, ConfigError
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """Where to send the messages of each queue: to the messages topic, or to the queue's own topic.
 
-In the messages topic a queue may use only some partitions (:mod:`marq.settings.partitions`). These can change, and no
+In the messages topic a queue may use only some partitions (:mod:`marq.settings.placements`). These can change, and no
 consumer of the queue reads the former ones. So each batch carries the version of the placements by which its partition
 was chosen.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from marq.backend.cluster import Cluster, DefinitionsView
 from marq.kafka.topics import Topics
-from marq.settings.partitions import SENT_S, SYNCED_S, Partitions
+from marq.settings.placements import SENT_S, SYNCED_S, Partitions
 from marq.wire.names import Names, check_queue_name
 
 #: Maximum number of remembered routes; beyond it all are looked up again.

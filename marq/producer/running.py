@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from marq.client.content import Content, Header
+from marq.client.delivery_time import When
+from marq.client.message_checks import Content, Header
 from marq.client.receipt import Receipt
-from marq.client.when import When
 from marq.producer.batches import Batcher
-from marq.producer.deduplication import with_id
+from marq.producer.deduplicated_sends import with_id
 from marq.producer.delay_control import DelayControl
 from marq.producer.delays import Delays
-from marq.producer.ordering import Lines
+from marq.producer.ordered_sending import Lines
 from marq.producer.routes import Routes
 
 #: The receipt of each message, None if unknown, and the first failure.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from marq.client.content import Header
+from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
 from marq.producer.producer import Producer
 from marq.wire.errors import MarqError

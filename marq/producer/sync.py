@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from marq.client.codecs import Codec, check_codec
-from marq.client.content import encode
+from marq.client.message_checks import encode
 from marq.client.receipt import Receipt
 from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
 from marq.consumer.decorated import Target

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 from marq.client.backends import backend_of
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
+from marq.kafka.marker_writer import write_once
 from marq.kafka.topics import ensure_topics, topic_exists
-from marq.kafka.writer import write_once
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source

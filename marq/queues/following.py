@@ -11,7 +11,7 @@ from typing import Any
 
 from marq.queues.definition_log import DefinitionLog, Entry, definition_log
 from marq.queues.ordered_changes import check_order
-from marq.queues.subscriptions import start_document, starting
+from marq.queues.subscription_start import start_document, starting
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, start_key
 from marq.wire.errors import BrokerUnavailable, ConfigError
@@ -91,7 +91,7 @@ class DefinitionsFollower:
         await check_order(self._log, self.definitions, after)
 
     async def new_starts(self, after: Definitions) -> dict[bytes, Mapping[str, Any] | None]:
-        """Return the records to write before a change (see :mod:`marq.queues.subscriptions`).
+        """Return the records to write before a change (see :mod:`marq.queues.subscription_start`).
 
         Raises:
             ConfigError: the permission to describe a topic is missing.

@@ -24,10 +24,10 @@ from marq.settings.combinations import (
 )
 from marq.settings.definitions import Definitions, group_of, layer_key
 from marq.settings.durations import Duration, duration_ms
+from marq.settings.effective_settings import EffectiveSettings
 from marq.settings.hints import refuse
 from marq.settings.pauses import pause_end
 from marq.settings.queue import MAX_SECONDS, check_document
-from marq.settings.readable import EffectiveSettings
 from marq.wire.errors import MarqError
 from marq.wire.names import check_queue_name
 

@@ -12,7 +12,14 @@ from marq.settings.client import ClientOptions
 from marq.settings.cron import check_times
 from marq.settings.definitions import Definitions
 from marq.settings.hints import refuse
-from marq.settings.schedules import LAYERS, Schedule, check_schedule, check_schedule_name, schedule_key, schedule_of
+from marq.settings.schedule_definitions import (
+    LAYERS,
+    Schedule,
+    check_schedule,
+    check_schedule_name,
+    schedule_key,
+    schedule_of,
+)
 from marq.wire.errors import ConfigError
 
 _FILE, _CHANGE = LAYERS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from marq.settings.definitions import Definitions
 from marq.settings.durations import plain_seconds
-from marq.settings.ordering import ordering_error
+from marq.settings.ordering_keys import ordering_error
 from marq.settings.queue import LATEST
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from marq.settings.schedules import Schedule
+from marq.settings.schedule_definitions import Schedule
 from marq.wire.errors import ConfigError
 
 log = logging.getLogger("marq")

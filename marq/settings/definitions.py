@@ -6,14 +6,15 @@ The topic is compacted. Each record is one layer of one queue or schedule, or th
 * ``handler:NAME``: the settings in a handler's decorator, from the workers that have its code;
 * ``file:NAME``: a table of marq.toml;
 * ``change:NAME``: changes at run time;
-* ``placement:NAME``: the partitions of the messages topic for a queue (:mod:`marq.settings.partitions`), from workers;
-* ``purge:NAME``: the purged records of a queue (:mod:`marq.settings.purges`);
-* ``start:NAME``: the records of its topic that came before the queue (:mod:`marq.settings.purges`);
-* ``sqs:NAME``: data of a queue that only SQS clients use, or when it was deleted (app/sqs/directory.py);
+* ``placement:NAME``: the partitions of the messages topic for a queue (:mod:`marq.settings.placements`), from workers;
+* ``purge:NAME``: the purged records of a queue (:mod:`marq.settings.purged_offsets`);
+* ``start:NAME``: the records of its topic that came before the queue (:mod:`marq.settings.purged_offsets`);
+* ``sqs:NAME``: data of a queue that only SQS clients use, or when it was deleted (app/sqs/sqs_queues.py);
 * ``sqs-tasks:NAME``: tasks that endpoints carry out on a queue on behalf of SQS clients (app/sqs/tasks.py);
 * ``quarantine:PARTITION/OFFSET``: a request to quarantine one marker record (:mod:`marq.wire.quarantines`);
 * ``confirmed:MODULE``: a worker that runs the decorated handlers of this module was alive (agents/removed_handlers.py);
-* ``schedule-file:NAME``, ``schedule:NAME``: schedules (:mod:`marq.settings.schedules`), from the file and at run time;
+* ``schedule-file:NAME``, ``schedule:NAME``: schedules (:mod:`marq.settings.schedule_definitions`), from the file and at
+  run time;
 * ``check``: never with a value.
 
 A record without a value removes its layer. The settings of a queue are the built-in defaults, overridden by these
@@ -31,11 +32,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from marq.settings.partitions import EVERYWHERE, Placement
-from marq.settings.purges import Purge
+from marq.settings.placements import EVERYWHERE, Placement
+from marq.settings.purged_offsets import Purge
 from marq.settings.queue import CHECKS, QueueSettings, check_defaults, check_document, queue_settings
-from marq.settings.schedules import LAYERS as SCHEDULE_LAYERS
-from marq.settings.schedules import ScheduleLayers
+from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
+from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names, check_queue_name
 from marq.wire.quarantines import Quarantine, read_place

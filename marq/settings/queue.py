@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marq.settings.backoff import Backoff
-from marq.settings.breaker import Breaker
+from marq.settings.breaker_thresholds import Breaker
 from marq.settings.pauses import pause_end, pause_end_ms
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_group_name, check_topic_name

@@ -6,7 +6,7 @@ from marq.client.exports import loader
 
 if TYPE_CHECKING:
     from marq.testing.broker import Broker, ClientLeftRunning
-    from marq.testing.passage import Unfinished
+    from marq.testing.time_passing import Unfinished
     from marq.testing.views import DeadLetter, SeenMessage
 
 __all__ = [
@@ -22,7 +22,7 @@ _HOMES = {
     "ClientLeftRunning": "marq.testing.broker",
     "DeadLetter": "marq.testing.views",
     "SeenMessage": "marq.testing.views",
-    "Unfinished": "marq.testing.passage",
+    "Unfinished": "marq.testing.time_passing",
 }
 
 if not TYPE_CHECKING:

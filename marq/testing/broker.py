@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from marq.client.codecs import Codec, check_codec
-from marq.client.content import SentHeader, header_value
+from marq.client.message_checks import SentHeader, header_value
 from marq.consumer.consumer import Consumer
 from marq.consumer.lifespan import Lifespan, is_lifespan
 from marq.core.storage.rows import HELD, State
@@ -23,17 +23,17 @@ from marq.settings.combinations import check_combinations, check_lease, check_or
 from marq.settings.definitions import DEFAULTS_KEY, layer_key
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.queue import check_defaults, check_document
-from marq.settings.schedules import LAYERS as SCHEDULE_LAYERS
-from marq.settings.schedules import check_schedule, check_schedule_name, schedule_key
+from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
+from marq.settings.schedule_definitions import check_schedule, check_schedule_name, schedule_key
 from marq.testing.memory import Memory, forget_memory, memory_at
 from marq.testing.namespace import Namespace, encoded
 from marq.testing.topics import LogRecord
 from marq.testing.views import DeadLetter, SeenMessage, dead_letter, seen, wall
 from marq.testing.worker import Handled, Worker
+from marq.wire.dead_letter_notes import is_note
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Payload, Source
 from marq.wire.names import ID_HEADER, check_queue_name, check_topic_name, is_scheduled
-from marq.wire.notes import is_note
 from marq.wire.record_headers import record_id
 
 #: How long calls wait, in real seconds, for running handlers; enough for many messages on a slow machine.

@@ -10,10 +10,10 @@ from marq.client.backends import Backend, register
 from marq.consumer.receiver import Receiver
 from marq.dead_letters.log import Stored
 from marq.kafka.acquire_strategies import MarkerFirst
-from marq.kafka.reader import Assignee, Reader
-from marq.kafka.serving import Serving
+from marq.kafka.group_reader import Assignee, Reader
+from marq.kafka.marker_writer import MarkerRecord
+from marq.kafka.served_queues import Serving
 from marq.kafka.topics import Topics
-from marq.kafka.writer import MarkerRecord
 from marq.queues.definition_log import Entry
 from marq.queues.queues import Queues
 from marq.settings.client import MEMORY_SCHEME, ClientSettings

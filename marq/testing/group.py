@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from marq.kafka.committed_offsets import Committed, Search
+from marq.kafka.group_reader import Assignee, NotCommitted
 from marq.kafka.offset_snapshots import OffsetSnapshot
-from marq.kafka.offsets import Committed, Search
-from marq.kafka.positions import NOT_BEHIND, Behind, Positions, Progress
-from marq.kafka.reader import Assignee, NotCommitted
+from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress
 from marq.kafka.records import Records
-from marq.kafka.serving import Serving
+from marq.kafka.served_queues import Serving
 from marq.testing.topics import Topic
 from marq.wire.markers import Source
 from marq.wire.names import Names
@@ -85,7 +85,7 @@ def _shares(members: Sequence[Member]) -> dict[int, list[Source]]:
 
 
 class Member:
-    """A :class:`marq.kafka.reader.GroupMember` that reads topics in memory."""
+    """A :class:`marq.kafka.group_reader.GroupMember` that reads topics in memory."""
 
     keep_alive_s = _KEEP_ALIVE_S
 

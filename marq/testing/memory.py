@@ -13,7 +13,7 @@ from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.testing.clock import Clock
 from marq.testing.group import Group
 from marq.testing.namespace import Namespace
-from marq.testing.passage import Passage
+from marq.testing.time_passing import Passage
 from marq.testing.topics import LogRecord, Topic
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source

@@ -12,20 +12,20 @@ from marq.core.deliveries import redeliveries
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow
 from marq.kafka.topics import Topics
-from marq.queues.subscriptions import start_document, starting
+from marq.queues.subscription_start import start_document, starting
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, placement_key, start_key
-from marq.settings.ordering import partition_of
-from marq.settings.partitions import Placement
+from marq.settings.ordering_keys import partition_of
+from marq.settings.placements import Placement
 from marq.settings.topic_rules import room_for_markers
 from marq.testing.clock import Clock, Timer
 from marq.testing.owner import Acked, Owner
 from marq.testing.topics import Topic
-from marq.wire import notes
+from marq.wire import dead_letter_notes
+from marq.wire.dead_letter_notes import Note
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Payload, Source
 from marq.wire.names import ORIGIN_HEADER, REASON_HEADER, Names
-from marq.wire.notes import Note
 from marq.wire.record_headers import ordering_key
 
 
@@ -68,10 +68,10 @@ class Namespace:
         """Return the partitions and offsets of dead letters that were redriven or deleted."""
         topic = self.dead_letters
         decoded = [
-            notes.decode(Source(topic.name, partition), record.value)
+            dead_letter_notes.decode(Source(topic.name, partition), record.value)
             for partition, log in enumerate(topic.logs)
             for record in log
-            if notes.is_note(record.headers)
+            if dead_letter_notes.is_note(record.headers)
         ]
         return {(note.source.partition, offset) for note in decoded if note is not None for offset in note.offsets}
 
@@ -144,8 +144,8 @@ class Namespace:
     def note(self, note: Note) -> None:
         topic, partition = self.dead_letters, note.source.partition
         if note.source.topic == topic.name and partition < topic.partitions:
-            for value, headers in notes.encoded(note):
-                topic.append(partition, self.clock.wall_ms, notes.NOTE_KEY, value, headers)
+            for value, headers in dead_letter_notes.encoded(note):
+                topic.append(partition, self.clock.wall_ms, dead_letter_notes.NOTE_KEY, value, headers)
 
     def quarantine(self, value: bytes | None, origin: str, reason: str) -> None:
         headers = [(ORIGIN_HEADER, origin.encode()), (REASON_HEADER, reason.encode())]

@@ -13,13 +13,13 @@ from typing import Any, Self
 
 from marq.client.current_producer import SharedProducer
 from marq.client.outcomes import Outcome
-from marq.consumer.binding import Handler
+from marq.consumer.handler_parameters import Handler
 from marq.consumer.handlers import HandlerDefinition, check_handler, definitions_of, handlers_in, two_handlers
 from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Lifespan, Resources, lifespans_in
 from marq.consumer.message import Message
 from marq.consumer.middleware import CallNext, Middleware, middleware_in
-from marq.kafka.serving import serving
+from marq.kafka.served_queues import serving
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.settings.combinations import check_topic

@@ -19,6 +19,7 @@ from operator import ge
 from struct import Struct, error, pack
 from typing import Any, Protocol
 
+from marq.wire.byte_reader import Reader
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.markers import (
     FACTS,
@@ -46,7 +47,6 @@ from marq.wire.markers import (
 )
 from marq.wire.names import MAX_QUEUE_NAME_BYTES
 from marq.wire.payload_columns import ReadPayloads, read_payloads, write_payloads
-from marq.wire.reader import Reader
 
 VERSION = 1
 #: Versions that a newer Marq may write. From 32 on the byte is a printable character, and a text such as "amqp://host"

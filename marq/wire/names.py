@@ -26,7 +26,7 @@ ERROR_HEADER = "marq-error"
 UNCOUNTED_HEADER = "marq-uncounted"
 ORIGIN_HEADER = "marq-origin"
 DEAD_LETTERED_AT_HEADER = "marq-dead-lettered-at"
-#: The disposition in a note about dead letters (:mod:`marq.wire.notes`).
+#: The disposition in a note about dead letters (:mod:`marq.wire.dead_letter_notes`).
 SETTLED_HEADER = "marq-settled"
 #: Header of a schedule's message: the time of the previous one, in seconds since the epoch.
 PREVIOUS_HEADER = "marq-previous-time"

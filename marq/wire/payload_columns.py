@@ -12,9 +12,9 @@ from functools import lru_cache
 from itertools import accumulate
 from struct import Struct, pack
 
+from marq.wire.byte_reader import Reader
 from marq.wire.errors import CorruptMarker
 from marq.wire.markers import Headers, Payload, Payloads
-from marq.wire.reader import Reader
 
 #: Flags of a batch: which of the columns that may be left out it has.
 ATTEMPTS, KEYS, HEADERS = 2, 4, 8

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pipeline.audit import CAUSES, COUNTS, account, balanced, causes, chosen, judged, wrong
 from pipeline.errors import PipelineError
 from pipeline.lake import Lake
-from pipeline.runs import TABLE, Run
+from pipeline.lifecycle_runs import TABLE, Run
 from pipeline.session import session
 from pipeline.spans import moment_ms
 

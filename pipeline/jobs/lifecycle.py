@@ -10,7 +10,7 @@ import sys
 import time
 
 from pipeline.lake import Lake
-from pipeline.runs import Run
+from pipeline.lifecycle_runs import Run
 from pipeline.session import session
 
 

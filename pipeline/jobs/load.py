@@ -24,12 +24,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from marq.wire.names import check_queue_name
-from pipeline import inputs, loading
+from pipeline import inputs, load_rows
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, Topics
-from pipeline.loading import Fields, Sent
+from pipeline.load_rows import Fields, Sent
+from pipeline.load_stage import Stage, Stages
 from pipeline.session import session
-from pipeline.stage import Stage, Stages
 from pipeline.writing import (
     HEADERS,
     Pace,
@@ -129,7 +129,7 @@ class Load:
         """Write the rows from a position on; they are durable on return."""
         limit_arrow_batches(self._spark, stage.largest_bytes)
         rows = self._spark.read.schema(_ROWS).parquet(self.stages.path(stage.name, "rows"))
-        placed = loading.placed(rows, stage.source_partitions)
+        placed = load_rows.placed(rows, stage.source_partitions)
         relative = self._fields.at is None
         sent = Sent(stage.queue, stage.topic, stage.holder, stage.staged_at_ms, relative, self._markers)
         tasks = min(stage.source_partitions, 2 * self._spark.sparkContext.defaultParallelism)
@@ -141,7 +141,7 @@ class Load:
                 stop = min(start + pace.step, stage.rows)
                 pace.wait(stop - start)
                 step = placed.where((F.col("row") >= start) & (F.col("row") < stop))
-                write(loading.markers(step, sent, tasks), self._connection, self._markers)
+                write(load_rows.markers(step, sent, tasks), self._connection, self._markers)
                 # After the write: a position that is ahead would skip rows.
                 self.stages.advance(stage.name, stop)
                 progress.show(stop)
@@ -157,7 +157,7 @@ class Load:
         rows = inputs.read(self._spark, self._options.input, self._options.format)
         if self._options.limit is not None:
             rows = rows._replace(frame=rows.frame.limit(self._options.limit))
-        checked = loading.checked(rows, self._fields, self._options.queue, self._messages_limit_bytes)
+        checked = load_rows.checked(rows, self._fields, self._options.queue, self._messages_limit_bytes)
         hidden = self.stages.hidden(name)
         try:
             stage = self._write_stage(name, hidden, checked)
@@ -185,7 +185,7 @@ class Load:
         for partition in range(max(counts, default=-1) + 1):
             starts.append(total)
             total += counts.get(partition, 0)
-        loading.numbered(good, starts or [0]).write.parquet(self.stages.path(hidden, "rows"))
+        load_rows.numbered(good, starts or [0]).write.parquet(self.stages.path(hidden, "rows"))
         size, largest = self._verified(self.stages.path(hidden, "rows"), total)
         reasons = dict(bad.groupBy("reason").count().collect())
         self.stages.remove(hidden, "checked")

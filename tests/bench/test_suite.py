@@ -10,8 +10,8 @@ import pytest
 
 from bench.__main__ import chosen
 from bench.clients.client import percentiles, read_stamp, stamped
+from bench.clients.drain_account import Work
 from bench.clients.producers import marker_records
-from bench.clients.received import Work
 from bench.processes import Child, Meter, memory_bytes
 from bench.report import exit_code, kept
 from bench.rows import ROWS

@@ -19,7 +19,7 @@ from marq.settings.queue import QueueSettings, settings_document
 from marq.wire.errors import BrokerUnavailable, ConfigError, UnknownQueue
 from marq.wire.markers import Source
 from marq.wire.names import closest_name
-from marq_worker.agents.listing import SHOWN_BYTES
+from marq_worker.agents.message_listing import SHOWN_BYTES
 from marq_worker.agents.redaction import Redaction
 from marq_worker.agents.statistics import empty_metrics
 from marq_worker.app.web.dashboard import history

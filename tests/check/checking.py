@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from marq.kafka.permissions import Permission, Tools, grants
+from marq.kafka.role_permissions import Permission, Tools, grants
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq_worker.app.check.examination import Examination

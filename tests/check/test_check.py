@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
 import marq
-from marq.kafka.permissions import ROLES, Kind, Permission, Tools, consumer
+from marq.kafka.role_permissions import ROLES, Kind, Permission, Tools, consumer
 from marq.wire.names import Names
 from marq_worker.app.check.findings import Level
 from marq_worker.broker import Certificates, EmbeddedBroker

@@ -13,7 +13,7 @@ from marq.wire.marker_codec import encode
 from marq.wire.markers import Tick
 from marq.wire.names import Names
 from marq_worker.app.check.findings import Level
-from marq_worker.app.check.members import STALLED_S
+from marq_worker.app.check.trackers import STALLED_S
 from tests.check.checking import Check, NewWorker, lags
 from tests.unit.core.batches import NEWER
 from tests.worker.harness import LIMIT_SECONDS, Namespace, eventually
@@ -76,7 +76,7 @@ async def test_two_workers_of_different_versions_with_different_queues_files(
     other_file.write_text("[queues.emails]\nlease = 30\n")
     newer = one.directory / "newer"
     newer.mkdir()
-    (newer / "sitecustomize.py").write_text("import marq.wire.version\nmarq.wire.version.VERSION = '9.9'\n")
+    (newer / "sitecustomize.py").write_text("import marq.version\nmarq.wire.version.VERSION = '9.9'\n")
     other = new_worker(
         prefix=prefix,
         data_directory=one.directory / "other",

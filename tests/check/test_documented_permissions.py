@@ -1,4 +1,4 @@
-"""The commands of docs/operations/security.md grant what marq.kafka.permissions says that each role needs."""
+"""The commands of docs/operations/security.md grant what marq.kafka.role_permissions says that each role needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from marq.kafka.permissions import ROLES, Tools, grants
+from marq.kafka.role_permissions import ROLES, Tools, grants
 from marq.wire.names import Names
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "security.md"

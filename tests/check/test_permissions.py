@@ -12,7 +12,7 @@ from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFai
 
 import marq
 from marq.kafka.connection import client_options, stop_consumer, stop_producer
-from marq.kafka.permissions import ROLES, redriver, worker
+from marq.kafka.role_permissions import ROLES, redriver, worker
 from marq.settings.client import ClientSettings
 from marq.wire.names import Names
 from marq_worker.broker import Certificates, EmbeddedBroker

@@ -14,7 +14,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
-from marq.kafka.permissions import ROLES, Tools
+from marq.kafka.role_permissions import ROLES, Tools
 from marq.kafka.topics import commands_to_make, ensure_topics, look_up, planned
 from marq.settings.client import ClientSettings
 from marq.wire.names import Names

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import marq
-from marq.kafka.permissions import ROLES
+from marq.kafka.role_permissions import ROLES
 from marq_worker.broker import Certificates, EmbeddedBroker
 from tests import tokens
 from tests.check.checking import Check, allow, make_topics

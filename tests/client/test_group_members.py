@@ -9,7 +9,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
 from marq.kafka.group_members import described_members, listed_groups
-from marq.kafka.positions import committed_by
+from marq.kafka.queue_positions import committed_by
 from marq.settings.definitions import Definitions
 from marq.wire.names import Names
 from marq_worker.agents.consumer_watch import unattended

@@ -8,7 +8,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import GroupCoordinatorNotAvailableError, GroupLoadInProgressError
 
-from marq.kafka.offsets import commit_offsets, committed_offsets
+from marq.kafka.committed_offsets import commit_offsets, committed_offsets
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from tests.worker.harness import eventually

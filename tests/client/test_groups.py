@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 import marq
+from marq.kafka.group_reader import Assignee, GroupReader
 from marq.kafka.inspector import Inspector
-from marq.kafka.reader import Assignee, GroupReader
 from marq.settings.client import ClientSettings
 from tests.client.waiting import until
 from tests.conformance.receiving import Served

@@ -12,12 +12,12 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 
 import marq
-import marq.kafka.reader
+import marq.kafka.group_reader
 from marq.settings.client import ClientSettings
-from marq.settings.partitions import subset
+from marq.settings.placements import subset
 from marq.wire.markers import Release, Source
 from marq.wire.names import Names
-from marq_worker.agents.placements import PlacementKeeper
+from marq_worker.agents.placement_keeper import PlacementKeeper
 from tests.client.waiting import read_all, read_markers, until
 from tests.conformance.receiving import Served
 
@@ -46,7 +46,7 @@ class Reading(Served):
         running = self.consumer._running
         assert running is not None
         reader = running._reader
-        assert isinstance(reader, marq.kafka.reader.GroupReader)
+        assert isinstance(reader, marq.kafka.group_reader.GroupReader)
         return {each.partition for each in reader._consumer.assignment()}
 
 
@@ -178,7 +178,7 @@ async def test_a_queue_that_moves_under_load_again_and_again_loses_and_doubles_n
 async def test_consumers_that_were_away_while_a_queue_moved_twice_find_everything(
     queues: marq.Queues, producer: marq.Producer, readers: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marq_worker.agents.placements.MAX_GAP", 20)
+    monkeypatch.setattr("marq_worker.agents.placement_keeper.MAX_GAP", 20)
     await producer.send_many("q", values(400))
     await queues.change("q", partitions=2)
     await until(lambda: queues.definitions.placement("q").sends == tuple(of("q", 2)))
@@ -221,7 +221,7 @@ async def test_a_group_in_which_an_older_member_leads_reads_all(
     await queues.change("q", partitions=1)
     await until(lambda: queues.definitions.placement("q").reads == tuple(of("q", 1)))
     with monkeypatch.context() as older:
-        older.setattr(marq.kafka.reader, "SpreadAssignor", lambda *_: RoundRobinPartitionAssignor)
+        older.setattr(marq.kafka.group_reader, "SpreadAssignor", lambda *_: RoundRobinPartitionAssignor)
         former = await readers.start("q")
     await readers.start("q")
     await until(lambda: readers.partitions == list(range(PARTITIONS)))

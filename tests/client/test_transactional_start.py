@@ -13,13 +13,13 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 import marq
-from marq.kafka.offsets import Place, places
-from marq.kafka.positions import Positions
+from marq.kafka.committed_offsets import Place, places
+from marq.kafka.group_reader import GroupCommit, NotCommitted
+from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.protocol import Generation
-from marq.kafka.reader import GroupCommit, NotCommitted
-from marq.kafka.serving import serving
+from marq.kafka.queue_positions import Positions
+from marq.kafka.served_queues import serving
 from marq.kafka.transactions import MarkerTransactions
-from marq.kafka.writer import MarkerRecord
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Ack, Acquire, Source

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import marq
-from marq.producer.ordering import default_partition
-from marq.settings.ordering import partition_of
+from marq.producer.ordered_sending import default_partition
+from marq.settings.ordering_keys import partition_of
 from tests.conformance.backend import Backend, Stored
 from tests.conformance.receiving import take
 

@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 
 import marq
-from marq.client import token
-from marq.client.token import Token
+from marq.client import message_token
+from marq.client.message_token import Token
 from marq.consumer.lease_questions import LeaseQuestions
-from marq.consumer.polled import TokenSettler
+from marq.consumer.polled_consumer import TokenSettler
 from marq.consumer.polled_in_order import PolledInOrder
 from marq.settings.client import ClientSettings
 from marq.wire.markers import Acquire, Release, Renew
@@ -22,7 +22,7 @@ LONG_MS = 36_000_000
 
 
 def of(message: marq.Message) -> Token:
-    return token.decode(message.token)
+    return message_token.decode(message.token)
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Resources
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
-from marq.settings.confirmations import CONFIRM_S, EXPIRY_S, REMOVED_S
 from marq.settings.definitions import layer_key
+from marq.settings.handler_expiry import CONFIRM_S, EXPIRY_S, REMOVED_S
 from marq_worker.agents.handler_groups import handler_groups
 from marq_worker.agents.removed_handlers import RemovedHandlers
-from marq_worker.app.handlers.role import HandlersRole, modules_of
+from marq_worker.app.handlers.handlers_role import HandlersRole, modules_of
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import numbered, send, served
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import marq
-from marq.consumer.polled import PolledConsumer
+from marq.consumer.polled_consumer import PolledConsumer
 from marq.producer.shared import SharedProducer
 from marq.settings.client import ClientSettings
 from tests.conformance.backend import LIMIT_S, Backend

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from marq.wire.names import Names
-from marq_worker.app.sqs.keys import load_keys
+from marq_worker.app.sqs.access_keys import load_keys
+from marq_worker.app.sqs.aws_json import operations
 from marq_worker.app.sqs.operations import SUPPORTED
-from marq_worker.app.sqs.wire import operations
 from marq_worker.broker.ports import free_port
 from rig.program import Program
 from tests.docs.pages import ROOT, blocks

@@ -130,7 +130,7 @@ def quoted() -> list[str]:
 
 
 def source() -> str:
-    files = [*sorted((ROOT / "app" / "check").glob("*.py")), ROOT / "marq" / "kafka" / "diagnosis.py"]
+    files = [*sorted((ROOT / "app" / "check").glob("*.py")), ROOT / "marq" / "kafka" / "connection_diagnosis.py"]
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     # Literals that follow each other are one, and what stands between braces is a name or a number.
     joined = re.sub(r'"\s*\n\s*f?"', "", text)

@@ -17,10 +17,10 @@ from zlib import crc32
 import pytest
 
 import marq.wire.names
-from marq.client.token import Token
-from marq.client.token import encode as encode_token
+from marq.client.message_token import Token
+from marq.client.message_token import encode as encode_token
 from marq.core.storage import rows
-from marq.wire import marker_codec, markers, notes, payload_columns
+from marq.wire import dead_letter_notes, marker_codec, markers, payload_columns
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.names import RESERVED_HEADER, Names, markers_partition
 from marq.wire.record_headers import origin
@@ -95,16 +95,16 @@ ROW: Frame = ("Grüße 🚚", 2**64 - 1, "orders.v2", 2**32 - 1, [7, 8, 9])
 def test_a_note() -> None:
     found = re.search(r"at most ([\d,]+) offsets", PAGE)
     assert found is not None
-    assert int(found[1].replace(",", "")) == notes.MAX_OFFSETS
-    [(value, headers)] = notes.encoded(
-        notes.Note(markers.Source("t", 1), [3, 4, 9], notes.Disposition.DELETED, "q", 0x5555)
+    assert int(found[1].replace(",", "")) == dead_letter_notes.MAX_OFFSETS
+    [(value, headers)] = dead_letter_notes.encoded(
+        dead_letter_notes.Note(markers.Source("t", 1), [3, 4, 9], dead_letter_notes.Disposition.DELETED, "q", 0x5555)
     )
 
     assert json.loads(value) == {
         "offsets": [[3, 4], [9, 9]], "became": "deleted", "queue": "q", "by": "0000000000005555",
     }  # fmt: skip
     assert headers == [("marq-settled", b"deleted")]
-    assert all(f"`{became}`" in PAGE for became in notes.Disposition)
+    assert all(f"`{became}`" in PAGE for became in dead_letter_notes.Disposition)
 
 
 def test_the_partition_rule() -> None:

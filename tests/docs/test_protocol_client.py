@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import marq
-from marq.kafka.positions import Positions
+from marq.kafka.queue_positions import Positions
 from marq.settings.definitions import Definitions
 from marq.wire import marker_codec, markers
 from marq.wire.errors import ConfigError

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.audit import balanced, judged
 from pipeline.jobs.audit import verdict as audited
-from pipeline.runs import TABLE, Run
+from pipeline.lifecycle_runs import TABLE, Run
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import DRAWN, Log
 

@@ -20,7 +20,7 @@ from confluent_kafka import TopicPartition
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from marq.settings.definitions import quarantine_key
-from marq.settings.purges import Purge
+from marq.settings.purged_offsets import Purge
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Source
 from marq.wire.names import Names

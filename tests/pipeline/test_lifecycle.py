@@ -10,7 +10,7 @@ from pyspark.sql import Row, SparkSession
 
 from pipeline.audit import balanced, judged
 from pipeline.jobs.audit import verdict
-from pipeline.runs import TABLE, Run
+from pipeline.lifecycle_runs import TABLE, Run
 from tests.pipeline.conftest import Command
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import DRAWN, MESSAGES_TOPIC, Log, told

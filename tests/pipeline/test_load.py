@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from marq.wire import marker_codec
 from marq.wire.markers import Delay
 from marq.wire.names import ATTEMPT_HEADER, ID_HEADER, KEY_HEADER, Names
-from pipeline import inputs, loading
+from pipeline import inputs, load_rows
 from pipeline.errors import PipelineError
-from pipeline.loading import Fields, Sent
+from pipeline.load_rows import Fields, Sent
 from pipeline.writing import Markers
 from tests.pipeline.conftest import Command
 from tests.pipeline.namespace import Namespace
@@ -48,7 +48,7 @@ JSON = (
 
 def checked(spark: SparkSession, path: Path, form: str, fields: Fields) -> list[Any]:
     rows = inputs.read(spark, str(path), form)
-    return loading.checked(rows, fields, "q", LIMIT_BYTES).collect()
+    return load_rows.checked(rows, fields, "q", LIMIT_BYTES).collect()
 
 
 def test_csv_rows_that_can_not_be_messages_are_set_aside(spark: SparkSession, tmp_path: Path) -> None:
@@ -61,12 +61,12 @@ def test_csv_rows_that_can_not_be_messages_are_set_aside(spark: SparkSession, tm
     assert good == [(b"one", b"1", 500, 2), (b"six", b"6", 0, 2)]
     bad = [(row["reason"], json.loads(row["original"])) for row in found if row["reason"] is not None]
     assert bad == [
-        (loading.NO_VALUE, {"id": "2", "name": None, "wait": "3"}),
-        (loading.NEGATIVE, {"id": "3", "name": "three", "wait": "-1"}),
-        (loading.NO_TIME, {"id": "4", "name": "four", "wait": "soon"}),
-        (loading.NO_LINE, {"_corrupt_record": "5"}),
-        (loading.NO_TIME, {"id": "7", "name": 'a "quoted" one', "wait": "1e30"}),
-        (loading.NO_LINE, {"_corrupt_record": "8,eight,0,more"}),
+        (load_rows.NO_VALUE, {"id": "2", "name": None, "wait": "3"}),
+        (load_rows.NEGATIVE, {"id": "3", "name": "three", "wait": "-1"}),
+        (load_rows.NO_TIME, {"id": "4", "name": "four", "wait": "soon"}),
+        (load_rows.NO_LINE, {"_corrupt_record": "5"}),
+        (load_rows.NO_TIME, {"id": "7", "name": 'a "quoted" one', "wait": "1e30"}),
+        (load_rows.NO_LINE, {"_corrupt_record": "8,eight,0,more"}),
         ("too large: more than 200 bytes with key and headers", {"id": "9", "name": "x" * 200, "wait": "1"}),
     ]
     for fields, said in [
@@ -88,9 +88,9 @@ def test_a_json_line_is_sent_unchanged(spark: SparkSession, tmp_path: Path) -> N
         (b'{"id": 1, "at": "2030-01-31T08:00:00+01:00", "of": {"a": [1,  2]}}', 1_896_073_200_000)
     ]
     assert [(row["reason"], row["original"]) for row in found if row["reason"] is not None] == [
-        (loading.NO_LINE, '{"_corrupt_record":"{\\"id\\": 2"}'),
-        (loading.NO_LINE, '{"_corrupt_record":"[3]"}'),
-        (loading.NO_TIME, '{"id":4,"at":"2030-01-31"}'),
+        (load_rows.NO_LINE, '{"_corrupt_record":"{\\"id\\": 2"}'),
+        (load_rows.NO_LINE, '{"_corrupt_record":"[3]"}'),
+        (load_rows.NO_TIME, '{"id":4,"at":"2030-01-31"}'),
     ]
 
 
@@ -103,7 +103,7 @@ def test_numbers_of_a_source_have_no_gaps_and_every_marker_claims_itself_only(sp
     markers = Markers("marq.markers", 3, 4_096)
     sent = Sent("q", f"~{7:032x}", 1, 1_000, True, markers)
 
-    records = loading.markers(loading.placed(rows, 3), sent, 2).collect()
+    records = load_rows.markers(load_rows.placed(rows, 3), sent, 2).collect()
 
     taken: dict[int, list[int]] = {0: [], 1: [], 2: []}
     values = Counter[bytes]()

@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
+from marq.wire.dead_letter_notes import Disposition, Note, encoded
 from marq.wire.markers import Source
-from marq.wire.notes import Disposition, Note, encoded
 from marq_worker.broker import EmbeddedBroker
 from pipeline import dead_letters
 from pipeline.errors import PipelineError

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from marq.settings.purges import Purge
+from marq.settings.purged_offsets import Purge
 from marq.wire.markers import Source
 from pipeline.audit import balanced, judged
 from pipeline.jobs.audit import verdict
-from pipeline.runs import TABLE, Run
+from pipeline.lifecycle_runs import TABLE, Run
 from pipeline.subscriptions import Subscription
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import LETTERS_TOPIC, MESSAGES_TOPIC, Log, at

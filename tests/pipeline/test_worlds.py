@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql import Row as TableRow
 from pyspark.sql import SparkSession
 
-from pipeline import runs
+from pipeline import lifecycle_runs
 from pipeline.audit import judged
 from pipeline.jobs import audit as job
-from pipeline.runs import TABLE, Run
+from pipeline.lifecycle_runs import TABLE, Run
 from tests.pipeline.directory import Directory, Tables
 from tests.pipeline.worlds import SPREAD, Worlds
 
@@ -235,7 +235,7 @@ def test_however_a_story_is_cut_into_rounds_its_end_is_the_same(
         worlds.add(seed)
     whole = worlds.tables(spark)
     # So short that messages are closed in the middle of their stories, and opened again.
-    monkeypatch.setattr(runs, "GRACE", "INTERVAL 20 MILLISECONDS")
+    monkeypatch.setattr(lifecycle_runs, "GRACE", "INTERVAL 20 MILLISECONDS")
     said: list[str] = []
     ends = []
     for name, pieces in (("whole", 1), ("cut", 3)):

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from marq.kafka.offsets import Committed
-from marq.kafka.serving import Serving, serving
+from marq.kafka.committed_offsets import Committed
+from marq.kafka.served_queues import Serving, serving
 from marq.wire.markers import Source
 from tests.simulation.log import Outcome, Transaction
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from marq.client.outcomes import Reject, Retry
 from marq.consumer import settlement
-from marq.consumer.lines import line_keys
 from marq.consumer.message import Message
+from marq.consumer.one_per_key import line_keys
 from marq.kafka.records import Records
 from marq.wire.errors import BrokerUnavailable, LeaseLost
 from proof import history

@@ -21,7 +21,7 @@ from tests.simulation.mutant import (
 
 _CORE, _STORAGE, _KAFKA = "marq.core.", "marq.core.storage.", "marq.kafka."
 _LEASES, _TRACKER, _CLOCK, _MARKS = (
-    _CORE + "leases",
+    _CORE + "lease_book",
     _CORE + "tracker",
     _STORAGE + "clock",
     _STORAGE + "acquired_ranges",
@@ -29,7 +29,7 @@ _LEASES, _TRACKER, _CLOCK, _MARKS = (
 _TRANSITIONS, _FIRES, _DUE_MESSAGES = _CORE + "transitions", _CORE + "redeliver_or_dead_letter", _CORE + "due_messages"
 _DUE_INDEX, _OPEN_MESSAGES, _TABLE_IMAGE = _CORE + "due_index", _STORAGE + "open_messages", _STORAGE + "table_image"
 _RESTORATION, _REDELIVERIES, _ROWS = _STORAGE + "restoration", _CORE + "deliveries.redeliveries", _STORAGE + "rows"
-_POSITIONS, _ROSTERS = _KAFKA + "positions", _KAFKA + "offset_snapshots"
+_POSITIONS, _ROSTERS = _KAFKA + "queue_positions", _KAFKA + "offset_snapshots"
 
 CORE_MUTANTS = (
     # --- identity: topic, partition and offset of a record ------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.simulation.mutant import ANSWERING, CANCELLING, DELAYING, MOVING, Mutant, mutant
 
 _CORE, _SIMULATION = "marq.core.", "tests.simulation."
-_LEASES, _TRANSITIONS, _QUESTIONS = _CORE + "leases", _CORE + "transitions", _CORE + "replies"
+_LEASES, _TRANSITIONS, _QUESTIONS = _CORE + "lease_book", _CORE + "transitions", _CORE + "request_answers"
 _DUE_INDEX, _OPEN_MESSAGES = _CORE + "due_index", _CORE + "storage.open_messages"
 _TRACKER, _RESTORATION, _FIRES = _CORE + "tracker", _CORE + "storage.restoration", _CORE + "redeliver_or_dead_letter"
 _ACQUISITION, _DELAYING = "marq.consumer.acquisition", _SIMULATION + "delaying"

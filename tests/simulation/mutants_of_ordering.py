@@ -5,10 +5,10 @@ from __future__ import annotations
 from tests.simulation.mutant import ORDERING, Mutant, mutant
 
 _CONSUMER, _CORE = "marq.consumer.", "marq.core."
-_LINES, _LINE_ORDER = _CONSUMER + "lines", _CONSUMER + "line_order"
-_ORDERING, _ACK_BATCHER = _CONSUMER + "ordering", _CONSUMER + "ack_batcher"
-_LEASES, _DUE_INDEX, _TRANSITIONS = _CORE + "leases", _CORE + "due_index", _CORE + "transitions"
-_POSITIONS = "marq.kafka.positions"
+_LINES, _LINE_ORDER = _CONSUMER + "one_per_key", _CONSUMER + "line_links"
+_ORDERING, _ACK_BATCHER = _CONSUMER + "ordered_receiving", _CONSUMER + "ack_batcher"
+_LEASES, _DUE_INDEX, _TRANSITIONS = _CORE + "lease_book", _CORE + "due_index", _CORE + "transitions"
+_POSITIONS = "marq.kafka.queue_positions"
 
 ORDERING_MUTANTS: tuple[Mutant, ...] = (
     # --- the next message of a line -----------------------------------------------------------------------------------

@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 
-from marq.core.leases import LeaseBook
+from marq.core.lease_book import LeaseBook
 from marq.core.storage import rows
-from marq.core.storage.dispositions import CHUNK_OFFSETS
 from marq.core.storage.rows import Counts, LeaseRow, State
+from marq.core.storage.settled_dead_letters import CHUNK_OFFSETS
 from marq.settings.queue import QueueSettings
 from proof.fold import Fold, Standing
 from proof.history import holder_name, log_name, name_of

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from marq.settings.ordering import partition_of
+from marq.settings.ordering_keys import partition_of
 from marq.settings.queue import AT_MOST_ONCE, ORDERED_BY_KEY
 from marq.wire.markers import Source
 

@@ -1,4 +1,6 @@
-"""The reader of a consumer's receiver: a member of a group on simulated Kafka (:class:`marq.kafka.reader.GroupMember`).
+"""The reader of a consumer's receiver: a member of a group on simulated Kafka.
+
+It is a :class:`marq.kafka.group_reader.GroupMember`.
 
 Where a partition is read from, and how far each queue is there, is marq's own code.
 """
@@ -9,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from marq.kafka.offsets import Committed, Search
-from marq.kafka.positions import NOT_BEHIND, Behind, Positions, Progress
-from marq.kafka.reader import NotCommitted
+from marq.kafka.committed_offsets import Committed, Search
+from marq.kafka.group_reader import NotCommitted
+from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress
 from marq.kafka.records import Records
-from marq.kafka.serving import Serving
+from marq.kafka.served_queues import Serving
 from marq.wire.markers import Source
 from proof import history
 from tests.simulation.group import Commit

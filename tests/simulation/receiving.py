@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from marq.consumer import acquisition
 from marq.consumer.cycles import Taking
 from marq.consumer.prefetch import PrefetchBuffer
-from marq.consumer.questions import Questions
 from marq.consumer.receiver import Receiver
 from marq.consumer.receiver_settings import ReceiverSettings
+from marq.consumer.resume_questions import Questions
 from marq.consumer.session import ConsumerSession
 from marq.kafka.acquire_strategies import AcquireStrategy, MarkerFirst, Transactional
+from marq.kafka.marker_writer import FRAME_BYTES
 from marq.kafka.records import Records
-from marq.kafka.writer import FRAME_BYTES
 from marq.settings import topic_rules
 from marq.wire.markers import Payload, Source, payload_bytes
 from tests.simulation.asking import open_reader

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from marq.consumer import ack_batcher, acquisition, at_most_once, questions, receiver, renewal
-from marq.kafka.writer import MarkerRecord
+from marq.consumer import ack_batcher, acquisition, at_most_once, receiver, renewal, resume_questions
+from marq.kafka.marker_writer import MarkerRecord
 from marq.wire import marker_codec
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Ack, Acquire, Dispatch, Reject, Release, Renew, Resume
@@ -52,7 +52,7 @@ def _encode(batch: Batch) -> Encoded:
 def simulated_modules() -> Iterator[None]:
     """Let the shipped modules encode so that records keep their batches, and log nothing."""
     log = receiver.log
-    modules = (ack_batcher, acquisition, at_most_once, questions, renewal)
+    modules = (ack_batcher, acquisition, at_most_once, resume_questions, renewal)
     disabled, log.disabled = log.disabled, True
     for module in modules:
         vars(module)["encode"] = _encode
@@ -74,7 +74,7 @@ def _chances(faults: Faults, batch: Batch) -> tuple[float, float, float]:
 
 
 class Writer:
-    """Writes the markers of a receiver, as :class:`marq.kafka.writer.MarkerWriter`."""
+    """Writes the markers of a receiver, as :class:`marq.kafka.marker_writer.MarkerWriter`."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer

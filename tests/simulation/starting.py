@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from marq.kafka.reader import NotCommitted
-from marq.kafka.writer import MarkerRecord
+from marq.kafka.group_reader import NotCommitted
+from marq.kafka.marker_writer import MarkerRecord
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Acquire
 from tests.simulation.group import Commit

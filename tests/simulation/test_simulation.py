@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from marq.core.leases import LeaseBook
+from marq.core.lease_book import LeaseBook
 from proof.checker import check
 from proof.history import read
 from tests.simulation import mutants, seeds, swarm

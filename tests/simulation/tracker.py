@@ -18,7 +18,7 @@ from marq.core.tracker import Tracker
 from marq.owner.engine import OwnerEngine, PositionLost, Step
 from marq.settings.cron import Times
 from marq.settings.queue import QueueSettings
-from marq.settings.schedules import ScheduleLayers
+from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.errors import UnknownVersion
 from marq.wire.marker_codec import VERSION
 from marq.wire.markers import Source, Tick

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from marq.core.deliveries.redeliveries import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
-from marq.owner.write import Due, Write
+from marq.owner.transaction_content import Due, Write
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Kind
 from marq.wire.names import ORDERING_KEY_HEADER

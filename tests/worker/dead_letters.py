@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import marq
+from marq.wire.dead_letter_notes import Disposition, decode, is_note
 from marq.wire.markers import Source
 from marq.wire.names import DEAD_LETTERED_AT_HEADER, ERROR_HEADER, ID_HEADER, REASON_HEADER
-from marq.wire.notes import Disposition, decode, is_note
 from marq_worker.broker import EmbeddedBroker
 from tests.worker.harness import Namespace, Worker, eventually, header
 

@@ -41,7 +41,7 @@ _TRANSACTIONS = "aiokafka.producer.transaction_manager:TransactionManager"
 _STATE = "aiokafka.consumer.subscription_state"
 
 RELIANCES = (
-    # app/batching.py: the thread that reads.
+    # app/batch_transport.py: the thread that reads.
     Reliance(_THREAD, "__post_init__", "(self)", "called by Service.__init__; our fields are set in it"),
     Reliance(_THREAD, "_create_worker_consumer", "(self, transport)", "read_committed is set on what it returns"),
     Reliance(
@@ -55,7 +55,7 @@ RELIANCES = (
     Reliance(_THREAD, "call_thread", "async (self, fun, *args, **kwargs)", "runs a coroutine function there"),
     Reliance(_THREAD, "verify_event_path", "(self, now, tp)", "logs partitions that seem stalled, replaced"),
     Reliance(_THREAD, "verify_recovery_event_path", "(self, now, tp)", "the same for changelogs, replaced"),
-    # app/batching.py: the consumer that delivers.
+    # app/batch_transport.py: the consumer that delivers.
     Reliance(_CONSUMER, "_new_consumer_thread", "(self)", "makes our thread"),
     Reliance(_CONSUMER, "_new_offset", "(self, tp)", "says what to commit: the end of the last acknowledged batch"),
     Reliance(_CONSUMER, "_drain_messages", "async (self, fetcher)", "the reading loop, replaced"),
@@ -106,7 +106,7 @@ RELIANCES = (
         "generation_id=None)",
         "one for each batch",
     ),
-    # app/batching.py: aiokafka below it.
+    # app/batch_transport.py: aiokafka below it.
     Reliance(_KAFKA, "_isolation_level", "instance attribute", "read before start()"),
     Reliance(_KAFKA, "_fetch_max_wait_ms", "instance attribute", "read before start(); Faust fixes it at 1500"),
     Reliance(_KAFKA, "_partition_assignment_strategy", "instance attribute", "read in start(); Faust fixes it"),
@@ -144,7 +144,7 @@ RELIANCES = (
     Reliance("aiokafka:AIOKafkaProducer", "_txn_manager", "instance attribute", "the way to the producer's epoch"),
     Reliance(_TRANSACTIONS, "producer_id", "property", "the same for each producer of a transactional id"),
     Reliance(_TRANSACTIONS, "producer_epoch", "property", "rises with each producer, which reveals a second one"),
-    # app/faust_app.py, app/worker/application.py, app/handlers/process.py
+    # app/faust_app.py, app/worker/application.py, app/handlers/handlers_app.py
     Reliance(_APP, "_new_transport", "(self)", "makes our transport"),
     Reliance(_APP, "_new_web", "(self)", "makes our web server"),
     Reliance(_APP, "_create_directories", "(self)", "does nothing without tables"),

@@ -26,7 +26,7 @@ def event_loop() -> None:
 
 def fetch() -> None:
     """The Kafka consumer's thread stays in its group and fetches no more."""
-    from marq_worker.app.batching import BatchThread
+    from marq_worker.app.batch_transport import BatchThread
 
     BatchThread._fetch_records = _hang
 
@@ -48,7 +48,7 @@ def rebalance() -> None:
 def handlers_fetch() -> bool:
     """The consumer of a handler process fetches no more; the worker itself is not meant."""
     from marq_worker.app import app
-    from marq_worker.app.handlers.process import HandlersApp
+    from marq_worker.app.handlers.handlers_app import HandlersApp
 
     meant = isinstance(app, HandlersApp)
     if meant:

@@ -19,7 +19,7 @@ from faust.types.enums import ProcessingGuarantee
 
 from marq_worker.agents.inbox import Fetched
 from marq_worker.app import app
-from marq_worker.app.batching import BatchConsumer, BatchThread
+from marq_worker.app.batch_transport import BatchConsumer, BatchThread
 from marq_worker.app.faust_worker import claim_slot
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import marq
-from marq.client import token
+from marq.client import message_token
 from marq.consumer.lease_questions import LeaseQuestions
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, MarqError
@@ -24,13 +24,13 @@ async def test_a_tracker_knows_what_is_in_flight(broker: EmbeddedBroker, tmp_pat
     settings = ClientSettings.read(broker.bootstrap_servers, {"prefix": worker.names.prefix}, owner="the test")
     questions = LeaseQuestions(settings, limit_s=1)
     with pytest.raises(MarqError):
-        await questions.is_in_flight(token.Token("emails", 1, Source("marq.messages", 0), 0))
+        await questions.is_in_flight(message_token.Token("emails", 1, Source("marq.messages", 0), 0))
     options = {"bootstrap_servers": broker.bootstrap_servers, "prefix": worker.names.prefix}
     try:
         async with marq.Producer(**options) as producer, marq.Consumer("emails", **options) as consumer:
             await producer.send_many("emails", [b"acked", b"held"])
             messages = await take(consumer, 2)
-            tokens = [token.decode(each.token) for each in messages]
+            tokens = [message_token.decode(each.token) for each in messages]
             await messages[0].ack()
             async with questions:
                 with pytest.raises(BrokerUnavailable, match="no tracker answered within 1 s"):

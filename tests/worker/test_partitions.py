@@ -14,7 +14,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 
 import marq
 from marq.settings.definitions import placement_key
-from marq.settings.partitions import Placement, subset
+from marq.settings.placements import Placement, subset
 from marq.wire.names import Names
 from tests.worker.handling import Handlers
 from tests.worker.harness import Worker, admin, eventually, take

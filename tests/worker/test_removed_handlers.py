@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import marq
-from marq.settings.confirmations import EXPIRY_S
 from marq.settings.definitions import confirmed_key
+from marq.settings.handler_expiry import EXPIRY_S
 from marq_worker.agents.removed_handlers import RemovedHandlers
 from tests.worker.harness import LIMIT_SECONDS, ROOT, Worker, eventually, take
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marq.wire.markers import Fact, Kind, Tick
-from marq_worker.app.exit_codes import EXIT_FENCED
+from marq_worker.app.worker_exit_codes import EXIT_FENCED
 from marq_worker.broker import EmbeddedBroker
 from tests.worker.conftest import workers
 from tests.worker.harness import Namespace, Worker, eventually, kinds

@@ -19,9 +19,9 @@ from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq.wire.names import Names
 from marq_worker.agents.progress import ProgressReport
-from marq_worker.app.exit_codes import EXIT_STALLED
 from marq_worker.app.watchdog.broker_probe import BrokerProbe, Markers
 from marq_worker.app.watchdog.watchdog import Answer
+from marq_worker.app.worker_exit_codes import EXIT_STALLED
 from marq_worker.broker import EmbeddedBroker, ports
 from tests.worker import standstill
 from tests.worker.conftest import workers

@@ -12,14 +12,14 @@ from marq.backend.cluster import cluster_of
 from marq.client.receipt import Receipt
 from marq.dead_letters.dead_letters import DeadLetters, Deleted
 from marq.dead_letters.filters import Filters, Snapshot
-from marq.kafka.writer import MarkerRecord
+from marq.kafka.marker_writer import MarkerRecord
 from marq.producer.producer import Producer
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
 from marq.wire.markers import ANY_QUEUE, Release, Source
 from marq.wire.names import markers_partition
-from marq_worker.agents.listing import UNRELEASABLE
+from marq_worker.agents.message_listing import UNRELEASABLE
 from marq_worker.app.web.dashboard.tasks import Reached
 
 _STOP_S = 2.0

@@ -18,7 +18,7 @@ from marq.admin.purge_extent import Extent
 from marq.wire.errors import ConfigError, MarqError, UnknownQueue
 from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import check_queue_name
-from marq_worker.agents.listing import MAX_PLACES
+from marq_worker.agents.message_listing import MAX_PLACES
 from marq_worker.app.web.dashboard.actions import Action, AuditedActions, audit, read_action
 from marq_worker.app.web.dashboard.actor import DeadLetterSelection
 from marq_worker.app.web.dashboard.forms import (

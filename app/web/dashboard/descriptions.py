@@ -9,7 +9,7 @@ from marq.client.dead_letter import DeadLetter, time_of
 from marq.kafka.inspector import Peeked
 from marq.settings.queue import QueueSettings
 from marq.wire.record_headers import record_id
-from marq_worker.agents.listing import SHOWN_BYTES, moment
+from marq_worker.agents.message_listing import SHOWN_BYTES, moment
 from marq_worker.agents.redaction import Redaction
 from marq_worker.app.web.dashboard.dead_letters import KindOfError
 

@@ -12,7 +12,7 @@ from marq.client.receipt import Receipt
 from marq.dead_letters.filters import Filters, Snapshot
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
-from marq_worker.agents.listing import MAX_MINUTES, MAX_PLACES, read_number
+from marq_worker.agents.message_listing import MAX_MINUTES, MAX_PLACES, read_number
 from marq_worker.app.readable import read_duration
 from marq_worker.app.web.dashboard.actions import MAX_IDS, Action
 from marq_worker.app.web.dashboard.actor import DeadLetterSelection

@@ -23,7 +23,7 @@ from marq.wire.errors import MarqError, UnknownQueue
 from marq.wire.markers import ANY_QUEUE, Source
 from marq.wire.names import closest_name
 from marq_worker.agents.blocked_keys import blocked_keys, merged_keys
-from marq_worker.agents.listing import open_message, sources_of
+from marq_worker.agents.message_listing import open_message, sources_of
 from marq_worker.app.queue_document import queue_document
 from marq_worker.app.web.dashboard.dead_letters import DeadLetterIndex
 from marq_worker.app.web.dashboard.descriptions import (

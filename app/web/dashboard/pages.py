@@ -12,8 +12,15 @@ from typing import Any
 from marq.core.storage.rows import HELD, State
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import check_queue_name
-from marq_worker.agents.listing import BLOCKED_S, DEFAULT_MESSAGES, MAX_MESSAGES, STATES, UNRELEASABLE, read_number
-from marq_worker.app.web.dashboard import rows
+from marq_worker.agents.message_listing import (
+    BLOCKED_S,
+    DEFAULT_MESSAGES,
+    MAX_MESSAGES,
+    STATES,
+    UNRELEASABLE,
+    read_number,
+)
+from marq_worker.app.web.dashboard import rows_and_alarms
 from marq_worker.app.web.dashboard.actions import NotThere
 from marq_worker.app.web.dashboard.buttons import in_time
 from marq_worker.app.web.dashboard.forms import read_filters
@@ -68,31 +75,31 @@ class Pages:
         defined = self._namespace.defined()
         documents = self._namespace.documents(sorted({*statistics["queues"], *defined}))
         dead, _ = self._namespace.dead_counts()
-        queue_rows = rows.queue_rows(statistics, defined, documents, dead)
-        shown = rows.Shown.read(query)
+        queue_rows = rows_and_alarms.queue_rows(statistics, defined, documents, dead)
+        shown = rows_and_alarms.Shown.read(query)
         fitting = shown.of(queue_rows)
-        pages = max(1, -(-len(fitting) // rows.PAGE_ROWS))
-        first = (min(shown.page, pages) - 1) * rows.PAGE_ROWS
-        here = fitting[first : first + rows.PAGE_ROWS]
+        pages = max(1, -(-len(fitting) // rows_and_alarms.PAGE_ROWS))
+        first = (min(shown.page, pages) - 1) * rows_and_alarms.PAGE_ROWS
+        here = fitting[first : first + rows_and_alarms.PAGE_ROWS]
         counts = await self._namespace.consumers([row["queue"] for row in here], CONSUMERS_WAIT_S)
         for row in here:
             row["consumers"] = counts.get(row["queue"])
         return {
             "complete": statistics["complete"],
-            "alarms": rows.alarms(statistics),
+            "alarms": rows_and_alarms.alarms(statistics),
             "totals": {
-                **rows.totals(queue_rows),
-                "p95_seconds": rows.p95_seconds(statistics["handled"].values()),
+                **rows_and_alarms.totals(queue_rows),
+                "p95_seconds": rows_and_alarms.p95_seconds(statistics["handled"].values()),
             },
-            "least": rows.least(statistics["backlog"]),
+            "least": rows_and_alarms.least(statistics["backlog"]),
             "rows": here,
             "fitting": len(fitting),
             "first": first,
-            "page": first // rows.PAGE_ROWS + 1,
+            "page": first // rows_and_alarms.PAGE_ROWS + 1,
             "pages": pages,
-            "columns": rows.COLUMNS,
-            "sortable": rows.KEYS,
-            "states": rows.STATES,
+            "columns": rows_and_alarms.COLUMNS,
+            "sortable": rows_and_alarms.KEYS,
+            "states": rows_and_alarms.STATES,
             "shown": shown,
             "past": minutes(past),
             "workers": len(statistics["workers"]),
@@ -112,10 +119,10 @@ class Pages:
         row["consumers"] = None if details["consumers"] is None else len(details["consumers"])
         return {
             **details,
-            "alarms": rows.no_consumer_alarms({name: metrics} if metrics else {})
-            + rows.removed_alarms({name: details["removed_handler"]} if details["removed_handler"] else {})
-            + rows.backlog_alarms(details["backlog"]),
-            "least": rows.least(details["backlog"]),
+            "alarms": rows_and_alarms.no_consumer_alarms({name: metrics} if metrics else {})
+            + rows_and_alarms.removed_alarms({name: details["removed_handler"]} if details["removed_handler"] else {})
+            + rows_and_alarms.backlog_alarms(details["backlog"]),
+            "least": rows_and_alarms.least(details["backlog"]),
             "blocked": metrics["blocked_keys"] if metrics else 0,
             "row": row,
             "past": minutes(past),
@@ -134,7 +141,7 @@ class Pages:
         }
         dead, _ = self._namespace.dead_counts()
         here = None if dead is None else {queue: dead.get(queue, 0)}
-        [row] = rows.queue_rows(statistics, [queue], self._namespace.documents([queue]), here)
+        [row] = rows_and_alarms.queue_rows(statistics, [queue], self._namespace.documents([queue]), here)
         return row
 
     async def messages(self, query: Query, queue: str) -> Data:
@@ -157,7 +164,7 @@ class Pages:
             "queue": name,
             "state": state,
             "counts": _counts(row),
-            "least": rows.least(statistics["backlog"]),
+            "least": rows_and_alarms.least(statistics["backlog"]),
             "shown": {name: query.get(name, "") for name in ("error", "reason", "id", "attempts", "minutes")}
             | {"kind": query.get("kind"), "limit": limit},
             "filters": _FILTERS[state],
@@ -246,7 +253,7 @@ class Pages:
         statistics = await self._namespace.statistics()
         markers = await self._namespace.markers(statistics)
         return {
-            "checks": rows.checks(statistics, markers),
+            "checks": rows_and_alarms.checks(statistics, markers),
             "markers": markers,
             "configuration": self._namespace.configuration(),
         }

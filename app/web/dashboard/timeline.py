@@ -47,7 +47,7 @@ from marq.wire.markers import (
 )
 from marq.wire.names import ID_HEADER, is_scheduled, is_synthetic
 from marq.wire.record_headers import record_id
-from marq_worker.agents.listing import moment
+from marq_worker.agents.message_listing import moment
 from marq_worker.app.web.dashboard.actor import RELEASED_BY_OPERATOR
 
 

@@ -15,13 +15,13 @@ from aiokafka.errors import KafkaError
 
 from marq.client.receipt import Receipt
 from marq.kafka.connection import client_options, started, stop_consumer
-from marq.kafka.permissions import refused
+from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
 from marq.wire.record_headers import has_invalid_deliver_at, ordering_key, origin, record_id
-from marq_worker.agents.listing import SHOWN_BYTES, moment
+from marq_worker.agents.message_listing import SHOWN_BYTES, moment
 from marq_worker.agents.redaction import Redaction
 from marq_worker.app.web.dashboard.groups import partitions_of
 from marq_worker.app.web.dashboard.timeline import Timeline

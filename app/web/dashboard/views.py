@@ -19,7 +19,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError, MarqError, UnknownQueue
 from marq_worker.app.web.credentials import Access
-from marq_worker.app.web.dashboard import rows
+from marq_worker.app.web.dashboard import rows_and_alarms
 from marq_worker.app.web.dashboard.actions import ACTIONS, AuditedActions, NotThere
 from marq_worker.app.web.dashboard.actor import Actor
 from marq_worker.app.web.dashboard.buttons import Buttons
@@ -169,7 +169,7 @@ def _json(page: PageData) -> Handler:
 
 def _plain(value: Any) -> Any:
     """Serialize a value that JSON does not have."""
-    return value.query() if isinstance(value, rows.Shown) else str(value)
+    return value.query() if isinstance(value, rows_and_alarms.Shown) else str(value)
 
 
 def _status(error: MarqError) -> int:

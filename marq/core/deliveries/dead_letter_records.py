@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from marq.wire.dead_letter_notes import is_note
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Delay, Discard, Headers, Payload, Record, Source, payload_bytes, spans
 from marq.wire.names import (
@@ -22,7 +23,6 @@ from marq.wire.names import (
     UNCOUNTED_HEADER,
     check_queue_name,
 )
-from marq.wire.notes import is_note
 
 #: Headers of earlier deliveries and of their end; a redriven message starts without them.
 _DEATH_HEADERS = frozenset(

@@ -1,9 +1,9 @@
 """The planner of schedules: the owner of a markers partition writes a message for each of their times once.
 
 A schedule has one undelivered message at a time: a DELAY whose number is the time, in the source of its definition
-(:meth:`marq.settings.schedules.Schedule.source`). It is a row like any other, so it outlives its writer and can be
-listed, rescheduled and cancelled. The next one is written in the transaction that delivers it or ends it as cancelled.
-No time is skipped or repeated:
+(:meth:`marq.settings.schedule_definitions.Schedule.source`). It is a row like any other, so it outlives its writer and
+can be listed, rescheduled and cancelled. The next one is written in the transaction that delivers it or ends it as
+cancelled. No time is skipped or repeated:
 
 * Only the owner plans, through the producer that fences all former owners, and only after it has read everything that
   was written before. So it never repeats a time.
@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from marq.core.leases import LeaseBook
+from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.tracker import Tracker
-from marq.settings.schedules import Schedule, ScheduleLayers, home_partition
+from marq.settings.schedule_definitions import Schedule, ScheduleLayers, home_partition
 from marq.wire.markers import ANY_QUEUE, Batch, Cause, Delay, Fact, Kind, Payload, Source, payload_bytes
 from marq.wire.names import HEADER_ROOM_BYTES, PREVIOUS_HEADER, schedule_name
 

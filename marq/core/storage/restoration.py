@@ -16,8 +16,8 @@ from marq.core.storage import rows
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.core.storage.clock import LogClock
 from marq.core.storage.deduplication import AcceptedIds
-from marq.core.storage.dispositions import Dispositions
 from marq.core.storage.rows import Counts, LeaseRow, State
+from marq.core.storage.settled_dead_letters import Dispositions
 from marq.wire.markers import Source
 
 #: Rows that are read before other tasks can run: about 10 ms.

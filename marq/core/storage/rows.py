@@ -10,7 +10,7 @@ is the kind:
                                      (:mod:`marq.core.storage.acquired_ranges`); without a queue: those that were
                                      delayed before
 ``k``     source, number             dead letters of that partition that are settled, as bits: offsets from number times
-                                     4,096 on, the least one first (:mod:`marq.core.storage.dispositions`)
+                                     4,096 on, the least one first (:mod:`marq.core.storage.settled_dead_letters`)
 ``c``     queue                      what has happened in the queue so far (:class:`Counts`)
 ``d``     queue, log offset          the deduplication ids that the DELAY at this offset of the markers partition has
                                      accepted, and when they expire (:mod:`marq.core.storage.deduplication`)

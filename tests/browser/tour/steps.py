@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 
 from playwright.sync_api import Locator, Page, expect
 
-from marq.wire.version import VERSION
+from marq.version import VERSION
 from tests.browser.tour.stage import DEAD, DEAD_COUNT, DELAYED, DELAYED_COUNT, HELD, WAITING, WAITING_COUNT, Stage
 from tests.browser.windows import examine
 

@@ -15,9 +15,9 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow
-from marq.owner.write import Write
+from marq.owner.transaction_content import Write
 from marq.settings.queue import QueueSettings
-from marq.settings.schedules import ScheduleLayers
+from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Acquire, Cause, Payload, Source
 from marq.wire.names import Names

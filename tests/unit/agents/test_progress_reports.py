@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaConnectionError, MessageSizeTooLargeError
 
 from marq.core.storage.handling_times import HandlingTimes
 from marq.settings.queue import QueueSettings
-from marq.settings.schedules import ScheduleLayers
+from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.names import Names
 from marq_worker.agents.ownership import Ownership
 from marq_worker.tables.leases import LocalTableError

@@ -7,11 +7,11 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import ConsumerRecord
 
-from marq.kafka.offsets import Place
-from marq.kafka.positions import Positions
+from marq.kafka.committed_offsets import Place
+from marq.kafka.group_reader import NotCommitted
 from marq.kafka.protocol import Generation
-from marq.kafka.reader import NotCommitted
-from marq.kafka.serving import Serving, serving
+from marq.kafka.queue_positions import Positions
+from marq.kafka.served_queues import Serving, serving
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
 from marq_worker.agents import stream_reader

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marq.owner.write import Write
+from marq.owner.transaction_content import Write
 from marq_worker.agents.timer import Turn
 
 

@@ -39,7 +39,7 @@ from marq.wire.markers import (
 from marq.wire.names import ID_HEADER, schedule_topic
 from marq_worker.agents.consumer_watch import NO_CONSUMER_S
 from marq_worker.agents.statistics import add_up, backlog_of, empty_metrics
-from marq_worker.app.web.dashboard import history, rows
+from marq_worker.app.web.dashboard import history, rows_and_alarms
 from marq_worker.app.web.dashboard.actions import MAX_IDS, AuditedActions, read_action
 from marq_worker.app.web.dashboard.actor import RELEASED_BY_OPERATOR, Actor, DeadLetterSelection
 from marq_worker.app.web.dashboard.buttons import inside, see
@@ -130,7 +130,7 @@ def test_a_row_counts_dead_letters_that_are_left_and_what_waits_in_either_way() 
         }
     )
 
-    [row] = rows.queue_rows(metrics, (), {})
+    [row] = rows_and_alarms.queue_rows(metrics, (), {})
 
     assert (row["dead_letters"], row["delayed"], row["state"], row["waiting"]) == (3, 6, "idle", None)
 
@@ -156,7 +156,7 @@ NOBODY = WAITS | {"no_consumer_seconds": NO_CONSUMER_S, "idle_seconds": 900.0}
 def test_the_state_of_a_queue_with_waiting_messages(
     metrics: dict[str, float], settings: dict[str, Any], state: str
 ) -> None:
-    [row] = rows.queue_rows(found(counted=True, emails=metrics), (), {"emails": settings})
+    [row] = rows_and_alarms.queue_rows(found(counted=True, emails=metrics), (), {"emails": settings})
 
     assert (row["state"], row["oldest_waiting_seconds"]) == (state, 320.0)
 
@@ -165,22 +165,22 @@ def test_queues_without_consumers_are_alarms_and_wrong_on_the_page_of_health() -
     many = {f"queue-{number:02}": NOBODY | {"oldest_waiting_seconds": 100.0 + number} for number in range(12)}
     metrics = found(counted=True, one=WAITS, **many)
 
-    alarms = rows.alarms(metrics)
-    [check] = [each for each in rows.checks(metrics, []) if "consumers" in each["what"]]
+    alarms = rows_and_alarms.alarms(metrics)
+    [check] = [each for each in rows_and_alarms.checks(metrics, []) if "consumers" in each["what"]]
 
     assert alarms[0] == "Queue queue-11 has no consumer: 500 messages wait, the oldest for 1 m 51 s."
     assert alarms[-1] == "2 more queues with waiting messages have no consumer."
     assert len(alarms) == 11
     assert (check["ok"], check["found"].endswith("and 2 more have none")) == (False, True)
-    [check] = [each for each in rows.checks(found(one=WAITS), []) if "consumers" in each["what"]]
+    [check] = [each for each in rows_and_alarms.checks(found(one=WAITS), []) if "consumers" in each["what"]]
     assert (check["ok"], check["found"]) == (True, "all have")
 
 
 def test_a_handler_that_no_worker_runs_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
     metrics = found(emails={}) | {"removed_handlers": {"emails": {"handler": "mail.work:send", "seconds": 420.0}}}
 
-    [alarm] = rows.alarms(metrics)
-    [check] = [each for each in rows.checks(metrics, []) if "published handlers" in each["what"]]
+    [alarm] = rows_and_alarms.alarms(metrics)
+    [check] = [each for each in rows_and_alarms.checks(metrics, []) if "published handlers" in each["what"]]
 
     assert alarm == (
         "Queue emails: no worker has run its handler mail.work:send for 7 min. Start a worker with the module mail.work"
@@ -188,7 +188,7 @@ def test_a_handler_that_no_worker_runs_is_an_alarm_and_wrong_on_the_page_of_heal
         " `marq queue emails --forget`."
     )
     assert (check["ok"], check["found"]) == (False, "emails")
-    [check] = [each for each in rows.checks(found(emails={}), []) if "published handlers" in each["what"]]
+    [check] = [each for each in rows_and_alarms.checks(found(emails={}), []) if "published handlers" in each["what"]]
     assert (check["ok"], check["found"]) == (True, "all do")
 
 
@@ -204,19 +204,19 @@ def test_workers_together_say_how_long_nothing_of_a_queue_was_acquired() -> None
 def test_where_a_backlog_is_taken_nothing_waits_in_a_queue_without_metrics() -> None:
     metrics = found(counted=True, emails={"waiting": 4, "arrived_per_second": 2.0})
 
-    assert [row["waiting"] for row in rows.queue_rows(metrics, ["defined"], {})] == [0, 4]
+    assert [row["waiting"] for row in rows_and_alarms.queue_rows(metrics, ["defined"], {})] == [0, 4]
 
 
 def test_a_backlog_that_is_not_complete_is_said() -> None:
     metrics = found(counted=True)
     metrics["backlog"] |= {"complete": False, "uncounted": 12_000}
 
-    assert rows.alarms(metrics) == ["The backlog is still being counted: 12,000 records are left to read."]
-    assert rows.least(metrics["backlog"]) == "≥ "
+    assert rows_and_alarms.alarms(metrics) == ["The backlog is still being counted: 12,000 records are left to read."]
+    assert rows_and_alarms.least(metrics["backlog"]) == "≥ "
 
     metrics["backlog"] |= {"uncounted": 0, "switched_off": 1, "trouble": ["topic orders can't be read: no right"]}
 
-    assert rows.alarms(metrics) == [
+    assert rows_and_alarms.alarms(metrics) == [
         "The backlog is incomplete: topic orders can't be read: no right.",
         "The backlog is incomplete: 1 workers do not count (MARQ_COUNT_WAITING).",
     ]
@@ -236,10 +236,10 @@ def test_a_count_is_complete_when_each_worker_answered_and_counts() -> None:
 
 def test_rows_are_in_the_order_that_is_asked_for_with_what_is_not_known_at_the_end() -> None:
     metrics = found(a={"oldest_lease_seconds": 5.0}, b={}, c={"oldest_lease_seconds": 9.0, "in_flight": 1})
-    table = rows.queue_rows(metrics, ["defined"], {})
+    table = rows_and_alarms.queue_rows(metrics, ["defined"], {})
 
-    shown = rows.Shown.read({"sort": "oldest_seconds", "order": "desc"})
-    busy = rows.Shown.read({"state": "busy", "sort": "nonsense", "page": "-1"})
+    shown = rows_and_alarms.Shown.read({"sort": "oldest_seconds", "order": "desc"})
+    busy = rows_and_alarms.Shown.read({"state": "busy", "sort": "nonsense", "page": "-1"})
 
     assert [row["queue"] for row in shown.of(table)] == ["c", "a", "b", "defined"]
     assert [row["queue"] for row in busy.of(table)] == ["c"]
@@ -249,11 +249,14 @@ def test_rows_are_in_the_order_that_is_asked_for_with_what_is_not_known_at_the_e
 def test_a_row_has_the_time_within_which_most_messages_are_done() -> None:
     metrics = found(a={}, b={}) | {"handled": {"a": [0] * 4 + [100] + [0] * (len(BOUNDS_MS) - 4)}}
 
-    done, idle = rows.queue_rows(metrics, (), {})
+    done, idle = rows_and_alarms.queue_rows(metrics, (), {})
 
     assert (done["p95_seconds"], idle["p95_seconds"]) == (0.0975, None)
-    assert rows.p95_seconds([]) is None
-    assert rows.p95_seconds([(), [0] * 4 + [10] + [0] * (len(BOUNDS_MS) - 4), [90] + [0] * len(BOUNDS_MS)]) == 0.075
+    assert rows_and_alarms.p95_seconds([]) is None
+    assert (
+        rows_and_alarms.p95_seconds([(), [0] * 4 + [10] + [0] * (len(BOUNDS_MS) - 4), [90] + [0] * len(BOUNDS_MS)])
+        == 0.075
+    )
 
 
 def test_partitions_say_how_far_the_group_is_and_what_is_open_before() -> None:

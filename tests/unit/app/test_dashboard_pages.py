@@ -21,7 +21,7 @@ from marq.kafka.assignor import encoded
 from marq.kafka.group_members import _member
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import BLOCKED_MS, Source
-from marq_worker.agents.listing import MAX_PLACES
+from marq_worker.agents.message_listing import MAX_PLACES
 from marq_worker.app.web.credentials import Access, Visitor
 from marq_worker.app.web.dashboard import pages
 from marq_worker.app.web.dashboard.descriptions import consumer_names, consumer_of, names_of_holders

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from yarl import URL
 
-from marq.wire.version import VERSION
+from marq.version import VERSION
 from marq_worker.agents.statistics import Statistics
 from marq_worker.agents.tracker import TrackerOwners
 from marq_worker.app.web.process_usage import UNKNOWN, ProcessUsage, Usage, usage_of

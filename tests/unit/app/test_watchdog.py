@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from marq_worker.agents.progress import ProgressReport
-from marq_worker.app.exit_codes import EXIT_STALLED
 from marq_worker.app.watchdog import watchdog
 from marq_worker.app.watchdog.watchdog import LOOK_SECONDS, Answer, Watchdog
+from marq_worker.app.worker_exit_codes import EXIT_STALLED
 
 SIGNAL_SECONDS = 30.0
 

@@ -13,8 +13,8 @@ from aiohttp.web import Application, AppRunner, HTTPRequestTimeout, Request, Res
 
 from marq.wire.errors import ConfigError
 from marq_worker.app.logs import shape
+from marq_worker.app.web.connection_limits import Connections
 from marq_worker.app.web.dashboard import forms
-from marq_worker.app.web.limits import Connections
 from marq_worker.config.settings import LogFormat
 
 LIMIT_S = 60.0

@@ -14,8 +14,8 @@ from aiohttp.web import Application, HTTPFound, Request, Response
 from yarl import URL
 
 from marq.wire.errors import ConfigError
+from marq_worker.app.web.connection_limits import Rate
 from marq_worker.app.web.credentials import Credentials
-from marq_worker.app.web.limits import Rate
 from marq_worker.app.web.security import FAILURES, HEADERS, MAX_BODY_BYTES, VISITOR, Guard, check_exposure, options
 from marq_worker.config.settings import load_settings
 

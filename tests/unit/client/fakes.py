@@ -13,11 +13,11 @@ from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.acquire_strategies import MarkerFirst
-from marq.kafka.positions import NOT_BEHIND, Behind
-from marq.kafka.reader import NotCommitted
+from marq.kafka.group_reader import NotCommitted
+from marq.kafka.marker_writer import MarkerRecord
+from marq.kafka.queue_positions import NOT_BEHIND, Behind
 from marq.kafka.records import Records
-from marq.kafka.serving import serving
-from marq.kafka.writer import MarkerRecord
+from marq.kafka.served_queues import serving
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import decode

@@ -17,7 +17,7 @@ import pytest
 
 from marq.consumer.at_most_once import dispatched
 from marq.consumer.message import Message
-from marq.kafka.writer import MarkerRecord
+from marq.kafka.marker_writer import MarkerRecord
 from marq.settings.queue import AT_LEAST_ONCE, AT_MOST_ONCE, QueueSettings
 from marq.wire.markers import Acquire, Dispatch, Release, Source
 from tests.unit.client.fakes import FakeRecord, Rig, spin

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import marq
-from marq.settings.breaker import Breaker
+from marq.settings.breaker_thresholds import Breaker
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Acquire, Source

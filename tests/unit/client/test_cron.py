@@ -10,7 +10,7 @@ import pytest
 
 import marq
 from marq.settings.cron import check_times, next_time
-from marq.settings.schedules import Schedule
+from marq.settings.schedule_definitions import Schedule
 
 
 def schedule(cron: str, timezone: str = "UTC") -> Schedule:

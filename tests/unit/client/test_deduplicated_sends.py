@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from marq.backend.cluster import Cluster
+from marq.client.delivery_time import When
 from marq.client.receipt import Receipt
-from marq.client.when import When
+from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.topics import Topics
-from marq.kafka.writer import MarkerRecord
-from marq.producer.deduplication import AT_ONCE
+from marq.producer.deduplicated_sends import AT_ONCE
 from marq.producer.delays import MAX_MESSAGES, Delays
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import decode

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from marq.client.delivery_time import When
 from marq.client.receipt import Receipt
-from marq.client.when import When
-from marq.kafka.writer import MarkerRecord
+from marq.kafka.marker_writer import MarkerRecord
 from marq.producer.delay_control import DelayControl
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import ANY_QUEUE, Answer, Batch, Cancel, Cause, Fact, Kind, Outcome, Reschedule, Source

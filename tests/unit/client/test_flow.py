@@ -6,10 +6,10 @@ from itertools import permutations, product
 
 import pytest
 
-from marq.kafka.positions import NOT_BEHIND, Behind
-from marq.kafka.reader import NotCommitted
+from marq.kafka.group_reader import NotCommitted
+from marq.kafka.marker_writer import MarkerRecord
+from marq.kafka.queue_positions import NOT_BEHIND, Behind
 from marq.kafka.records import Records
-from marq.kafka.writer import MarkerRecord
 from marq.wire.errors import ConfigError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import ANY_QUEUE, Ack, Acquire, Release, Source

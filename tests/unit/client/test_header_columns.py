@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.consumer.line_rows import line_keys
+from marq.consumer.ordered_records import line_keys
 from marq.kafka.records import Records
 from marq.wire.payload_columns import encode_headers
 from marq.wire.record_headers import ordering_key

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import marq
-from marq.client import token
+from marq.client import message_token
 from marq.consumer import settlement
 from marq.consumer.held_batch import HeldBatch
 from marq.kafka.records import Records
@@ -79,7 +79,7 @@ async def test_renew_never_makes_a_lease_shorter(held) -> None:
 async def test_a_token_finishes_the_message_and_ends_its_renewal(held) -> None:
     rig, (message, *_) = held
 
-    settlement.ack_by_token(token.decode(message.token), rig.receiver.renewal, rig.receiver.acks)
+    settlement.ack_by_token(message_token.decode(message.token), rig.receiver.renewal, rig.receiver.acks)
     await rig.settled()
 
     assert rig.acked == [0]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from marq.kafka.committed_offsets import Committed, Place, Search
 from marq.kafka.offset_snapshots import (
     MAX_METADATA_BYTES,
     UNNAMED_MS,
@@ -19,9 +20,8 @@ from marq.kafka.offset_snapshots import (
     left_over,
     new_snapshot,
 )
-from marq.kafka.offsets import Committed, Place, Search
-from marq.kafka.positions import Positions
-from marq.kafka.serving import serving
+from marq.kafka.queue_positions import Positions
+from marq.kafka.served_queues import serving
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 from marq.wire.names import Names

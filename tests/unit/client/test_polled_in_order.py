@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 from marq.consumer.message import Message
 from marq.consumer.polled_in_order import WAITING_LEASE_MS, PolledInOrder
-from marq.consumer.questions import Questions
+from marq.consumer.resume_questions import Questions
 from marq.consumer.session import MemberSession
 from marq.core.storage.rows import State
 from marq.settings.client import ClientSettings
-from marq.settings.purges import Purge
+from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import Renew
 from tests.unit.client.fakes import LIMIT_S, P0, Clock, Rig, rig, spin
-from tests.unit.client.test_ordering import Tracker, record
+from tests.unit.client.test_ordered_receiving import Tracker, record
 
 T = TypeVar("T")
 VISIBLE_MS = 600_000

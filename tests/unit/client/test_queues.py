@@ -12,7 +12,7 @@ import pytest
 import marq.queues.following
 from marq.queues.definition_log import Entry
 from marq.queues.queues import MAX_TRIES, Queues
-from marq.queues.subscriptions import start_document
+from marq.queues.subscription_start import start_document
 from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
 from marq.wire.markers import Source

@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from marq.kafka import paced_clients as reconnects
-from marq.kafka.diagnosis import find_obstacle
+from marq.kafka.connection_diagnosis import find_obstacle
 from marq.kafka.paced_clients import paced
 from marq.kafka.reconnect_pacer import (
     FRESH_S,

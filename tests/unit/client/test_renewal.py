@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from marq.kafka.serving import serving
+from marq.kafka.served_queues import serving
 from marq.wire.errors import LeaseLost
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Renew, Source

@@ -13,11 +13,11 @@ import marq
 import marq.producer.routes
 import marq.queues.following
 from marq.producer.batches import Batcher, ProducerBatch
-from marq.producer.ordering import default_partition
+from marq.producer.ordered_sending import default_partition
 from marq.queues.queues import Queues
 from marq.settings.definitions import placement_key
-from marq.settings.ordering import partition_of
-from marq.settings.partitions import SENT_S, Placement, subset
+from marq.settings.ordering_keys import partition_of
+from marq.settings.placements import SENT_S, Placement, subset
 from marq.testing import Broker
 from marq.testing.cluster import Batch, MemoryDefinitionLog
 from marq.testing.namespace import Namespace, encoded

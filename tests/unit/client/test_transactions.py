@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from marq.kafka.group_reader import GroupCommit
+from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.protocol import Generation
-from marq.kafka.reader import GroupCommit
 from marq.kafka.transactions import MarkerTransactions
-from marq.kafka.writer import MarkerRecord
 from marq.settings.client import ClientSettings
 from marq.wire.names import Names
 

@@ -18,7 +18,7 @@ from marq.wire.names import (
     synthetic_topic,
 )
 from tests.unit.core.batches import DRAWN, LETTERS, QUEUE, cancel, payload
-from tests.unit.core.test_leases import T0, Log
+from tests.unit.core.test_lease_book import T0, Log
 
 WINDOW_MS = 10_000
 SETTINGS = QueueSettings(deduplication_window_ms=WINDOW_MS)

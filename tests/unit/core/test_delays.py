@@ -10,7 +10,7 @@ from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.wire.markers import Answer, Batch, Cause, Fact, Kind, Outcome, Source
 from marq.wire.names import synthetic_topic
 from tests.unit.core.batches import DRAWN, OTHER, QUEUE, cancel, delay, reschedule
-from tests.unit.core.test_leases import T0, Log
+from tests.unit.core.test_lease_book import T0, Log
 
 HOUR_MS = 3_600_000
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from marq.core import due_messages
-from marq.core.leases import LeaseBook
+from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.storage import rows
 from marq.core.storage.rows import State

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from marq.core import replies
+from marq.core import request_answers
 from marq.core.deliveries.redeliveries import redelivery
-from marq.core.leases import LeaseBook
+from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import Counts, LeaseRow, State
 from marq.settings.backoff import Backoff
@@ -494,7 +494,7 @@ def test_a_large_answer_comes_in_parts() -> None:
     assert {part.asked_at for part in parts} == {2}
     assert [list(part.acquired) for part in parts] == [[(0, count)], *[[]] * (len(parts) - 1)]
     assert list(said(parts)) == list(range(count))
-    assert max(len(encode(part)) for part in parts) <= replies._BATCH_BYTES + 200
+    assert max(len(encode(part)) for part in parts) <= request_answers._BATCH_BYTES + 200
 
 
 def test_messages_that_are_far_apart_come_in_parts() -> None:

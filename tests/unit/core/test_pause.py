@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from marq.core.leases import LeaseBook
+from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import Destination, is_delivery
 from marq.core.storage.rows import LeaseRow, State
 from marq.settings.backoff import Backoff

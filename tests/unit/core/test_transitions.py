@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from marq.core.leases import LeaseBook
+from marq.core.lease_book import LeaseBook
 from marq.core.storage.rows import HELD, IN_ORDER, WAITING, State
 from marq.core.transitions import DUE, ENDED, HOLDER_ONLY, NEW, TRANSITIONS, Absent, Marker
 from marq.settings.queue import QueueSettings

@@ -15,7 +15,7 @@ from marq.owner.engine import OwnerEngine, PositionLost, Step
 from marq.owner.payloads import find_payloads
 from marq.settings.cron import Times
 from marq.settings.queue import QueueSettings
-from marq.settings.schedules import ScheduleLayers
+from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Acquire, Batch, Payload, Source, Tick
 from marq.wire.payload_columns import Columns

@@ -11,7 +11,7 @@ from marq.wire.markers import Cause, Kind
 from proof import checker
 from proof.checker import check
 from proof.history import Event, holder_name
-from tests.unit.proof import test_deduplication, test_delays, test_lines, test_once
+from tests.unit.proof import test_deduplication, test_delays, test_key_order, test_once
 from tests.unit.proof.story import (
     FIRST,
     LEASE_MS,
@@ -235,7 +235,7 @@ def test_each_property_that_the_checker_names_has_a_history_that_breaks_it() -> 
     table = checker.__doc__ or ""
     named = {line.split("``")[1] for line in table.splitlines() if line.startswith("``")}
 
-    broken = {name for _, (name, _, _) in ALL_BROKEN} | {name for name, _ in test_lines.BROKEN}
+    broken = {name for _, (name, _, _) in ALL_BROKEN} | {name for name, _ in test_key_order.BROKEN}
     assert named - broken == set()
     assert broken - named == {"malformed"}
 

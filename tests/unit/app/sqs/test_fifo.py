@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.client.token import Token
+from marq.client.message_token import Token
 from marq.consumer.lease_questions import Answered
 from marq.core.storage.rows import State
 from marq.wire.markers import Source
@@ -19,7 +19,7 @@ from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, FifoSender, Outcome, Outcomes, sequence_of
 from marq_worker.app.sqs.handles import Handle
-from marq_worker.app.sqs.received import GROUP_HEADER, SEQUENCE_HEADER
+from marq_worker.app.sqs.message_answers import GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.app.sqs.receiving import Delivery
 
 TOKEN = Token("orders.fifo", 7, Source("marq.messages", 3), 17)

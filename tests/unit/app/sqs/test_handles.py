@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.client import token as plain_token
-from marq.client.token import Token
+from marq.client import message_token as plain_token
+from marq.client.message_token import Token
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 from marq_worker.app.sqs.errors import SqsError

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from marq_worker.app.sqs.attributes import NAMES
+from marq_worker.app.sqs.aws_json import Call, operations
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.limits import SYSTEM_ATTRIBUTES, check
 from marq_worker.app.sqs.message_limits import MAX_MESSAGE_BYTES, message_bytes
-from marq_worker.app.sqs.wire import Call, operations
 
 URL = "http://127.0.0.1:9324/000000000000/orders"
 FIFO_URL = f"{URL}.fifo"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.client.content import check_headers
+from marq.client.message_checks import check_headers
 from marq_worker.app.sqs.message_attributes import (
     TYPES_HEADER,
     base_type,

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 import marq.queues.following
-from marq.client.token import Token
+from marq.client.message_token import Token
 from marq.queues.queues import Queues
 from marq.wire.errors import BrokerUnavailable, MessageTooLarge
 from marq.wire.markers import Source
 from marq_worker.app.sqs import moving
 from marq_worker.app.sqs.counts import Counts
-from marq_worker.app.sqs.directory import Directory
+from marq_worker.app.sqs.message_answers import SOURCE_HEADER
 from marq_worker.app.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, SKEW_MS, Mover
-from marq_worker.app.sqs.received import SOURCE_HEADER
 from marq_worker.app.sqs.receiving import Delivery
+from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.tasks import MoveTask, PurgeTask, Tasks
 from tests.unit.client.test_queues import ListLog
 

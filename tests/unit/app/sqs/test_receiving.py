@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.client.token import Token
+from marq.client.message_token import Token
 from marq.consumer.message import Message
 from marq.settings.client import ClientSettings
 from marq.wire.markers import Source

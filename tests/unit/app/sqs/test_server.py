@@ -16,10 +16,10 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from marq_worker.app.sqs import server as server_module
+from marq_worker.app.sqs.access_keys import Grant, Key
+from marq_worker.app.sqs.aws_json import Call
 from marq_worker.app.sqs.bodies import MAX_BODY_BYTES, Bodies
-from marq_worker.app.sqs.keys import Grant, Key
 from marq_worker.app.sqs.server import FAILURES, SqsServer, room_for_connections
-from marq_worker.app.sqs.wire import Call
 from marq_worker.app.web.sqs_metrics import CallMetrics
 from marq_worker.broker.ports import free_port
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marq.client.token import Token
+from marq.client.message_token import Token
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
 from marq_worker.app.sqs.errors import SqsError

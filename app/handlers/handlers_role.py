@@ -1,0 +1,169 @@
+"""The role ``handlers`` of a worker: which handlers it runs, checked at its start and followed afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from mode import Service
+
+from marq.kafka.topics import Topics, own_topics
+from marq.queues.queues import Queues
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions, confirmed_key, layer_key
+from marq.settings.handler_expiry import CONFIRM_S, EXPIRY_S, Confirmations, decorated, module_of
+from marq.wire.errors import ConfigError
+from marq_worker.agents.handler_groups import HandlerGroup, handler_groups, without_handler
+from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding, without_handlers
+from marq_worker.app.handlers.supervisor import HandlersProcesses
+
+log = logging.getLogger("marq.handlers")
+
+#: Seconds between two looks for handlers to confirm.
+LOOK_S = 10.0
+
+
+class HandlersRole(Service):
+    """Keeps the handler processes in step with the definitions of queues."""
+
+    def __init__(self, modules: tuple[str, ...], processes: HandlersProcesses, queues: Queues) -> None:
+        super().__init__()
+        handlers = load_modules(modules)
+        self._modules = modules
+        self._surrounding = surrounding(modules)
+        #: Settings from the decorators in our modules, by queue.
+        self.documents = {handler.queue: handler.document for handler in handlers}
+        self._own = {handler.queue: handler.name for handler in handlers}
+        self._confirmations = Confirmations()
+        self._processes = processes
+        self._queues = queues
+        self._incomplete: dict[str, list[str]] = {}
+        self._end_listening: Callable[[], None] = lambda: None
+
+    def publication(self, definitions: Definitions) -> dict[bytes, Mapping[str, Any] | None]:
+        return publication(definitions, self.documents, self._modules)
+
+    async def check(self, definitions: Definitions, client: ClientSettings, topics: Topics) -> None:
+        """Check what would run with these definitions."""
+        groups = handler_groups(definitions, self._own, self._surrounding)
+        check(definitions, groups, self._own)
+        await own_topics(client, [topic for group in groups.values() for topic in group.topics.values()], topics)
+
+    async def on_start(self) -> None:
+        """Run handlers as the definitions say, now and after each change."""
+        for module in without_handlers(self._modules):
+            log.warning(
+                "MARQ_HANDLERS: module %r has no function with @marq.handler(...), so none of its functions run", module
+            )
+        await self.add_runtime_dependency(self._processes)
+        self._end_listening = self._queues.listen(self._follow)
+        self._follow()
+
+    async def on_stop(self) -> None:
+        self._end_listening()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return self._processes.metrics()
+
+    @Service.task
+    async def _confirm(self) -> None:
+        before_s = time.monotonic()
+        while not self.should_stop:
+            now_s = time.monotonic()
+            passed_s, before_s = now_s - before_s, now_s
+            try:
+                await self.confirm(passed_s)
+            except Exception as error:  # its end would end the worker
+                log.warning("handlers could not be confirmed, retrying: %r", error)
+            await asyncio.sleep(LOOK_S)
+
+    async def confirm(self, passed_s: float) -> None:
+        """Confirm our handlers if no worker has done so for a while, so that their layers do not expire."""
+        definitions = self._queues.definitions
+        unconfirmed_s = self._confirmations.look(definitions, modules_of(self.documents), passed_s)
+        if all(definitions.confirmed(module) for module in unconfirmed_s):
+            due = [module for module, seconds in unconfirmed_s.items() if seconds >= CONFIRM_S]
+            await self._queues.publish({confirmed_key(module): {} for module in due})
+        else:
+            # A tracker has removed them, because this worker was cut off for long.
+            await self._queues.publish(self.publication(definitions))
+
+    def _follow(self) -> None:
+        definitions = self._queues.definitions
+        groups = handler_groups(definitions, self._own, self._surrounding)
+        incomplete = {name: rest for name, group in groups.items() if (rest := without_handler(definitions, group))}
+        for name, rest in incomplete.items():
+            if self._incomplete.get(name) != rest:
+                log.warning("%s", part_of_group(groups[name], rest, definitions))
+        self._incomplete = incomplete
+        self._processes.want(groups)
+
+
+def publication(
+    definitions: Definitions, documents: Mapping[str, Mapping[str, Any]], modules: Collection[str]
+) -> dict[bytes, Mapping[str, Any] | None]:
+    """Return the records that publish the handlers of ``modules``, by queue, and confirm that a worker has them.
+
+    Layers of other modules stay: other workers may run them. A layer of ours that no handler defines any more is
+    removed.
+    """
+    running = modules_of(documents)
+    ours = {*modules, *running}
+    layers: dict[bytes, Mapping[str, Any] | None] = {confirmed_key(module): {} for module in running}
+    for queue, handler in decorated(definitions).items():
+        if queue not in documents and any(f"{module_of(handler)}.".startswith(f"{m}.") for m in ours):
+            layers[layer_key("handler", queue)] = None
+    for queue, document in documents.items():
+        if definitions.layer("handler", queue) != document:
+            layers[layer_key("handler", queue)] = document
+    return layers
+
+
+def modules_of(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the modules of the handlers in these layers, sorted."""
+    return sorted({module_of(str(document["handler"])) for document in documents.values()})
+
+
+def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Mapping[str, str]) -> None:
+    """Check that each queue has one importable handler, and each group handlers for all its queues.
+
+    A missing decorated handler is not an error, because it may have been removed.
+    """
+    for queue, name in own.items():
+        named = (definitions.layer("file", queue) or {}).get("handler")
+        if named not in (None, name):
+            raise ConfigError(
+                f"queue {queue!r} has two handlers: {named} in marq.toml, and {name}, by its "
+                "decorator: remove one of them"
+            )
+    for group in groups.values():
+        for queue, each in group.queues.items():
+            load_handler(queue, each.handler)
+        rest = without_handler(definitions, group)
+        if lacks_handler(definitions, rest):
+            raise ConfigError(part_of_group(group, rest, definitions))
+
+
+def lacks_handler(definitions: Definitions, queues: Collection[str]) -> bool:
+    """Return whether one of these queues has no handler in any worker."""
+    return any(definitions.settings(queue).handler is None for queue in queues)
+
+
+def part_of_group(group: HandlerGroup, rest: list[str], definitions: Definitions) -> str:
+    """Explain which queues of a group have no handler in this worker."""
+    elsewhere = [f"{queue!r} ({name})" for queue in rest if (name := definitions.settings(queue).handler) is not None]
+    modules = (
+        f" MARQ_HANDLERS does not list the modules of {', '.join(elsewhere)}: add them. A handler that was removed from"
+        f" all workers expires after {EXPIRY_S / 60:.0f} min, or with `marq queue NAME --forget`."
+        if elsewhere
+        else ""
+    )
+    return (
+        f"group {group.name!r}: this worker has handlers for {', '.join(map(repr, group.queues))}, but none for "
+        f"{', '.join(map(repr, rest))}, whose messages wait in the partitions assigned to it. A worker reads all "
+        f"queues of a group: define a handler for each, or move queues without one to another group "
+        f"(`group` in their settings).{modules}"
+    )

@@ -1,0 +1,150 @@
+"""The current settings of queues that affect deliveries: pauses, circuit breakers, and policies for exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from marq.client.exception_rules import Failures
+from marq.consumer.breaker import QueueBreaker
+from marq.consumer.held_batch import HeldBatch
+from marq.consumer.message import Message
+from marq.consumer.prefetch import Prefetch
+from marq.consumer.settlement import put_back
+from marq.settings.queue import QueueSettings
+from marq.wire.errors import ConfigError
+
+log = logging.getLogger("marq")
+
+
+class Rules:
+    """The rules of one receiver; it calls ``changed`` when there may be room for more messages.
+
+    A queue that is paused, or whose breaker is open, delivers nothing: its prefetched messages are released.
+
+    Raises:
+        ConfigError: one of ``queues`` has a breaker, but interlock is not installed.
+    """
+
+    def __init__(
+        self,
+        settings: Callable[[str], QueueSettings],
+        queues: Sequence[str],
+        prefetch: Prefetch,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+        changed: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._prefetch = prefetch
+        self._clock = clock
+        self._sleep = sleep
+        self._changed = changed
+        self._failures: dict[str, Failures] = {}
+        #: The breaker of each queue that has one.
+        self.breakers: dict[str, QueueBreaker] = {}
+        self._refused: set[str] = set()
+        self._pauses: set[asyncio.Task[None]] = set()
+        self._paused: frozenset[str] = frozenset()
+        self._unpaused: Sequence[str] = queues
+        for queue in queues:
+            self._make(queue, settings(queue))
+
+    def stop(self) -> None:
+        for pause in self._pauses:
+            pause.cancel()
+
+    def apply_pauses(self, queues: Sequence[str]) -> None:
+        """Pause and resume the queues that are served as their settings say.
+
+        If all queues are paused, nothing is read. Otherwise messages of paused queues are acquired and left with the
+        tracker (:mod:`marq.consumer.acquisition`), because messages of other queues come after them.
+        """
+        before = self._paused
+        self._paused = frozenset(queue for queue in queues if self._settings(queue).paused)
+        self._unpaused = [queue for queue in queues if queue not in self._paused]
+        for queue in self._paused - before:
+            put_back(self._prefetch.take_of(queue))
+        self._changed()
+
+    def apply(self, held: HeldBatch) -> None:
+        """Apply the current settings to a batch."""
+        settings = self._settings(held.queue)
+        if settings.errors:
+            known = self._failures.get(held.queue)
+            if known is None or known.errors is not settings.errors:
+                known = self._failures[held.queue] = Failures(settings.errors)
+            held.errors = known
+        held.breaker = self._breaker(held.queue, settings)
+
+    def admitted(self, held: HeldBatch, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages that may be delivered now; release the others."""
+        if held.queue in self._paused:
+            # They were acquired before the receiver knew of the pause.
+            put_back(messages)
+            return []
+        breaker = held.breaker
+        if breaker is None:
+            return messages
+        count = breaker.admit(messages)
+        for message in messages[count:]:
+            put_back([message], breaker.delay_ms(message))
+        return messages[:count]
+
+    def restricts(self, held: HeldBatch) -> bool:
+        """Whether some messages of a batch may not be delivered now."""
+        return held.breaker is not None or held.queue in self._paused
+
+    def room(self, most: int, pending: int) -> int:
+        """Return how many messages to fetch now, at most ``most`` and besides those ``pending``."""
+        now_s, prefetch = self._clock(), self._prefetch
+        if self.breakers or (self._paused and not prefetch.is_shared):
+            rooms = {queue: prefetch.buffers[queue].room(most, now_s, pending) for queue in self._unpaused}
+            return max([self._room(queue, room) for queue, room in rooms.items()], default=0)
+        if self._unpaused:
+            return max([buffer.room(most, now_s, pending) for buffer in prefetch.distinct], default=0)
+        return 0
+
+    def finished(self, queue: str) -> None:
+        """Tell the queue's breaker that messages have ended."""
+        breaker = self.breakers.get(queue)
+        if breaker is not None:
+            breaker.finished()
+
+    def _room(self, queue: str, wanted: int) -> int:
+        breaker = self._breaker(queue, self._settings(queue))
+        return wanted if breaker is None else breaker.room(wanted)
+
+    def _breaker(self, queue: str, settings: QueueSettings) -> QueueBreaker | None:
+        known = self.breakers.get(queue)
+        if (None if known is None else known.settings) == settings.breaker:
+            return known
+        self.breakers.pop(queue, None)
+        try:
+            self._make(queue, settings)
+        except ConfigError as error:
+            if queue not in self._refused:
+                log.error("continuing without a circuit breaker: %s", error)
+            self._refused.add(queue)
+        return self.breakers.get(queue)
+
+    def _make(self, queue: str, settings: QueueSettings) -> None:
+        if settings.breaker is not None:
+            self.breakers[queue] = QueueBreaker(queue, settings.breaker, self._clock, self._opened)
+
+    def _opened(self, queue: str) -> None:
+        """Release prefetched messages, and read on after the breaker's pause."""
+        breaker = self.breakers.get(queue)
+        if breaker is None:
+            return
+        for message in self._prefetch.take_of(queue):
+            put_back([message], breaker.delay_ms(message))
+        pause = asyncio.create_task(self._end_pause(breaker), name="marq-pause")
+        self._pauses.add(pause)
+        pause.add_done_callback(self._pauses.discard)
+
+    async def _end_pause(self, breaker: QueueBreaker) -> None:
+        while left_s := breaker.pause_left_s:
+            await self._sleep(left_s)
+        self._changed()

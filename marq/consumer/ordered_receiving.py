@@ -1,0 +1,399 @@
+"""Queues with ordering: what a receiver does for them besides :mod:`marq.consumer.receiver`'s five steps.
+
+Before a receiver acquires messages of such a queue in a source, it **resumes** the source: it asks the tracker which
+messages are open (RESUME), and then commits, which the group rejects if the source has another reader by now. The
+answer therefore covers everything that any former reader has delivered. From then on,
+:class:`marq.consumer.one_per_key.Lines` decide which message is next. The position of the queue is its lowest open
+message, so that the next reader reads all open messages again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from itertools import count
+from math import inf
+from typing import Any
+
+from marq.consumer.acquisition import Acquisition, acquisitions
+from marq.consumer.blocked_reads import BlockedReads
+from marq.consumer.held_batch import HeldBatch
+from marq.consumer.message import Message
+from marq.consumer.one_per_key import Lines, Place
+from marq.consumer.readings import Reading
+from marq.consumer.receiver_settings import ReceiverSettings
+from marq.consumer.resume_questions import Questions, open_messages
+from marq.kafka.group_reader import NotCommitted
+from marq.kafka.records import Records
+from marq.kafka.served_queues import Serving
+from marq.settings.queue import QueueSettings
+from marq.wire.markers import Resume, Resumed, Source
+from marq.wire.names import ordered_holder
+
+log = logging.getLogger("marq")
+
+#: Maximum number of messages that wait behind others, and of bytes of their values; at this limit, reading pauses.
+MAX_WAITING, MAX_WAITING_BYTES = 100_000, 256 << 20
+#: How long to wait before the next question about a message that another consumer holds.
+FIRST_ASK_S, MAX_ASK_S = 0.05, 1.0
+#: Pause after messages could not be acquired.
+RETRY_S = 0.1
+#: How long positions wait for a commit if nothing new is read.
+COMMIT_S = 1.0
+
+Key = tuple[str, Source]
+#: Messages of one batch that are delivered together: their offsets and values.
+Run = tuple[HeldBatch, Sequence[int], Sequence[bytes | None]]
+
+
+class Ordering:
+    """The lines of one receiver.
+
+    ``deliver`` delivers messages, and ``acquire`` begins a cycle for places, whose result is whether it succeeded.
+    ``verify`` commits, and raises NotCommitted if a source belongs to another member. ``changed`` wakes the receiver,
+    ``resumed`` lets it go on with the records of a source, ``failed``
+    ends it with an error.
+    """
+
+    def __init__(
+        self,
+        settings: ReceiverSettings,
+        questions: Questions | None,
+        *,
+        deliver: Callable[[Sequence[Run]], None],
+        acquire: Callable[[Sequence[Acquisition]], Awaitable[bool]],
+        verify: Callable[[Collection[Source]], Awaitable[None]],
+        changed: Callable[[], None],
+        resumed: Callable[[Source], None],
+        failed: Callable[[BaseException], None],
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+        new_holder: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._questions = questions
+        self._deliver = deliver
+        self._acquire = acquire
+        self._verify = verify
+        self._changed = changed
+        self._resumed = resumed
+        self._failed = failed
+        self._clock = clock
+        self._sleep = sleep
+        self._new_holder = new_holder
+        self._lines: dict[Key, Lines] = {}
+        #: The queues with ordering that are served.
+        self._queues: frozenset[str] = frozenset()
+        self._paused: frozenset[str] = frozenset()
+        #: Sources that are being resumed.
+        self._asked: set[Source] = set()
+        self._asking: set[asyncio.Task[None]] = set()
+        # Where the lines send their messages.
+        self._ready: list[Run] = []
+        self._again: list[tuple[Lines, Place]] = []
+        self._ask: list[tuple[Lines, Place]] = []
+        self._later: list[tuple[float, int, Lines, Place]] = []
+        self._numbers = count()
+        self._asked_s = FIRST_ASK_S
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        #: Whether messages have ended since the last commit.
+        self._moved = False
+        self._commit_s = 0.0
+        self.stopped = False
+        self.reads = BlockedReads()
+
+    def start(self) -> None:
+        self._task = self._begun(self._run(), "marq-ordering")
+
+    async def stop(self) -> None:
+        """Deliver nothing more."""
+        self.stopped = True
+        tasks = [*self._asking, *([] if self._task is None else [self._task])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begun(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._asking.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error)
+
+    def serve(self, queues: Iterable[str]) -> None:
+        """Note which of these queues are ordered, and which of them are paused."""
+        settings = {queue: self._settings.queue(queue) for queue in queues}
+        self._queues = frozenset(queue for queue, each in settings.items() if each.ordered)
+        self._paused = frozenset(queue for queue in self._queues if settings[queue].paused)
+        self._wake.set()
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """The queues with ordering that are served."""
+        return self._queues
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more messages may wait behind others."""
+        return self.waiting < MAX_WAITING and sum([lines.size for lines in self._lines.values()]) < MAX_WAITING_BYTES
+
+    @property
+    def waiting(self) -> int:
+        """The number of messages that are not delivered."""
+        return sum([lines.waiting for lines in self._lines.values()])
+
+    @property
+    def busy(self) -> bool:
+        """Whether sources are being resumed, or have open messages."""
+        return bool(self._asked) or any(self._lines.values())
+
+    @property
+    def undelivered(self) -> list[Message]:
+        """The messages that are leased here and were not delivered."""
+        return [message for lines in self._lines.values() for message in lines.undelivered]
+
+    @property
+    def moved(self) -> bool:
+        """Whether positions have changed since the last commit."""
+        return self._moved
+
+    @property
+    def awaits(self) -> bool:
+        """Whether messages will be delivered as time passes."""
+        return bool(self._later)
+
+    # --- resuming -----------------------------------------------------------------------------------------------------
+
+    def unresumed(self, serving: Serving, records: Mapping[Source, Records]) -> list[Source]:
+        """Return the sources of these records that are not resumed; begin to resume them."""
+        if not self._queues:
+            return []
+        found: dict[Source, list[str]] = {}
+        for source in records:
+            queues = [queue for queue in serving.queues_in(source.topic) if queue in self._queues]
+            if missing := [queue for queue in queues if (queue, source) not in self._lines]:
+                found[source] = missing
+        new = found.keys() - self._asked
+        if new:
+            self._asked.update(new)
+            asked = [
+                Resume(queue, self._new_holder() or 1, source, [records[source].offsets[0]], onwards=True)
+                for source in new
+                for queue in found[source]
+            ]
+            own_topics = frozenset(source for source in new if serving.is_own(source.topic))
+            self._asking.add(self._begun(self._resume(asked, own_topics), "marq-resume"))
+        return list(found)
+
+    async def _resume(self, asked: Sequence[Resume], own_topics: frozenset[Source]) -> None:
+        assert self._questions is not None, "a receiver of queues with ordering can ask"
+        left = Counter(each.source for each in asked)
+        async for question, parts in self._questions.answers(asked):
+            source, now_s = question.source, self._clock()
+            try:
+                await self._verify({source})
+                self._begin(question, parts, now_s, own_topic=source in own_topics)
+            except NotCommitted as error:
+                # Asked again, unless the source is another member's now.
+                log.info("source not resumed: topic=%s partition=%d %s", *source, error)
+                await self._sleep(RETRY_S)
+            left[source] -= 1
+            if not left[source]:
+                self._asked.discard(source)
+                self._resumed(source)
+
+    def _begin(self, question: Resume, parts: Sequence[Resumed], now_s: float, *, own_topic: bool) -> None:
+        """Begin with the lines of a queue in a source that is resumed."""
+        opened = {offset: each for offset, each in open_messages(parts, now_s).items() if each is not None}
+        queue, source, holder = question.queue, question.source, ordered_holder(parts[0].asked_at, self._new_holder())
+        self._lines[queue, source] = Lines(self, queue, source, holder, parts[0].acquired, opened, own_topic=own_topic)
+
+    def give_up(self) -> list[Message]:
+        """Give up all sources; return the messages that are leased here and were not delivered."""
+        given_up = self.undelivered
+        for lines in self._lines.values():
+            lines.active = False
+        self._lines = {}
+        self._again, self._ask, self._later, self._ready = [], [], [], []
+        self._asked = set()
+        for task in self._asking:
+            task.cancel()
+        return given_up
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def lines(self, queue: str, source: Source) -> Lines | None:
+        """Return the lines for new records of a queue, None if it has no ordering."""
+        return self._lines[queue, source] if queue in self._queues else None
+
+    def behind(self, readings: Iterable[Reading], ends: Mapping[Source, int]) -> dict[Key, int]:
+        """Return the positions of queues with ordering, when a cycle with these readings is committed."""
+        behind = {key: lines.low(ends[key[1]]) for key, lines in self._lines.items() if key[1] in ends}
+        for lines, _, first in readings:
+            key = lines.queue, lines.source
+            if first is not None and key in behind:
+                behind[key] = min(behind[key], first)
+        self._moved = False
+        return behind
+
+    def add(self, acquired: Sequence[tuple[Acquisition, HeldBatch]], readings: Sequence[Reading]) -> None:
+        """Add the messages of a cycle, acquired and known ones."""
+        new: dict[Lines, list[tuple[HeldBatch, Records]]] = {reading.lines: [] for reading in readings}
+        for acquisition, held in acquired:
+            lines = held.lines
+            assert lines is not None
+            if not acquisition.again:
+                new[lines].append((held, acquisition.messages))
+                continue
+            for offset in acquisition.messages.offsets:
+                if not lines.reacquired(held, offset):
+                    held.release(offset, 0, counted=False)
+        for lines, known, _ in readings:
+            lines.add(new[lines], known)
+            if new[lines]:
+                self.reads.note(blocked=not self._ready)
+        self.flush()
+
+    # --- the feed of the lines ----------------------------------------------------------------------------------------
+
+    def ready(self, held: HeldBatch, offsets: Sequence[int], values: Sequence[bytes | None]) -> None:
+        self._ready.append((held, offsets, values))
+
+    def again(self, lines: Lines, place: Place) -> None:
+        (self._ask if place.foreign else self._again).append((lines, place))
+        self._wake.set()
+
+    def later(self, lines: Lines, place: Place) -> None:
+        due_s = place.due_s
+        if place.foreign:
+            # It may end earlier, or be released.
+            due_s = min(due_s, self._clock() + (self._asked_s if place.leased else MAX_ASK_S))
+        heapq.heappush(self._later, (due_s, next(self._numbers), lines, place))
+        self._wake.set()
+
+    def now_s(self) -> float:
+        return self._clock()
+
+    def settings(self, queue: str) -> QueueSettings:
+        return self._settings.queue(queue)
+
+    def flush(self) -> None:
+        """Deliver what has become ready."""
+        ready, self._ready = self._ready, []
+        if ready:
+            self._deliver(ready)
+
+    # --- outcomes -----------------------------------------------------------------------------------------------------
+
+    def settled(self) -> None:
+        """Continue after outcomes have become durable."""
+        if not self._moved:
+            self._moved = True
+            self._commit_s = self._clock() + COMMIT_S
+            self._wake.set()
+        self.flush()
+        self._changed()
+
+    # --- acquiring again ----------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            self._pass_due()
+            if self._ask:
+                self._asking.add(self._begun(self._ask_about(self._ask), "marq-ask"))
+                self._ask = []
+            if any(lines.queue not in self._paused for lines, _ in self._again):
+                await self._acquire_again()
+            self.flush()
+            if self._moved and self._clock() >= self._commit_s:
+                self._commit_s = self._clock() + COMMIT_S
+                await self._acquire([])
+            next_s = min(self._later[0][0] if self._later else inf, self._commit_s if self._moved else inf)
+            left_s = next_s - self._clock()
+            if left_s > 0 and not self._wake.is_set():
+                await self._wait(left_s)
+
+    async def _wait(self, left_s: float) -> None:
+        woken = asyncio.ensure_future(self._wake.wait())
+        waits = [woken]
+        if left_s < inf:
+            waits.append(asyncio.ensure_future(self._sleep(left_s)))  # type: ignore[arg-type]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+
+    def _pass_due(self) -> None:
+        now_s, later = self._clock(), self._later
+        while later and later[0][0] <= now_s:
+            _, _, lines, place = heapq.heappop(later)
+            if place.foreign and lines.active and not place.busy:
+                place.busy = True
+                self._ask.append((lines, place))
+            else:
+                lines.due(place)
+
+    async def _ask_about(self, foreign: Sequence[tuple[Lines, Place]]) -> None:
+        """Ask about messages that another consumer holds."""
+        assert self._questions is not None
+        groups: dict[Lines, dict[int, Place]] = {}
+        for lines, place in foreign:
+            if lines.active:
+                groups.setdefault(lines, {})[place.offset] = place
+        if not groups:
+            return
+        questions = [
+            Resume(lines.queue, self._new_holder() or 1, lines.source, sorted(places), onwards=False)
+            for lines, places in groups.items()
+        ]
+        asked_of = dict(zip([each.holder for each in questions], groups, strict=True))
+        self._asked_s = min(self._asked_s * 2, MAX_ASK_S)
+        async for question, parts in self._questions.answers(questions):
+            of, now_s = asked_of[question.holder], self._clock()
+            for offset, opened in open_messages(parts, now_s).items():
+                asked = groups[of][offset]
+                if of.active and of.answered(asked, opened, now_s + self._asked_s):
+                    self._again.append((of, asked))
+                    self._wake.set()
+        if not any(each.leased for _, _, _, each in self._later):
+            self._asked_s = FIRST_ASK_S
+        self.settled()
+
+    async def _acquire_again(self) -> None:
+        """Acquire messages again that are the first of their lines."""
+        taken = [(lines, place) for lines, place in self._again if lines.queue not in self._paused]
+        self._again = [(lines, place) for lines, place in self._again if lines.queue in self._paused]
+        groups: dict[Lines, list[Place]] = {}
+        for lines, place in taken:
+            if lines.active:
+                groups.setdefault(lines, []).append(place)
+        again = [each for lines, places in groups.items() for each in self._acquisitions(lines, places)]
+        if again and not await self._acquire(again):
+            due_s = self._clock() + RETRY_S
+            for lines, places in groups.items():
+                for place in places:
+                    lines.not_acquired(place, due_s)
+
+    def _acquisitions(self, lines: Lines, places: Sequence[Place]) -> Iterable[Acquisition]:
+        rows = sorted([place.row for place in places], key=lambda row: row.offset)
+        records = Records.of(rows)
+        key = lines.queue, lines.source
+        return acquisitions(
+            key,
+            lines.holder,
+            records,
+            records.offsets[0],
+            self._settings,
+            own_topic=lines.own_topic,
+            lines=lines,
+            again=True,
+        )

@@ -1,0 +1,190 @@
+"""Receives messages for programs that settle them by token, through any process: the SQS endpoint.
+
+It differs from :class:`marq.Consumer` in two ways: messages are acquired only when a call asks for them, and their
+leases are not renewed after :meth:`PolledConsumer.poll` has returned them. :class:`TokenSettler` settles them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from marq.backend.cluster import Writer, cluster_of
+from marq.client.lifecycle import Lifecycle
+from marq.client.message_token import Token
+from marq.consumer.ack_batcher import AckBatcher
+from marq.consumer.at_most_once import dispatched
+from marq.consumer.consumer import Consumer
+from marq.consumer.message import Message
+from marq.consumer.receiver_settings import ReceiverSettings
+from marq.consumer.session import STOP_ACKS_S, STOP_CLIENT_S, MemberSession, join
+from marq.consumer.settlement import put_back
+from marq.kafka.topics import Topics
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.settings.queue import QueueSettings
+from marq.wire.errors import MarqError
+from marq.wire.markers import Ack, Release, Renew, Source
+from marq.wire.record_headers import origin, record_id
+
+
+class Described(NamedTuple):
+    """A message as another process can receive it; ``sent_ms`` is in milliseconds since 1970."""
+
+    token: Token
+    id: str
+    attempt: int
+    sent_ms: int
+    body: bytes
+    headers: dict[str, bytes | None]
+
+
+def described(message: Message) -> Described:
+    """Return the parts of a message; looking up each of them costs several times as much."""
+    held, offset = message._held, message._offset
+    record = held.record(offset)
+    token = Token(held.queue, held.holder, held.source, offset)
+    if not record.headers:
+        return Described(token, record_id(held.source, offset), 1, record.timestamp, message.body, {})
+    facts = origin(held.source, offset, record.timestamp, record.headers)
+    return Described(token, facts.id, facts.attempt, facts.first_sent_ms, message.body, message.headers)
+
+
+class PolledConsumer(Consumer):
+    """Receives messages of one queue on request.
+
+    Args:
+        queue: the queue's name.
+        settings: the client's settings.
+        url: an address at which other members of the queue's group can ask this process for messages.
+    """
+
+    def __init__(self, queue: str, settings: ClientSettings, url: str = "") -> None:
+        super().__init__(queue, settings.bootstrap_servers)
+        self._settings = settings
+        self._url = url
+
+    async def _open(self, opened: AsyncExitStack) -> MemberSession:
+        session = await join(
+            self._membership, self._settings, self._receiver_settings, self._start, self._instance_id, self._url
+        )
+        opened.push_async_callback(lambda: session.end(0, release=True))
+        return session
+
+    def _receiver_settings(self, topics: Topics, definitions: Definitions) -> ReceiverSettings:
+        settings = super()._receiver_settings(topics, definitions)
+        return replace(settings, prefetch=False, queue=_without_breaker(settings.queue))
+
+    async def poll(self, max_messages: int) -> list[Message]:
+        """Return up to ``max_messages`` that are available.
+
+        Their leases are the queue's setting, and end unless :class:`TokenSettler` renews them.
+
+        Raises:
+            MarqError: the consumer can no longer receive; the error says why.
+        """
+        running = self._started()
+        messages = running.take(max_messages)
+        if not messages:
+            running.raise_error()
+            return []
+        try:
+            messages = await dispatched(messages)
+        except BaseException:
+            put_back(messages)
+            raise
+        running.detach(messages)
+        return messages
+
+    @property
+    def error(self) -> MarqError | None:
+        """Why the consumer can no longer receive, or None if it can."""
+        return None if self._running is None else self._running.receiver.error
+
+    async def wait(self, max_messages: int, wait_s: float) -> None:
+        """Ask for messages; return when a poll may find some, after :meth:`wake`, or after ``wait_s``."""
+        running = self._started()
+        with suppress(TimeoutError):
+            await running.cluster.within(wait_s, running.wait(max_messages))
+
+    def wake(self, count: int) -> None:
+        """Wake this many waiting calls."""
+        if self._running is not None:
+            self._running.buffer.wake(count)
+
+
+def _without_breaker(settings: Callable[[str], QueueSettings]) -> Callable[[str], QueueSettings]:
+    """Return settings without circuit breakers, which count outcomes that a polling process never learns."""
+
+    def without(queue: str) -> QueueSettings:
+        found = settings(queue)
+        return found if found.breaker is None else replace(found, breaker=None)
+
+    return without
+
+
+class TokenSettler(Lifecycle[AckBatcher]):
+    """Settles messages by the tokens of their leases, whichever process received them.
+
+    Calls return when the marker is durable. A marker for a lease that has ended has no effect.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        super().__init__("the settler")
+        self._settings = settings
+        self.error: BaseException | None = None
+
+    async def _open(self, opened: AsyncExitStack) -> AckBatcher:
+        cluster = cluster_of(self._settings)
+        topics = await cluster.topics()
+        writer: Writer = cluster.writer(topics)
+        opened.push_async_callback(lambda: writer.stop(STOP_CLIENT_S))
+        await writer.start()
+        batcher = AckBatcher(
+            writer,
+            markers_partitions=topics.markers_partitions,
+            limit_bytes=topics.markers_limit_bytes,
+            finished=lambda queue, count: None,
+            failed=self._failed,
+            shared=True,
+        )
+        batcher.start()
+
+        async def stop() -> None:
+            await batcher.stop(STOP_ACKS_S)
+
+        opened.push_async_callback(stop)
+        return batcher
+
+    def _failed(self, error: BaseException) -> None:
+        self.error = error
+
+    async def ack(self, tokens: Sequence[Token]) -> None:
+        """Ack messages."""
+        offsets: dict[tuple[str, int, Source], set[int]] = {}
+        for token in tokens:
+            offsets.setdefault((token.queue, token.holder, token.source), set()).add(token.offset)
+        await self._settle([Ack(*place, sorted(some)) for place, some in offsets.items()])
+
+    async def renew(self, leases: Sequence[tuple[Token, int]]) -> None:
+        """Make leases end in the given number of milliseconds, earlier or later than before."""
+        await self._settle(
+            [Renew(token.queue, token.holder, token.source, [token.offset], lease_ms) for token, lease_ms in leases]
+        )
+
+    async def release(self, tokens: Sequence[Token], *, counted: bool = True) -> None:
+        """Release messages at once; with ``counted=False`` no program has seen them, and the attempt does not count."""
+        await self._settle(
+            [Release(each.queue, each.holder, each.source, [each.offset], [0], counted, [""]) for each in tokens]
+        )
+
+    async def _settle(self, batches: Sequence[Ack | Renew | Release]) -> None:
+        """Write markers. Raises MarqError, also BrokerUnavailable if the settler is stopped first."""
+        batcher = self._started()
+        if self.error is not None:
+            raise MarqError(f"the settler stopped after an unexpected error: {self.error!r}")
+        for batch in batches:
+            batcher.settle_foreign(batch)
+        await batcher.settled()

@@ -1,0 +1,134 @@
+"""Asks trackers about open messages: RESUME and its answer, RESUMED.
+
+The reader begins before the questions are written, and a question without an answer is repeated, because its owner may
+have moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+
+from marq.consumer.one_per_key import Open
+from marq.core.storage.rows import IN_ORDER, State
+from marq.kafka.log_reader import MarkersReader
+from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
+from marq.wire.errors import BrokerUnavailable, CorruptMarker
+from marq.wire.marker_codec import decode, encode
+from marq.wire.markers import BLOCKED_WAIT_MS, Kind, Resume, Resumed
+from marq.wire.names import markers_partition
+
+log = logging.getLogger("marq")
+
+#: How long to wait for an answer before a question is repeated, and before a missing tracker is reported.
+AGAIN_S, PATIENCE_S = 1.0, 5.0
+#: Pause after an error of the broker.
+RETRY_S = 1.0
+_WRITE_LIMIT_S, _STOP_S = 10.0, 1.0
+#: The place of a marker's kind in its bytes.
+_KIND_AT = 3
+
+
+class Questions:
+    """The questions of one receiver; an outage of trackers is reported once, however many questions it delays."""
+
+    def __init__(
+        self,
+        open_reader: Callable[[Collection[int]], Awaitable[MarkersReader]],
+        writer: MarkerWriter,
+        markers_partitions: int,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self._open_reader = open_reader
+        self._writer = writer
+        self._markers_partitions = markers_partitions
+        self._clock = clock
+        self._sleep = sleep
+        #: Whether a missing answer, or an error of the broker, was reported since the last answer.
+        self._reported = self._failed = False
+
+    async def answers(self, questions: Sequence[Resume]) -> AsyncGenerator[tuple[Resume, list[Resumed]]]:
+        """Yield each question with the parts of its answer, as the answers come; wait for as long as one is missing."""
+        left = {each.holder: each for each in questions}
+        parts: dict[int, dict[int, Resumed]] = {each.holder: {} for each in questions}
+        patience_s = self._clock() + PATIENCE_S
+        while left:
+            try:
+                await self._ask(list(left.values()), parts)
+            except BrokerUnavailable as error:
+                level = logging.DEBUG if self._failed else logging.WARNING
+                log.log(level, "queue %s: unfinished messages are unknown, asking again: %s", questions[0].queue, error)
+                self._failed = True
+                await self._sleep(RETRY_S)
+            answered = [holder for holder in left if _is_whole(parts[holder])]
+            for holder in answered:
+                self._reported = self._failed = False
+                yield left.pop(holder), _parts(parts[holder])
+            if left and self._clock() > patience_s and not self._reported:
+                self._reported = True
+                log.warning(
+                    "queue %s: no tracker has answered for %g s: is a worker running (marq worker)? A partition of a"
+                    " queue with ordering is not delivered before its tracker answers",
+                    next(iter(left.values())).queue,
+                    PATIENCE_S,
+                )
+
+    async def _ask(self, left: Sequence[Resume], answers: dict[int, dict[int, Resumed]]) -> None:
+        """Write questions, and read until all are answered, or some are and nothing more comes for a while."""
+        reader = await self._open_reader({self._partition(each) for each in left})
+        again = asyncio.ensure_future(self._sleep(AGAIN_S))
+        try:
+            await self._writer.write(
+                [MarkerRecord(self._partition(each), encode(each)) for each in left], _WRITE_LIMIT_S
+            )
+            while not again.done() and not all(_is_whole(answers[each.holder]) for each in left):
+                reading = asyncio.ensure_future(reader.read())
+                try:
+                    await asyncio.wait([reading, again], return_when=asyncio.FIRST_COMPLETED)
+                    if reading.done():
+                        _take(reading.result(), answers)
+                finally:
+                    reading.cancel()
+        finally:
+            again.cancel()
+            await reader.stop(_STOP_S)
+
+    def _partition(self, question: Resume) -> int:
+        return markers_partition(*question.source, self._markers_partitions)
+
+
+def _take(values: Sequence[bytes | None], answers: dict[int, dict[int, Resumed]]) -> None:
+    for value in values:
+        if value is None or value[_KIND_AT : _KIND_AT + 1] != bytes([Kind.RESUMED]):
+            continue
+        try:
+            batch = decode(value)
+        except CorruptMarker:
+            continue
+        if isinstance(batch, Resumed) and (parts := answers.get(batch.holder)) is not None:
+            if batch.asked_at != next(iter(parts.values()), batch).asked_at:
+                # The answer to a repeated question; parts of two answers do not fit together.
+                parts.clear()
+            parts[batch.left] = batch
+
+
+def _is_whole(parts: dict[int, Resumed]) -> bool:
+    return 0 in parts and len(parts) == max(parts) + 1
+
+
+def _parts(parts: dict[int, Resumed]) -> list[Resumed]:
+    return [parts[left] for left in sorted(parts, reverse=True)]
+
+
+def open_messages(parts: Sequence[Resumed], now_s: float) -> dict[int, Open | None]:
+    """Return the messages in an answer that came at ``now_s``, by offset; None for those that do not keep a place."""
+    found: dict[int, Open | None] = {}
+    for each in parts:
+        for index, (offset, state) in enumerate(zip(each.offsets, each.states, strict=True)):
+            until_s = now_s + each.waits_ms[index] / 1000
+            blocks = each.waits_ms[index] == BLOCKED_WAIT_MS
+            opened = Open(state == State.LEASED_IN_ORDER, each.attempts[index], until_s, each.errors[index], blocks)
+            found[offset] = opened if state in IN_ORDER else None
+    return found

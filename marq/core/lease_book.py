@@ -1,0 +1,396 @@
+"""The lease book: a fold over the markers of one partition.
+
+The states and rules are in :mod:`marq.core.transitions`. The book applies them to a batch as a whole, because messages
+that were acquired together share a lease. :class:`marq.core.storage.table_image.TableImage` stores its state, and
+:class:`DueMessages` decides what happens when leases expire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+from marq.core.attempts_and_times import group_by_due, runs_by_due
+from marq.core.due_messages import DueMessages
+from marq.core.redeliver_or_dead_letter import release_delay_ms
+from marq.core.request_answers import PendingReplies
+from marq.core.storage.invalid_times import InvalidTimes
+from marq.core.storage.open_messages import OpenMessages
+from marq.core.storage.rows import IN_ORDER, LeaseRow, State, row_key
+from marq.core.transitions import END, ENDED, HOLDER_ONLY, NEW, TRANSITIONS, Absent, Marker, Moves
+from marq.settings.queue import QueueSettings
+from marq.wire.markers import (
+    ANY_QUEUE,
+    BLOCKED_MS,
+    FACTS,
+    LAST,
+    NOW,
+    Ack,
+    Acquire,
+    Answer,
+    Batch,
+    Cancel,
+    Cause,
+    Delay,
+    Discard,
+    Dispatch,
+    Fact,
+    Reject,
+    Release,
+    Renew,
+    Reschedule,
+    Resume,
+    Resumed,
+    Tick,
+    may_have,
+)
+from marq.wire.names import DEDUPLICATION_ID_HEADER, follows, is_scheduled, is_synthetic
+
+#: The count of each fact, as a field of Counts.
+_FACT_COUNTS = {kind: kind.name.lower() for kind in FACTS}
+
+# Looked up for every batch.
+_ACQUIRE, _ACQUIRE_EARLY = TRANSITIONS[Marker.ACQUIRE], TRANSITIONS[Marker.ACQUIRE_EARLY]
+_ACQUIRE_IN_ORDER = TRANSITIONS[Marker.ACQUIRE_IN_ORDER]
+_ACK, _FACT = TRANSITIONS[Marker.ACK], TRANSITIONS[Marker.FACT]
+
+_Selective = Renew | Dispatch | Release | Reject | Reschedule | Cancel
+_Moved = list[tuple[OpenMessages, LeaseRow, list[int], State]]
+
+
+class LeaseBook(DueMessages):
+    """The open messages of one markers partition, as its markers left them."""
+
+    def __init__(self, settings: Callable[[str], QueueSettings]) -> None:
+        super().__init__(settings)
+        self._replies = PendingReplies()
+        self.invalid_times = InvalidTimes()
+
+    def fold(self, batch: Batch, append_time_ms: int, offset: int) -> int:
+        """Fold the record at ``offset``; return the jump of the broker's clock that a TICK found, in ms, or 0."""
+        assert offset > self.applied, f"record {offset} folded after {self.applied}"
+        self.skip(append_time_ms, offset)
+        if isinstance(batch, Tick):
+            return self.clock.tick(append_time_ms, batch.holder, batch.monotonic_ms)
+        _FOLDS[type(batch)](self, batch)
+        return 0
+
+    def skip(self, append_time_ms: int, offset: int) -> None:
+        """Advance the clock and the position past a record without markers."""
+        self.applied = offset
+        self.clock.advance(append_time_ms)
+        self._changed = True
+
+    def passed(self, end: int) -> None:
+        """Advance the position to ``end``: only Kafka's control records are left before it."""
+        self.applied = max(self.applied, end - 1)
+
+    def _fold_acquire(self, batch: Acquire) -> None:
+        source, offsets = batch.source, batch.offsets
+        opened, marks = self._of(batch.queue, source), self._marks_of(batch.queue, source)
+        if offsets[0] >= marks.end:
+            self._acquire(opened, batch, NEW, offsets)
+        else:
+            states: dict[State | Absent, list[int]] = {}
+            for offset in offsets:
+                lease = opened.leases.get(offset)
+                state = lease.state if lease is not None else ENDED if offset in marks else NEW
+                states.setdefault(state, []).append(offset)
+            for state, group in states.items():
+                self._acquire(opened, batch, state, group)
+        marks.add(batch.from_offset, offsets[-1] + 1)
+
+    def _acquire(self, opened: OpenMessages, batch: Acquire, state: State | Absent, offsets: Sequence[int]) -> None:
+        """Acquire messages that are all in the same state."""
+        counts, now_ms = self._count(batch.queue), self.clock.now_ms
+        taken, redelivered = offsets, 0
+        if batch.in_order and state in IN_ORDER:
+            taken = [offset for offset in offsets if follows(batch.holder, opened.leases[offset].holder)]
+        elif batch.in_order and state is State.LEASED:
+            # Uncounted: a RESUME removed it from its line, because its record is gone.
+            taken = [offset for offset in offsets if opened.leases[offset].counted]
+        for attempt, due_ms, group in group_by_due(batch, taken):
+            if state in IN_ORDER and batch.in_order:
+                group = self._not_overtaken(opened, batch.holder, attempt, group)
+                if not group:
+                    continue
+            early = due_ms != NOW
+            to = (_ACQUIRE_EARLY if early else _ACQUIRE_IN_ORDER if batch.in_order else _ACQUIRE).get(state)
+            if not isinstance(to, State):
+                continue
+            holder, due_ms = (self.applied, due_ms) if early else (batch.holder, now_ms + batch.lease_ms)
+            lease = LeaseRow(batch.queue, holder, attempt, due_ms, now_ms, to)
+            if isinstance(state, State):
+                redelivered += self._count_redelivered(opened, group, lease)
+                self._replace(opened, group, lease)
+                continue
+            opened.leases.update(dict.fromkeys(group, lease))
+            self._due.push(opened, group, lease)
+            self._opened(opened, batch, group)
+            if early:
+                counts.delayed += len(group)
+            else:
+                counts.acquired += len(group)
+        if state is NEW:
+            counts.invalid_deliver_at += self.invalid_times.note(batch, offsets)
+        else:
+            counts.reacquired += len(offsets) - redelivered
+
+    def _not_overtaken(self, opened: OpenMessages, holder: int, attempt: int, offsets: Sequence[int]) -> Sequence[int]:
+        """Leave out messages that this holder has acquired for a later attempt; this ACQUIRE was written late."""
+        leases = opened.leases
+        return [each for each in offsets if leases[each].holder != holder or leases[each].attempt <= attempt]
+
+    def _count_redelivered(self, opened: OpenMessages, offsets: Sequence[int], lease: LeaseRow) -> int:
+        """Count the messages that a consumer acquires to deliver them again in their place; return how many."""
+        if lease.state not in IN_ORDER:
+            return 0
+        former = [opened.leases[offset] for offset in offsets]
+        released = [each for each in former if each.state is State.WAITING_IN_ORDER]
+        expired = [each for each in former if each.state is lease.state and each.attempt < lease.attempt]
+        counts, redelivered = self._count(lease.queue), len(released) + len(expired)
+        counts.expired += len(expired)
+        counts.redelivered += redelivered
+        counts.acquired += redelivered
+        return redelivered
+
+    def _fold_delay(self, batch: Delay) -> None:
+        source, offsets = batch.source, batch.offsets
+        opened, counts = self._of(batch.queue, source), self._count(batch.queue)
+        new = [offset for offset in offsets if offset not in opened.leases]
+        if batch.from_offset is not None and not is_synthetic(source.topic):
+            new = self.settlements.settle(batch, new)
+            counts.redriven += len(new)
+        elif batch.from_offset is not None:
+            marks = self._marks_of("", source)
+            new = [offset for offset in new if offset not in marks]
+            marks.add(batch.from_offset, offsets[-1] + 1)
+            if is_scheduled(source.topic):
+                self._note_schedule(source)
+        counts.reacquired += len(offsets) - len(new)
+        if new and may_have(batch.payloads, DEDUPLICATION_ID_HEADER) and _has_ids_that_count(source.topic):
+            window_ms = self._settings(batch.queue).deduplication_window_ms
+            accepted = self.accepted_ids.accept(batch, new, self.applied, self.clock, window_ms)
+            counts.deduplicated += len(new) - len(accepted)
+            new = accepted
+        counts.delayed += len(new)
+        now_ms, state = self.clock.now_ms, State(TRANSITIONS[Marker.DELAY][NEW])
+        base_ms = now_ms if batch.relative else 0
+        leases, push = opened.leases, self._due.push
+        # Each message may have a lease of its own.
+        for attempt, time_ms, run in runs_by_due(batch, new):
+            lease = LeaseRow(batch.queue, self.applied, attempt, base_ms + time_ms, now_ms, state)
+            for offset in run:
+                leases[offset] = lease
+            push(opened, run, lease)
+        self._opened(opened, batch, new)
+
+    def _opened(self, opened: OpenMessages, batch: Acquire | Delay, offsets: Sequence[int]) -> None:
+        opened.fresh.update(dict.fromkeys(offsets, batch))
+        self._open_count += len(offsets)
+        self._drop_stale_hints()
+
+    def _fold_discard(self, batch: Discard) -> None:
+        opened = self._known_of(batch.queue, batch.source)
+        new = [offset for offset in batch.offsets if offset not in opened.leases]
+        self._count(batch.queue).deleted += len(self.settlements.settle(batch, new))
+
+    def _fold_renew(self, batch: Renew | Dispatch) -> None:
+        due_ms = self.clock.now_ms + batch.lease_ms
+        moved, _ = self._moves(batch, Marker.DISPATCH if isinstance(batch, Dispatch) else Marker.RENEW)
+        for opened, lease, offsets, to in moved:
+            self._count(lease.queue).renewed += len(offsets)
+            renewed = LeaseRow(
+                lease.queue, lease.holder, lease.attempt, due_ms, lease.since_ms, to, lease.counted, lease.text
+            )  # fmt: skip
+            self._replace(opened, offsets, renewed)
+
+    def _fold_release(self, batch: Release) -> None:
+        now_ms, counted = self.clock.now_ms, batch.counted
+        moved, late = self._moves(batch, Marker.RELEASE if counted else Marker.RELEASE_UNCOUNTED)
+        index = dict(zip(batch.offsets, zip(batch.delays_ms, batch.errors, strict=True), strict=True))
+        for opened, lease, offsets, to in moved:
+            self._count(lease.queue).released += len(offsets)
+            settings, last = self._settings(lease.queue), TRANSITIONS[Marker.RELEASE_LAST].get(lease.state, to)
+            groups: dict[tuple[int, str, State | Absent], list[int]] = {}
+            for offset in offsets:
+                delay_ms, error = index[offset]
+                into = last if delay_ms == LAST else to
+                seed = row_key(batch.queue, batch.source, offset)
+                delay_ms = release_delay_ms(lease.attempt, counted, delay_ms, settings, seed)
+                groups.setdefault((now_ms + delay_ms, error, into), []).append(offset)
+            for (due_ms, error, into), group in groups.items():
+                assert isinstance(into, State)
+                # Kept, so that a late ACQUIRE of a former holder does not take the message.
+                holder = lease.holder if into in IN_ORDER else 0
+                released = LeaseRow(
+                    lease.queue, holder, lease.attempt, due_ms, lease.since_ms, into, counted, error
+                )  # fmt: skip
+                self._replace(opened, group, released)
+        if late:
+            self._count(batch.queue).late += len(late)
+
+    def _fold_reject(self, batch: Reject) -> None:
+        now_ms = self.clock.now_ms
+        moved, late = self._moves(batch, Marker.REJECT)
+        index = dict(zip(batch.offsets, batch.reasons, strict=True))
+        for opened, lease, offsets, to in moved:
+            self._count(lease.queue).rejected += len(offsets)
+            for offset in offsets:
+                rejected = LeaseRow(lease.queue, 0, lease.attempt, now_ms, lease.since_ms, to, text=index[offset])
+                self._replace(opened, [offset], rejected)
+        if late:
+            self._count(batch.queue).late += len(late)
+
+    def _fold_reschedule(self, batch: Reschedule) -> None:
+        base_ms = self.clock.now_ms if batch.relative else 0
+        moved, late = self._moves(batch, Marker.RESCHEDULE)
+        index = dict(zip(batch.offsets, batch.times_ms, strict=True))
+        for opened, lease, offsets, to in moved:
+            groups: dict[int, list[int]] = {}
+            for offset in offsets:
+                groups.setdefault(base_ms + index[offset], []).append(offset)
+            for due_ms, group in groups.items():
+                # A delayed message keeps its place in the log, so that it keeps its order.
+                holder = 0 if to is State.RELEASED else lease.holder
+                later = LeaseRow(
+                    lease.queue, holder, lease.attempt, due_ms, lease.since_ms, to, lease.counted, lease.text
+                )  # fmt: skip
+                self._replace(opened, group, later)
+                self._replies.ask(batch, group, later)
+        self._replies.ask(batch, late, None)
+
+    def _fold_cancel(self, batch: Cancel) -> None:
+        now_ms = self.clock.now_ms
+        moved, late = self._moves(batch, Marker.CANCEL)
+        for opened, lease, offsets, to in moved:
+            if lease.state is not to:
+                final = LeaseRow(lease.queue, 0, lease.attempt, now_ms, lease.since_ms, to, lease.counted, lease.text)
+                self._replace(opened, offsets, final)
+        self._replies.ask(batch, late, None)
+
+    def _fold_resume(self, batch: Resume) -> None:
+        if batch.onwards:
+            self._release_before(self._known_of(batch.queue, batch.source), batch)
+        self._replies.ask_open(batch, self.applied)
+
+    def _release_before(self, opened: OpenMessages, batch: Resume) -> None:
+        """Remove messages whose records are gone from their lines: the tracker redelivers them."""
+        begin, moves = batch.offsets[0], TRANSITIONS[Marker.RESUME]
+        groups: dict[LeaseRow, list[int]] = {}
+        for offset, lease in opened.leases.items():
+            if offset < begin and lease.state in moves:
+                groups.setdefault(lease, []).append(offset)
+        for lease, offsets in groups.items():
+            to = State(moves[lease.state])
+            # Whether a handler has seen a leased one is unknown, so its attempt does not count.
+            holder, counted = (lease.holder, False) if to is State.LEASED else (0, lease.counted)
+            again = LeaseRow(
+                lease.queue, holder, lease.attempt, lease.due_ms, lease.since_ms, to, counted, lease.text
+            )  # fmt: skip
+            self._replace(opened, offsets, again)
+
+    def _moves(self, batch: _Selective, marker: Marker) -> tuple[_Moved, list[int]]:
+        """Return the messages that a marker moves, by lease, with their new states; and the places of all others."""
+        moved: _Moved = []
+        others = set(batch.offsets)
+        for opened in self._all_of(batch.queue, batch.source):
+            groups: dict[LeaseRow | None, list[int]] = {}
+            for lease, run in groupby(batch.offsets, opened.leases.get):
+                groups.setdefault(lease, []).extend(run)
+            for lease, offsets in groups.items():
+                to = TRANSITIONS[marker].get(ENDED if lease is None else lease.state)
+                if lease is not None and isinstance(to, State) and self._may(marker, lease, batch.holder):
+                    moved.append((opened, lease, offsets, to))
+                    others.difference_update(offsets)
+        return moved, sorted(others)
+
+    def _may(self, marker: Marker, lease: LeaseRow, holder: int) -> bool:
+        """Return whether a marker by this holder may move a message in this state."""
+        if marker in (Marker.RESCHEDULE, Marker.CANCEL) and lease.state is State.WAITING_IN_ORDER:
+            # Unless it blocks its line, its consumer may be about to deliver it again.
+            return lease.due_ms - self.clock.now_ms >= BLOCKED_MS // 2
+        return marker not in HOLDER_ONLY or lease.holder == holder
+
+    def _replace(self, opened: OpenMessages, offsets: Sequence[int], lease: LeaseRow) -> None:
+        opened.replace(offsets, lease)
+        self._due.push(opened, offsets, lease)
+        self._drop_stale_hints()
+
+    def _fold_ack(self, batch: Ack) -> None:
+        if batch.queue == ANY_QUEUE:
+            for opened, offsets in self._acknowledged(batch):
+                self._count(opened.queue).acked += self._close(opened, offsets, _ACK)
+            return
+        closed = self._close(self._known_of(batch.queue, batch.source), batch.offsets, _ACK)
+        counts = self._count(batch.queue)
+        counts.acked += closed
+        counts.late += len(batch.offsets) - closed
+
+    def _acknowledged(self, batch: Ack) -> list[tuple[OpenMessages, list[int]]]:
+        """Return the messages that an ACK without a queue ends: at a place of several, only those of its holder."""
+        asked, seen, shared = set(batch.offsets), set[int](), set[int]()
+        found = [(opened, opened.leases.keys() & asked) for opened in self._all_of(ANY_QUEUE, batch.source)]
+        for _, offsets in found:
+            shared |= seen & offsets
+            seen |= offsets
+        return [
+            (opened, [each for each in offsets if each not in shared or opened.leases[each].holder == batch.holder])
+            for opened, offsets in found
+            if offsets
+        ]
+
+    def _fold_fact(self, batch: Fact) -> None:
+        opened = self._known_of(batch.queue, batch.source)
+        before = len(opened.firing)
+        opened.firing.difference_update(batch.offsets)
+        self._firing_count -= before - len(opened.firing)
+        closed = self._close(opened, batch.offsets, _FACT)
+        counts = self._count(batch.queue)
+        if is_scheduled(batch.source.topic) and Cause.WITHDRAWN in batch.causes:
+            self._forget_schedule(batch.source)
+            counts.cancelled += closed
+            return
+        counts.expired += batch.causes.count(Cause.EXPIRED)
+        # Counted although an ACK may have closed the message meanwhile: the redelivery is in the queue.
+        name = _FACT_COUNTS[batch.kind]
+        setattr(counts, name, getattr(counts, name) + len(batch.offsets))
+
+    def _close(self, opened: OpenMessages, offsets: Sequence[int], ends: Moves) -> int:
+        """Close the messages that a marker ends; return how many were open."""
+        # Checking each lease would cost as much as closing it.
+        if ends is not END:
+            offsets = [o for o in offsets if o in opened.leases and ends.get(opened.leases[o].state) is ENDED]
+        closed = opened.close(offsets)
+        self._open_count -= closed
+        if closed and is_scheduled(opened.source.topic):
+            self.scheduled_changes += 1
+        return closed
+
+    def take_answers(self) -> list[Answer | Resumed]:
+        """Return the answers to RESCHEDULEs, CANCELs and RESUMEs; write them before the next redeliveries."""
+        return self._replies.take(self, self.clock.now_ms)
+
+
+def _has_ids_that_count(topic: str) -> bool:
+    """Return whether the deduplication ids of a source count: those of dead letters were accepted before."""
+    return is_synthetic(topic) and not is_scheduled(topic)
+
+
+_FOLDS: dict[type, Callable[[LeaseBook, Any], None]] = {
+    Acquire: LeaseBook._fold_acquire,
+    Renew: LeaseBook._fold_renew,
+    Dispatch: LeaseBook._fold_renew,
+    Ack: LeaseBook._fold_ack,
+    Release: LeaseBook._fold_release,
+    Reject: LeaseBook._fold_reject,
+    Delay: LeaseBook._fold_delay,
+    Reschedule: LeaseBook._fold_reschedule,
+    Cancel: LeaseBook._fold_cancel,
+    Resume: LeaseBook._fold_resume,
+    Discard: LeaseBook._fold_discard,
+    Answer: lambda book, batch: None,
+    Resumed: lambda book, batch: None,
+    Fact: LeaseBook._fold_fact,
+}

@@ -1,0 +1,313 @@
+"""Where reading continues: the committed offsets of a group, and of the groups that served its queues before.
+
+Another group may have served a queue before. All messages before the committed position of any group of the namespace
+are acquired, so the tracker redelivers them or they are finished. A queue therefore continues at the furthest position
+of all groups, so that it misses nothing and receives nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, for_code
+from aiokafka.structs import OffsetAndMetadata
+
+from marq.kafka.connection import client_options, close_admin
+from marq.kafka.log_reader import LogReader
+from marq.kafka.offset_snapshots import (
+    MAX_METADATA_BYTES,
+    OffsetSnapshot,
+    OffsetSnapshotLog,
+    UnknownPositions,
+    fits,
+    in_the_metadata,
+    new_snapshot,
+    snapshot_named,
+)
+from marq.kafka.paced_clients import paced
+from marq.kafka.protocol import UNSTABLE_OFFSET_COMMIT, stable_offsets
+from marq.kafka.queue_positions import Positions, is_older
+from marq.kafka.served_queues import Serving
+from marq.settings.client import ClientSettings
+from marq.settings.purged_offsets import Purge
+from marq.wire.errors import BrokerUnavailable, Forbidden
+from marq.wire.markers import Source
+from marq.wire.names import Names
+
+log = logging.getLogger("marq")
+
+#: Groups to ask concurrently: each joining queue may have had a group of its own.
+AT_ONCE = 50
+
+
+class Committed(NamedTuple):
+    """The offset and metadata that a group has committed for a partition."""
+
+    offset: int
+    metadata: str
+
+
+Offsets = Mapping[Source, Committed]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to read a partition from, and how far each queue is there."""
+
+    start: int
+    positions: Positions
+    #: The new snapshot that the positions' metadata names: it must be durable before anything is committed.
+    snapshot: OffsetSnapshot | None = None
+
+
+class Search:
+    """The search for the places of partitions that a group's member was assigned.
+
+    ``committed`` has the group's own commits; commits of other groups count only while :attr:`needs_others`.
+    ``snapshots`` has all that ``committed`` names. Queues that need over ``room_bytes`` of metadata get a snapshot.
+
+    Raises UnknownPositions if a commit is unreadable.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        group: str,
+        serving: Serving,
+        sources: Iterable[Source],
+        committed: Offsets,
+        snapshots: Mapping[str, OffsetSnapshot],
+        *,
+        room_bytes: int = MAX_METADATA_BYTES,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
+        self._names = names
+        self._serving = serving
+        self._committed = committed
+        self._snapshots = snapshots
+        self._room_bytes = room_bytes
+        self._new_id = new_id
+        self._positions = {source: _positions(names, group, committed.get(source), snapshots) for source in sources}
+        self._newcomers = {
+            source: self._newcomers_in(source, positions, committed.get(source))
+            for source, positions in self._positions.items()
+        }
+
+    def _newcomers_in(self, source: Source, positions: Positions, commit: Committed | None) -> frozenset[str]:
+        queues = self._serving.queues_in(source.topic)
+        if commit is not None and is_older(commit.metadata, self._serving.changed_at):
+            # A queue that was elsewhere meanwhile would be read again from where it left, even if the group is there.
+            return frozenset(queues)
+        return frozenset(positions.newcomers(queues, _offset(commit)))
+
+    @property
+    def newcomers(self) -> frozenset[str]:
+        """The queues that another group may have read further."""
+        return frozenset().union(*self._newcomers.values())
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether another group may have read some queue further."""
+        return any(self._newcomers.values())
+
+    def consider(self, group: str, committed: Offsets, snapshots: Mapping[str, OffsetSnapshot]) -> None:
+        """Take the commits of another group of the namespace into account. Raises UnknownPositions."""
+        for source, positions in self._positions.items():
+            other = _positions(self._names, group, committed.get(source), snapshots)
+            theirs, newcomers = other.by_queue, self._newcomers[source]
+            for queue in [queue for queue in theirs if queue in newcomers]:
+                positions.advance([queue], theirs[queue], other.behind)
+
+    def places(self) -> dict[Source, Place]:
+        """Return the places of all partitions."""
+        return {source: self._place(source, positions) for source, positions in self._positions.items()}
+
+    def _place(self, source: Source, positions: Positions) -> Place:
+        queues, committed = self._serving.queues_in(source.topic), self._committed.get(source)
+        start = positions.start(queues, 0) if queues else _offset(committed) or 0
+        if committed is not None and start != committed.offset:
+            log.info("topic %s, partition %s: reading from %s instead of %s", *source, start, committed.offset)
+        named = None if committed is None else snapshot_named(committed.metadata)
+        current = None if named is None else self._snapshots[named]
+        # If many queues have left, their positions are kept in case they return.
+        if fits(queues if current is None else positions.by_queue.keys() | queues, self._room_bytes):
+            return Place(start, positions)
+        metadata = in_the_metadata(positions.by_queue, frozenset(queues), start, current, self._room_bytes)
+        if metadata is not None:
+            return Place(start, Positions(positions.by_queue, metadata))
+        snapshot = new_snapshot(self._new_id(), positions.by_queue, queues, start)
+        return Place(start, Positions(positions.by_queue, snapshot.metadata({}, {})), snapshot)
+
+
+async def places(
+    settings: ClientSettings, group: str, serving: Serving, sources: Iterable[Source]
+) -> dict[Source, Place]:
+    """Return where a group's member continues in each partition that it was assigned.
+
+    Raises KafkaError if the broker did not answer or refused, or a commit is unreadable; ConfigError if a permission is
+    missing that a group with many queues needs.
+    """
+    wanted = list(sources)
+    if not wanted:
+        return {}
+    admin = paced(AIOKafkaAdminClient(**client_options(settings)))
+    try:
+        await admin.start()
+        return await _places(settings, admin, group, serving, wanted)
+    except (UnknownPositions, BrokerUnavailable) as error:
+        # The caller retries: starting elsewhere would deliver messages twice, or lose some.
+        raise KafkaError(f"group {group}: {error}") from error
+    finally:
+        await close_admin(admin)
+
+
+async def _places(
+    settings: ClientSettings, admin: AIOKafkaAdminClient, group: str, serving: Serving, sources: list[Source]
+) -> dict[Source, Place]:
+    snapshots = OffsetSnapshotLog(settings)
+    committed = await _committed(admin, group, sources)
+    known = await snapshots.read(_named([committed]), group, committed)
+    search = Search(settings.names, group, serving, sources, committed, known)
+    if search.needs_others:
+        others = [each for each in await groups_of(admin, settings.names, search.newcomers) if each != group]
+        theirs = dict(zip(others, await _of_groups(admin, others, sources), strict=True))
+        try:
+            known = await snapshots.read(_named(theirs.values()))
+        except Forbidden as error:
+            # Like a group whose commits are not visible: a service must not stop because of another's large group.
+            log.warning("group %s: the positions of queues in groups with snapshots are unknown: %s", group, error)
+            theirs = {other: offsets for other, offsets in theirs.items() if not _named([offsets])}
+            known = {}
+        for other, offsets in theirs.items():
+            search.consider(other, offsets, known)
+    found = await _past_skipped(settings, serving, search.places())
+    # Before anything is read: a commit must not name a snapshot that is not durable.
+    await snapshots.write(group, {source: place.snapshot for source, place in found.items() if place.snapshot})
+    return found
+
+
+async def _past_skipped(
+    settings: ClientSettings, serving: Serving, found: Mapping[Source, Place]
+) -> dict[Source, Place]:
+    """Move places past records of own topics that their queues skip, so that they are not read.
+
+    Those of queues with ordering stay: a purge leaves messages that a consumer has received in their places.
+    """
+    places, purges = dict(found), dict[Source, Purge]()
+    for source, place in found.items():
+        queues = serving.queues_in(source.topic) if serving.is_own(source.topic) else ()
+        for queue in [queue for queue in queues if queue not in place.positions.behind]:
+            purge = serving.skipped(queue)
+            if purge is not None and place.start < purge.ends.get(source, 0):
+                purges[source] = purge
+    if purges:
+        async with LogReader(settings, committed=False) as view:
+            for source, purge in purges.items():
+                # If the topic was recreated, its records are newer, and none is skipped.
+                newer = (await view.offsets_at([source], purge.until_ms + 1))[source]
+                end = (await view.ends([source]))[source] if newer is None else newer
+                places[source] = replace(places[source], start=max(places[source].start, min(end, purge.ends[source])))
+    return places
+
+
+def _named(committed: Iterable[Offsets]) -> set[str]:
+    ids = {snapshot_named(commit.metadata) for offsets in committed for commit in offsets.values()}
+    return {snapshot_id for snapshot_id in ids if snapshot_id is not None}
+
+
+async def _of_groups(admin: AIOKafkaAdminClient, groups: Sequence[str], sources: list[Source]) -> list[Offsets]:
+    found: list[Offsets] = []
+    for first in range(0, len(groups), AT_ONCE):
+        some = [_committed(admin, group, sources) for group in groups[first : first + AT_ONCE]]
+        found += await asyncio.gather(*some)
+    return found
+
+
+async def positions_of(
+    settings: ClientSettings, admin: AIOKafkaAdminClient, group: str, sources: Iterable[Source]
+) -> dict[Source, Positions]:
+    """Return the positions of the queues in a group's own commits. Raises KafkaError or MarqError."""
+    wanted = list(sources)
+    committed = await _committed(admin, group, wanted)
+    known = await OffsetSnapshotLog(settings).read(_named([committed]))
+    return {source: _positions(settings.names, group, committed.get(source), known) for source in wanted}
+
+
+async def _committed(admin: AIOKafkaAdminClient, group: str, sources: Iterable[Source]) -> Offsets:
+    """Return a group's committed offsets; fail while a former owner's open transaction can still move one.
+
+    Otherwise two members would continue from the same place and deliver the same messages.
+    """
+    partitions = [TopicPartition(*source) for source in sources]
+    try:
+        answer = await admin._send_request(stable_offsets(group, partitions), await admin.find_coordinator(group))
+    except NotImplementedError:
+        # Kafka before 2.5, where no member of a group can commit in a transaction.
+        offsets_by_partition = await admin.list_consumer_group_offsets(group, partitions=partitions)
+        commits = {Source(*tp): Committed(entry.offset, entry.metadata) for tp, entry in offsets_by_partition.items()}
+        return {source: commit for source, commit in commits.items() if commit.offset >= 0}
+    _check(group, answer.error_code)
+    offsets: dict[Source, Committed] = {}
+    for topic, entries, _ in answer.topics:
+        for partition, offset, _, metadata, code, _ in entries:
+            _check(f"{group}, {topic}/{partition}", code)
+            if offset >= 0:
+                offsets[Source(topic, partition)] = Committed(offset, metadata or "")
+    return offsets
+
+
+def _check(place: str, code: int) -> None:
+    if code == UNSTABLE_OFFSET_COMMIT:
+        raise KafkaError(f"group {place}: waiting for an open transaction of a former member")
+    if code:
+        raise for_code(code)(f"group {place}: the committed offset is not available")
+
+
+async def groups_of(admin: AIOKafkaAdminClient, names: Names, queues: Collection[str]) -> list[str]:
+    """Return the Kafka groups that may have read these queues, now or earlier, sorted. Raises KafkaError."""
+    listed = {name for name, *_ in await admin.list_consumer_groups()}
+    # A named group may have read any queue, all others only one.
+    return sorted(
+        name
+        for name in listed
+        if names.is_group(name) and ((owner := names.owner_of_group(name)) is None or owner in queues)
+    )
+
+
+def _positions(
+    names: Names, group: str, committed: Committed | None, snapshots: Mapping[str, OffsetSnapshot]
+) -> Positions:
+    metadata = "" if committed is None else committed.metadata
+    return Positions.decode(_offset(committed), metadata, names.owner_of_group(group), snapshots)
+
+
+def _offset(committed: Committed | None) -> int | None:
+    return None if committed is None else committed.offset
+
+
+# --- consumers that assign partitions to themselves -------------------------------------------------------------------
+# ``AIOKafkaConsumer.committed`` makes a request for each partition. After a timeout its ``commit`` continues in the
+# background, and nothing retrieves its exception. tests/client/test_group_offsets.py fails if the private parts that
+# are used here change.
+
+
+async def committed_offsets(consumer: Any, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    """Return the committed offsets of the consumer's group, with one request; the caller sets a limit."""
+    offsets = await consumer._coordinator.fetch_committed_offsets(list(partitions))
+    return {partition: entry.offset for partition, entry in offsets.items() if entry.offset >= 0}
+
+
+async def commit_offsets(consumer: Any, offsets: Mapping[TopicPartition, int]) -> None:
+    """Commit once, for assigned partitions; the caller sets a limit. Raises KafkaError."""
+    coordinator, assignment = consumer._coordinator, consumer._subscription.subscription.assignment
+    await coordinator.ensure_coordinator_known()
+    await coordinator._do_commit_offsets(
+        assignment, {partition: OffsetAndMetadata(offset, "") for partition, offset in offsets.items()}
+    )

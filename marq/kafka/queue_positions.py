@@ -1,0 +1,327 @@
+"""Positions of several queues that share a partition.
+
+A Kafka group commits one offset per partition, but queues join and leave a group. A queue that joins still needs its
+records before that offset, and a queue that left must not receive records again. So the metadata of the committed
+offset has a position for each queue, in a snapshot (:mod:`marq.kafka.offset_snapshots`) if there are many. A member
+reads a partition from the lowest position, and queues with higher positions skip records. A member that does not know a
+queue yet commits nothing for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from marq.kafka.offset_snapshots import MAX_METADATA_BYTES, OffsetSnapshot, UnknownPositions, document_of, plain
+from marq.kafka.records import Records
+from marq.kafka.served_queues import Serving
+from marq.wire.errors import ConfigError
+from marq.wire.markers import Source
+
+#: The JSON keys of the committer, of its knowledge of the definitions, and of positions of queues with ordering, in the
+#: metadata.
+_BY, _CHANGED_AT, _BEHIND = "by", "changed_at", "behind"
+
+
+#: Positions of queues with ordering: their lowest open messages.
+Behind = Mapping[tuple[str, Source], int]
+_NONE: Mapping[str, int] = MappingProxyType({})
+NOT_BEHIND: Behind = MappingProxyType({})
+
+
+class Positions:
+    """Positions of one partition, by queue: the offset after the last record that the queue has received.
+
+    The queues that a member serves advance together, at a cost that does not depend on their number. ``metadata`` is
+    that of all later commits if they name a snapshot.
+    """
+
+    def __init__(self, by_queue: Mapping[str, int] | None = None, metadata: str | None = None) -> None:
+        self._metadata = metadata
+        #: Separate positions, and the queues that are at ``_reached`` if that is further.
+        self._own = dict(by_queue or {})
+        self._together: Sequence[str] = ()
+        self._members: frozenset[str] = frozenset()
+        self._reached = 0
+        self._furthest_own = max(self._own.values(), default=0)
+        #: Positions of queues with ordering, which are in the metadata on their own.
+        self._behind: dict[str, int] = {}
+
+    @classmethod
+    def decode(
+        cls,
+        offset: int | None,
+        metadata: str,
+        owner: str | None = None,
+        snapshots: Mapping[str, OffsetSnapshot] | None = None,
+    ) -> Positions:
+        """Read what :meth:`encode` wrote; with metadata of another writer, no queue has received anything.
+
+        In a group that belongs to one queue (``owner``), an offset without metadata is that queue's.
+
+        Raises UnknownPositions if a newer version has written it, or it names none of these snapshots.
+        """
+        if offset is None:
+            return cls()
+        if owner is not None and not metadata:
+            return cls({owner: offset})
+        named = document_of(metadata)
+        if named is not None:
+            return cls._with_behind(_of_snapshot(offset, named, snapshots or {}), named)
+        try:
+            document = json.loads(metadata)
+            here, past = list(document["at"]), dict(document["past"])
+            by_queue = {**dict.fromkeys(map(str, here), offset), **{str(q): int(p) for q, p in past.items()}}
+            return cls._with_behind(by_queue, document)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return cls()
+
+    @classmethod
+    def _with_behind(cls, by_queue: Mapping[str, int], document: Mapping[str, Any]) -> Positions:
+        behind = {str(queue): int(at) for queue, at in document.get(_BEHIND, {}).items()}
+        positions = cls({**by_queue, **behind})
+        positions._behind = behind
+        return positions
+
+    def encode(self, offset: int, by: str = "", changed_at: int = -1) -> str:
+        """Return the metadata to commit with an offset. Raises ConfigError if there are too many queues.
+
+        ``by`` is a readable name of the committer, ``changed_at`` that of its
+        :class:`marq.kafka.served_queues.Serving`. Each is left out if there is no room for it.
+        """
+        metadata = self._metadata if self._metadata is not None else self._without_snapshot(offset)
+        if self._behind:
+            metadata = f'{metadata[:-1]},"{_BEHIND}":{json.dumps(self._behind, ensure_ascii=False)}}}'
+            if len(metadata.encode()) > MAX_METADATA_BYTES:
+                raise ConfigError(
+                    f"{len(self._behind)} queues with ordering are too many for one group: put some into another group"
+                )
+        for key, value in ((_CHANGED_AT, changed_at if changed_at >= 0 else None), (_BY, by or None)):
+            longer = f'{metadata[:-1]},"{key}":{json.dumps(value, ensure_ascii=False)}}}'
+            if value is not None and len(longer.encode()) <= MAX_METADATA_BYTES:
+                metadata = longer
+        return metadata
+
+    def _without_snapshot(self, offset: int) -> str:
+        by_queue = {queue: at for queue, at in self.by_queue.items() if queue not in self._behind}
+        here = {queue: position for queue, position in by_queue.items() if position == offset}
+        past = {queue: position for queue, position in by_queue.items() if position != offset}
+        metadata = plain(here, past)
+        while past and len(metadata.encode()) > MAX_METADATA_BYTES:
+            # If queues have left, the first one to leave is forgotten first: if it returns, it starts at the beginning.
+            del past[min(sorted(past), key=lambda queue: past[queue])]
+            metadata = plain(here, past)
+        if len(metadata.encode()) > MAX_METADATA_BYTES:
+            raise ConfigError(f"{len(by_queue)} queues are too many for the metadata of an offset without a snapshot")
+        return metadata
+
+    @property
+    def by_queue(self) -> dict[str, int]:
+        """The position of each known queue."""
+        return {**self._own, **{queue: max(self._own.get(queue, 0), self._reached) for queue in self._together}}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Positions) and self.by_queue == other.by_queue
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Positions({self.by_queue!r})"
+
+    def start(self, queues: Iterable[str], log_start: int) -> int:
+        """Return where to continue so that none of these queues misses a record."""
+        by_queue = self.by_queue
+        return max(min((by_queue.get(queue, 0) for queue in queues), default=0), log_start)
+
+    def number(self, queues: Sequence[str], offset: int) -> int:
+        """Return the offset to commit: the lowest position if all of these queues have ordering."""
+        behind = self._behind
+        return min(behind.values()) if behind and behind.keys() >= set(queues) else offset
+
+    def newcomers(self, queues: Iterable[str], offset: int | None) -> list[str]:
+        """Return the queues that are not at the group's offset: another group may have read them further."""
+        by_queue = self.by_queue
+        return [
+            queue for queue in queues if offset is None or (by_queue.get(queue) != offset and queue not in self._behind)
+        ]
+
+    @property
+    def behind(self) -> Collection[str]:
+        """The queues with ordering: some of their messages at their positions are open."""
+        return self._behind.keys()
+
+    @property
+    def furthest(self) -> int:
+        """The highest position of a queue."""
+        return max(self._furthest_own, self._reached)
+
+    def after(self, queues: Sequence[str], offset: int, behind: Mapping[str, int] = _NONE) -> Positions:
+        """Return the positions when these queues have received all records before an offset.
+
+        Those of ``behind`` have received all records before an offset of their own.
+        """
+        if behind:
+            after = self.after(tuple([queue for queue in queues if queue not in behind]), offset)
+            before = self.by_queue
+            # A position never goes back: records before it are finished.
+            after._behind = {queue: max(at, before.get(queue, 0)) for queue, at in behind.items()}
+            after._own = {**after._own, **after._behind}
+            after._furthest_own = max(after._own.values())
+            return after
+        if queues == self._together:
+            after = copy(self)
+            after._reached = max(self._reached, offset)
+            return after
+        members = _members(tuple(queues))
+        own = {queue: at for queue, at in self.by_queue.items() if at > offset or queue not in members}
+        # The metadata holds only for the queues that it was made for.
+        after = Positions(own, None if self._together else self._metadata)
+        after._together, after._members, after._reached = queues, members, offset
+        return after
+
+    def had(self, queue: str, offset: int) -> bool:
+        """Return whether a queue has received the record at an offset."""
+        return offset < self._own.get(queue, 0) or (offset < self._reached and queue in self._members)
+
+    def unmet(self, serving: Serving, source: Source, read: Records) -> Records:
+        """Remove the keys of records that their queues have received, so that no queue receives them again."""
+        return read.with_keys(
+            [
+                None if (queue := serving.queue_of(source.topic, key)) is not None and self.had(queue, offset) else key
+                for offset, key in zip(read.offsets, read.keys, strict=True)
+            ]
+        )
+
+    def advance(self, queues: Iterable[str], offset: int, behind: Collection[str] = ()) -> None:
+        """Note that these queues have received all records before an offset; those of ``behind`` have ordering."""
+        for queue in queues:
+            self._own[queue] = max(self._own.get(queue, 0), offset)
+            self._furthest_own = max(self._furthest_own, offset)
+            if queue in behind:
+                self._behind[queue] = self._own[queue]
+
+
+def committer(name: str) -> str:
+    """Return the committer's name of this process; ``name`` is its instance id or client id."""
+    return f"{name} on {socket.gethostname()} (process {os.getpid()})"
+
+
+def committed_by(metadata: str) -> str | None:
+    """Return the committer in a commit's metadata, None if it has none."""
+    try:
+        document = json.loads(metadata)
+    except ValueError:
+        return None
+    by = document.get(_BY) if isinstance(document, dict) else None
+    return by if isinstance(by, str) else None
+
+
+def is_older(metadata: str, changed_at: int) -> bool:
+    """Return whether a commit's queues may have been in another group since.
+
+    Metadata is empty only if a program set the offset, which then counts.
+    """
+    try:
+        document = json.loads(metadata or f'{{"{_CHANGED_AT}":{changed_at}}}')
+        return int(document.get(_CHANGED_AT, -1)) < changed_at
+    except (ValueError, TypeError, AttributeError):
+        return True
+
+
+@lru_cache(maxsize=4)
+def _members(queues: tuple[str, ...]) -> frozenset[str]:
+    """Return one set for all partitions: with many queues it is large."""
+    return frozenset(queues)
+
+
+def _of_snapshot(offset: int, document: Mapping[str, Any], snapshots: Mapping[str, OffsetSnapshot]) -> dict[str, int]:
+    snapshot = snapshots.get(str(document.get("snapshot")))
+    if snapshot is None:
+        raise UnknownPositions(f"offset {offset} names the snapshot {document.get('snapshot')!r}, which is not there")
+    try:
+        return snapshot.positions(offset, document)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnknownPositions(f"offset {offset}: its metadata can't be read ({error!r})") from error
+
+
+class Progress:
+    """The positions in all partitions that a member of a group reads."""
+
+    def __init__(self) -> None:
+        self._positions: dict[Source, Positions] = {}
+        self._starts: dict[Source, int] = {}
+        #: The offsets that belong to the positions.
+        self._reached: dict[Source, int] = {}
+
+    def begin(self, source: Source, positions: Positions, start: int) -> None:
+        """Start to read a partition."""
+        self._positions[source] = positions
+        self._starts[source] = self._reached[source] = start
+
+    def clear(self) -> None:
+        """Stop reading all partitions."""
+        self._positions.clear()
+        self._starts.clear()
+        self._reached.clear()
+
+    def recreated(self, fetched: Mapping[Source, Records]) -> dict[Source, int]:
+        """Return partitions that returned records from before the offset where reading started, with that offset.
+
+        Their logs ended before it, because the topic was recreated.
+        """
+        return {
+            source: start
+            for source, read in fetched.items()
+            if (start := self._starts.get(source)) is not None and read.offsets[0] < start
+        }
+
+    def unmet(self, serving: Serving, fetched: Mapping[Source, Records]) -> dict[Source, Records]:
+        """Remove the keys of records that their queues have received, where queues are at different positions.
+
+        In a queue's own topic, all records are the queue's; the keys are their senders'.
+        """
+        return {
+            source: positions.unmet(serving, source, read)
+            if (positions := self._positions.get(source)) is not None
+            and read.offsets[0] < positions.furthest
+            and not serving.is_own(source.topic)
+            else read
+            for source, read in fetched.items()
+        }
+
+    def after(
+        self, serving: Serving, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND
+    ) -> dict[Source, Positions]:
+        """Return the positions when all records before these offsets are read, without partitions that are not read.
+
+        Pass them to :meth:`take` when they are committed.
+        """
+        return {
+            source: positions.after(
+                serving.queues_in(source.topic),
+                offset,
+                {queue: at for (queue, place), at in behind.items() if place == source} if behind else _NONE,
+            )
+            for source, offset in offsets.items()
+            if (positions := self._positions.get(Source(*source))) is not None
+        }
+
+    def current(self, sources: Iterable[Source]) -> tuple[dict[Source, int], dict[Source, Positions]]:
+        """Return the offsets and positions of partitions as they are, to commit them again."""
+        known = [source for source in sources if source in self._positions]
+        return {source: self._reached[source] for source in known}, {
+            source: self._positions[source] for source in known
+        }
+
+    def take(self, offsets: Mapping[Source, int], after: Mapping[Source, Positions]) -> None:
+        """Take over committed positions of partitions that are still read."""
+        for source, positions in after.items():
+            if source in self._positions:
+                self._positions[source] = positions
+                self._reached[source] = offsets[source]

@@ -1,0 +1,121 @@
+"""The queues that a reader serves, and the places of their records.
+
+A queue's messages are the records of the shared messages topic with its name as key, and all records of the queue's own
+topic, if it has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from marq.kafka.records import Records
+from marq.settings.placements import Partitions, union
+from marq.settings.purged_offsets import Purge
+from marq.wire.markers import Source
+
+#: Up to this many queues, one pass for each is faster than one pass that sorts.
+_FEW = 4
+
+
+@dataclass(frozen=True)
+class Serving:
+    """``messages`` is the shared topic, ``partitions`` its partitions in which these queues may have records.
+
+    ``own_topics`` has the topics that queues name. None of the queues has changed its group after the record at
+    ``changed_at`` of the queues topic. ``skipped`` returns which records of a queue are not delivered.
+    """
+
+    messages: str
+    queues: tuple[str, ...]
+    own_topics: Mapping[str, str] = field(default_factory=dict)
+    partitions: Partitions = None
+    changed_at: int = field(default=-1, compare=False)
+    skipped: Callable[[str], Purge | None] = field(default=lambda _: None, repr=False, compare=False)
+    _keys: Mapping[bytes, str] = field(init=False, repr=False, compare=False)
+    _owners: Mapping[str, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_keys", {queue.encode(): queue for queue in self.queues})
+        object.__setattr__(self, "_owners", {topic: queue for queue, topic in self.own_topics.items()})
+
+    @property
+    def topics(self) -> list[str]:
+        """All topics to read."""
+        return [self.messages, *sorted(self._owners)]
+
+    @property
+    def reads(self) -> Mapping[str, tuple[int, ...]]:
+        """The partitions to read, for each topic of which only some are read."""
+        return {} if self.partitions is None else {self.messages: self.partitions}
+
+    def is_own(self, topic: str) -> bool:
+        """Return whether a topic belongs to a queue."""
+        return topic in self._owners
+
+    def queues_in(self, topic: str) -> Sequence[str]:
+        """Return the queues that may have records in a topic."""
+        owner = self._owners.get(topic)
+        return self.queues if owner is None else (owner,)
+
+    def own(self, source: Source, read: Records) -> Iterator[tuple[str, Records]]:
+        """Yield the records of each queue among those of one partition."""
+        owner = self._owners.get(source.topic)
+        if owner is not None:
+            yield owner, read
+            return
+        if len(self._keys) > _FEW:
+            yield from self._sorted(read)
+            return
+        for key, queue in self._keys.items():
+            count = read.keys.count(key)
+            if count == len(read):
+                yield queue, read
+            elif count:
+                yield queue, read.at([index for index, other in enumerate(read.keys) if other == key])
+
+    def _sorted(self, read: Records) -> Iterator[tuple[str, Records]]:
+        by_key: dict[bytes | None, list[int]] = {}
+        for index, key in enumerate(read.keys):
+            by_key.setdefault(key, []).append(index)
+        for key, indexes in by_key.items():
+            queue = self._keys.get(key)  # type: ignore[arg-type]
+            if queue is not None:
+                yield queue, read.at(indexes)
+
+    def count(self, source: Source, read: Records) -> int:
+        """Return the number of records that belong to served queues."""
+        if source.topic in self._owners:
+            return len(read)
+        return sum(map(self._keys.__contains__, read.keys))
+
+    def end(self, source: Source, read: Records, room: int) -> int:
+        """Return the index of the first record of served queues beyond ``room`` of them."""
+        if source.topic in self._owners:
+            return min(room, len(read))
+        keys = self._keys
+        ours = [index for index, key in enumerate(read.keys) if key in keys]
+        return ours[room] if room < len(ours) else len(read)
+
+    def queue_of(self, topic: str, key: bytes | None) -> str | None:
+        """Return the served queue that a record belongs to, or None."""
+        owner = self._owners.get(topic)
+        return owner if owner is not None or key is None else self._keys.get(key)
+
+
+def serving(
+    messages: str,
+    queues: Iterable[str],
+    own_topics: Mapping[str, str | None],
+    reads: Mapping[str, Partitions] | None = None,
+    changed_at: int = -1,
+    skipped: Callable[[str], Purge | None] = lambda _: None,
+) -> Serving:
+    """Return the serving of queues; ``own_topics`` may have None for a queue without a topic.
+
+    ``reads`` has the partitions of the shared topic for each queue; a missing queue is read in all.
+    """
+    names = tuple(sorted(queues))
+    own = {queue: topic for queue in names if (topic := own_topics.get(queue))}
+    partitions = union((reads or {}).get(queue) for queue in names) if names else None
+    return Serving(messages, names, own, partitions, changed_at, skipped)

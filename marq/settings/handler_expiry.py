@@ -1,0 +1,66 @@
+"""Decorated handlers that no worker runs any more: how they are noticed, and when their definitions expire.
+
+The layer of a decorator (:mod:`marq.settings.definitions`) must outlive the worker that wrote it, because a restart
+must not move its queue to another group. But if the handler is removed from all workers, the layer would keep consumers
+away for good. So workers confirm the modules of their handlers, by records of the queues topic, and a tracker removes
+the layers of a module without confirmations.
+
+Only time counts in which the observer was running and reading the topic. No clocks are compared, and if no tracker
+runs, nothing expires. A queue that moves to another group, or back, continues at the furthest position of all groups
+(:mod:`marq.kafka.committed_offsets`), so an expiry neither loses nor repeats a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from marq.settings.definitions import Definitions, confirmed_key, layer_key
+
+#: Interval between two confirmations of a module, by any worker that has it.
+CONFIRM_S = 300.0
+#: Times without a confirmation after which a module counts as removed, and after which its layers expire.
+REMOVED_S, EXPIRY_S = CONFIRM_S + 60.0, 3 * CONFIRM_S
+
+
+@dataclass
+class Confirmations:
+    """Adds up, from one look to the next, for how long modules have not been confirmed."""
+
+    #: The last confirmation of each module, and the seconds since.
+    _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def look(self, definitions: Definitions, modules: Iterable[str], passed_s: float) -> dict[str, float]:
+        """Return the seconds without a confirmation of each module, since its first look at the earliest.
+
+        ``passed_s``: seconds since the last look that count.
+        """
+        before, self._seen = self._seen, {}
+        for module in modules:
+            last = definitions.confirmed(module)
+            known, unconfirmed_s = before.get(module, (None, 0.0))
+            self._seen[module] = (last, unconfirmed_s + passed_s if known == last else 0.0)
+        return {module: unconfirmed_s for module, (_, unconfirmed_s) in self._seen.items()}
+
+
+def decorated(definitions: Definitions) -> dict[str, str]:
+    """Return the decorated handler of each queue that has one, even if another layer overrides it."""
+    layers = {queue: definitions.layer("handler", queue) or {} for queue in definitions.names()}
+    return {queue: str(layer["handler"]) for queue, layer in layers.items() if "handler" in layer}
+
+
+def module_of(handler: str) -> str:
+    return handler.partition(":")[0]
+
+
+def removal(definitions: Definitions, modules: Iterable[str]) -> dict[bytes, Mapping[str, Any] | None]:
+    """Return the records that remove the layers of modules.
+
+    They also take back the confirmations: a worker that does run the handlers, but could not confirm them, sees that
+    and publishes them again.
+    """
+    gone = set(modules)
+    queues = [queue for queue, handler in decorated(definitions).items() if module_of(handler) in gone]
+    confirmations = [confirmed_key(module) for module in sorted(gone)]
+    return dict.fromkeys([*confirmations, *[layer_key("handler", queue) for queue in queues]])

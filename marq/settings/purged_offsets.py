@@ -1,0 +1,101 @@
+"""Purges: the records of a queue that must not be delivered.
+
+Markers (ACQUIRE with a due time, CANCEL) end the waiting messages that trackers know. But consumers deliver records
+without asking a tracker. So the purge is also in the queues topic, under the key ``purge:NAME``: for each partition the
+offset before which consumers skip the queue's records.
+
+The records that a topic had before a queue with ``start = "latest"`` are skipped in the same way, under the key
+``start:NAME`` (:mod:`marq.queues.subscription_start`). They are not the queue's, so they get no markers.
+
+Offsets of a recreated topic start at 0 again. So records with a timestamp after the purge are never skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+from marq.wire.errors import ConfigError
+from marq.wire.markers import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """Records before ``ends`` with timestamps up to ``until_ms`` are purged.
+
+    ``starts`` has the offsets from which some may lack their markers, if the purge was interrupted.
+    """
+
+    until_ms: int
+    ends: Mapping[Source, int] = field(hash=False)
+    starts: Mapping[Source, int] = field(default_factory=dict, hash=False)
+
+    def left(self, source: Source, offset: int, timestamp_ms: int) -> bool:
+        """Return whether a record is not purged."""
+        return offset >= self.ends.get(source, 0) or timestamp_ms > self.until_ms
+
+    def done(self) -> Purge:
+        """Return the purge after all its records have their markers."""
+        return Purge(self.until_ms, self.ends)
+
+    @property
+    def topics(self) -> set[str]:
+        """The topics of the purged records."""
+        return {source.topic for source in self.ends}
+
+    def along_with(self, other: Purge) -> Purge:
+        """Return a purge of the records of both."""
+        former, latter = sorted((self, other), key=attrgetter("until_ms"))
+        # The former end is larger only if the topic was recreated since.
+        return Purge(latter.until_ms, {**former.ends, **latter.ends}, self.starts)
+
+    def decided_by(self, former: Purge) -> Purge:
+        """Return the starts of a queue, in each topic the first one."""
+        ends = {source: end for source, end in self.ends.items() if source.topic not in former.topics}
+        return Purge(max(self.until_ms, former.until_ms), {**ends, **former.ends}) if ends else former
+
+    def after(self, former: Purge | None) -> Purge:
+        """Return this purge merged with the one before it."""
+        if former is None:
+            return self
+        ends = {source: max(end, former.ends.get(source, 0)) for source, end in self.ends.items()}
+        starts = {source: min(start, former.starts.get(source, start)) for source, start in self.starts.items()}
+        return Purge(max(self.until_ms, former.until_ms), ends, starts)
+
+    def document(self) -> dict[str, Any]:
+        """Return the value of its record."""
+        starts = written_offsets(self.starts)
+        return {"until_ms": self.until_ms, "ends": written_offsets(self.ends), **({"starts": starts} if starts else {})}
+
+    @classmethod
+    def read(cls, document: object) -> Purge:
+        """Read what :meth:`document` returned. Raises ConfigError if it can't be understood."""
+        if not isinstance(document, Mapping) or not _is_count(document.get("until_ms")):
+            raise ConfigError(f"expected a table with until_ms and ends, not {document!r}")
+        return cls(document["until_ms"], read_offsets(document, "ends"), read_offsets(document, "starts"))
+
+
+def written_offsets(offsets: Mapping[Source, int]) -> dict[str, int]:
+    """Return offsets for a document, by ``topic/partition``."""
+    return {f"{source.topic}/{source.partition}": offset for source, offset in sorted(offsets.items())}
+
+
+def read_offsets(document: Mapping[str, Any], name: str) -> dict[Source, int]:
+    """Read a member of a document that :func:`written_offsets` returned. Raises ConfigError."""
+    table = document.get(name, {})
+    if not isinstance(table, Mapping) or not all(_is_count(offset) for offset in table.values()):
+        raise ConfigError(f"{name}: expected a table of offsets by topic/partition, not {table!r}")
+    return {_source(name, place): offset for place, offset in table.items()}
+
+
+def _source(name: str, place: str) -> Source:
+    topic, _, partition = place.rpartition("/")
+    if not topic or not (partition.isascii() and partition.isdigit()) or len(partition) > 9:
+        raise ConfigError(f"{name}: expected topic/partition, not {place!r}")
+    return Source(topic, int(partition))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

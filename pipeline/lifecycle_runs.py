@@ -1,0 +1,319 @@
+"""One run of ``lifecycle``: adds newly ingested data to the rows that the last run carried forward.
+
+The table has two sides. Messages that have ended are *closed*: each run adds a directory of them. All others, and those
+that ended just now, are in the *open* directory, which each run reads and replaces. A commit names the directories that
+count, so readers see each message once.
+
+A later event of a closed message (its dead letter is redriven after weeks, a marker was late) reopens it: the run reads
+all of its history, and rewrites the directories that contained it without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import and_
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DateType, StructField, StructType
+
+from marq.settings.queue import QueueSettings
+from marq.wire.names import Names
+from pipeline.deliveries import Cut, reads
+from pipeline.errors import PipelineError
+from pipeline.ingest import ROUNDS, batches
+from pipeline.lake import Commit, Lake
+from pipeline.lifecycle import LIFECYCLE, came_from_elsewhere, lifecycle
+from pipeline.record_parts import (
+    HAS_ID,
+    KEY,
+    PARTS,
+    PLACE,
+    added_up,
+    of_dead_letters,
+    of_duplicates,
+    of_markers,
+    of_messages,
+)
+from pipeline.subscriptions import Mark, Subscription, Subscriptions
+from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
+
+TABLE = "lifecycle"
+_CLOSED, _OPEN = f"{TABLE}/side=closed", f"{TABLE}/side=open"
+#: A message that was redelivered or dead-lettered is closed after this time without news.
+GRACE = "INTERVAL 10 MINUTES"
+
+_STREAMS = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
+#: The state before the first run.
+_NOTHING: Commit = {
+    "batch": -1,
+    "round": -1,
+    "last": dict.fromkeys(_STREAMS, -1),
+    "marks": [],
+    "subscriptions": [],
+    "clocks": [],
+    "closed": [],
+    "open": None,
+    "garbage": [],
+}
+#: An additional column of open messages.
+_CARRIED = "parts"
+#: Columns that identify a message.
+_MESSAGE = ("id", "queue")
+
+
+class Run:
+    """A run; ``say`` is called with each step."""
+
+    def __init__(self, spark: SparkSession, lake: Lake, say: Callable[[str], None] = lambda _: None) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._say = say
+        round_ = lake.last_commit(ROUNDS)
+        if round_ is None:
+            raise PipelineError(f"{lake.path} is empty: run `python -m pipeline ingest` first")
+        self._round = round_
+        self._names = Names(lake.about()["prefix"])
+        self._before: Commit = _NOTHING
+        self._number = 0
+
+    def take(self) -> dict[str, int]:
+        """Update the table to the last round of ``ingest``; return the number of messages."""
+        with self._lake.alone(TABLE):
+            return self._take()
+
+    def _take(self) -> dict[str, int]:
+        # Another run may have finished since this one was created.
+        self._before = self._lake.last_commit(TABLE) or _NOTHING
+        self._number = self._before["batch"] + 1
+        if self._before["round"] >= self._round["batch"]:
+            return self._rows()
+        new = self._ingested(self._before["last"])
+        marks, clocks = self._marks(new["markers"]), self._clocks(new["markers"])
+        keyed = self._before.get("keyed", False) or not new["markers"].where(F.col("line").isNotNull()).isEmpty()
+        known = [Subscription.read(document) for document in self._round["subscriptions"]]
+        subscriptions = Subscriptions(self._spark, self._names, known, marks)
+        cut = self._cut(marks, clocks, subscriptions, keyed=keyed)
+        stage = self._lake.stage(TABLE, self._number)
+        self._say("computing each message")
+        carried = self._carried()
+        others = [*self._missed(subscriptions, marks), *self._duplicates(new["markers"], subscriptions)]
+        parts = added_up(*_told(new, subscriptions, carried), *carried, *others)
+        self._save(lifecycle(parts, cut), f"{stage}/told", clocks)
+        replaced = self._reopen(stage, cut, subscriptions, clocks)
+        progress = {"marks": marks, "subscriptions": subscriptions.document(), "clocks": clocks, "keyed": keyed}
+        return self._publish("told" if replaced is None else "again", replaced or {}, progress)
+
+    def _ingested(self, after: Mapping[str, int]) -> dict[str, DataFrame]:
+        """Return the rows of each stream after some batches."""
+        tables = {}
+        for stream, schema in _STREAMS.items():
+            commits = list(batches(self._lake, stream, after[stream], self._round["last"][stream]))
+            self._say(f"{sum(commit['rows'][stream] for commit in commits):,} {stream.replace('_', ' ')}")
+            tables[stream] = self._lake.table(stream, schema, commits)
+        return tables
+
+    def _carried(self) -> list[DataFrame]:
+        if self._before["open"] is None:
+            return []
+        rows = self._spark.read.parquet(f"{self._lake.path}/{self._before['open']}")
+        return [rows.select(F.explode(_CARRIED).alias("part")).select("part.*").select(*PARTS.names)]
+
+    def _missed(self, subscriptions: Subscriptions, marks: list[Mark]) -> list[DataFrame]:
+        """Return the records that earlier runs skipped for a queue, or read before it named their topic."""
+        before = self._before
+        missed = subscriptions.missed(before["subscriptions"], before["marks"], marks, self._partitions())
+        if missed is None:
+            return []
+        commits = batches(self._lake, "messages", -1, before["last"]["messages"])
+        rows = self._lake.table("messages", MESSAGES, commits).join(F.broadcast(missed), ["topic", "partition"])
+        rows = rows.where((F.col("offset") > F.col("after")) & (F.col("offset") <= F.col("upto")))
+        return [of_messages(rows.withColumn("queue", F.col("subscription")))]
+
+    def _duplicates(self, new: DataFrame, subscriptions: Subscriptions) -> list[DataFrame]:
+        """Return the parts that mark duplicates among new markers; an earlier run may have read the first of an id."""
+        chosen = new.where(HAS_ID)
+        if chosen.isEmpty():
+            return []
+        commits = batches(self._lake, "markers", -1, self._round["last"]["markers"])
+        windows = self._round.get("deduplication_windows", {"*": QueueSettings().deduplication_window_ms})
+        marked = of_duplicates(self._lake.table("markers", MARKERS, commits), windows, subscriptions)
+        return [marked.join(F.broadcast(chosen.select(*PLACE).distinct()), list(PLACE), "left_semi")]
+
+    def _partitions(self) -> dict[str, list[int]]:
+        """Return the partitions of each topic."""
+        first, now = self._round["first"].get("messages", {}), self._round["begins"]
+        return {
+            topic: sorted({int(partition) for partition in (*first.get(topic, ()), *now.get(topic, ()))})
+            for topic in {*first, *now}
+        }
+
+    def _marks(self, markers: DataFrame) -> list[Mark]:
+        """Return what each queue has read of each partition."""
+        runs_of: dict[tuple[str, str, int], list[list[int]]] = {}
+        for queue, topic, partition, runs in [*reads(markers).collect(), *self._before["marks"]]:
+            runs_of.setdefault((queue, topic, partition), []).extend(list(run) for run in runs)
+        return [(*place, _merged(runs)) for place, runs in sorted(runs_of.items())]
+
+    def _clocks(self, markers: DataFrame) -> list[list[int]]:
+        """Return the last activity of the tracker of each partition of the markers topic, in ms."""
+        ticks = markers.where(F.col("kind") == "TICK").withColumn("ms", F.unix_millis("logged_at"))
+        newest = ticks.groupBy("log_partition").agg(F.max("ms").alias("ms"))
+        clocks = {row.log_partition: row.ms for row in newest.collect()}
+        for partition, seen_ms in self._before["clocks"]:
+            clocks[partition] = max(seen_ms, clocks.get(partition, seen_ms))
+        return [[partition, seen_ms] for partition, seen_ms in sorted(clocks.items())]
+
+    def _cut(self, marks: list[Mark], clocks: list[list[int]], subscriptions: Subscriptions, *, keyed: bool) -> Cut:
+        names = self._names
+        first = self._round["first"]
+        seen = self._spark.createDataFrame(clocks, "log_partition int, seen_ms long")
+        return Cut(
+            reading=subscriptions.reading(marks, self._partitions()),
+            clocks=seen.select("log_partition", F.timestamp_millis("seen_ms").alias("seen_at")),
+            first=first.get("messages", {}),
+            begins=self._round["begins"],
+            held_back=tuple(self._round["held_back"]),
+            without_dead_letters=tuple(self._round["without_dead_letters"]),
+            dead_letters_topic=names.dead_letters,
+            truncated=any(first.get("markers", {}).get(names.markers, {}).values()),
+            keyed=keyed,
+        )
+
+    def _reopen(
+        self, stage: str, cut: Cut, subscriptions: Subscriptions, clocks: list[list[int]]
+    ) -> dict[str, str] | None:
+        """Recompute closed messages with news, and rows about records that earlier runs skipped.
+
+        Returns, for each directory that contained such messages, where its other messages are staged; None if there is
+        nothing to recompute.
+        """
+        new = self._dated(f"{stage}/told")
+        strange = new.where(~F.col("known") | came_from_elsewhere()).select(*_MESSAGE, "deliveries")
+        closed = self._lake.files(LIFECYCLE, self._before["closed"]).select(
+            *_MESSAGE, "deliveries", F.input_file_name().alias("file")
+        )
+        places = _places(strange, subscriptions)
+        again = _matching(closed, strange, subscriptions)
+        reopened = again.select(*_MESSAGE, "file").collect()
+        if reopened:
+            self._say(f"{len({row.id for row in reopened}):,} messages are opened again")
+        elif not self._read_before(places):
+            return None
+        wanted = _places(again, subscriptions).unionByName(places).select(*KEY).distinct()
+        told = self._ingested(_NOTHING["last"])
+        everything = [*_told(told, subscriptions), *self._duplicates(told["markers"], subscriptions)]
+        parts = [part.join(F.broadcast(wanted), list(KEY), "left_semi") for part in everything]
+        rows = lifecycle(added_up(*parts), cut)
+        others = _without(new, strange)
+        self._save(rows, f"{stage}/again", clocks)
+        others.write.mode("append").partitionBy("closed", "date").parquet(f"{stage}/again")
+        gone = self._spark.createDataFrame([(row.id, row.queue) for row in reopened], "id string, queue string")
+        replaced = {}
+        for index, place in enumerate(self._before["closed"]):
+            if any(f"/{place}/" in row.file for row in reopened):
+                left = _without(self._dated(f"{self._lake.path}/{place}"), gone)
+                left.write.partitionBy("date").parquet(f"{stage}/former-{index}")
+                replaced[place] = f"former-{index}"
+        return replaced
+
+    def _read_before(self, places: DataFrame) -> bool:
+        """Return whether earlier runs have read records of subscriptions at some places."""
+        places = places.where(F.col("subscription") != "")
+        if places.isEmpty():
+            return False
+        commits = batches(self._lake, "messages", -1, self._before["last"]["messages"])
+        records = self._lake.table("messages", MESSAGES, commits)
+        return not records.join(F.broadcast(places), list(PLACE), "left_semi").isEmpty()
+
+    def _dated(self, path: str) -> DataFrame:
+        """Read rows that are partitioned by date; if no row has one, Spark does not know the column's type."""
+        return self._spark.read.parquet(path).withColumn("date", F.col("date").cast("date"))
+
+    def _save(self, rows: DataFrame, place: str, clocks: list[list[int]]) -> None:
+        newest = F.timestamp_millis(F.lit(max((seen_ms for _, seen_ms in clocks), default=0)))
+        quiet = F.col("last_at") + F.expr(GRACE) < newest
+        # Only a copy of an aborted transaction can follow an ack.
+        plain = F.col("acked") & (F.size("deliveries") == 1) & (F.col("dead_letters") == 0)
+        closed = ~F.col("open") & (F.size("pending") == 0) & (plain | quiet)
+        marked = rows.withColumn("closed", F.coalesce(closed, F.lit(False))).withColumn("date", F.to_date("sent_at"))
+        marked = marked.withColumn(_CARRIED, F.when(~F.col("closed"), F.col(_CARRIED)))
+        marked.write.partitionBy("closed", "date").parquet(place)
+
+    def _publish(self, part: str, replaced: Mapping[str, str], progress: Commit) -> dict[str, int]:
+        staged = {_CLOSED: f"{part}/closed=true", _OPEN: f"{part}/closed=false"}
+        staged |= {f"{TABLE}/side={name}": name for name in replaced.values()}
+        at = {table: f"{table}/batch={self._number:09}" for table in staged}
+        closed = [place for place in self._before["closed"] if place not in replaced]
+        closed += [at[f"{TABLE}/side={name}"] for name in replaced.values()]
+        here = {table: self._lake.staged(TABLE, self._number, place) for table, place in staged.items()}
+        closed += [at[_CLOSED]] * here[_CLOSED]
+        open_ = at[_OPEN] if here[_OPEN] else None
+        commit = {
+            "round": self._round["batch"],
+            "last": self._round["last"],
+            **progress,
+            "closed": closed,
+            "open": open_,
+            "places": [*closed, *([open_] if open_ else [])],
+            "schema": StructType([*LIFECYCLE.fields, StructField("date", DateType())]).jsonValue(),
+            # Readers of the former commit have until the next run.
+            "garbage": [*replaced, *([self._before["open"]] if self._before["open"] else [])],
+        }
+        self._lake.publish(TABLE, self._number, staged, commit)
+        for place in self._before["garbage"]:
+            self._lake.delete(place)
+        return self._rows()
+
+    def _rows(self) -> dict[str, int]:
+        return {"messages": self._lake.read(TABLE).count()}
+
+
+def _told(
+    tables: Mapping[str, DataFrame], subscriptions: Subscriptions, carried: Sequence[DataFrame] = ()
+) -> list[DataFrame]:
+    markers = tables["markers"]
+    return [
+        of_markers(subscriptions.of_markers(markers, subscriptions.holders(markers, carried))),
+        of_messages(subscriptions.of_messages(tables["messages"])),
+        of_dead_letters(tables["dead_letters"], subscriptions),
+    ]
+
+
+def _merged(runs: Iterable[list[int]]) -> list[list[int]]:
+    merged: list[list[int]] = []
+    for first, last in sorted(runs):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1][1] = max(last, merged[-1][1])
+        else:
+            merged.append([first, last])
+    return merged
+
+
+def _places(rows: DataFrame, subscriptions: Subscriptions) -> DataFrame:
+    """Return the records of some messages: their keys, and the ids and queues of the messages."""
+    records = rows.select(*_MESSAGE, F.explode("deliveries").alias("delivery"))
+    subscription = subscriptions.of(F.col("queue"), F.col("delivery.topic")).alias("subscription")
+    return records.select(*[f"delivery.{name}" for name in PLACE], subscription, *_MESSAGE)
+
+
+def _matching(closed: DataFrame, strange: DataFrame, subscriptions: Subscriptions) -> DataFrame:
+    """Return closed messages with the id or with a record of a message that is not known."""
+    records, places = _places(closed, subscriptions).alias("closed"), _places(strange, subscriptions).alias("strange")
+    same_place = reduce(and_, [F.col(f"closed.{name}") == F.col(f"strange.{name}") for name in PLACE])
+    # An ACK of several queues whose holder is not known yet may be of any of them.
+    ours = F.col("strange.subscription").isin("", F.col("closed.subscription"))
+    by_record = records.join(F.broadcast(places), same_place & ours, "left_semi").select(*_MESSAGE)
+    messages = by_record.union(strange.select(*_MESSAGE)).distinct()
+    return _of(closed, messages, "left_semi")
+
+
+def _without(rows: DataFrame, messages: DataFrame) -> DataFrame:
+    return _of(rows, messages, "left_anti")
+
+
+def _of(rows: DataFrame, messages: DataFrame, how: str) -> DataFrame:
+    """Join rows with messages; the queue may be unknown."""
+    others = F.broadcast(messages.select(F.col("id").alias("other_id"), F.col("queue").alias("other_queue")))
+    return rows.join(others, (F.col("id") == F.col("other_id")) & F.col("queue").eqNullSafe(F.col("other_queue")), how)

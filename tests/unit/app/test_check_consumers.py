@@ -1,0 +1,156 @@
+"""What is judged of groups and of what they have to read, from facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.settings.topic_rules import TopicFacts
+from marq.wire.markers import Source
+from marq_worker.app.check.consumers import (
+    Place,
+    Reader,
+    judge_backlogs,
+    judge_partitions,
+    judge_reading,
+    judge_retention,
+    told_by,
+    unhandled,
+)
+from marq_worker.app.check.findings import Finding, Level
+from marq_worker.app.check.trackers import STALLED_S, Page, judge_pages
+
+CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop", "partitions": 4}, environment={})
+NAMES = CLIENT.names
+P0, P1 = Source("shop.messages", 0), Source("shop.messages", 1)
+EMAILS = NAMES.group("emails")
+
+
+def definitions(**queues: Mapping[str, Any]) -> Definitions:
+    found = Definitions()
+    for queue, document in queues.items():
+        found.fold(f"file:{queue}".encode(), document)
+    return found
+
+
+def judged(*readers: Reader, waits: int | None = 1, **queues: Mapping[str, Any]) -> list[Finding]:
+    """``waits``: this many messages of emails, None: not known."""
+    return judge_reading(CLIENT, definitions(**queues), readers, None if waits is None else {"emails": waits})
+
+
+def test_a_group_that_keeps_up_is_fine() -> None:
+    [found] = judged(Reader(EMAILS, 1, {P0: Place(10, 0, 10)}))
+
+    assert found.level is Level.OK
+
+
+def test_a_group_is_not_judged_by_how_its_offsets_move() -> None:
+    # Consumers with slow handlers commit nothing for as long as their handlers take.
+    [found] = judged(Reader(EMAILS, 1, {P0: Place(3, 0, 10)}))
+
+    assert found.level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("waits", "said"),
+    [(0, "0 messages wait"), (1, "1 message waits"), (None, "the number of waiting messages is unknown")],
+)
+def test_handlers_that_no_worker_runs_are_a_problem_even_without_messages(waits: int | None, said: str) -> None:
+    reader = Reader(NAMES.named_group("handlers"), 0)
+
+    [found] = judged(reader, waits=waits, emails={"handler": "shop:send"})
+
+    assert found.level is Level.PROBLEM
+    assert found.found == f"no worker runs the handlers of emails; {said}"
+    assert found.commands == ("marq worker",)
+    assert unhandled(CLIENT, definitions(emails={"handler": "shop:send"}), [reader]) == ["emails"]
+
+
+def test_what_retention_took_before_it_was_read_is_a_problem() -> None:
+    [found] = judged(Reader(EMAILS, 1, {P0: Place(3, 10, 10)}))
+
+    assert found.level is Level.PROBLEM
+    assert "removed 7 records before it read them" in found.found
+    assert "--topic" in found.commands[0] or "shop.messages" in found.commands[0]
+
+
+def test_the_former_group_of_a_queue_that_moved_is_ignored() -> None:
+    [found] = judged(Reader(EMAILS, 0, {P0: Place(3, 10, 20)}), emails={"group": "background"})
+
+    assert found.level is Level.OK
+
+
+def topics(partitions: int, **config: str) -> dict[str, TopicFacts]:
+    return {NAMES.messages: TopicFacts(partitions, {name.replace("_", "."): value for name, value in config.items()})}
+
+
+def test_fewer_partitions_than_settings_ask_for() -> None:
+    assert judge_partitions(CLIENT, definitions(), topics(4)) == []
+    assert judge_partitions(CLIENT, definitions(), topics(8)) == []
+
+    [found] = judge_partitions(CLIENT, definitions(), topics(2))
+
+    assert found.found == "it has 2 partitions, and MARQ_PARTITIONS is 4"
+    assert found.commands == (
+        "kafka-topics.sh --bootstrap-server kafka:9092 --alter --topic shop.messages --partitions 4",
+    )
+
+
+def test_a_queue_with_more_partitions_than_its_topic() -> None:
+    [found] = judge_partitions(CLIENT, definitions(emails={"partitions": 6}), topics(4))
+
+    assert (found.subject, found.expected) == ("queue emails", "at most 4")
+
+
+def test_messages_that_are_kept_for_less_than_a_queue_has_them_wait() -> None:
+    queues = definitions(emails={"delay": 120}, quick={"lease": 1})
+    assert judge_retention(CLIENT, queues, topics(4, retention_ms="-1")) == []
+    assert judge_retention(CLIENT, queues, topics(4, retention_ms="120000")) == []
+    assert judge_retention(CLIENT, queues, {}) == []
+
+    [found] = judge_retention(CLIENT, queues, topics(4, retention_ms="60000"))
+
+    assert found.level is Level.PROBLEM
+    assert "messages of queue emails may wait or be in flight for 120000 ms" in found.found
+    assert "retention.ms=120000" in found.commands[0]
+
+
+def test_a_markers_partition_has_stalled_only_when_its_worker_has_read_nothing_of_it_for_a_while() -> None:
+    def judge(stalled_s: float) -> list[Finding]:
+        part = {
+            "partition": 3,
+            "alarm": "",
+            "state": "owner",
+            "clock_jump_ms": 0,
+            "lag": 1,
+            "stalled_seconds": stalled_s,
+        }
+        return judge_pages([Page("http://a", [part])])
+
+    # On a busy machine a record may not have been read for some seconds.
+    assert judge(STALLED_S - 1) == []
+    [found] = judge(STALLED_S)
+
+    assert (found.level, found.subject) == (Level.PROBLEM, "markers partition 3")
+    assert found.found == "it is 1 records behind, and http://a has read none for 10 s"
+
+
+@pytest.mark.parametrize(("removed", "warned"), [({}, True), ({"emails": {"handler": "a:b", "seconds": 400.0}}, False)])
+def test_a_queue_whose_handler_was_removed_is_not_called_stalled(removed: Mapping[str, Any], warned: bool) -> None:
+    waits = {"waiting": 3, "oldest_waiting_seconds": 500.0, "idle_seconds": 500.0, "no_consumer_seconds": 0.0}
+    answer = {
+        "partitions": [{"partition": 0}],
+        "backlog": {"complete": True, "uncounted": 0, "unknown": 0},
+        "queues": {"emails": waits},
+        "removed_handlers": removed,
+    }
+
+    backlogs = told_by([answer], everyone=True)
+
+    assert backlogs is not None
+    [finding] = judge_backlogs(definitions(emails={}), backlogs, [])
+    assert ("have received no message" in finding.found) is warned

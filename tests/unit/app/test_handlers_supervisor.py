@@ -1,0 +1,156 @@
+"""What the supervisor of handler processes decides."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup
+from marq_worker.app.handlers.handlers_app import VARIABLE, HandlersProcess
+from marq_worker.app.handlers.supervisor import (
+    FIRST_PAUSE_S,
+    LONG_LIFE_S,
+    MAX_PAUSE_S,
+    HandlersProcesses,
+    Pauses,
+    changes,
+    command,
+    stop_limit_s,
+)
+from marq_worker.app.worker_exit_codes import EXIT_FENCED
+
+
+def group(name: str, *queues: str, concurrency: int = 64, topic: str | None = None) -> HandlerGroup:
+    return HandlerGroup(name, {queue: HandledQueue("mail:send", concurrency, topic) for queue in queues})
+
+
+def test_a_group_that_stays_as_it_is_keeps_its_process() -> None:
+    running = {"a": group("a", "emails")}
+
+    assert changes(running, {"a": group("a", "emails")}) == ([], [])
+
+
+def test_groups_that_come_and_go_start_and_stop_processes() -> None:
+    running = {"a": group("a", "emails")}
+
+    assert changes(running, {"b": group("b", "reports")}) == (["a"], ["b"])
+    assert changes({}, running) == ([], ["a"])
+    assert changes(running, {}) == (["a"], [])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        group("a", "emails", "reports"),
+        group("a", "emails", concurrency=3),
+        group("a", "emails", topic="emails"),
+        HandlerGroup("a", {"emails": HandledQueue("mail:send_twice", 64)}),
+    ],
+    ids=["queues", "concurrency", "topic", "handler"],
+)
+def test_a_group_that_differs_gets_another_process(changed: HandlerGroup) -> None:
+    running = {"a": group("a", "emails"), "b": group("b", "orders")}
+
+    assert changes(running, {**running, "a": changed}) == (["a"], ["a"])
+
+
+def test_the_pause_before_the_next_start_grows_up_to_a_limit() -> None:
+    pauses = Pauses()
+
+    found = [pauses.after(1.0) for _ in range(10)]
+
+    assert found[:3] == [FIRST_PAUSE_S, FIRST_PAUSE_S * 2, FIRST_PAUSE_S * 4]
+    assert found[-1] == MAX_PAUSE_S
+
+
+def test_after_a_long_life_the_pause_is_short_again() -> None:
+    pauses = Pauses()
+    for _ in range(10):
+        pauses.after(1.0)
+
+    assert pauses.after(LONG_LIFE_S) == FIRST_PAUSE_S
+    assert pauses.after(1.0) == FIRST_PAUSE_S * 2
+
+
+@pytest.mark.parametrize(("timeout", "processes"), [(9, 6), (300, 297), (4, 2), (1, 0.5)])
+def test_processes_get_a_part_of_the_time_for_a_stop(timeout: float, processes: float) -> None:
+    assert stop_limit_s(timeout) == processes
+
+
+async def test_a_process_whose_instance_id_another_one_uses_ends_its_worker_and_is_not_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = [sys.executable, "-c", f"raise SystemExit({EXIT_FENCED})"]
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: ended)
+    codes: asyncio.Queue[int] = asyncio.Queue()
+    processes = HandlersProcesses(1, None, codes.put_nowait)
+    await processes.start()
+
+    processes.want({"a": group("a", "emails")})
+    async with asyncio.timeout(30):
+        code = await codes.get()
+    [metrics] = processes.metrics()
+    await processes.stop()
+
+    assert (code, metrics["starts"]) == (EXIT_FENCED, 1)
+
+
+async def test_a_process_has_the_settings_of_its_worker_even_if_the_files_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MARQ_PREFIX", raising=False)
+    project = tmp_path / "marq.toml"
+    project.write_text("[settings]\nprefix = 'shop'\n")
+    ask = f"""
+from marq_worker.config.settings import load_settings
+raise SystemExit({EXIT_FENCED} if load_settings().prefix == "shop" else 1)
+"""
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: [sys.executable, "-c", ask])
+    codes: asyncio.Queue[int] = asyncio.Queue()
+    processes = HandlersProcesses(1, None, codes.put_nowait)
+    await processes.start()
+
+    project.write_text("[settings\n")
+    processes.want({"a": group("a", "emails")})
+    async with asyncio.timeout(30):
+        code = await codes.get()
+    await processes.stop()
+
+    assert code == EXIT_FENCED
+
+
+def test_a_process_has_the_workers_log_level_and_no_web_server() -> None:
+    assert command("INFO")[-3:] == ["--without-web", "-l", "INFO"]
+    assert command(None)[-1] == "--without-web"
+
+
+def test_a_process_reads_what_it_is_told_from_its_environment() -> None:
+    told = HandlersProcess(group("a", "emails", topic="t"), 7, 8)
+
+    assert HandlersProcess.read({VARIABLE: told.encode(), "PATH": "/bin"}) == told
+    assert HandlersProcess.read({"PATH": "/bin"}) is None
+
+
+def test_a_handlers_process_whose_application_fails_never_becomes_a_worker() -> None:
+    # Faust imports the module again when it has failed: a worker would then start a handler process, and so on.
+    program = f"""
+import os
+for _ in range(2):
+    try:
+        from marq_worker.app import app
+    except OSError:  # there is no such pipe
+        print({VARIABLE!r} in os.environ)
+"""
+    told = HandlersProcess(group("a", "emails", topic="t"), 7, 8).encode()
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, VARIABLE: told}, capture_output=True, text=True, timeout=180
+    )
+
+    assert done.stdout == "True\n" * 2, done.stderr

@@ -1,0 +1,115 @@
+"""The reader of a consumer group: where it goes on after a rebalance."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiokafka import ConsumerRecord, TopicPartition
+
+from marq.kafka.committed_offsets import Place
+from marq.kafka.group_reader import GroupReader
+from marq.kafka.queue_positions import Positions
+from marq.kafka.records import Records
+from marq.kafka.served_queues import serving
+from marq.settings.client import ClientSettings
+from marq.wire.markers import Source
+
+P0 = Source("t", 0)
+
+
+class FakeConsumer:
+    """What the reader uses of AIOKafkaConsumer."""
+
+    def __init__(self) -> None:
+        self.sought: list[tuple[TopicPartition, int]] = []
+        self.subscribed = 0
+        self.records: list[ConsumerRecord[bytes, bytes]] = []
+
+    def pause(self, *partitions: TopicPartition) -> None: ...
+
+    def resume(self, *partitions: TopicPartition) -> None: ...
+
+    def subscribe(self, topics: list[str], listener: object) -> None:
+        self.subscribed += 1
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self.sought.append((partition, offset))
+
+
+@pytest.fixture(autouse=True)
+def fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the consumer's records say is what is fetched."""
+
+    async def fetch_records(
+        consumer: FakeConsumer, wait_s: float, max_records: int, _woken: object
+    ) -> dict[Source, Records]:
+        await asyncio.sleep(0)
+        return {P0: Records.of(consumer.records)} if consumer.records else {}
+
+    monkeypatch.setattr("marq.kafka.group_reader.fetch_records", fetch_records)
+
+
+@pytest.mark.parametrize("other_queues", [False, True])
+async def test_places_that_were_looked_up_before_a_rebalance_do_not_count(monkeypatch, other_queues) -> None:
+    asked, gate = [], asyncio.Event()
+
+    async def places(settings, group, served, sources) -> dict[Source, Place]:
+        asked.append(served.queues)
+        if len(asked) == 1:
+            await gate.wait()
+            return {P0: Place(100, Positions({"here": 100}))}
+        return {P0: Place(7, Positions({"here": 100, "joins": 7}))}
+
+    monkeypatch.setattr("marq.kafka.group_reader.places", places)
+    reader = GroupReader(ClientSettings(), "g", serving("t", ["here"], {}))
+    reader._consumer = consumer = FakeConsumer()  # type: ignore[assignment]
+    reader._listener = None  # type: ignore[assignment]
+    reader.assigned([P0])
+    fetching = asyncio.create_task(reader.fetch(10))
+    await asyncio.sleep(0)
+
+    # The same partition again, as it is for the only member of a group.
+    if other_queues:
+        reader.serve(serving("t", ["here", "joins"], {}))
+    reader.revoked()
+    reader.assigned([P0])
+    gate.set()
+    assert await fetching == {}
+    assert consumer.sought == []
+    await reader.fetch(10)
+
+    assert asked == [("here",), ("here", "joins") if other_queues else ("here",)]
+    assert consumer.sought == [(TopicPartition("t", 0), 7)]
+
+
+async def test_a_read_before_the_start_restarts_but_only_once_per_place(monkeypatch) -> None:
+    async def places(settings, group, served, sources) -> dict[Source, Place]:
+        return {P0: Place(100, Positions({"here": 100}))}
+
+    monkeypatch.setattr("marq.kafka.group_reader.places", places)
+    reader = GroupReader(ClientSettings(), "g", serving("t", ["here"], {}))
+    reader._consumer = consumer = FakeConsumer()  # type: ignore[assignment]
+    reader._listener = None  # type: ignore[assignment]
+    consumer.records = [ConsumerRecord("t", 0, 3, 0, 0, b"here", b"v", None, 0, 0, ())]
+    reader.assigned([P0])
+
+    assert await reader.fetch(10) == {}
+    assert consumer.subscribed == 1
+    reader.revoked()
+    reader.assigned([P0])
+    # The offset was there again: it is the topic's end that was lost, and this record was read before.
+    assert [record.key for record in (await reader.fetch(10))[P0]] == [None]
+    assert consumer.subscribed == 1
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_copies_that_were_taken_back_are_seen_unless_nothing_may_be_delivered_twice(
+    monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    made: list[dict[str, object]] = []
+    monkeypatch.setattr("marq.kafka.group_reader.GroupConsumer", lambda **options: made.append(options))
+
+    GroupReader(ClientSettings(), "g", serving("t", ["q"], {}), committed=committed)._make()
+
+    assert made[0]["isolation_level"] == ("read_committed" if committed else "read_uncommitted")

@@ -1,0 +1,288 @@
+"""The receiver of a queue with ordering, on fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from marq.client.outcomes import Reject
+from marq.consumer import ordered_receiving, settlement
+from marq.consumer.acquisition import acquisitions
+from marq.consumer.ordered_records import delivered_again
+from marq.consumer.resume_questions import Questions
+from marq.core.storage.rows import State
+from marq.kafka.log_reader import MarkersReader
+from marq.kafka.marker_writer import MarkerRecord
+from marq.kafka.records import Records, Row
+from marq.settings.queue import QueueSettings
+from marq.wire.errors import BrokerUnavailable, ConfigError
+from marq.wire.marker_codec import decode, encode
+from marq.wire.markers import Acquire, Resume, Resumed
+from marq.wire.record_headers import origin
+from tests.unit.client.fakes import LIMIT_S, P0, FakeRecord, Rig, rig, spin
+
+KEY = "marq-ordering-key"
+
+
+class Tracker:
+    """Answers each RESUME."""
+
+    def __init__(self) -> None:
+        self.asked: list[Resume] = []
+        #: State, attempt and wait in ms of each open message; each is acquired.
+        self.open_messages: dict[int, tuple[int, int, int]] = {}
+        self._answers: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def write(self, records: Collection[MarkerRecord], limit_s: float) -> None:
+        for _, value in records:
+            batch = decode(value)
+            assert isinstance(batch, Resume)
+            self.asked.append(batch)
+            offsets = sorted({batch.offsets[0], *self.open_messages}) if batch.onwards else batch.offsets
+            acquired = [(min(self.open_messages), max(self.open_messages) + 1)] if self.open_messages else []
+            rows = [self.open_messages.get(offset, (0, 0, 0)) for offset in offsets]
+            states, attempts, waits = zip(*rows, strict=True)
+            answer = Resumed(
+                batch.queue, batch.holder, batch.source, offsets, 7, 0, acquired if batch.onwards else (),
+                states, attempts, waits, [""] * len(rows),
+            )  # fmt: skip
+            self._answers.put_nowait(encode(answer))
+
+    async def open(self, partitions: Collection[int]) -> MarkersReader:
+        return self  # type: ignore[return-value]
+
+    async def read(self) -> list[bytes]:
+        return [await self._answers.get()]
+
+    async def stop(self, limit_s: float) -> None:
+        return
+
+
+def ordered_rig(questions: Questions | None = None, **changes: Any) -> tuple[Rig, Tracker]:
+    made, tracker = rig(queue=lambda _: QueueSettings(ordering="key"), **changes), Tracker()
+    made.receiver.ordering._questions = questions or Questions(tracker.open, tracker, 4, made.clock, made.clock.sleep)
+    return made, tracker
+
+
+def record(offset: int, key: str, size: int = 1) -> FakeRecord:
+    return FakeRecord(offset, value=b"v" * size, headers=((KEY, key.encode()),))
+
+
+async def test_only_the_first_message_of_a_key_is_delivered_until_its_ack_is_durable() -> None:
+    made, tracker = ordered_rig()
+    made.reader.add(P0, record(0, "a"), record(1, "a"), record(2, "b"))
+    made.receiver.start()
+
+    first, other = await made.take(2)
+    assert (first.offset, other.offset) == (0, 2)
+    await first.ack(wait=False)
+    [second] = await made.take(1)
+
+    assert second.offset == 1
+    assert made.acked == [0]
+    assert [(each.queue, each.source, list(each.offsets), each.onwards) for each in tracker.asked] == [
+        ("q", P0, [0], True)
+    ]
+    assert all(each.in_order for each in made.acquirer.of(Acquire))
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+    # Offset 0 has ended: the next reader begins behind it.
+    assert made.reader.behind[("q", P0)] == 1
+
+
+async def test_an_ack_after_a_rebalance_that_left_nothing_to_commit_does_not_end_the_receiver() -> None:
+    made, _ = ordered_rig()
+    made.reader.add(P0, record(0, "a"))
+    made.receiver.start()
+    [message] = await made.take(1)
+    made.receiver.assigned()
+    made.reader.reassign()
+
+    await message.ack()
+    await made.clock.advance(2 * ordered_receiving.COMMIT_S)
+
+    assert made.receiver.error is None
+    made.reader.add(P0, record(1, "a"))
+    assert [each.offset for each in await made.take(1)] == [1]
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+async def test_other_queues_of_a_group_keep_the_holder_of_the_assignment() -> None:
+    settings = {"a": QueueSettings(ordering="key"), "b": QueueSettings()}
+    made, tracker = rig(["a", "b"], queue=settings.__getitem__), Tracker()
+    made.receiver.ordering._questions = Questions(tracker.open, tracker, 4, made.clock, made.clock.sleep)
+    made.reader.add(P0, FakeRecord(0, key=b"a"), FakeRecord(1, key=b"b"))
+    for buffer in made.receiver.prefetch.buffers.values():
+        buffer.handler_demand = 10
+    made.receiver.start()
+    await made.take(1, "a")
+    await made.take(1, "b")
+
+    holders = {each.queue: each.holder for each in made.acquirer.of(Acquire)}
+    assert holders["a"] >> 16 == 7
+    assert holders["b"] == made.receiver._holder
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+async def test_a_message_that_keeps_its_place_for_long_costs_no_memory_for_those_that_ended_after_it() -> None:
+    made, _ = ordered_rig()
+    count = 1_000
+    made.buffer.handler_demand = count
+    made.reader.add(P0, *[record(offset, f"{offset}") for offset in range(count)])
+    made.receiver.start()
+    _, *others = await made.take(count)
+    await asyncio.gather(*[message.ack() for message in others])
+
+    assert len(made.acked) == count - 1
+    [lines] = made.receiver.ordering._lines.values()
+    assert {name: len(each) for name, each in vars(lines).items() if isinstance(each, dict | set)} == {
+        "_opened": 0, "_values": 1, "_held": 1, "_delivered": 1, "_places": 0, "_done": 0,
+    }  # fmt: skip
+    order = lines._order
+    assert [len(each) for each in (order._keys, order._last, order._after, order._before)] == [1, 1, 0, 0]
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+    assert made.reader.behind[("q", P0)] == 0
+
+
+async def test_an_uncounted_release_by_the_former_consumer_leaves_the_last_attempt() -> None:
+    made, tracker = ordered_rig()
+    last = QueueSettings().max_attempts
+    tracker.open_messages = {0: (State.LEASED_IN_ORDER, last, 30_000)}
+    made.reader.add(P0, record(0, "a"))
+    made.buffer.handler_demand = 1
+    made.receiver.start()
+    await spin(100)
+    assert made.acquired == []
+
+    # A shutdown, a paused queue or an open circuit breaker has interrupted it.
+    tracker.open_messages = {0: (State.WAITING_IN_ORDER, last, 0)}
+    for _ in range(10):
+        await made.clock.advance(ordered_receiving.MAX_ASK_S / 10)
+        await spin(100)
+    assert made.released == {}
+    [message] = await made.take(1)
+
+    assert message.attempt == last
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+async def test_the_next_attempt_waits_until_the_outcome_of_the_one_before_it_is_durable() -> None:
+    made, tracker = ordered_rig()
+    made.reader.add(P0, record(0, "a"), record(1, "b"))
+    made.receiver.start()
+    first, other = await made.take(2)
+    made.settler.gate.clear()
+    await other.ack(wait=False)
+    await spin()
+    await first.release(0, wait=False)
+
+    await made.clock.advance(31)
+    await spin(100)
+    # The next attempt would have the same holder, so the release would end it.
+    assert made.acquired == [0, 1]
+
+    tracker.open_messages = {0: (State.WAITING_IN_ORDER, 2, 0)}
+    made.settler.gate.set()
+    [second] = await made.take(1)
+    assert (second.offset, second.attempt) == (0, 2)
+    assert made.released == {0: (0, True, "")}
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), Reject("no"), asyncio.CancelledError()])
+async def test_a_handler_that_fails_after_its_lease_has_ended_does_not_end_the_next_attempt(
+    error: BaseException,
+) -> None:
+    made, tracker = ordered_rig(max_lease_ms=30_000)
+    made.reader.add(P0, record(0, "a"))
+    made.receiver.start()
+    [first] = await made.take(1)
+    tracker.open_messages = {0: (State.LEASED_IN_ORDER, 1, 0)}
+    await made.clock.advance(31)
+    [second] = await made.take(1)
+    assert (second.offset, second.attempt) == (0, 2)
+
+    settlement.fail(first, error)
+    await second.ack()
+    assert (made.acked, made.released, made.rejected) == ([0], {}, {})
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+async def test_what_waits_is_bounded_by_its_bytes(monkeypatch: Any) -> None:
+    monkeypatch.setattr(ordered_receiving, "MAX_WAITING_BYTES", 100)
+    made, _ = ordered_rig()
+    made.reader.add(P0, *[record(offset, "a", size=60) for offset in range(2)])
+    made.buffer.handler_demand = 10
+    made.receiver.start()
+    [first] = await made.take(1)
+    made.reader.add(P0, record(2, "b"))
+    made.receiver.demand()
+    await spin(100)
+
+    assert made.acquired == [0, 1]
+    await first.ack(wait=False)
+    assert [message.offset for message in await made.take(2)] == [1, 2]
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+async def test_an_error_that_no_retry_can_repair_ends_the_receiver() -> None:
+    async def refuse(partitions: Collection[int]) -> MarkersReader:
+        raise ConfigError("topic marq.markers: Read is missing")
+
+    made, tracker = ordered_rig()
+    made.receiver.ordering._questions = Questions(refuse, tracker, 4, made.clock, made.clock.sleep)
+    made.reader.add(P0, record(0, "a"))
+    made.receiver.start()
+    # The error ends the wait for messages.
+    assert not made.buffer.closed
+    made.buffer.call_demand += 1
+    made.receiver.demand()
+    async with asyncio.timeout(LIMIT_S):
+        await made.buffer.wait()
+
+    assert "Read is missing" in str(made.receiver.error)
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+async def test_an_outage_of_trackers_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(partitions: Collection[int]) -> MarkersReader:
+        raise BrokerUnavailable("no broker")
+
+    clock, tracker = rig().clock, Tracker()
+    questions = Questions(fail, tracker, 4, clock, clock.sleep)
+
+    async def ask(number: int) -> None:
+        async for _ in questions.answers([Resume("q", number, P0, [0], onwards=True)]):
+            pass
+
+    asking = [asyncio.create_task(ask(number)) for number in (1, 2)]
+    for _ in range(10):
+        await spin()
+        await clock.advance(1)
+
+    assert caplog.text.count("unfinished messages are unknown") == 1
+    assert caplog.text.count("no tracker has answered for 5 s") == 1
+    questions._open_reader = tracker.open
+    await clock.advance(1)
+    await asyncio.gather(*asking)
+
+
+def test_a_record_with_a_large_key_can_be_acquired_again() -> None:
+    row = Row(0, 1_000, b"k" * 80_000, b"v" * 960_000, ())
+    again = delivered_again(P0, "q", row, 2, "boom", counted=True)
+
+    settings = rig().receiver._settings
+    [one] = acquisitions(("q", P0), 1, Records.of([again]), 0, settings, own_topic=True)
+
+    assert (one.taken[0].key, origin(P0, 0, 1_000, one.taken[0].headers).attempt) == (row.key, 2)

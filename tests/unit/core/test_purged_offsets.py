@@ -1,0 +1,105 @@
+"""Which records of a queue are purged, as the queues topic says it and as consumers pass them over."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from marq.consumer.acquisition import unskipped
+from marq.kafka.records import Records
+from marq.settings.definitions import Definitions, purge_key, start_key
+from marq.settings.purged_offsets import Purge
+from marq.wire.errors import ConfigError
+from marq.wire.markers import Source
+
+P0, P1 = Source("marq.messages", 0), Source("marq.messages", 1)
+PURGE = Purge(5_000, {P0: 10, P1: 3}, {P0: 4, P1: 0})
+
+
+def records(*offsets: int, at_ms: int = 1_000) -> Records:
+    count = len(offsets)
+    return Records(list(offsets), [at_ms] * count, [b"q"] * count, [b"v"] * count)
+
+
+def test_a_purge_is_read_as_it_was_written() -> None:
+    definitions = Definitions()
+
+    assert definitions.fold(purge_key("emails"), json.loads(json.dumps(PURGE.document()))) == "emails"
+
+    assert definitions.purge("emails") == PURGE
+    assert definitions.purge("emails").starts == PURGE.starts
+    # A purge does not define the queue: it keeps the defaults and is not listed by name.
+    assert definitions.names() == []
+    assert definitions.after({}).purge("emails") == PURGE
+    definitions.fold(purge_key("emails"), None)
+    assert definitions.purge("emails") is None
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [],
+        {},
+        {"until_ms": -1},
+        {"until_ms": True},
+        {"until_ms": 1, "ends": []},
+        {"until_ms": 1, "ends": {"topic": 1}},
+        {"until_ms": 1, "ends": {"topic/x": 1}},
+        {"until_ms": 1, "ends": {"topic/1": "2"}},
+    ],
+)
+def test_one_that_can_t_be_read_changes_nothing(document: object) -> None:
+    definitions = Definitions()
+    definitions.fold(purge_key("emails"), PURGE.document())
+
+    with pytest.raises(ConfigError, match="the record 'purge:emails'"):
+        definitions.fold(purge_key("emails"), document)  # type: ignore[arg-type]
+
+    assert definitions.purge("emails") == PURGE
+
+
+def test_a_second_purge_takes_up_what_the_first_one_left_undone() -> None:
+    again = Purge(9_000, {P0: 20, P1: 3}, {P0: 10, P1: 2}).after(PURGE)
+
+    assert (again.until_ms, again.ends, again.starts) == (9_000, {P0: 20, P1: 3}, {P0: 4, P1: 0})
+    # A completed purge leaves nothing to do.
+    assert Purge(9_000, {P0: 20}, {P0: 10}).after(PURGE.done()).starts == {P0: 10}
+
+
+def test_records_before_the_end_are_passed_over_and_do_not_count_as_known() -> None:
+    left, known_to = unskipped(PURGE, P0, records(4, 9, 10, 12))
+
+    assert list(left.offsets) == [10, 12]
+    assert known_to == 10
+    assert unskipped(PURGE, P0, records(4, 9))[1] == 10
+    assert not len(unskipped(PURGE, P0, records(4, 9))[0])
+
+
+def test_what_comes_after_it_is_as_ever() -> None:
+    own = records(10, 12)
+
+    assert unskipped(PURGE, P0, own) == (own, 0)
+    assert unskipped(None, P0, own) == (own, 0)
+    assert unskipped(PURGE, Source("other", 0), own) == (own, 0)
+
+
+def test_a_recreated_topic_starts_at_0_and_loses_nothing() -> None:
+    own = records(0, 1, at_ms=5_001)
+
+    left, known_to = unskipped(PURGE, P0, own)
+
+    assert list(left.offsets) == [0, 1]
+    assert known_to == 0
+
+
+def test_a_purge_of_a_recreated_topic_does_not_skip_up_to_the_start_of_the_queue_in_the_former_one() -> None:
+    topic = Source("shop-orders", 0)
+    definitions = Definitions()
+    definitions.fold(start_key("audit"), Purge(5_000, {topic: 1_000}).document())
+    definitions.fold(purge_key("audit"), Purge(9_000, {topic: 20}).document())
+
+    skipped = definitions.skipped("audit")
+
+    assert skipped is not None
+    assert [skipped.left(topic, offset, 8_000) for offset in (19, 20)] == [False, True]

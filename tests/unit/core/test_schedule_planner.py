@@ -1,0 +1,399 @@
+"""Schedules: what their owner writes, so that each time comes once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from marq.core.deliveries.schedule_planner import MAX_MISSED, Planner
+from marq.core.lease_book import LeaseBook
+from marq.core.storage import rows
+from marq.core.storage.rows import State
+from marq.core.tracker import Tracker
+from marq.settings.queue import QueueSettings
+from marq.settings.schedule_definitions import Schedule, ScheduleLayers, home_partition
+from marq.wire.marker_codec import decode, encode
+from marq.wire.markers import Batch, Cancel, Cause, Delay, Fact, Kind, Reschedule
+from marq.wire.names import PREVIOUS_HEADER, is_synthetic, markers_partition
+
+T0_S = 1_700_000_000
+PARTITIONS = 4
+
+
+def every(seconds: int) -> Callable[[Schedule, int], int | None]:
+    """Each multiple of this many seconds; the cron expression says them, when it is a number."""
+
+    def next_time(schedule: Schedule, after_s: int) -> int | None:
+        step = int(schedule.cron.split()[0].removeprefix("*/")) if schedule.cron.startswith("*/") else seconds
+        return (after_s // step + 1) * step
+
+    return next_time
+
+
+class Life:
+    """An owner of the home partition of the schedule "s", and its log; each restart restores what was written."""
+
+    def __init__(self, next_time: Callable[[Schedule, int], int | None] | None = None) -> None:
+        self.layers = ScheduleLayers()
+        self.now_ms = T0_S * 1000
+        self.offset = -1
+        self.table: dict[bytes, bytes] = {}
+        self.log: list[Batch] = []
+        self.delivered: list[int] = []
+        self.next_time = next_time or every(60)
+        self.holder = 0
+        self.limit_bytes = 1_000_000
+        self.restart()
+
+    def define(self, **document: Any) -> None:
+        self.layers.fold("schedule", "s", {"queue": "reports", "cron": "*/60 * * * *", **document})
+
+    def restart(self, caught_up: bool = True) -> None:
+        self.holder += 1
+        self.tracker = Tracker(lambda queue: QueueSettings(), self.holder, tick_interval_ms=0)
+        self.tracker.book.restore(self.table.items())
+        self.planner = Planner(
+            home_partition("s", PARTITIONS), PARTITIONS, lambda: self.layers, self.next_time, self.limit_bytes
+        )
+        if caught_up:
+            self.work()
+
+    @property
+    def book(self) -> LeaseBook:
+        return self.tracker.book
+
+    def append(self, batch: Batch) -> None:
+        self.offset += 1
+        self.log.append(batch)
+        self.tracker.read(encode(batch), self.now_ms, self.offset)
+        assert not self.tracker.unreadable
+        for key, row in self.book.take_changes().items():
+            self.table.pop(key, None)
+            if row is not None:
+                self.table[key] = row
+
+    def work(self) -> list[Batch]:
+        """Do what an owner does now, until nothing is left; return what was planned."""
+        planned: list[Batch] = []
+        while True:
+            self.tracker.saw(self.now_ms)
+            plan = self.planner.plan(self.tracker, self.now_ms)
+            planned += plan
+            fires = self.tracker.due()
+            self.delivered += [each.offset for each in fires if each.fact_kind is Kind.DELIVERED]
+            tick = (
+                [] if plan or fires or self.tracker.tick_in_ms(self.now_ms) != 0 else [self.tracker.tick(self.now_ms)]
+            )
+            following = self.planner.follow(self.tracker, fires, self.now_ms)
+            planned += following
+            batches = [*plan, *self.tracker.facts(fires), *tick]
+            if not batches:
+                return planned
+            for batch in batches:
+                self.append(batch)
+
+    def until(self, time_s: int) -> None:
+        """Let time pass, with work whenever something is due."""
+        self.work()
+        while (due_ms := self.book.next_due_ms) is not None and due_ms <= time_s * 1000:
+            self.now_ms = max(self.now_ms, due_ms)
+            self.work()
+        self.now_ms = time_s * 1000
+        self.work()
+
+    @property
+    def waiting(self) -> list[int]:
+        return sorted(number for _, number, _ in self.book.open_leases())
+
+
+def times(first: int, count: int, step: int = 60) -> list[int]:
+    start = (T0_S // step + 1) * step
+    return [start + step * index for index in range(first, first + count)]
+
+
+def test_one_message_waits_and_each_time_comes_once() -> None:
+    life = Life()
+    life.define(value="go", headers={"kind": "daily"})
+    life.work()
+
+    assert life.waiting == times(0, 1)
+    [delay] = [batch for batch in life.log if isinstance(batch, Delay)]
+    assert (delay.queue, delay.relative, delay.from_offset) == ("reports", False, 0)
+    [payload] = delay.payloads
+    assert (payload.key, payload.value, list(payload.headers)) == (b"reports", b"go", [("kind", b"daily")])
+
+    life.until(times(0, 4)[-1])
+
+    assert life.delivered == times(0, 4)
+    assert life.waiting == times(4, 1)
+    last = [batch for batch in life.log if isinstance(batch, Delay)][-1]
+    assert list(last.payloads[0].headers) == [("kind", b"daily"), (PREVIOUS_HEADER, b"%d" % times(3, 1)[0])]
+
+
+def test_a_message_of_a_schedule_is_known_by_its_name_and_time_in_one_partition_for_all_definitions() -> None:
+    schedules = [Schedule("s", "reports", f"{minute} * * * *") for minute in range(50)]
+
+    sources = [each.source(PARTITIONS) for each in schedules]
+
+    assert len(set(sources)) == 50
+    assert {markers_partition(*source, PARTITIONS) for source in sources} == {home_partition("s", PARTITIONS)}
+    assert all(is_synthetic(source.topic) and source.topic.startswith("~schedule/s/") for source in sources)
+
+
+def test_nothing_is_planned_before_all_that_was_written_is_known() -> None:
+    life = Life()
+    life.define()
+    life.restart(caught_up=False)
+
+    assert life.planner.plan(life.tracker, life.now_ms) == []
+    life.work()
+    assert life.waiting == times(0, 1)
+
+
+def test_a_restart_plans_nothing_that_is_planned() -> None:
+    life = Life()
+    life.define()
+    life.until(times(1, 1)[0])
+    for _ in range(3):
+        before = len(life.log)
+        life.restart()
+        assert [batch for batch in life.log[before:] if isinstance(batch, Delay | Fact)] == []
+    life.until(times(3, 1)[0])
+
+    assert life.delivered == times(0, 4)
+
+
+def test_repeated_writes_count_once_permanently() -> None:
+    life = Life()
+    life.define()
+    life.work()
+    [delay] = [batch for batch in life.log if isinstance(batch, Delay)]
+    life.append(delay)
+    life.until(times(2, 1)[0])
+    life.append(delay)
+    life.until(times(4, 1)[0])
+
+    assert life.delivered == times(0, 5)
+
+
+def test_of_the_times_without_a_worker_the_first_comes_late_and_then_the_next_to_come() -> None:
+    life = Life()
+    life.define()
+    life.work()
+    life.now_ms = (times(5, 1)[0] + 7) * 1000
+    life.restart()
+
+    assert life.delivered == times(0, 1)
+    assert life.waiting == times(6, 1)
+
+
+def test_what_follows_a_message_is_said_together_with_its_delivery() -> None:
+    """Else an owner that dies in between leaves it to the next one, which takes the times since then for missed."""
+    life = Life()
+    life.define()
+    life.work()
+    life.now_ms = times(0, 1)[0] * 1000
+    life.tracker.saw(life.now_ms)
+    life.append(life.tracker.tick(life.now_ms))
+    fires = life.tracker.due()
+
+    [following] = life.planner.follow(life.tracker, fires, life.now_ms)
+
+    assert following.offsets == times(1, 1)
+    for batch in [*life.tracker.facts(fires), following]:
+        life.append(batch)
+    life.now_ms = (times(5, 1)[0] + 7) * 1000
+    life.restart()
+    assert life.delivered == times(1, 1)
+    assert life.waiting == times(6, 1)
+
+
+def test_a_schedule_that_catches_up_delivers_each_of_them() -> None:
+    life = Life()
+    life.define(catch_up=True)
+    life.work()
+    life.now_ms = (times(2 * MAX_MISSED + 5, 1)[0] + 7) * 1000
+    life.restart()
+
+    assert life.delivered == times(0, 2 * MAX_MISSED + 6)
+    assert life.waiting == times(2 * MAX_MISSED + 6, 1)
+
+
+def test_a_new_schedule_that_catches_up_has_nothing_to_catch_up_with() -> None:
+    life = Life()
+    life.define(catch_up=True)
+    life.work()
+
+    assert (life.delivered, life.waiting) == ([], times(0, 1))
+
+
+def test_a_changed_message_takes_the_place_of_the_one_that_waits() -> None:
+    life = Life()
+    life.define(value="old")
+    life.work()
+    life.define(value="new")
+    life.work()
+
+    [(source, number, lease)] = life.book.open_leases()
+    assert (number, lease.queue) == (times(0, 1)[0], "reports")
+    payload = life.book.fresh_payload(lease.queue, source, number)
+    assert payload is None or payload.value == b"new"
+    withdrawn = [batch for batch in life.log if isinstance(batch, Fact)]
+    assert [(fact.kind, fact.offsets, fact.causes) for fact in withdrawn] == [
+        (Kind.CANCELLED, times(0, 1), [Cause.WITHDRAWN])
+    ]
+    assert life.book.counts["reports"].cancelled == 1
+    life.until(times(2, 1)[0])
+    assert life.delivered == times(0, 3)
+
+
+def test_a_definition_that_comes_back_goes_on_where_the_other_was() -> None:
+    life = Life()
+    life.define(value="old")
+    life.until(times(1, 1)[0])
+    life.define(value="new")
+    life.work()
+    life.define(value="old")
+    life.work()
+    life.until(times(4, 1)[0])
+
+    assert life.delivered == times(0, 5)
+
+
+def test_a_change_in_the_moment_in_which_a_message_is_due_loses_no_time_and_doubles_none() -> None:
+    for late_ms in (-1, 0, 1, 500):
+        life = Life()
+        life.define(value="old")
+        life.work()
+        life.now_ms = times(0, 1)[0] * 1000 + late_ms
+        life.define(value="new")
+        life.work()
+        life.until(times(2, 1)[0])
+
+        assert life.delivered == times(0, 3)
+
+
+def test_a_change_waits_for_the_message_that_is_on_its_way() -> None:
+    life = Life()
+    life.define(value="old")
+    life.work()
+    life.now_ms = times(0, 1)[0] * 1000
+    life.tracker.saw(life.now_ms)
+    life.append(life.tracker.tick(life.now_ms))
+    fires = life.tracker.due()
+    assert len(fires) == 1
+
+    life.define(value="new")
+    assert life.planner.plan(life.tracker, life.now_ms) == []
+    for fact in life.tracker.facts(fires):
+        life.append(fact)
+    planned = life.work()
+
+    assert [batch.offsets for batch in planned if isinstance(batch, Delay)] == [times(1, 1)]
+
+
+def test_what_is_withdrawn_is_not_fired_while_that_is_on_its_way_and_again_if_it_came_to_nothing() -> None:
+    life = Life()
+    life.define()
+    life.work()
+    life.layers.fold("schedule", "s", None)
+    life.now_ms = times(0, 1)[0] * 1000
+    life.tracker.saw(life.now_ms)
+    life.append(life.tracker.tick(life.now_ms))
+    assert len(life.planner.plan(life.tracker, life.now_ms)) == 1
+    assert life.tracker.due() == []
+
+    life.tracker.take_over_again()
+    life.work()
+
+    assert (life.delivered, life.waiting) == ([], [])
+
+
+def test_a_schedule_that_is_removed_leaves_nothing() -> None:
+    life = Life()
+    life.define()
+    life.until(times(1, 1)[0])
+    life.layers.fold("schedule", "s", None)
+    life.work()
+    life.until(times(4, 1)[0])
+
+    assert (life.delivered, life.waiting) == (times(0, 2), [])
+    assert not life.book.scheduled
+    assert [key for key in life.table if key[:1] in (b"m", b"r", b"s")] == []
+
+
+def test_a_disabled_schedule_stops_and_starts_again() -> None:
+    life = Life()
+    life.define(catch_up=True)
+    life.until(times(0, 1)[0])
+    life.define(catch_up=True, enabled=False)
+    life.until(times(5, 1)[0] + 1)
+    assert (life.delivered, life.waiting) == (times(0, 1), [])
+    life.define(catch_up=True)
+    life.until(times(7, 1)[0])
+
+    assert life.delivered == [*times(0, 1), *times(6, 2)]
+
+
+def test_a_cancelled_time_is_left_out() -> None:
+    life = Life()
+    life.define()
+    life.work()
+    [(source, number, _)] = life.book.open_leases()
+    life.append(Cancel("reports", 77, source, [number]))
+    life.work()
+    assert life.waiting == times(1, 1)
+    life.until(times(2, 1)[0])
+
+    assert life.delivered == times(1, 2)
+
+
+def test_a_message_that_is_delivered_at_once_was_that_of_its_time() -> None:
+    life = Life()
+    life.define()
+    life.work()
+    [(source, number, _)] = life.book.open_leases()
+    life.append(Reschedule("reports", 77, source, [number], [0], True))
+    life.until(times(2, 1)[0])
+
+    assert life.delivered == times(0, 3)
+
+
+@pytest.mark.parametrize("next_time", [lambda schedule, after_s: None, every(60)])
+def test_a_schedule_without_another_time_or_too_large_has_no_message(
+    next_time: Callable[[Schedule, int], int | None],
+) -> None:
+    life = Life(next_time)
+    life.limit_bytes = 2_000
+    life.restart()
+    life.define(value="x" * 1_500)
+    life.work()
+
+    assert life.waiting == []
+
+
+def test_all_is_told_from_the_rows() -> None:
+    life = Life()
+    life.define()
+    life.until(times(1, 1)[0])
+    restored = LeaseBook(lambda queue: QueueSettings())
+    restored.restore(life.table.items())
+
+    [source] = restored.scheduled
+    assert source == life.layers.current["s"].source(PARTITIONS)
+    assert restored.last_number(source) == times(2, 1)[0]
+    assert [lease.state for lease in restored.open_in("reports", source).values()] == [State.DELAYED]
+    assert rows.mark_key("", source) in life.table
+
+
+def test_markers_of_schedules_are_as_all_others() -> None:
+    life = Life()
+    life.define(value="old")
+    life.work()
+    life.define(value="new")
+    life.work()
+
+    for batch in life.log:
+        assert type(decode(encode(batch))) is type(batch)

@@ -1,0 +1,382 @@
+"""Queues with ordering: each rule is broken in a history, and found by its name; right histories pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from marq.wire.markers import (
+    LAST,
+    Acquire,
+    Cause,
+    Fact,
+    Kind,
+    Payload,
+    Release,
+    Resume,
+    Resumed,
+)
+from marq.wire.names import DELIVER_AT_HEADER, ordered_holder
+from proof import history
+from proof.checker import check
+from proof.evidence_types import Clock
+from tests.unit.proof.story import (
+    GROUP,
+    LEASE_MS,
+    LOG,
+    MARKERS,
+    QUEUE,
+    SETTINGS,
+    SOURCE,
+    TRACKER,
+    Story,
+    events_of,
+    find,
+    judged,
+    value,
+)
+
+KEY = b"key"
+#: Their RESUMEs are at these places.
+FIRST, SECOND, LATE = ordered_holder(0, 1), ordered_holder(2, 2), ordered_holder(20, 3)
+
+
+class OrderedStory(Story):
+    """Messages of one ordering key; a delivery names the end of the log and its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        settings = {QUEUE: {**SETTINGS, "ordering": "key"}}
+        self.history.add("marq.queues/0", "ok", "settings", version=1, queues=settings)
+
+    def record(self, offset: int, number: int, *headers: tuple[str, bytes], committed: bool = True) -> None:
+        super().record(offset, number, ("marq-ordering-key", KEY), *headers, committed=committed)
+
+    def acquire(
+        self, process: str, holder: int, offset: int, number: int, attempt: int = 1, due_ms: int | None = None
+    ) -> None:
+        self.said(process, "acquire", holder, [offset])
+        payload, dues_ms = Payload(1, attempt, b"q", (), value(number)), None if due_ms is None else [due_ms]
+        self.mark(Acquire(QUEUE, holder, SOURCE, [offset], LEASE_MS, offset, [payload], dues_ms, in_order=True))
+        self.said(process, "commit", holder, [offset])
+
+    def deliver(self, process: str, holder: int, offset: int, number: int, attempt: int = 1) -> None:
+        content = history.content(QUEUE, b"q", value(number), ())
+        self.history.add(
+            process, "ok", "deliver", group=GROUP, holder=self.name(holder), record=f"{LOG}/{offset}", queue=QUEUE,
+            attempt=attempt, content=content, log_end=self.offset, time_ms=self.time_ms,
+        )  # fmt: skip
+
+    def give_up(self, process: str, holder: int, offset: int, delay_ms: int = 0) -> None:
+        self.said(process, "release", holder, [offset])
+        self.mark(Release(QUEUE, holder, SOURCE, [offset], [delay_ms], True, ["boom"]))
+
+    def resume(self, offset: int, asker: int = 7) -> None:
+        """A consumer asks about all messages from an offset on."""
+        asked_at = self.mark(Resume(QUEUE, asker, SOURCE, [offset], onwards=True))
+        self.mark(Resumed(QUEUE, asker, SOURCE, [offset], asked_at, 0, [(0, 3)], [0], [0], [0], [""]))
+
+
+def in_order(story: OrderedStory) -> None:
+    """Message 0 is released once, 1 outlives its consumer, 2 fails for the last time."""
+    for number in range(3):
+        story.send(number)
+    for number in range(3):
+        story.acquire("first", FIRST, number, number)
+    story.deliver("first", FIRST, 0, 0)
+    story.give_up("first", FIRST, 0)
+    story.acquire("first", FIRST, 0, 0, 2)
+    story.deliver("first", FIRST, 0, 0, 2)
+    story.ack("first", FIRST, 0)
+    story.deliver("first", FIRST, 1, 1)
+    story.kill("first")
+    story.resume(0)
+    story.tick(LEASE_MS)
+    story.acquire("second", SECOND, 1, 1, 2)
+    story.deliver("second", SECOND, 1, 1, 2)
+    story.ack("second", SECOND, 1)
+    story.acquire("second", SECOND, 2, 2, 3)
+    story.deliver("second", SECOND, 2, 2, 3)
+    story.give_up("second", SECOND, 2, LAST)
+    story.tick()
+    story.fire(2, Kind.DEAD_LETTERED, 3, Cause.RELEASED)
+    story.dead(2, 3)
+
+
+def early(story: OrderedStory) -> None:
+    """Message 1 is delivered when the handler of message 0 has returned, before its ACK is durable."""
+    begin(story)
+    story.history.add("first", "invoke", "ack", holder=story.name(FIRST), queue=QUEUE, source=LOG, offsets=[0])
+    story.deliver("first", FIRST, 1, 1)
+    story.ack("first", FIRST, 0)
+    story.ack("first", FIRST, 1)
+
+
+def unasked(story: OrderedStory) -> None:
+    """Message 1 is delivered before a client asks to end message 0."""
+    begin(story)
+    story.deliver("first", FIRST, 1, 1)
+    story.ack("first", FIRST, 0)
+    story.ack("first", FIRST, 1)
+
+
+def begin(story: OrderedStory) -> None:
+    for number in range(2):
+        story.send(number)
+        story.acquire("first", FIRST, number, number)
+    story.deliver("first", FIRST, 0, 0)
+
+
+def released_too_soon(story: OrderedStory) -> None:
+    """A release is not an end."""
+    begin(story)
+    story.give_up("first", FIRST, 0)
+    story.deliver("first", FIRST, 1, 1)
+    story.ack("first", FIRST, 1)
+    story.acquire("first", FIRST, 0, 0, 2)
+    story.deliver("first", FIRST, 0, 0, 2)
+    story.ack("first", FIRST, 0)
+
+
+def both_at_once(story: OrderedStory) -> None:
+    """Another consumer delivers message 0 although its lease is not over."""
+    begin(story)
+    story.kill("first")
+    story.resume(0)
+    story.acquire("second", SECOND, 0, 0, 2)
+    story.deliver("second", SECOND, 0, 0, 2)
+    story.ack("second", SECOND, 0)
+    story.acquire("second", SECOND, 1, 1)
+    story.deliver("second", SECOND, 1, 1)
+    story.ack("second", SECOND, 1)
+
+
+def late_release(story: OrderedStory) -> None:
+    """A release of the first attempt comes after the second one has begun; it does not end the second's flight."""
+    begin(story)
+    story.give_up("first", FIRST, 0)
+    story.acquire("first", FIRST, 0, 0, 2)
+    story.deliver("first", FIRST, 0, 0, 2)
+    story.mark(Release(QUEUE, FIRST, SOURCE, [0], [0], True, ["boom"]))
+    story.kill("first")
+    story.acquire("second", SECOND, 0, 0, 3)
+    story.deliver("second", SECOND, 0, 0, 3)
+    story.ack("second", SECOND, 0)
+    story.deliver("first", FIRST, 1, 1)
+    story.ack("first", FIRST, 1)
+
+
+def delivered_after_its_end(story: OrderedStory) -> None:
+    """A consumer that resumed after the ACK of message 0 delivers it."""
+    begin(story)
+    story.ack("first", FIRST, 0)
+    story.deliver("first", FIRST, 1, 1)
+    story.kill("first")
+    while story.offset < 20:
+        story.tick()
+    story.resume(0)
+    story.deliver("second", LATE, 0, 0, 2)
+    story.ack("first", FIRST, 1)
+
+
+def copied(story: OrderedStory, start: int = 0) -> None:
+    """Message 0 is redelivered behind message 1; rightly so if its consumer reads on from ``start`` behind it."""
+    story.send(0)
+    story.take("first", FIRST, 0, 0)
+    if start:
+        story.kill("first")
+        story.history.add(LOG, "ok", "truncate", offset=start)
+        story.resume(start)
+    else:
+        story.give_up("first", FIRST, 0, LAST)
+    # Whether a handler has seen a leased message whose record is gone is unknown, so that delivery does not count.
+    attempt, cause = (1, Cause.EXPIRED) if start else (2, Cause.RELEASED)
+    story.tick(LEASE_MS)
+    story.fire(0, Kind.REDELIVERED, attempt, cause)
+    story.copy(1, 0, attempt)
+    story.acquire("second", SECOND, 1, 0, attempt)
+    story.deliver("second", SECOND, 1, 0, attempt)
+    story.ack("second", SECOND, 1)
+
+
+def fired_in_place(story: OrderedStory) -> None:
+    """A tracker redelivers a message that keeps its place."""
+    story.send(0)
+    story.take("first", FIRST, 0, 0)
+    story.kill("first")
+    story.tick(2 * LEASE_MS)
+    story.fire(0, Kind.REDELIVERED, 2, Cause.EXPIRED)
+    story.copy(1, 0, 2)
+    story.acquire("second", SECOND, 1, 0, 2)
+    story.deliver("second", SECOND, 1, 0, 2)
+    story.ack("second", SECOND, 1)
+
+
+def same_attempt(story: OrderedStory) -> None:
+    """Message 0 is delivered again without counting the first delivery."""
+    story.send(0)
+    story.take("first", FIRST, 0, 0)
+    story.give_up("first", FIRST, 0)
+    story.take("first", FIRST, 0, 0)
+    story.ack("first", FIRST, 0)
+
+
+def without_cause(story: OrderedStory) -> None:
+    """Message 0 is delivered again, and nothing befell its consumer."""
+    story.send(0)
+    story.take("first", FIRST, 0, 0)
+    story.tick(LEASE_MS)
+    story.take("second", SECOND, 0, 0, 2)
+    story.ack("second", SECOND, 0)
+
+
+def without_key(story: OrderedStory) -> None:
+    """Messages without a key are lines of their own."""
+    early(story)
+    for event in story.history.events:
+        event.pop("line", None)
+
+
+def delayed(story: OrderedStory) -> None:
+    """Message 0 has a delivery time, and message 1 does not wait for it."""
+    due_ms = story.time_ms + 500
+    sent = {"message": "0", "queue": QUEUE, "content": history.content(QUEUE, b"q", value(0), ())}
+    story.history.add("producer", "invoke", "send", **sent)
+    story.record(0, 0, (DELIVER_AT_HEADER, b"%d" % due_ms))
+    story.history.add("producer", "ok", "send", **sent, record=f"{LOG}/0")
+    story.send(1)
+    story.acquire("first", FIRST, 0, 0, due_ms=due_ms)
+    story.take("first", FIRST, 1, 1)
+    story.ack("first", FIRST, 1)
+    story.tick(500)
+    story.fire(0, Kind.DELIVERED, 1, Cause.DUE)
+    story.copy(2, 0, 1)
+    story.take("first", FIRST, 2, 0)
+    story.ack("first", FIRST, 2)
+
+
+def delivered_before_its_time(story: OrderedStory) -> None:
+    delayed(story)
+    story.deliver("first", FIRST, 0, 0)
+
+
+def delayed_without_a_time(story: OrderedStory) -> None:
+    delayed(story)
+    del find(story.history.events, "record", offset=0)["deliver_at_ms"]
+
+
+def sent_in_another_order(story: OrderedStory) -> None:
+    """Message 1 is in the log before message 0, although its sender sent message 0 first."""
+    said = {"message": "0", "queue": QUEUE, "content": history.content(QUEUE, b"q", value(0), ())}
+    story.history.add("producer", "invoke", "send", **said)
+    story.send(1)
+    story.record(2, 0)
+    story.history.add("producer", "ok", "send", **said, record=f"{LOG}/2")
+    for offset, number in ((1, 1), (2, 0)):
+        story.take("first", FIRST, offset, number)
+        story.ack("first", FIRST, offset)
+
+
+BROKEN: list[tuple[str, Callable[[OrderedStory], None]]] = [
+    ("misordered", sent_in_another_order),
+    ("order", early),
+    ("order", unasked),
+    ("order", released_too_soon),
+    ("exclusion", both_at_once),
+    ("exclusion", late_release),
+    ("order", delivered_after_its_end),
+    ("no-copy", copied),
+    ("no-copy", fired_in_place),
+    ("no-copy", delayed_without_a_time),
+    ("early", delivered_before_its_time),
+    ("dead-letter", copied),
+    ("attempts", same_attempt),
+    ("unexplained", without_cause),
+]
+
+
+@pytest.mark.parametrize(("name", "told"), BROKEN, ids=[told.__name__ for _, told in BROKEN])
+def test_a_broken_rule_is_found(name: str, told: Callable[[OrderedStory], None]) -> None:
+    report = judged(told, OrderedStory)
+
+    assert name in report.violations, report.findings
+
+
+def test_messages_delivered_in_order_and_in_place_pass() -> None:
+    report = judged(in_order, OrderedStory)
+
+    assert report.findings == []
+    assert (report.delivered, report.acked, report.dead, report.duplicates, report.causes) == (5, 2, 1, 1, {1: 1})
+
+
+def test_a_message_with_a_delivery_time_takes_its_place_when_it_is_due() -> None:
+    assert judged(delayed, OrderedStory).findings == []
+
+
+def test_messages_without_a_key_are_not_in_order() -> None:
+    assert judged(without_key, OrderedStory).findings == []
+
+
+def test_a_message_whose_record_is_gone_is_redelivered_behind_the_others() -> None:
+    assert judged(lambda story: copied(story, 1), OrderedStory).findings == []
+
+
+def test_a_copy_in_another_partition_is_found() -> None:
+    events = events_of(lambda story: copied(story, 1), OrderedStory)
+    copy = find(events, "record", offset=1)
+    copy["process"] = "marq.messages/1"
+
+    assert "misplaced" in check(events).violations
+
+
+def test_without_the_ends_of_logs_a_delivery_is_judged_by_what_was_asked_before() -> None:
+    def hidden(told: Callable[[OrderedStory], None]) -> dict[str, int]:
+        events = events_of(told, OrderedStory)
+        for event in events:
+            if event["op"] == "deliver":
+                del event["log_end"], event["time_ms"]
+        return dict(check(events).violations)
+
+    assert (hidden(in_order), hidden(early)) == ({}, {})
+    assert hidden(unasked) == {"order": 1}
+
+
+def test_the_time_of_a_delivery_says_where_the_log_ended() -> None:
+    events = events_of(early, OrderedStory)
+    for event in events:
+        event.pop("log_end", None)
+
+    assert set(check(events).violations) == {"order", "exclusion"}
+
+
+def test_where_a_log_ended_is_known_although_its_clock_was_set_back() -> None:
+    clock = Clock()
+    for offset, time_ms in enumerate([100, 200, 300, 150, 250, 350]):
+        clock.note(offset, time_ms, time_ms, 0)
+
+    assert [clock.end_at(time_ms) for time_ms in (99, 149, 250, 260, 400)] == [0, 1, 5, 5, 6]
+    # A delivery before the step is judged by too much of the log, never by too little.
+    assert clock.end_at(200) >= 2
+
+
+def test_a_message_that_waits_for_a_stopped_tracker_is_stranded() -> None:
+    def told(story: OrderedStory) -> None:
+        story.send(0)
+        story.mark(Resume(QUEUE, 7, SOURCE, [0], onwards=True))
+        story.history.add("tracker", "ok", "halt", log=MARKERS, reason="gone")
+
+    report = judged(told, OrderedStory)
+
+    assert (report.findings, report.stranded) == ([], 1)
+
+
+def test_a_fact_of_a_message_in_its_place_needs_no_decision_event() -> None:
+    def told(story: OrderedStory) -> None:
+        story.send(0)
+        story.take("first", FIRST, 0, 0)
+        story.kill("first")
+        story.tick(2 * LEASE_MS)
+        story.mark(Fact(Kind.REDELIVERED, QUEUE, TRACKER, SOURCE, [0], [2], [Cause.EXPIRED]))
+
+    assert "no-copy" in judged(told, OrderedStory).violations
