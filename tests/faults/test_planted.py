@@ -53,9 +53,9 @@ async def test_a_consumer_that_commits_without_acquiring_is_found_out(broker: Em
 async def hasty(stage: Stage, _: Any) -> None:
     await stage.worker()
     stage.load()
-    # Longer than the time between two messages of a key, so that a message waits when the one before it ends.
-    await stage.consumer("--hasty", "--manner=patient", "--work=1")
-    await stage.delivered_more(FEW)
+    # Twice the time between two messages of a key, so that a message waits when the one before it ends.
+    await stage.consumer("--hasty", "--manner=patient", "--work=2")
+    await stage.delivered_more(5 * FEW)
 
 
 async def test_a_consumer_that_delivers_before_the_ack_of_the_message_before_is_found_out(
