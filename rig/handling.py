@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 
 import marq
@@ -33,16 +34,24 @@ class Teller:
             "offsets": [named.offset],
         }
         self._add("invoke", op, **names)
+        began_s = time.monotonic()
+
+        def ended(type_: str, **details: object) -> None:
+            # A slow machine may explain that a lease has ended.
+            self._add(type_, op, **names, took_ms=round((time.monotonic() - began_s) * 1000), **details)
+
         try:
             await settle()
         except marq.LeaseLost:
             # An ack was written anyway, another outcome perhaps.
-            lost = {"lost": [message.offset]} if op == "ack" else {}
-            self._add("ok" if op == "ack" else "unknown", op, **names, **lost)
+            if op == "ack":
+                ended("ok", lost=[message.offset])
+            else:
+                ended("unknown")
         except marq.MarqError as error:
-            self._add("unknown", op, **names, error=str(error))
+            ended("unknown", error=str(error))
         else:
-            self._add("ok", op, **names)
+            ended("ok")
             return True
         return False
 
