@@ -24,7 +24,7 @@ from aiokafka.errors import (
 from faust import Event
 
 from marq.core.deliveries.schedule_planner import Planner
-from marq.core.storage.restoration import ROWS_AT_ONCE
+from marq.core.storage.image_from_rows import ROWS_AT_ONCE
 from marq.core.storage.rows import Counts
 from marq.core.tracker import Tracker
 from marq.owner.engine import OwnerEngine, PositionLost, Step

@@ -110,7 +110,7 @@ class Statistics:
     backlog: BacklogCounter | None = None
     #: More metrics of a queue: for how long it has had no consumer.
     watched: Callable[[str], Mapping[str, float]] = lambda _: {}
-    #: As :meth:`agents.removed_handlers.RemovedHandlers.metrics`.
+    #: As :meth:`agents.handler_watch.RemovedHandlers.metrics`.
     removed_handlers: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
     #: (monotonic seconds, {(partition, queue): counters}).
     samples: deque[tuple[float, dict[tuple[int, str], Counts]]] = field(

@@ -14,7 +14,7 @@ from marq.settings.topic_rules import FOR_EVER, RETENTION, TopicFacts
 from marq.wire.markers import Source
 from marq.wire.names import Names
 from marq_worker.agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, is_stalled
-from marq_worker.agents.removed_handlers import merged
+from marq_worker.agents.handler_watch import merged
 from marq_worker.agents.statistics import add_up, backlog_of
 from marq_worker.app.check.findings import Finding, fine, problem, warning
 from marq_worker.app.readable import span

@@ -8,7 +8,7 @@ from typing import Any
 
 from marq.kafka.group_members import GroupMember
 from marq.wire.names import Names
-from marq_worker.agents.removed_handlers import merged, removed
+from marq_worker.agents.handler_watch import merged, removed
 from marq_worker.app.check.findings import Finding, fine, problem, warning
 from marq_worker.app.client_id import Identity
 

@@ -9,7 +9,7 @@ from typing import Any
 from marq.kafka.inspector import Inspector
 from marq.kafka.owned_partitions import OPEN, open_counts
 from marq.settings.client import ClientSettings
-from marq_worker.agents.removed_handlers import merged
+from marq_worker.agents.handler_watch import merged
 from marq_worker.agents.statistics import add_up, backlog_of
 from marq_worker.app.web.peers import ask_workers
 

@@ -33,7 +33,7 @@ from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
 from marq_worker.agents.blocked_keys import merged_keys
 from marq_worker.agents.consumer_watch import has_no_consumer
-from marq_worker.agents.removed_handlers import removed
+from marq_worker.agents.handler_watch import removed
 from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm, open_queues
 from marq_worker.app.commands.open_messages import Open, told_by_workers
 from marq_worker.app.commands.terminal import Column, cell, quoted, seconds, show

@@ -11,9 +11,9 @@ from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, MessageT
 from marq_worker.app.sqs.access_keys import Key, action_of
 from marq_worker.app.sqs.attributes import target_of
 from marq_worker.app.sqs.aws_json import Call
+from marq_worker.app.sqs.call_limits import check
 from marq_worker.app.sqs.entries import each_of
 from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.limits import check
 from marq_worker.app.sqs.message_operations import MessageOperations
 from marq_worker.app.sqs.move_tasks import MoveOperations, queue_of_task
 from marq_worker.app.sqs.queue_operations import QueueOperations

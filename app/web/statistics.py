@@ -14,9 +14,9 @@ from faust.web.views import View
 from yarl import URL
 
 from marq.core.storage.handling_times import add_counts
+from marq_worker.agents.handler_watch import merged as merged_removals
 from marq_worker.agents.message_listing import described_schedules, open_messages, read_choice
 from marq_worker.agents.redaction import Redaction
-from marq_worker.agents.removed_handlers import merged as merged_removals
 from marq_worker.agents.statistics import Statistics, add_up, backlog_of
 from marq_worker.app.web.connection_limits import IDLE_S, Connections
 from marq_worker.app.web.peers import Group, ask_each

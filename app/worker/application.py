@@ -30,11 +30,11 @@ from marq.wire.errors import MarqError
 from marq_worker.agents import queue_consumer, statistics, timer, tracker
 from marq_worker.agents.backlog_counter import BacklogCounter
 from marq_worker.agents.consumer_watch import ConsumerLookup, ConsumerWatch
+from marq_worker.agents.handler_watch import RemovedHandlers
 from marq_worker.agents.owner_context import OwnerContext
 from marq_worker.agents.placement_keeper import PlacementKeeper
 from marq_worker.agents.progress import ProgressReport
 from marq_worker.agents.redaction import Redaction
-from marq_worker.agents.removed_handlers import RemovedHandlers
 from marq_worker.app import client_id
 from marq_worker.app.batch_transport import BatchSchema
 from marq_worker.app.check.cluster import ensure_permissions

@@ -26,7 +26,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import layer_key
 from marq.settings.handler_expiry import CONFIRM_S, EXPIRY_S, REMOVED_S
 from marq_worker.agents.handler_groups import handler_groups
-from marq_worker.agents.removed_handlers import RemovedHandlers
+from marq_worker.agents.handler_watch import RemovedHandlers
 from marq_worker.app.handlers.handlers_role import HandlersRole, modules_of
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import numbered, send, served

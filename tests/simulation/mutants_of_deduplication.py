@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.simulation.mutant import DEDUPLICATION, Mutant, mutant
 
 _CORE, _DELAYING = "marq.core.", "tests.simulation.delaying"
-_LEASES, _RESTORATION, _IDS = _CORE + "lease_book", _CORE + "storage.restoration", _CORE + "storage.deduplication"
+_LEASES, _RESTORATION, _IDS = _CORE + "lease_book", _CORE + "storage.image_from_rows", _CORE + "storage.deduplication"
 
 DEDUPLICATION_MUTANTS: tuple[Mutant, ...] = (
     mutant(

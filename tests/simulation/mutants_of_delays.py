@@ -7,7 +7,11 @@ from tests.simulation.mutant import ANSWERING, CANCELLING, DELAYING, MOVING, Mut
 _CORE, _SIMULATION = "marq.core.", "tests.simulation."
 _LEASES, _TRANSITIONS, _QUESTIONS = _CORE + "lease_book", _CORE + "transitions", _CORE + "request_answers"
 _DUE_INDEX, _OPEN_MESSAGES = _CORE + "due_index", _CORE + "storage.open_messages"
-_TRACKER, _RESTORATION, _FIRES = _CORE + "tracker", _CORE + "storage.restoration", _CORE + "redeliver_or_dead_letter"
+_TRACKER, _RESTORATION, _FIRES = (
+    _CORE + "tracker",
+    _CORE + "storage.image_from_rows",
+    _CORE + "redeliver_or_dead_letter",
+)
 _ACQUISITION, _DELAYING = "marq.consumer.acquisition", _SIMULATION + "delaying"
 
 DELAY_MUTANTS: tuple[Mutant, ...] = (

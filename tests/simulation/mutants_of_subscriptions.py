@@ -6,7 +6,7 @@ from tests.simulation.mutant import SUBSCRIPTIONS, Mutant, mutant
 
 _CORE, _STORAGE = "marq.core.", "marq.core.storage."
 _LEASES, _REPLIES = _CORE + "lease_book", _CORE + "request_answers"
-_ROWS, _RESTORATION = _STORAGE + "rows", _STORAGE + "restoration"
+_ROWS, _RESTORATION = _STORAGE + "rows", _STORAGE + "image_from_rows"
 _ACK_BATCHER = "marq.consumer.ack_batcher"
 _DELAYING, _WRITING = "tests.simulation.delaying", "tests.simulation.writing"
 

@@ -12,7 +12,7 @@ import pytest
 import marq
 from marq.settings.definitions import confirmed_key
 from marq.settings.handler_expiry import EXPIRY_S
-from marq_worker.agents.removed_handlers import RemovedHandlers
+from marq_worker.agents.handler_watch import RemovedHandlers
 from tests.worker.harness import LIMIT_SECONDS, ROOT, Worker, eventually, take
 
 pytestmark = pytest.mark.verify

@@ -8,7 +8,7 @@ from typing import Any
 
 from marq.core.storage.handling_times import quantile_ms
 from marq_worker.agents.consumer_watch import has_no_consumer
-from marq_worker.agents.removed_handlers import removed
+from marq_worker.agents.handler_watch import removed
 from marq_worker.agents.statistics import empty_metrics
 from marq_worker.app.readable import span
 

@@ -15,8 +15,8 @@ from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.core.storage.clock import LogClock
 from marq.core.storage.deduplication import AcceptedIds
 from marq.core.storage.gauges import Gauge, gauges_of
+from marq.core.storage.image_from_rows import Restoration
 from marq.core.storage.open_messages import NO_MESSAGES, OpenMessages
-from marq.core.storage.restoration import Restoration
 from marq.core.storage.rows import Counts, LeaseRow
 from marq.core.storage.settled_dead_letters import Dispositions
 from marq.wire.markers import ANY_QUEUE, Payload, Source, payload_of

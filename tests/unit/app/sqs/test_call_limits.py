@@ -8,8 +8,8 @@ import pytest
 
 from marq_worker.app.sqs.attributes import NAMES
 from marq_worker.app.sqs.aws_json import Call, operations
+from marq_worker.app.sqs.call_limits import SYSTEM_ATTRIBUTES, check
 from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.limits import SYSTEM_ATTRIBUTES, check
 from marq_worker.app.sqs.message_limits import MAX_MESSAGE_BYTES, message_bytes
 
 URL = "http://127.0.0.1:9324/000000000000/orders"
