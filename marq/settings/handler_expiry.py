@@ -5,7 +5,7 @@ must not move its queue to another group. But if the handler is removed from all
 away for good. So workers confirm the modules of their handlers, by records of the queues topic, and a tracker removes
 the layers of a module without confirmations.
 
-Only time counts in which the observer was running and reading the topic. No clocks are compared, and if no tracker
+Only time in which the observer was running and reading the topic counts. No clocks are compared, and if no tracker
 runs, nothing expires. A queue that moves to another group, or back, continues at the furthest position of all groups
 (:mod:`marq.kafka.committed_offsets`), so an expiry neither loses nor repeats a message.
 """
