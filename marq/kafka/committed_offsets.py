@@ -103,7 +103,7 @@ class Search:
     def _newcomers_in(self, source: Source, positions: Positions, commit: Committed | None) -> frozenset[str]:
         queues = self._serving.queues_in(source.topic)
         if commit is not None and is_older(commit.metadata, self._serving.changed_at):
-            # Even one at the group's offset: back from another group, it would be read again from where it left.
+            # A queue back from another group would be read again from where it left, even one at the group's offset.
             return frozenset(queues)
         return frozenset(positions.newcomers(queues, _offset(commit)))
 
@@ -181,7 +181,7 @@ async def _places(
         try:
             known = await snapshots.read(_named(theirs.values()))
         except Forbidden as error:
-            # As if their commits were not visible: a service must not stop because of another one's large group.
+            # Continue as if their commits were not visible: a service must not stop because of another one's large group.
             log.warning("group %s: the positions of queues in groups with snapshots are unknown: %s", group, error)
             theirs = {other: offsets for other, offsets in theirs.items() if not _named([offsets])}
             known = {}

@@ -83,7 +83,7 @@ async def listed_groups(admin: AIOKafkaAdminClient) -> dict[str, int]:
 async def described_members(
     admin: AIOKafkaAdminClient, groups: Mapping[str, int], *, permissions: bool = False
 ) -> list[DescribedGroup]:
-    """Describe groups, given with the broker to ask for each; raises KafkaError."""
+    """Describe groups, each given with the broker to ask; raises KafkaError."""
     by_broker: dict[int, list[str]] = {}
     for name, broker in groups.items():
         by_broker.setdefault(broker, []).append(name)

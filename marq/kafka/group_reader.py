@@ -128,7 +128,7 @@ class Assignee(Protocol):
     def fail(self, error: MarqError) -> None: ...
 
     def holders(self) -> Sequence[int]:
-        """Return the holder of the next assignment and those of messages in flight; they do not change before it."""
+        """Return the holder of the next assignment and those of messages in flight; unchanged until then."""
 
 
 class GroupReader:

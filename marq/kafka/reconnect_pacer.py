@@ -56,7 +56,7 @@ class _Turn:
 
 @dataclass(slots=True)
 class _Broker:
-    """One broker as this process has found it; times are those of the pacer's clock."""
+    """One broker as this process sees it; times are those of the pacer's clock."""
 
     #: Attempts under way.
     trying: list[_Turn] = field(default_factory=list)

@@ -61,7 +61,7 @@ class Topics:
 
 
 async def ensure_topics(settings: ClientSettings, *, changelog: bool = False) -> Topics:
-    """Create the topics that are missing and check the others; concurrent callers do no harm.
+    """Create the topics that are missing and check the others; safe to call concurrently.
 
     ``changelog``: also the lease table's topic, which only trackers need.
 

@@ -20,7 +20,7 @@ from marq.wire.markers import Source
 FETCH_WAIT_MS = 1_000
 #: Longest wait of a read; it ends at the first record.
 READ_WAIT_S = 5.0
-#: Maximum number of records to read to count the waiting messages of a queue.
+#: Maximum number of records read to count the waiting messages of a queue.
 MAX_SCANNED = 200_000
 
 

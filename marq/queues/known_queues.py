@@ -16,7 +16,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, Forbidden
 
-#: Maximum number of records to read from the messages topic.
+#: Maximum number of records read from the messages topic.
 MAX_SCANNED = 200_000
 
 

@@ -32,9 +32,9 @@ class Confirmations:
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def look(self, definitions: Definitions, modules: Iterable[str], passed_s: float) -> dict[str, float]:
-        """Return the seconds without a confirmation of each module, since its first look at the earliest.
+        """Return for how many seconds each module was not confirmed, since its first look at the earliest.
 
-        ``passed_s``: seconds since the last look that count.
+        ``passed_s``: the seconds that count since the last look.
         """
         before, self._seen = self._seen, {}
         for module in modules:

@@ -88,7 +88,7 @@ class ScheduleLayers:
         self._layers: dict[str, dict[str, dict[str, Any]]] = {}
 
     def fold(self, layer: str, name: str, document: Mapping[str, Any] | None) -> None:
-        """Take one record of the queues topic. Raises ConfigError."""
+        """Fold one record of the queues topic. Raises ConfigError."""
         check_schedule_name(name)
         layers = self._layers.get(name, {})
         if document is None:

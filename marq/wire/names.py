@@ -195,7 +195,7 @@ def deduplicating_partition(queue: str, place: bytes, count: int) -> int:
     """Return the markers partition whose tracker checks deduplication ids.
 
     ``place`` is the ordering key of the message, or without one its id. One tracker must check all messages
-    with the same id, and all with the same key in their order.
+    with the same id, and all with the same key, in their order.
     """
     return int.from_bytes(sha256(queue.encode() + b"\0" + place).digest()[:8]) % count
 
