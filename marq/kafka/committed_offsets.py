@@ -181,7 +181,7 @@ async def _places(
         try:
             known = await snapshots.read(_named(theirs.values()))
         except Forbidden as error:
-            # Continue as if their commits were not visible: a service must not stop because of another one's large group.
+            # Continue as if their commits were not visible: a service must not stop because of another's large group.
             log.warning("group %s: the positions of queues in groups with snapshots are unknown: %s", group, error)
             theirs = {other: offsets for other, offsets in theirs.items() if not _named([offsets])}
             known = {}

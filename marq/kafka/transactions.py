@@ -45,7 +45,7 @@ from marq.wire.errors import BrokerUnavailable
 TRANSACTION_S = 5.0
 #: Limit for aborting a transaction; after that, the broker aborts it.
 _ABORT_S = 1.0
-#: Pause before the retry of a request that the broker is not ready for, such as while it ends the last one.
+#: Pause before the retry of a request that the broker is not ready for, such as while it ends the last transaction.
 _RETRY_MS = 20
 
 _FENCED_INSTANCE_ID = 82
