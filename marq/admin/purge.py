@@ -2,17 +2,17 @@
 
 1. **Pause** the queue, and wait until all clients know: then nothing moves between the topic and the trackers.
 2. **Publish** the end offsets of the purge (:mod:`marq.settings.purged_offsets`): consumers skip earlier records from
-   here on. Crash: they still do, and the next purge completes step 3.
-3. **Acquire** unread records with a due time in the far future, and cancel them. Crash in between: they would be
-   delivered then, unless the next purge cancels them before.
+   here on. After a crash they still do, and the next purge completes step 3.
+3. **Acquire** unread records with a due time in the far future, and cancel them. After a crash in between, they
+   would be delivered then, unless the next purge cancels them before.
 4. **Cancel** messages that trackers hold: those due or waiting for a redelivery, and on request delayed ones. The
    trackers' facts (CANCELLED) show for each one whether the request came in time. On request, **acknowledge** messages
    in flight: the pause keeps them where they are, and after that, their holders' own markers have no effect.
 5. **Resume** the queue, unless it was paused before.
 
-Only one purge of a queue runs: a later one takes over by publishing its own record of step 2, and the earlier one ends
-when it sees that record. Otherwise it would resume the queue during the later one, and messages that both acquire might
-be delivered. A purge also ends if the queue is resumed meanwhile.
+Only one purge of a queue runs at a time: a later one takes over by publishing its own record of step 2, and the earlier
+one ends when it sees that record. Otherwise it would resume the queue during the later one, and messages that both
+acquire might be delivered. A purge also ends if the queue is resumed meanwhile.
 
 Otherwise messages in flight are not affected: they end with an ack, or come back after a release.
 """
@@ -179,7 +179,7 @@ class _Purging:
         self._extent = extent
         self._progress = progress
         self._inspector = Inspector(settings, queues.definitions)
-        #: What consumers of a queue with ordering have acquired: they deliver it.
+        #: Offsets that consumers of a queue with ordering have acquired: they deliver these messages.
         self._acquired: Acquired = {}
         #: The record that this purge published last.
         self._published: Purge | None = queues.definitions.purge(queue)

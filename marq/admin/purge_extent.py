@@ -54,7 +54,7 @@ class Extent:
 
 
 async def existing_ranges(view: LogReader, sources: Iterable[Source]) -> dict[Source, range]:
-    """Return the existing offsets of source partitions; those that do not exist are left out."""
+    """Return the existing offsets of source partitions; partitions that do not exist are left out."""
     wanted = set(sources)
     return {
         source: span

@@ -55,7 +55,7 @@ MAX_MESSAGES = 500
 #: Bytes of a marker besides its messages.
 _HEAD_BYTES = 600
 _STOP_S = 2.0
-#: Marq's headers that are the sender's: they stay.
+#: Marq's headers with values from the sender: they are kept.
 _KEPT = (KEY_HEADER, ORDERING_KEY_HEADER)
 
 Progress = Callable[[int, int], None]

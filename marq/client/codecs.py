@@ -14,7 +14,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from marq.client.outcomes import DecodeError, Outcome
 from marq.wire.errors import ConfigError
 
-#: Faults of a value that a reason names.
+#: Maximum number of faults of a value that a reason names.
 _MAX_FAULTS = 5
 
 
@@ -65,7 +65,7 @@ class _Text:
             return data.decode()
         except UnicodeDecodeError as error:
             byte = error.start
-        # Outside of the clause, because the error there holds the value.
+        # Raised outside of the except clause, because the error there holds the value.
         raise DecodeError(f"the value ({len(data)} bytes) is not text: byte {byte} is not UTF-8")
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ class _Json:
             reason = f"at character {error.pos}: {error.msg}" if data else "it is empty"
         except (ValueError, RecursionError) as error:
             reason = str(error)
-        # Outside of the clause, because the error there holds the value.
+        # Raised outside of the except clause, because the error there holds the value.
         raise DecodeError(f"the value ({len(data)} bytes) is not JSON: {reason}")
 
     def __repr__(self) -> str:
@@ -175,7 +175,7 @@ class Model(Generic[M]):
     def encode(self, value: M, /) -> bytes:
         if self._has_instances and not isinstance(value, self._model):
             raise TypeError(f"expected an instance of {self._name}, not {type(value).__name__}")
-        # As JSON does it, which refuses NaN: pydantic itself would write null, which it then does not read.
+        # With JSON, which refuses NaN: pydantic itself would write null, which it then can't read.
         if self._is_model:
             return JSON.encode(value)
         return JSON.encode(
@@ -207,7 +207,7 @@ def _names(model: Any) -> set[str]:
 
 
 def _place(location: tuple[int | str, ...], names: set[str]) -> str:
-    """Return the place of a fault; only names of the model, because others come from the sender."""
+    """Return the place of a fault, with names of the model only, because others come from the sender."""
     if not location or location[0] not in names:
         return ""
     return f"{location[0]}{'…' if len(location) > 1 else ''}: "
@@ -261,5 +261,5 @@ def decode(codec: Codec, data: bytes) -> Any:
     except (Outcome, OSError):
         raise
     except Exception as error:
-        # Not its text, which may quote the value.
+        # Without the error's text, which may quote the value.
         raise DecodeError(f"the value ({len(data)} bytes) can't be decoded: {type(error).__name__}") from error

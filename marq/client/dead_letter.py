@@ -26,7 +26,7 @@ class DeadLetter:
 
     @property
     def id(self) -> str:
-        """``topic/partition/offset`` of the message's first record, as :attr:`marq.Message.id`."""
+        """``topic/partition/offset`` of the message's first record, like :attr:`marq.Message.id`."""
         return self._origin.id
 
     @property
@@ -106,5 +106,5 @@ def time_of(time_ms: int) -> datetime:
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
-        # The header of another program.
+        # Another program wrote the header.
         return datetime.fromtimestamp(0, UTC)

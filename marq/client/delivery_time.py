@@ -35,7 +35,7 @@ def when(call: str, delay: Duration | None, at: datetime | None) -> When | None:
 def whens(call: str, delay: Delay | None, at: At | None, count: int) -> list[When] | None:
     """Return the delivery time of each of several messages: one for all, or a list with one for each.
 
-    Raises ConfigError as :func:`when`, or if a list has another length.
+    Raises ConfigError like :func:`when`, or if a list has the wrong length.
     """
     for name, given in (("delay", delay), ("at", at)):
         if isinstance(given, Sequence) and not isinstance(given, str | bytes):

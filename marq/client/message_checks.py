@@ -54,7 +54,7 @@ def encode(codec: Codec, queue: object, value: object, item: int | None = None) 
 def check_headers(headers: Headers) -> list[Header]:
     """Return headers as pairs with encoded values.
 
-    Raises ConfigError if a name is not text or marq's own, or a value is not text, bytes or None.
+    Raises ConfigError if a name is not text or is one of Marq's own, or a value is not text, bytes or None.
     """
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     checked: list[Header] = []
@@ -114,7 +114,7 @@ class Content:
         if not values:
             return
         if set(map(type, values)) == {bytes}:
-            # The largest one is enough.
+            # Checking the largest one is enough.
             values_bytes: Sequence[bytes] = values  # type: ignore[assignment]
             sizes = list(map(len, values_bytes))
             largest = sizes.index(max(sizes))

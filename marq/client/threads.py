@@ -26,7 +26,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         if error is None:
             future.set_result(value)  # type: ignore[arg-type]
         else:
-            # A future takes no SystemExit, with which a module may end its import.
+            # A SystemExit, with which a module may end its import, would end the event loop.
             future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     def run() -> None:

@@ -60,7 +60,7 @@ class Survey:
         self._groups: dict[int, array[int]] = {}
         self._settled: dict[int, Places] = {}
         self._numbers: dict[Group, int] = {}
-        #: Where to read on, by partition.
+        #: Where to continue reading, by partition.
         self._next: dict[int, int] = {}
         self.ranges: dict[int, range] = {}
 

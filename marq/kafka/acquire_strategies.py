@@ -38,7 +38,7 @@ class AcquireStrategy(Protocol):
 
         ``behind`` has the positions of queues with ordering.
 
-        Raises BrokerUnavailable as :meth:`acquire`; NotCommitted if refused, or the outcome is unknown.
+        Raises BrokerUnavailable like :meth:`acquire`; NotCommitted if refused, or the outcome is unknown.
         """
 
 

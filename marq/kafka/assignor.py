@@ -1,14 +1,15 @@
-"""Assigns partitions by round robin over those that some member reads.
+"""Assigns the partitions that at least one member reads, round-robin.
 
-A queue on few partitions of the messages topic (:mod:`marq.settings.placements`) need not read the others. Each member
+A queue on some partitions of the messages topic (:mod:`marq.settings.placements`) need not read the others. Each member
 tells the group which partitions it reads. The leader assigns a partition only to members that read it, and not at all
 if none does. A member of an older version sends no such list and reads all partitions.
 
 Members also name their holders, the numbers under which they acquire messages, so that a client that describes the
 group can tell which member has a message in flight. Assignments do not depend on them.
 
-The protocol's name is that of Kafka's round robin, whose other implementations ignore the user data. So both kinds may
-be in one group, as in a rolling upgrade: an older leader assigns all partitions, including those that no member reads.
+The protocol's name is that of Kafka's round robin, whose other implementations ignore the user data. So members of
+both kinds may share a group, as in a rolling upgrade: an older leader assigns all partitions, including those that no
+member reads.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def shared_out(
 
 
 def encoded(reads: Reads, holders: Sequence[int] = (), pid: int | None = None, url: str = "") -> bytes:
-    """Return a member's user data: the partitions that it reads, if not all, its holders, process id and address.
+    """Return a member's user data: the partitions that it reads (if not all), its holders, process id and address.
 
     The process id lets people tell two consumers on the same machine apart.
     """

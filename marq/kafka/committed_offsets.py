@@ -43,7 +43,7 @@ from marq.wire.names import Names
 
 log = logging.getLogger("marq")
 
-#: Groups to ask concurrently: each joining queue may have had a group of its own.
+#: Maximum number of groups to query at once: each joining queue may have had a group of its own.
 AT_ONCE = 50
 
 
@@ -71,7 +71,7 @@ class Search:
     """The search for the places of partitions that a group's member was assigned.
 
     ``committed`` has the group's own commits; commits of other groups count only while :attr:`needs_others`.
-    ``snapshots`` has all that ``committed`` names. Queues that need over ``room_bytes`` of metadata get a snapshot.
+    ``snapshots`` has all snapshots that ``committed`` names. Queues that need over ``room_bytes`` of metadata get one.
 
     Raises UnknownPositions if a commit is unreadable.
     """
@@ -103,7 +103,7 @@ class Search:
     def _newcomers_in(self, source: Source, positions: Positions, commit: Committed | None) -> frozenset[str]:
         queues = self._serving.queues_in(source.topic)
         if commit is not None and is_older(commit.metadata, self._serving.changed_at):
-            # A queue that was elsewhere meanwhile would be read again from where it left, even if the group is there.
+            # A queue back from another group would be read again from where it left, even one at the group's offset.
             return frozenset(queues)
         return frozenset(positions.newcomers(queues, _offset(commit)))
 
@@ -181,7 +181,7 @@ async def _places(
         try:
             known = await snapshots.read(_named(theirs.values()))
         except Forbidden as error:
-            # Like a group whose commits are not visible: a service must not stop because of another's large group.
+            # Continue as if their commits were not visible: a service must not stop because of another's large group.
             log.warning("group %s: the positions of queues in groups with snapshots are unknown: %s", group, error)
             theirs = {other: offsets for other, offsets in theirs.items() if not _named([offsets])}
             known = {}
@@ -198,7 +198,7 @@ async def _past_skipped(
 ) -> dict[Source, Place]:
     """Move places past records of own topics that their queues skip, so that they are not read.
 
-    Those of queues with ordering stay: a purge leaves messages that a consumer has received in their places.
+    Places of queues with ordering do not move: a purge leaves alone messages that a consumer has received.
     """
     places, purges = dict(found), dict[Source, Purge]()
     for source, place in found.items():

@@ -26,11 +26,11 @@ from marq.wire.errors import BrokerUnavailable
 
 log = logging.getLogger("marq")
 
-#: Pauses between two attempts to reach the broker at a start.
+#: First and longest pause between two attempts to reach the broker at a start.
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 1.0
 #: Minimum and maximum time for a diagnosis after a failed attempt.
 _LOOK_S, _MAX_LOOK_S = 0.5, 2.0
-#: Time for tasks that are cancelled by force.
+#: Time that cancelled tasks get to end.
 _FORCE_S = 0.5
 
 

@@ -32,7 +32,7 @@ from marq.settings.client import ClientSettings
 
 #: ApiVersions, version 0, which brokers answer before any login: size, key, version, correlation id, no client id.
 _ASK_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
-#: No answer to it is larger.
+#: Maximum size of the answer to it.
 _MAX_ANSWER_BYTES = 1 << 20
 _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
 #: The first bytes of an HTTP server's answer.
@@ -312,7 +312,7 @@ class _Path:
         return Obstacle(
             f"the server at {self._address} is {what}",
             f"correct the address {_ADDRESS}: Kafka's port is 9092 by default",
-            # A broker that is about to stop also ends the connection, and so does a proxy without its broker.
+            # A broker that is about to stop also ends the connection, and so does a proxy whose broker is down.
             lasting=bool(head),
             steps=3,
         )

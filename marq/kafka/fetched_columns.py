@@ -20,14 +20,14 @@ from aiokafka.errors import CorruptRecordException
 from marq.kafka.records import Records
 from marq.wire.markers import Source
 
-#: Records that exist as objects at a time.
+#: Maximum number of records that exist as objects at a time.
 _AT_ONCE = 128
 
 
 async def fetch_records(
     consumer: Any, wait_s: float, max_records: int, woken: asyncio.Future[None] | None = None
 ) -> dict[Source, Records]:
-    """Return the next records of each partition, or nothing if none came in time; raises KafkaError as ``getmany``.
+    """Return the next records of each partition, or nothing if none came in time; raises KafkaError like ``getmany``.
 
     The last record batch may exceed ``max_records``. The consumer's position is then after the returned records.
     ``woken`` ends the wait early.

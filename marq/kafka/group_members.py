@@ -50,7 +50,7 @@ class GroupMember:
         return f"{self.instance_id or self.client_id} on {self.host}{f' ({where})' if where else ''}"
 
     def document(self) -> dict[str, Any]:
-        """Return the same for programs."""
+        """Return the member in a machine-readable form."""
         return asdict(self)
 
 
@@ -69,7 +69,7 @@ class DescribedGroup:
 
     @property
     def reads_nothing(self) -> bool:
-        """Whether no member has a partition, or may get one at the end of a rebalance."""
+        """Whether no member has a partition, and none may get one at the end of a rebalance."""
         has_partitions = any(numbers for member in self.members for numbers in member.partitions.values())
         return not self.members or (self.state == STABLE and not has_partitions)
 
@@ -83,7 +83,7 @@ async def listed_groups(admin: AIOKafkaAdminClient) -> dict[str, int]:
 async def described_members(
     admin: AIOKafkaAdminClient, groups: Mapping[str, int], *, permissions: bool = False
 ) -> list[DescribedGroup]:
-    """Describe groups, given with the broker to ask for each; raises KafkaError."""
+    """Describe groups, each given with the broker to ask; raises KafkaError."""
     by_broker: dict[int, list[str]] = {}
     for name, broker in groups.items():
         by_broker.setdefault(broker, []).append(name)

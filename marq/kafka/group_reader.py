@@ -29,7 +29,7 @@ from marq.wire.markers import Source
 
 log = logging.getLogger("marq")
 
-#: Most bytes of one partition in the answer to a fetch.
+#: Maximum number of bytes of one partition in the answer to a fetch.
 PARTITION_FETCH_BYTES = 1 << 20
 #: Longest wait of a fetch for its first record, and so for a change of demand to take effect.
 FETCH_WAIT_S = 0.5
@@ -81,7 +81,7 @@ class Reader(Protocol):
         """
 
     async def verify(self, sources: Collection[Source]) -> None:
-        """Commit again what is committed. Raises NotCommitted like :meth:`commit`, or if a source is another's."""
+        """Repeat the last commit. Raises NotCommitted like :meth:`commit`, or if another member owns a source."""
 
     def rewind(self, offsets: Offsets) -> None:
         """Continue from these offsets; partitions that are not assigned are ignored."""
@@ -128,7 +128,7 @@ class Assignee(Protocol):
     def fail(self, error: MarqError) -> None: ...
 
     def holders(self) -> Sequence[int]:
-        """Return the holder of the next assignment and those of messages in flight; the same until then."""
+        """Return the holder of the next assignment and those of messages in flight; unchanged until then."""
 
 
 class GroupReader:
@@ -289,7 +289,7 @@ class GroupReader:
     def _starts_over(self, fetched: Mapping[Source, Records]) -> bool:
         """Rejoin the group if a topic was recreated or lost its end; return whether that is so.
 
-        A topic's committed offsets are deleted with it, so its new messages are not taken for the former ones.
+        A topic's committed offsets are deleted with it, so its new messages are not mistaken for the former ones.
         """
         recreated = self._progress.recreated(fetched)
         # If the committed offset is unchanged after that, it was set deliberately, or the topic lost its end.

@@ -1,6 +1,6 @@
 """The headers of many records as a column.
 
-Records of a queue with ordering have one header each, with their key. Their values are kept without the header: a
+Records of a queue with ordering have one header each, with their key. Only the values of these headers are kept: a
 hundred thousand tuples would burden the garbage collector.
 """
 
@@ -52,7 +52,7 @@ def column_of(rows: Sequence[Headers]) -> Sequence[Headers] | None:
     try:
         pairs = [pair for [pair] in rows]
     except ValueError:
-        # One has none, or several. The garbage collector skips tuples of text and bytes.
+        # A record has no header, or several. The garbage collector skips tuples of text and bytes.
         return [tuple(row) for row in rows]
     name = pairs[0][0]
     values = [value for other, value in pairs if other == name and value is not None]

@@ -1,8 +1,8 @@
 """Inspects a namespace from outside: joins no group, leases and commits nothing, and needs no worker.
 
 Waiting messages are the records of a queue after the furthest position that any group has committed for it. The
-position of a queue with ordering is its first unfinished message, so of the records after it those wait that no
-consumer has acquired.
+position of a queue with ordering is its first unfinished message, so only the records after it that no consumer
+has acquired are waiting.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Peeked(NamedTuple):
 
     @property
     def sent_ms(self) -> int:
-        """The time of its first sending."""
+        """The time at which it was first sent."""
         return self._origin.first_sent_ms
 
     @property
@@ -128,7 +128,7 @@ class Inspector:
         return replace(found, scanned=scanned, complete=complete, ends=ends)
 
     async def peek(self, queue: str, count: int, limit: int = MAX_SCANNED) -> tuple[list[Peeked], bool]:
-        """Return the messages of a queue that waited longest, and whether all records were read."""
+        """Return the messages of a queue that have waited longest, and whether all records were read."""
         places = await self.places([queue])
         acquired = await self.acquired([queue])
         found: list[Peeked] = []
@@ -152,7 +152,7 @@ class Inspector:
         return found.counts[queue]
 
     async def acquired(self, queues: Iterable[str]) -> Acquired:
-        """Return the offsets that those of these queues have acquired that have ordering."""
+        """Return the acquired offsets of those of these queues that have ordering."""
         ordered = {queue for queue in queues if self._definitions.settings(queue).ordered}
         owned = await self.owned(incomplete=True) if ordered else {}
         return {
@@ -228,7 +228,7 @@ class Inspector:
         ]
         begin = self._definitions.begin(queue)
         starts = {} if begin is None else begin.ends
-        # A start behind the end of a partition is that of a topic which was recreated.
+        # A start beyond the end of a partition dates from before the topic was recreated.
         return {
             source: max(known[source].get(queue, 0), start if (start := starts.get(source, 0)) <= span.stop else 0)
             for source, span in ranges.items()
@@ -271,7 +271,7 @@ class Inspector:
     async def owned(
         self, progress: Callable[[int, int], None] | None = None, *, incomplete: bool = False
     ) -> dict[int, Owned]:
-        """Return what each markers partition holds open; see :func:`marq.kafka.owned_partitions.owned_partitions`."""
+        """Return the content of each markers partition; see :func:`marq.kafka.owned_partitions.owned_partitions`."""
         return await owned_partitions(self._settings, self._definitions, progress, incomplete=incomplete)
 
 

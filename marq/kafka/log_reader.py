@@ -82,7 +82,7 @@ class LogReader:
         return {Source(topic, number): span for number, span in ranges.items()}
 
     async def ends(self, sources: Collection[Source]) -> dict[Source, int]:
-        """Return where partitions end now; waits while a broker is away."""
+        """Return where partitions end now; waits while a broker is unavailable."""
         try:
             ends = await _ends(self._running(), [TopicPartition(*source) for source in sources])
         except KafkaError as error:
@@ -90,7 +90,7 @@ class LogReader:
         return {Source(*partition): end for partition, end in ends.items()}
 
     async def offsets_at(self, sources: Iterable[Source], time_ms: int) -> dict[Source, int | None]:
-        """Return the first offset with this timestamp or a later one, None without any."""
+        """Return the first offset with this timestamp or a later one, None if there is none."""
         wanted = {TopicPartition(*source): time_ms for source in sources}
         try:
             async with asyncio.timeout(self._limit_s):

@@ -1,4 +1,4 @@
-"""Writes marker batches, or now and then a few other records, and waits until they are durable."""
+"""Writes marker batches, and occasionally a few other records, and waits until they are durable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
 
-#: Most bytes that Kafka's framing adds to a batch of one record.
+#: Maximum number of bytes that Kafka's framing adds to a batch of one record.
 FRAME_BYTES = 512
 #: From this number on, records of a partition are sent as a batch: a single record costs more per record, but a batch
 #: waits for the records before it.
@@ -129,7 +129,7 @@ class KafkaMarkerWriter:
 
 
 def batch_limits(limit_bytes: int) -> dict[str, int]:
-    """Return a producer's size limits; the topic's limit holds for a whole batch, so a batch must not be larger."""
+    """Return a producer's size limits; the topic's limit applies to a whole batch, so a batch must not be larger."""
     return {"max_batch_size": limit_bytes, "max_request_size": limit_bytes + FRAME_BYTES}
 
 

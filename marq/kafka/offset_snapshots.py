@@ -43,7 +43,7 @@ UNNAMED_MS = 3_600_000
 
 
 class UnknownPositions(MarqError):
-    """An offset's metadata is unreadable. Reading stops, because messages would be lost or delivered again."""
+    """An offset's metadata is unreadable. Reading stops: otherwise messages would be lost or delivered again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +159,10 @@ def in_the_metadata(
 
 def new_snapshot(snapshot_id: str, positions: Mapping[str, int], served: Collection[str], start: int) -> OffsetSnapshot:
     """Return a snapshot for all offsets from ``start`` on: commits need to name nothing else."""
-    # Positions before the start are at the offset from the first commit on.
+    # Queues with positions before the start are at the committed offset from the first commit on.
     moving = {queue: position if (position := positions.get(queue, 0)) > start else 0 for queue in sorted(served)}
     room_bytes = MAX_SNAPSHOT_BYTES
-    # If queues have left, the first one to leave is forgotten first: if it returns, it starts from the beginning.
+    # If there is no room, the queue that left first is forgotten first: if it returns, it starts from the beginning.
     past = {
         queue: position
         for queue, position in sorted(positions.items(), key=lambda entry: (-entry[1], entry[0]))
@@ -203,7 +203,7 @@ class OffsetSnapshotKey(NamedTuple):
 def left_over(
     written: Mapping[OffsetSnapshotKey, int], group: str, committed: Mapping[Source, str | None]
 ) -> list[OffsetSnapshotKey]:
-    """Return the snapshots of a group that no commit names; ``written`` has their times by the broker, in ms.
+    """Return the snapshots of a group that no commit names; ``written`` has their broker timestamps, in ms.
 
     ``committed`` has the snapshot that the group's commit names, for the partitions that we own in the group now.
     """
@@ -216,7 +216,7 @@ def left_over(
 
 
 class OffsetSnapshotLog:
-    """Reads the topic from start to end when a snapshot is wanted, and keeps no connection."""
+    """Reads the topic from start to end when a snapshot is needed, and keeps no connection."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings

@@ -62,7 +62,7 @@ async def owned_partitions(
 ) -> dict[int, Owned]:
     """Return the content of each markers partition.
 
-    ``incomplete``: return a partition that a record of a newer version stops as it was before that record.
+    ``incomplete``: if a record of a newer version stops a partition, return the content before that record.
 
     Raises BrokerUnavailable if a topic could not be read; UnknownVersion if a record of a newer version stops a
     partition, and ``incomplete`` is False.
@@ -137,7 +137,7 @@ def _owner(headers: Headers) -> str:
 
 
 def open_counts(owned: Iterable[Owned]) -> dict[str, dict[str, int]]:
-    """Return the numbers of open messages of each queue, by the names of the workers' pages."""
+    """Return the numbers of open messages of each queue, under the names on the workers' pages."""
     totals: dict[str, Counter[str]] = {}
     for each in owned:
         for queue, gauge in each.tracker.book.gauges().items():

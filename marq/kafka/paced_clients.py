@@ -42,7 +42,7 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
     _sync_task: asyncio.Task[None] | None
 
     async def bootstrap(self) -> None:
-        """Open the first connection, as aiokafka does it. Raises KafkaConnectionError if no address could be used."""
+        """Open the first connection, as aiokafka does. Raises KafkaConnectionError if no address could be used."""
         hosts = [(host, port) for host, port, _ in self.hosts]
         error: BaseException | None = None
         for address in hosts:
@@ -86,7 +86,7 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
             self.force_metadata_update()
             return None
 
-    #: aiokafka's own, but its requests create no topic: a broker would do that with settings of its own.
+    #: aiokafka's own, but its requests create no topic: a broker would use its own settings for it.
     _metadata_update = FunctionType(
         AIOKafkaClient._metadata_update.__code__,
         {**vars(aiokafka.client), "MetadataRequest": partial(MetadataRequest, allow_auto_topic_creation=False)},

@@ -191,7 +191,7 @@ def stable_offsets(group: str, partitions: Iterable[TopicPartition]) -> HandMade
 
 
 def allowed_on_topics(topics: list[str]) -> HandMade:
-    """Return the request for the allowed operations on topics, which Kafka 2.3 and newer answers; creates none."""
+    """Return the request for the allowed operations on topics, which Kafka 2.3 and newer answer; it creates none."""
     return HandMade([_METADATA], topics, False, False, True)
 
 

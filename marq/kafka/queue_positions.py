@@ -114,7 +114,7 @@ class Positions:
         past = {queue: position for queue, position in by_queue.items() if position != offset}
         metadata = plain(here, past)
         while past and len(metadata.encode()) > MAX_METADATA_BYTES:
-            # If queues have left, the first one to leave is forgotten first: if it returns, it starts at the beginning.
+            # The queue that left first is forgotten first: if it returns, it starts from the beginning.
             del past[min(sorted(past), key=lambda queue: past[queue])]
             metadata = plain(here, past)
         if len(metadata.encode()) > MAX_METADATA_BYTES:
@@ -208,7 +208,7 @@ class Positions:
 
 
 def committer(name: str) -> str:
-    """Return the committer's name of this process; ``name`` is its instance id or client id."""
+    """Return the name of this process as a committer; ``name`` is its instance id or client id."""
     return f"{name} on {socket.gethostname()} (process {os.getpid()})"
 
 

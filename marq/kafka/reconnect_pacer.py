@@ -23,11 +23,11 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 
 log = logging.getLogger("marq")
 
-#: First and longest pause between two attempts at a broker that is down. Jitter shortens each by up to a half.
+#: First and longest pause between two attempts to reach a broker that is down. Jitter shortens each by up to a half.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
-#: Maximum number of failed attempts of a process at one cluster in any second.
+#: Maximum number of failed attempts of a process to reach one cluster in any second.
 MAX_FAILURES_PER_SECOND = 5
-#: Maximum number of concurrent attempts at a broker that is up. They would all fail together when it goes down.
+#: Maximum number of concurrent attempts to reach a broker that is up. They would all fail together when it goes down.
 MAX_CONCURRENT = 2
 #: Seconds between two log lines about a broker that stays down.
 SUMMARY_S = 30.0
@@ -56,7 +56,7 @@ class _Turn:
 
 @dataclass(slots=True)
 class _Broker:
-    """One broker as this process has found it; times are those of the pacer's clock."""
+    """One broker as this process sees it; times are those of the pacer's clock."""
 
     #: Attempts under way.
     trying: list[_Turn] = field(default_factory=list)
@@ -76,7 +76,7 @@ class _Broker:
 
 
 class Pacer:
-    """Paces the connection attempts of one process at one cluster; safe for use from several threads.
+    """Paces the attempts of one process to connect to one cluster; safe for use from several threads.
 
     Args:
         clock: monotonic seconds.
@@ -92,7 +92,7 @@ class Pacer:
         self._jitter = jitter
         self._lock = threading.Lock()
         self._brokers: dict[Address, _Broker] = defaultdict(_Broker)
-        #: When the attempts of the last second began: those at brokers that are down, and others that failed.
+        #: When the attempts of the last second began: those to reach brokers that are down, and others that failed.
         self._spent: deque[float] = deque()
         self._lost_at = _NEVER
 
@@ -137,7 +137,7 @@ class Pacer:
         return self._clock() - max(latest_s, self._lost_at) < FRESH_S
 
     def fresh_error(self, address: Address) -> BaseException | None:
-        """Return why the last attempt at a broker failed; None if it is up, or if that was long ago."""
+        """Return why the last attempt to reach a broker failed; None if it is up, or if that was long ago."""
         with self._lock:
             broker = self._brokers.get(address)
             if broker is None or not broker.failed or self._clock() - broker.failed_at >= FRESH_S:
@@ -199,7 +199,7 @@ class Pacer:
     def _refusal(self, address: Address, broker: _Broker) -> KafkaConnectionError:
         return KafkaConnectionError(f"broker {text_of(address)} is unreachable: {reason_of(broker.error)}")
 
-    # --- what came of it ----------------------------------------------------------------------------------------------
+    # --- outcomes -----------------------------------------------------------------------------------------------------
 
     def _end(self, turn: _Turn, error: BaseException | None) -> None:
         with self._lock:

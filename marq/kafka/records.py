@@ -1,4 +1,4 @@
-"""Records as columns: a question about thousands of them needs no object for each.
+"""Records as columns, so that a check of thousands of them needs no object for each.
 
 Most records are only passed on: their keys name the queue, their values go into an ACQUIRE, their offsets into an ACK.
 Making, comparing and packing a list of values or numbers is many times faster than visiting as many objects, and leaves

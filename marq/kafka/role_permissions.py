@@ -176,7 +176,7 @@ class Tools:
         return self._line("kafka-topics.sh", "--alter", "--topic", name, "--partitions", str(partitions))
 
     def allow(self, principal: str, operations: Sequence[str], resource: Sequence[str], *, prefixed: bool) -> str:
-        """Return the command that allows operations; ``resource`` is such as ("--topic", "marq.messages")."""
+        """Return the command that allows operations; ``resource`` is, for example, ("--topic", "marq.messages")."""
         allowed = [part for operation in operations for part in ("--operation", operation)]
         pattern = ["--resource-pattern-type", "prefixed"] if prefixed else []
         return self._line("kafka-acls.sh", "--add", "--allow-principal", principal, *allowed, *resource, *pattern)

@@ -113,7 +113,7 @@ def serving(
 ) -> Serving:
     """Return the serving of queues; ``own_topics`` may have None for a queue without a topic.
 
-    ``reads`` has the partitions of the shared topic for each queue; a missing queue is read in all.
+    ``reads`` has the partitions of the shared topic for each queue; a queue missing there is read in all.
     """
     names = tuple(sorted(queues))
     own = {queue: topic for queue in names if (topic := own_topics.get(queue))}

@@ -61,7 +61,7 @@ class Topics:
 
 
 async def ensure_topics(settings: ClientSettings, *, changelog: bool = False) -> Topics:
-    """Create the topics that are missing and check the others; concurrent callers do no harm.
+    """Create the topics that are missing and check the others; safe to call concurrently.
 
     ``changelog``: also the lease table's topic, which only trackers need.
 
@@ -75,8 +75,8 @@ async def ensure_topics(settings: ClientSettings, *, changelog: bool = False) ->
 async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Topics) -> dict[str, int]:
     """Check topics that belong to queues, which Marq never creates; return the number of partitions of each.
 
-    Raises BrokerUnavailable as :func:`ensure_topics`; ConfigError if a topic does not exist, or accepts larger messages
-    than the markers topic can carry.
+    Raises BrokerUnavailable like :func:`ensure_topics`; ConfigError if a topic does not exist, or accepts larger
+    messages than the markers topic can carry.
     """
     wanted = sorted(names)
     if not wanted:
@@ -103,7 +103,7 @@ async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Top
 async def topic_exists(settings: ClientSettings, topic: str) -> bool:
     """Return whether a topic exists.
 
-    Raises BrokerUnavailable as :func:`ensure_topics`; ConfigError if the permission to describe it is missing.
+    Raises BrokerUnavailable like :func:`ensure_topics`; ConfigError if the permission to describe it is missing.
     """
     async with _admin(settings) as admin:
         return topic in await _Topics(admin, settings).describe([topic])
@@ -112,8 +112,8 @@ async def topic_exists(settings: ClientSettings, topic: str) -> bool:
 async def offset_snapshot_topic(settings: ClientSettings, *, make: bool) -> bool:
     """Return whether the topic of offset snapshots exists, which few namespaces need; with ``make``, create it.
 
-    Raises BrokerUnavailable as :func:`ensure_topics`; ConfigError if a setting of the topic is wrong, or the permission
-    to create it is missing.
+    Raises BrokerUnavailable like :func:`ensure_topics`; ConfigError if a setting of the topic is wrong, or the
+    permission to create it is missing.
     """
     async with _admin(settings) as admin:
         return await _Topics(admin, settings).ensure_offset_snapshots(make=make)
@@ -215,7 +215,7 @@ class _Topics:
 
 
 def planned(settings: ClientSettings, found: Mapping[str, TopicFacts]) -> dict[str, TopicPlan]:
-    """Return how each topic would be created, next to those that exist."""
+    """Return how each topic would be created, given those that exist."""
     messages, markers = found.get(settings.names.messages), found.get(settings.names.markers)
     return plans(
         settings.names,

@@ -41,11 +41,11 @@ from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
 
-#: Time after which the broker may abort a transaction: the shorter, the sooner that of a dead process ends.
+#: Time after which the broker may abort a transaction: the shorter it is, the sooner that of a dead process ends.
 TRANSACTION_S = 5.0
-#: Limit for aborting one; after that the broker does it.
+#: Limit for aborting a transaction; after that, the broker aborts it.
 _ABORT_S = 1.0
-#: Pause before the retry of a request that the broker is not ready for, as while it ends the last transaction.
+#: Pause before the retry of a request that the broker is not ready for, such as while it ends the last transaction.
 _RETRY_MS = 20
 
 _FENCED_INSTANCE_ID = 82

@@ -122,7 +122,7 @@ class Batcher:
         self._stopping = self._stopped = False
 
     async def drain(self) -> None:
-        """Wait some seconds for accepted messages to be confirmed."""
+        """Wait a few seconds for accepted messages to be confirmed."""
         self._stopping = True
         self._submit_all()
         with contextlib.suppress(TimeoutError):
@@ -221,7 +221,7 @@ class Batcher:
             partition = cursor.take()
             batch = ProducerBatch(self._sender, cursor.topic, partition, self._routes.placements)
             stop = batch.fill(route.key, items, start, min(start + share, len(items)), headers)
-            # Accepted only when the partition's previous batch was sent, which bounds memory.
+            # Accepted only after the partition's previous batch was sent, which bounds memory.
             tasks.append(self._track(self._send(batch)))
             batches.append((cursor.topic, partition, stop - start))
             start = stop

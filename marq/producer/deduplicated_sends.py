@@ -35,7 +35,7 @@ def check_id(given: object, name: str = "deduplication_id") -> bytes:
 
 
 def check_ids(given: object, count: int) -> list[bytes]:
-    """Return the bytes of the ids of several messages. Raises ConfigError as :func:`check_id`."""
+    """Return the bytes of the ids of several messages. Raises ConfigError like :func:`check_id`."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise ConfigError(f"deduplication_ids: expected a list with an id for each message, not {given!r}")
     if len(given) != count:

@@ -167,7 +167,7 @@ def _take(batch: Fact | Answer, pending: dict[tuple[Source, int], list[_Request]
 
 
 def _came_in_time(request: _Request, batch: Fact | Answer, index: int, holders: _Holders) -> bool | None:
-    """Return the answer to a request that a marker about its place gives; None if it leaves the request undecided."""
+    """Return the answer that a marker about its place gives to a request; None if it leaves the request undecided."""
     queue, cancels = request.receipt.queue, request.when is None
     if isinstance(batch, Fact):
         cancelled = cancels and batch.kind is Kind.CANCELLED

@@ -3,7 +3,7 @@
 The producer chooses a random number and counts its messages in each markers partition; both together identify a message
 until it is delivered. Simultaneous messages are sent together.
 
-Messages with a deduplication id are delayed messages, too: mostly by nothing. Their place decides which tracker looks
+Messages with a deduplication id are delayed messages, too, mostly by 0 ms. Their place decides which tracker looks
 for duplicates (:func:`marq.wire.names.deduplicating_partition`). Those of one queue and markers partition are written
 one batch after the other, so that the log has the order of the calls.
 """
@@ -129,7 +129,7 @@ class Delays:
         """Delay one message, together with all others of this turn of the loop; the future gets its receipt.
 
         ``place`` is the ordering key of a message with a deduplication id, or without one the id: all messages of a
-        queue with the same place get into one log, in the order of the calls.
+        queue with the same place go to one log, in the order of the calls.
 
         Raises:
             MarqError: the producer was stopped.

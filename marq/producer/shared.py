@@ -22,7 +22,7 @@ class SharedProducer(Producer):
     async def send_each(
         self, queue: str, messages: Sequence[tuple[bytes, Sequence[Header]]]
     ) -> list[Receipt | MarqError]:
-        """Send messages with checked headers of their own; return each one's receipt, or why it is not confirmed.
+        """Send messages with checked headers of their own; return each one's receipt, or why it was not confirmed.
 
         Same errors as :meth:`send` if none was sent.
         """

@@ -1,4 +1,4 @@
-"""The queues topic as a log: read from its start, followed, and now and then written."""
+"""The queues topic as a log: read from its start, followed, and occasionally written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from marq.wire.markers import Source
 FETCH_WAIT_MS = 1_000
 #: Longest wait of a read; it ends at the first record.
 READ_WAIT_S = 5.0
-#: Records that are read at most to count the waiting messages of a queue.
+#: Maximum number of records read to count the waiting messages of a queue.
 MAX_SCANNED = 200_000
 
 
@@ -53,7 +53,7 @@ class DefinitionLog(Protocol):
         """
 
     async def end(self) -> int:
-        """Return the current end of the log; waits while a broker is away."""
+        """Return the current end of the log; waits while a broker is unavailable."""
 
     async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
         """Write records; return their offsets by key when all are durable."""

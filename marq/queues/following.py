@@ -1,4 +1,4 @@
-"""Follows the queues topic: reads it to its end at the start, then continues, and writes to it now and then."""
+"""Follows the queues topic: reads it to its end at the start, then continues, and occasionally writes to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RETRY_S = 0.5
 #: Interval and limit of the check that all definitions are known.
 SYNC_S = 10.0
 SYNC_LIMIT_S = 5.0
-#: Length of the error about a foreign record, which may quote all of it.
+#: Maximum length of a logged error about a foreign record, which may quote the whole record.
 _SHOWN_CHARACTERS = 300
 #: Longest sleep until the end of a pause: the wall clock may be set, and a suspended machine does not count its sleep.
 PAUSE_CHECK_S = 60.0
@@ -107,7 +107,7 @@ class DefinitionsFollower:
     async def write(self, documents: Mapping[bytes, Mapping[str, Any] | None]) -> list[Entry]:
         """Write, wait until that is read back, and return the records that other clients wrote since the call.
 
-        Of each key, these are the records before ours. Only one write may be in progress.
+        For each key, these are the records before ours. Only one write may be in progress.
         """
         self._overheard = overheard = list[Entry]()
         try:

@@ -16,7 +16,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, Forbidden
 
-#: Records of the messages topic that are read at most.
+#: Maximum number of records read from the messages topic.
 MAX_SCANNED = 200_000
 
 
@@ -42,7 +42,7 @@ async def defined_or_consumed(settings: ClientSettings) -> set[str]:
 
 
 async def _add_messages(names: set[str], inspector: Inspector, wanted: str) -> None:
-    """Add the queues with open messages, and if ``wanted`` is not among them those with waiting ones."""
+    """Add the queues with open messages and, if ``wanted`` is not among them, those with waiting ones."""
     with suppress(Forbidden):
         for each in (await inspector.owned()).values():
             names.update(each.tracker.book.gauges())

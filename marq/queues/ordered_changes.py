@@ -1,4 +1,4 @@
-"""Refuses changes to settings that would break the order of messages which a queue already has.
+"""Refuses changes to settings that would break the order of messages that a queue already has.
 
 Order holds only within a partition. Messages of a key that are in two places, or that were sent while the queue was
 not ordered, could overtake each other. A queue of the messages topic may become ordered at any time, because its

@@ -110,7 +110,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
         return EffectiveSettings.of(self.definitions(check_queue_name(queue)))
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back in the event loop after each change; return a function that ends the calls."""
+        """Call ``callback`` in the event loop after each change; return a function that ends the calls."""
         key = object()
         self._listeners[key] = callback
 
@@ -182,7 +182,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
                 await follower.write(documents)
 
     async def replace(self, documents: Mapping[bytes, Mapping[str, Any] | None]) -> None:
-        """Write layers as :meth:`publish`; if another client writes one at the same time, the other one wins.
+        """Write layers like :meth:`publish`; if another client writes one at the same time, that client wins.
 
         Raises:
             ConfigError: the permission to write is missing.
@@ -249,7 +249,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
         read: Callable[[Definitions], Mapping[str, Any] | None],
         merged: Callable[[Mapping[str, Any]], dict[str, Any]],
     ) -> None:
-        """Write one layer, ``merged`` from the former one; retry if another client wrote in between; empty removes it.
+        """Write one layer, ``merged`` from the former one; retry if another client wrote in between; {} removes it.
 
         Raises:
             ConfigError: the permission to write is missing, or ``merged`` finds something wrong.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """A circuit breaker: it opens when the share ``failure_rate`` of the last ``window`` outcomes failed.
+    """A circuit breaker: it opens when a share ``failure_rate`` of the last ``window`` outcomes are failures.
 
     After ``reset_timeout_ms`` one message passes, whose outcome closes the breaker or starts another pause.
     """

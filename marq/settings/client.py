@@ -24,10 +24,10 @@ DEFAULT_CONNECT_TIMEOUT_MS = 10_000
 DEFAULT_REQUEST_TIMEOUT_MS = 30_000
 #: A consumer that does not answer for this long loses its partitions (its leases continue).
 DEFAULT_SESSION_TIMEOUT_MS = 10_000
-#: A consumer whose reader is stuck for this long loses its partitions; one that is only full sends a heartbeat in time.
+#: A consumer whose reader is stuck for this long loses its partitions; one with a full buffer still polls in time.
 DEFAULT_MAX_POLL_INTERVAL_MS = 300_000
 DEFAULT_PARTITIONS = 4
-#: One copy works on every cluster; set MARQ_REPLICATION_FACTOR=3 in production, before the first start.
+#: One replica works on every cluster; set MARQ_REPLICATION_FACTOR=3 in production, before the first start.
 DEFAULT_REPLICATION_FACTOR = 1
 #: How long markers are kept: a tracker that is away for longer can't continue.
 DEFAULT_MARKERS_RETENTION_MS = 7 * 24 * 3600 * 1000
@@ -92,12 +92,12 @@ class ClientSettings:
     sasl_mechanism: str = "PLAIN"
     sasl_username: str | None = None
     sasl_password: str | None = field(default=None, repr=False)
-    #: Of OAUTHBEARER, instead of a name and a password.
+    #: For OAUTHBEARER, instead of a name and a password.
     sasl_token_provider: NamedProvider | None = None
 
     @property
     def login(self) -> str | None:
-        """What tells the logins of a process apart: a user's name, or the name of a token provider."""
+        """The name that tells the logins of a process apart: that of a user or of a token provider."""
         return self.sasl_username if self.sasl_token_provider is None else self.sasl_token_provider.name
 
     @classmethod

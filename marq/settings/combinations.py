@@ -46,7 +46,7 @@ def check_combinations(definitions: Definitions) -> None:
 
 
 def check_lease(definitions: Definitions, queue: str) -> None:
-    """Check that a queue's ``max_lease`` is not shorter than its lease; otherwise a message is held for its lease."""
+    """Check that a queue's ``max_lease`` is not shorter than its lease, for which a message is leased anyway."""
     settings = definitions.settings(queue)
     if settings.max_lease_ms < settings.lease_ms:
         lease, max_lease = [

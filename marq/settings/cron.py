@@ -20,7 +20,7 @@ log = logging.getLogger("marq")
 
 
 def next_time(schedule: Schedule, after_s: int) -> int | None:
-    """Return the next time after one, both in seconds since the epoch; None if that is more than 50 years ahead.
+    """Return the next time after ``after_s``, both in seconds since the epoch; None if it is over 50 years ahead.
 
     Raises ConfigError if the expression or the time zone can't be understood, or cronsim is missing.
     """
@@ -48,7 +48,7 @@ def next_time(schedule: Schedule, after_s: int) -> int | None:
 
 
 def check_times(schedule: Schedule, now_s: float) -> None:
-    """Check a schedule, its times only if cronsim is installed. Raises ConfigError."""
+    """Check a schedule, but its times only if cronsim is installed. Raises ConfigError."""
     _zone(schedule)
     try:
         import cronsim  # noqa: F401

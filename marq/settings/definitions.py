@@ -87,7 +87,7 @@ def confirmed_key(module: str) -> bytes:
 
 
 class Definitions:
-    """Calling it gives the settings of a queue, defined or not."""
+    """The definitions; a call returns the settings of a queue, defined or not."""
 
     def __init__(self) -> None:
         self.schedules = ScheduleLayers()
@@ -108,7 +108,7 @@ class Definitions:
         self._starts: dict[str, Purge] = {}
         self._sqs: dict[str, Mapping[str, Any]] = {}
         self._sqs_tasks: dict[str, Mapping[str, Any]] = {}
-        #: Orders of quarantine, by partition and offset.
+        #: Quarantine requests, by partition and offset.
         self._quarantines: dict[tuple[int, int], Quarantine] = {}
         self._confirmations = 0
         self._confirmed: dict[str, int] = {}

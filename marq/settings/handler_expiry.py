@@ -5,7 +5,7 @@ must not move its queue to another group. But if the handler is removed from all
 away for good. So workers confirm the modules of their handlers, by records of the queues topic, and a tracker removes
 the layers of a module without confirmations.
 
-Only time counts in which the observer was running and reading the topic. No clocks are compared, and if no tracker
+Only time in which the observer was running and reading the topic counts. No clocks are compared, and if no tracker
 runs, nothing expires. A queue that moves to another group, or back, continues at the furthest position of all groups
 (:mod:`marq.kafka.committed_offsets`), so an expiry neither loses nor repeats a message.
 """
@@ -32,9 +32,9 @@ class Confirmations:
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def look(self, definitions: Definitions, modules: Iterable[str], passed_s: float) -> dict[str, float]:
-        """Return the seconds without a confirmation of each module, since its first look at the earliest.
+        """Return for how many seconds each module was not confirmed, since its first look at the earliest.
 
-        ``passed_s``: seconds since the last look that count.
+        ``passed_s``: the seconds that count since the last look.
         """
         before, self._seen = self._seen, {}
         for module in modules:

@@ -39,7 +39,7 @@ class Hinted:
 
     __slots__ = ()
 
-    # Not for a type checker, which would accept each misspelt attribute.
+    # Hidden from type checkers, which would otherwise accept every misspelt attribute.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Never:

@@ -37,7 +37,7 @@ SENT_S = 45.0
 #: Time after a placement was written when no sender uses the former one.
 GRACE_S = 60.0
 
-#: Some partitions of the messages topic, rising; None: all that it has and ever will have.
+#: Some partitions of the messages topic, in ascending order; None: all that it has and ever will have.
 Partitions = tuple[int, ...] | None
 
 
@@ -128,7 +128,7 @@ EVERYWHERE = Placement()
 
 
 def subset(queue: str, partitions: int, count: int | None) -> Partitions:
-    """Return the partitions of a queue that lives on ``count`` of them; None for all of them.
+    """Return the partitions of a queue that uses ``count`` of them; None for all of them.
 
     A partition's weight is the first 8 bytes, big-endian, of the SHA-256 of ``partition:queue`` as UTF-8.
     """

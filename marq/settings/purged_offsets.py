@@ -25,7 +25,7 @@ from marq.wire.markers import Source
 class Purge:
     """Records before ``ends`` with timestamps up to ``until_ms`` are purged.
 
-    ``starts`` has the offsets from which some may lack their markers, if the purge was interrupted.
+    ``starts`` has the offsets from which on some records may lack their markers, if the purge was interrupted.
     """
 
     until_ms: int

@@ -29,14 +29,14 @@ UNLIMITED_ATTEMPTS = 2**32 - 1
 UNLIMITED = "unlimited"
 MAX_FACTOR = 1_000
 MAX_CONCURRENCY = 10_000
-#: Entries of a list of delays, and classes of errors that have a backoff of their own.
+#: Maximum numbers of entries in a list of delays, and of error classes with their own backoff.
 MAX_DELAYS, MAX_ERRORS = 100, 100
 MAX_WINDOW = 10_000
 #: The longest memory of deduplication ids: each takes some 200 bytes of a worker's memory.
 MAX_DEDUPLICATION_SECONDS = 7 * 24 * 3600
 #: A value instead of a backoff: the message becomes a dead letter immediately.
 REJECT = "reject"
-#: A ``partitions`` over all partitions.
+#: The value of ``partitions`` for all partitions.
 ALL = "all"
 MAX_SPREAD = 10_000
 #: Keys that [defaults] may not have.
@@ -138,7 +138,7 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
     if "deduplication_window" in values:
         values["deduplication_window_ms"] = max(_ms(values.pop("deduplication_window")), 1)
     if values.get("delivery") == AT_MOST_ONCE:
-        # With the marker first, a crash between ACQUIRE and commit doubles messages.
+        # With the marker first, a crash between ACQUIRE and commit duplicates messages.
         values["transactional"] = True
     if values.get("max_attempts") == UNLIMITED:
         values["max_attempts"] = UNLIMITED_ATTEMPTS

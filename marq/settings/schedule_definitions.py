@@ -38,7 +38,7 @@ _ZONE = re.compile(r"[A-Za-z0-9+_-]+(/[A-Za-z0-9+_-]+)*")
 class Schedule:
     """A message for a queue at each time of a cron expression in ``timezone``.
 
-    After a time without workers, ``catch_up`` delivers a message for each missed time, else only for the first one.
+    After a time without workers, a message is sent for each missed time with ``catch_up``, else only for the first.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Schedule:
     def source(self, partitions: int) -> Source:
         """Return the source of its messages, whose numbers are their times in seconds since the epoch.
 
-        A changed definition has another one, in the same markers partition: one owner has both.
+        A changed definition has another source in the same markers partition, so one owner has both.
         """
         topic = schedule_topic(self.name, self.digest)
         return Source(topic, (home_partition(self.name, partitions) - crc32(topic.encode())) % partitions)
@@ -88,7 +88,7 @@ class ScheduleLayers:
         self._layers: dict[str, dict[str, dict[str, Any]]] = {}
 
     def fold(self, layer: str, name: str, document: Mapping[str, Any] | None) -> None:
-        """Take one record of the queues topic. Raises ConfigError."""
+        """Fold one record of the queues topic. Raises ConfigError."""
         check_schedule_name(name)
         layers = self._layers.get(name, {})
         if document is None:
@@ -145,7 +145,7 @@ def check_schedule_name(name: object) -> str:
 
 
 def check_schedule(document: object, place: str, *, whole: bool = False) -> dict[str, Any]:
-    """Return a copy of a document that says something of a schedule; ``whole``: all that there must be.
+    """Return a copy of a document with settings of a schedule; ``whole``: no required key may be missing.
 
     Raises:
         ConfigError: not a table, an unknown or missing key, or a wrong value; the text names ``place`` and key.

@@ -1,6 +1,6 @@
 """The rules for Marq's topics, and the settings with which missing ones are created.
 
-A start enforces these rules and ``marq check`` reports on them. This is the only list. They follow from how
+Clients enforce these rules when they start; ``marq check`` reports on them. This is the only list. They follow from how
 markers work. The tracker's clock is the append time of markers, so clients must not set it. A marker carries the
 payloads of its messages, so a topic of markers needs more room than the messages topic. Rows and definitions are
 identified by their keys, so their topics are compacted; messages, markers and dead letters are all distinct, so theirs

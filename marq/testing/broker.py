@@ -55,9 +55,9 @@ class Broker:
     is how long it waits for running handlers, in real seconds.
 
     Args:
-        name: the address is ``memory://NAME`` (default: a new name). prefix: as MARQ_PREFIX. queues: settings of queues
-        by name, as the tables of marq.toml. schedules: schedules by name, likewise; their messages are sent as virtual
-        time advances. defaults: settings of all queues, as [defaults] of marq.toml.
+        name: the address is ``memory://NAME`` (default: a new name). prefix: like MARQ_PREFIX. queues: settings of
+        queues by name, as in the tables of marq.toml. schedules: schedules by name, likewise; their messages are sent
+        as virtual time advances. defaults: settings of all queues, as [defaults] of marq.toml.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Broker:
         await self._memory.passage.settle(limit)
 
     async def advance(self, time: Duration, *, settle: bool = True, limit: float = DEFAULT_LIMIT_S) -> None:
-        """Advance virtual time (seconds or timedelta) step by step, with all events on the way.
+        """Advance virtual time (seconds or timedelta) step by step, and run all events on the way.
 
         Each step waits for running handlers. With ``settle=False`` it does not, to test what happens while a handler
         hangs.

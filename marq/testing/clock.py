@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from math import ceil
 
-#: How much the clients' clock runs fast. A sum of floats may be slightly too large, and a lease would then end later
+#: By how much the clients' clock runs fast. A sum of floats may be slightly too large, and a lease would then end later
 #: for its holder than for the tracker.
 _FAST = 1e-8
 #: Time does not begin at 0, because 0 stands for "never" in some clients.
@@ -51,7 +51,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_ms = _BEGIN_MS
-        #: The wall clock begins with the machine's, so that messages have today's date.
+        #: The wall clock begins at the machine's time, so that messages have today's date.
         self._epoch_ms = int(time.time() * 1000) - _BEGIN_MS
         self._timers: list[Timer] = []
         self._order = 0

@@ -162,7 +162,7 @@ class MemoryDefinitionLog:
 
     async def sleep(self, seconds: float) -> None:
         if self._memory.is_elsewhere:
-            # Virtual time can't pass from another event loop, which has producers only; pauses do not concern them.
+            # Another event loop can't advance virtual time; it has only producers, which pauses do not concern.
             await asyncio.Event().wait()
         await self._memory.clock.sleep(seconds)
 
@@ -215,7 +215,7 @@ class MemoryCluster:
 
     async def within(self, seconds: float | None, waiting: Awaitable[T]) -> T:
         if self._memory.is_elsewhere:
-            # Virtual time can't pass from another event loop, but trackers answer at once.
+            # Another event loop can't advance virtual time, but trackers answer at once.
             async with asyncio.timeout(seconds):
                 return await waiting
         return await self._memory.passage.within(seconds, waiting)

@@ -61,7 +61,7 @@ class Namespace:
 
     @property
     def facts(self) -> Topics:
-        """What clients need to know about the topics."""
+        """The facts about the topics that clients need."""
         return Topics(self.messages.partitions, self.markers.partitions, self.limit_bytes, self.markers.limit_bytes)
 
     def settled(self) -> set[tuple[int, int]]:

@@ -57,7 +57,7 @@ class Passage:
         self._owners: WeakSet[asyncio.Task[Any]] = WeakSet()
         #: Tasks that work for too long: virtual time passes without them.
         self._hanging: WeakSet[asyncio.Task[Any]] = WeakSet()
-        #: Waits that let time pass: True if they have a limit, False if only until no message is expected.
+        #: Waits that let time pass: True if they have a limit, False if they only do so while messages are expected.
         self._waits: dict[object, bool] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
         #: Tasks that received messages, and may be working on them now.
@@ -207,7 +207,7 @@ class Passage:
 
     @asynccontextmanager
     async def _seat(self) -> AsyncIterator[None]:
-        """Only the test's own call lets time pass."""
+        """Let time pass only through the test's own call."""
         self._owner = task = asyncio.current_task()
         assert task is not None
         self._owners.add(task)

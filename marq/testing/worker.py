@@ -28,7 +28,7 @@ from marq.testing.cluster import MemoryCluster, MemoryMember
 from marq.testing.namespace import Namespace, encoded
 from marq.wire.errors import ConfigError
 
-#: Layers of settings whose handlers every worker runs; a decorator's layer is for workers that got the function.
+#: Layers of settings whose handlers every worker runs; a decorator's layer is for workers that were given the function.
 _FOR_ALL = ("file", "change")
 
 #: A decorated function, or a module that contains some.

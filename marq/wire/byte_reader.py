@@ -1,4 +1,4 @@
-"""Reads numbers, texts and columns from bytes that may be anything."""
+"""Reads numbers, texts and columns from untrusted bytes."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from enum import StrEnum
 from marq.wire.markers import Headers, Source
 from marq.wire.names import SETTLED_HEADER
 
-#: Runs of offsets in one note, so that it stays far below any limit on records.
+#: Maximum number of runs of offsets in one note, so that it stays far below any limit on records.
 MAX_RUNS = 2_000
-#: Offsets in one note, so that a foreign record cannot fill the memory of its reader.
+#: Maximum number of offsets in one note, so that a foreign record cannot fill the memory of its reader.
 MAX_OFFSETS = 100_000
 #: The key of every note.
 NOTE_KEY = b""

@@ -242,7 +242,7 @@ class _Payloads:
 
 _RELATIVE_TIMES = (_Flag("relative", RELATIVE, True), _Numbers("times_ms", "q", least=0))
 
-#: How each kind is made, and the fields behind its offsets, in the order of their bytes.
+#: How each kind is made, and the fields after its offsets, in the order of their bytes.
 LAYOUTS: dict[int, tuple[Callable[..., Batch], tuple[_Field, ...]]] = {
     Kind.ACQUIRE: (
         Acquire,
@@ -308,7 +308,7 @@ def _parts(batch: Batch) -> list[bytes]:
     if not 0 < count <= MAX_BATCH_MARKERS:
         raise ValueError(f"a batch has 1 to {MAX_BATCH_MARKERS} markers, not {count}")
     base = offsets[0]
-    # Unchecked, offsets in disorder would be written as others, or as bytes that no tracker can read.
+    # Unchecked, unordered offsets would be written as other ones, or as bytes that no tracker can read.
     if base < 0 or (not isinstance(offsets, range) and any(map(ge, offsets, offsets[1:]))):
         raise ValueError("the offsets of a batch must increase, from 0 on")
     kind, flags = batch.kind if isinstance(batch, Fact) else _KINDS[type(batch)], 0
@@ -332,7 +332,7 @@ def cut_text(text: str) -> bytes:
 
 
 def decode(data: bytes | None) -> Batch:
-    """Return the batch in these bytes. Raises UnknownVersion if a newer version may have written it; CorruptMarker."""
+    """Return the batch in these bytes. Raises CorruptMarker; UnknownVersion if a newer version may have written it."""
     if data is None:
         raise CorruptMarker("a marker record without a value")
     try:

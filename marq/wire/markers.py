@@ -29,7 +29,7 @@ BLOCKED_WAIT_MS = 2**32 - 1
 NOW = -1
 #: The queue of an ACK, RESCHEDULE or CANCEL of messages of any queues.
 ANY_QUEUE = ""
-#: Markers in one batch; a longer one is split by the encoder's caller.
+#: Maximum number of markers in one batch; the encoder's caller splits longer ones.
 MAX_BATCH_MARKERS = 65_536
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -142,8 +142,8 @@ class Acquire(_Markers):
     """A holder takes messages for ``lease_ms``; ``from_offset`` is where its read began.
 
     Each message of the queue from ``from_offset`` to the batch's last offset is in this batch. So the tracker can tell
-    a record that it has seen before from one whose marker was lost. ``dues_ms`` has for each message the time before
-    which it must not be delivered, and it is then not leased, or :data:`NOW`; None if all are leased.
+    a record that it has seen before from one whose marker was lost. ``dues_ms`` has the earliest delivery time of each
+    message that is not leased yet, and :data:`NOW` for the others; None if all are leased.
     With ``in_order`` the messages keep their places: consumers, not the tracker, deliver them again.
     """
 
@@ -182,7 +182,7 @@ class Delay(_Markers):
 
 @dataclass(frozen=True, slots=True)
 class Reschedule(_Markers):
-    """Deliver waiting messages at other times, which are as those of a DELAY."""
+    """Deliver waiting messages at other times, given as in a DELAY."""
 
     times_ms: Sequence[int]
     relative: bool
@@ -274,7 +274,7 @@ class Resume(_Markers):
 class Resumed(_Markers):
     """The answer to the RESUME by ``holder``, whose record is ``asked_at`` in the markers partition.
 
-    It has the messages that were asked about, or the first one and all open ones behind it. ``states`` are those of
+    It has the messages that were asked about, or the first one and all open ones after it. ``states`` are those of
     open messages (:class:`marq.core.storage.rows.State`), 0 for others. ``attempts`` are the numbers of their last
     deliveries, or of the next ones if they were released; ``waits_ms`` tells how long their leases or delays last from
     the answer on; ``errors`` are those of their releases. ``left`` is the number of batches that follow for the same

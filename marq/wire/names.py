@@ -34,7 +34,7 @@ PREVIOUS_HEADER = "marq-previous-time"
 REPLAYED_HEADER = "marq-replayed-from"
 #: The ordering key of a message in the messages topic, as bytes.
 ORDERING_KEY_HEADER = "marq-ordering-key"
-#: The sender's deduplication id, as UTF-8; it counts in a DELAY of a producer only.
+#: The sender's deduplication id, as UTF-8; it only counts in a producer's DELAY.
 DEDUPLICATION_ID_HEADER = "marq-deduplication-id"
 #: The sender's record key, because that of a redelivery is the queue's name.
 KEY_HEADER = "marq-key"
@@ -135,7 +135,7 @@ class Names:
         }
 
     def is_senders_topic(self, topic: str) -> bool:
-        """Return whether the records of a message's topic have keys of their senders: it is or was a queue's own."""
+        """Return whether records of a message's topic have their senders' keys: it is or was a queue's own topic."""
         return not is_synthetic(topic) and not self.is_own_topic(topic)
 
     def owner_of_group(self, group: str) -> str | None:
@@ -194,8 +194,8 @@ def source_partition(topic: str, wanted: int, count: int) -> int:
 def deduplicating_partition(queue: str, place: bytes, count: int) -> int:
     """Return the markers partition whose tracker checks deduplication ids.
 
-    ``place`` is the ordering key of the message, or without one its id. One tracker must check all messages of
-    an id, and about all of a key in their order.
+    ``place`` is the ordering key of the message, or without one its id. One tracker must check all messages
+    with the same id, and all with the same key, in their order.
     """
     return int.from_bytes(sha256(queue.encode() + b"\0" + place).digest()[:8]) % count
 
@@ -203,7 +203,7 @@ def deduplicating_partition(queue: str, place: bytes, count: int) -> int:
 def synthetic_topic(number: int) -> str:
     """Return the topic in the identities of delayed messages, which are not records yet.
 
-    Each sender draws a number of 128 bits. Kafka does not allow such a name.
+    Each sender draws a 128-bit number. Kafka does not allow such a name.
     """
     return f"~{number:032x}"
 
@@ -240,7 +240,7 @@ def check_queue_name(name: object) -> str:
 
 
 def check_group_name(name: object) -> str:
-    """Return the name of a group of queues; the rule is that for queues. Raises ConfigError as for a queue's name."""
+    """Return the name of a group of queues; the rules are those of :func:`check_queue_name`. Raises ConfigError."""
     return _check_name("group", name)
 
 

@@ -60,7 +60,7 @@ class Columns(Payloads):
 
 
 def write_payloads(payloads: Sequence[Payload], queue_key: bytes, parts: list[bytes]) -> int:
-    """Append the columns to ``parts``, and return the flags of those that are there."""
+    """Append the columns to ``parts``, and return the flags of those that are written."""
     columns = payloads if isinstance(payloads, Columns) else _columns(payloads, queue_key)
     count = len(columns)
     flags = 0
@@ -131,9 +131,9 @@ class ReadColumn:
         self._end = reader.position
 
     def check_headers(self) -> None:
-        """Raise CorruptMarker if a value holds no headers."""
+        """Raise CorruptMarker if a value can't be decoded as headers."""
         data, start = self._data, self._start
-        #: The bytes before the value of a message's only header, by the bytes of all: nearly all messages share a few.
+        #: The bytes before the value of a message's only header, by the length of both: nearly all share a few.
         heads: dict[int, bytes] = {}
         for length in self.lengths:
             head = heads.get(length)
@@ -200,7 +200,7 @@ def _encoded_name(name: str) -> bytes:
 
 
 def decode_headers(data: bytes) -> Headers:
-    """Return the headers of one record. Raises CorruptMarker if the bytes hold no headers."""
+    """Return the headers of one record. Raises CorruptMarker if the bytes are not valid headers."""
     reader = Reader(data, 0)
     headers: list[tuple[str, bytes | None]] = []
     for _ in range(reader.number(_U16)):

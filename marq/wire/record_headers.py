@@ -1,7 +1,7 @@
 """Marq's headers of a record, and what they say about its message.
 
 A message's id is the place of its first record, ``topic/partition/offset``. The first record does not carry it, so a
-record from any plain Kafka producer is a valid message. Every redelivery does.
+record from any plain Kafka producer is a valid message. Every redelivery carries it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def deduplication_id(headers: Iterable[tuple[str, bytes | None]]) -> bytes | Non
 
 
 def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:
-    """Return how many releases of a message, one after the other, did not count."""
+    """Return how many consecutive releases of a message did not count."""
     values = [value for name, value in headers if name == UNCOUNTED_HEADER]
     return _number(values[-1], 0) if values else 0
 
