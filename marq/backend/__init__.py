@@ -1,1 +1,1 @@
-"""The seam between the clients and a broker: Kafka here, the broker in memory in ``marq.testing``."""
+"""The seam between the clients and a broker: Kafka here, the in-memory broker in ``marq.testing``."""

@@ -40,9 +40,9 @@ _COLUMNS = ("offsets", "delays_ms", "errors", "reasons")
 class AckBatcher:
     """Collects outcomes and writes them.
 
-    It calls ``finished`` with a queue and how many of its messages are no longer held, and ``failed`` with an error
-    that ends the writing. ``wall`` is seconds since 1970, for display only. If many programs share it (``shared``), a
-    call that comes during a write waits ``SHARED_LINGER_S`` for others.
+    It calls ``finished(queue, count)`` when messages are no longer held, and ``failed(error)`` when an error stops it
+    from writing. ``wall`` is seconds since 1970, for display only. If many programs share it (``shared``), a call that
+    arrives during a write waits ``SHARED_LINGER_S`` for others.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class AckBatcher:
     ) -> None:
         self.clock = clock
         self.wall = wall
-        #: What the lifespans of the process yielded, for messages.
+        #: The state that the lifespans of the process yielded, for :attr:`Message.state`.
         self.state: Any = None
         self._writer = writer
         self._markers_partitions = markers_partitions
@@ -104,7 +104,7 @@ class AckBatcher:
         lease.dirty = True
         self._dirty.append(lease)
         if lease.lines is not None and lease.lines.waiting:
-            # Messages wait for it to be durable.
+            # Messages wait until its outcomes are durable.
             self.flush_soon()
         else:
             self._flush_later()
@@ -115,7 +115,7 @@ class AckBatcher:
         self._flush_for_call()
 
     def _flush_for_call(self) -> None:
-        """Write for a call that waits."""
+        """Write on behalf of a call that waits."""
         if self._shared and self._writing is not None and not self._closing:
             self._flush_later()
         elif self._timer is None or not self._shared:
@@ -200,7 +200,7 @@ class AckBatcher:
         _settle(settled)
 
     def _settle(self, lease: HeldBatch) -> None:
-        """Take the outcomes from a batch: its messages are no longer held."""
+        """Remove the messages with outcomes from a batch: they are no longer held."""
         lease.dirty = False
         before = len(lease.open)
         if lease.acked:
@@ -253,7 +253,7 @@ class AckBatcher:
 
 
 def _joined(foreign: Sequence[_Batch]) -> Iterator[_Batch]:
-    """Return the batches with one ACK for each queue, holder and source; the others keep their order."""
+    """Merge the ACKs of each queue, holder and source into one; the other batches keep their order."""
     acked: dict[tuple[str, int, Source], set[int]] = {}
     for batch in foreign:
         if isinstance(batch, Ack):
@@ -265,7 +265,7 @@ def _joined(foreign: Sequence[_Batch]) -> Iterator[_Batch]:
 
 
 def _collect(dirty: Sequence[HeldBatch]) -> Iterator[_Batch]:
-    """Return the batches of all kinds but ACK, by queue, holder and source; offsets are sorted and unique."""
+    """Return the batches of all kinds except ACK, by queue, holder and source; offsets are sorted and unique."""
     groups: dict[tuple[str, int, Source], list[HeldBatch]] = {}
     for lease in dirty:
         if lease.released or lease.rejected or lease.renewed:
@@ -317,7 +317,7 @@ def _by_lease(renewed: dict[int, int]) -> Iterator[tuple[int, list[int]]]:
 
 
 class Settled(NamedTuple):
-    """Outcomes of messages of one batch that are being written."""
+    """The outcomes in one batch that are being written."""
 
     lines: Lines
     held: HeldBatch
@@ -327,7 +327,7 @@ class Settled(NamedTuple):
 
 
 def _settle(settled: Sequence[Settled]) -> None:
-    """Note outcomes that are durable."""
+    """Tell the lines which outcomes are durable."""
     for each in settled:
         each.lines.settled(each)
     for feed in {id(each.lines.feed): each.lines.feed for each in settled}.values():

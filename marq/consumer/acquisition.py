@@ -1,4 +1,4 @@
-"""ACQUIREs: each takes messages of one queue from one source partition, and fits into one record.
+"""Builds ACQUIREs: each takes messages of one queue from one source partition, and fits into one record.
 
 A message that must not be delivered yet, because of a header or its queue's ``delay``, gets a due time in the ACQUIRE
 instead of a holder; the tracker delivers it at that time. A redelivery is never delayed again. Messages of a paused
@@ -56,14 +56,14 @@ class Acquisition:
     taken: Records
     #: When each delayed message is due, NOW for the others; None if none is delayed.
     dues_ms: Sequence[int] | None
-    #: As in the marker: settings may change before the messages are delivered.
+    #: The lease in the marker: settings may change before the messages are delivered.
     lease_ms: int
     settings: ReceiverSettings
-    #: True if the source is the queue's own topic, where keys are the senders'.
+    #: True if the source is the queue's own topic, where senders choose the keys.
     own_topic: bool
     #: The lines of a queue with ordering, in which its messages are delivered in order.
     lines: Lines | None = None
-    #: True if the messages have a place in their lines.
+    #: True if the messages already have a place in their lines.
     again: bool = False
 
     def __str__(self) -> str:
@@ -99,8 +99,8 @@ class Acquisition:
 class AcquiredOffsets:
     """Where the ACQUIREs of one assignment end, for each queue and source partition.
 
-    An ACQUIRE contains all messages of its queue from an offset on: the end of the previous ACQUIRE, or where reading
-    began. So the tracker knows which messages it has not seen yet.
+    An ACQUIRE contains all messages of its queue since the end of the previous ACQUIRE, or since the offset where
+    reading began. So the tracker knows which messages it has not seen yet.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class AcquiredOffsets:
         ordering: Ordering,
         readings: list[Reading],
     ) -> Iterator[Acquisition]:
-        """Return the ACQUIREs for the next records; append to ``readings`` those of queues with ordering.
+        """Return the ACQUIREs for the next records; for queues with ordering, append to ``readings``.
 
         Raises:
             ConfigError: a single message does not fit into a record of the markers topic.
@@ -145,7 +145,7 @@ class AcquiredOffsets:
                 yield from acquisitions(key, by, own, begin, settings, own_topic=own_topic, lines=lines)
 
     def rewind(self, serving: Serving, sources: Iterable[Source]) -> None:
-        """Forget these partitions, which are read again."""
+        """Forget these partitions, because they are read again."""
         for source in sources:
             for queue in serving.queues_in(source.topic):
                 self._ends.pop((queue, source), None)

@@ -1,8 +1,8 @@
 """At-most-once delivery: a message is dispatched right before user code sees it, and never earlier.
 
 This is part of step 4 of :mod:`marq.consumer.receiver`. :func:`dispatched` writes a DISPATCH marker for messages taken
-from a prefetch buffer, waits until it is durable, and returns the messages whose leases have not ended meanwhile.
-Callers of the same moment share a write.
+from a prefetch buffer, waits until it is durable, and returns the messages whose leases have not ended by then.
+Concurrent callers share a write.
 
 A crash before the marker is durable loses nothing, because the tracker redelivers the message. A crash after that
 abandons the message. So a crash only abandons messages whose handlers are running or about to start, never prefetched
@@ -99,7 +99,7 @@ class AtMostOnce:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-            # A task that is cancelled before its first step answers no caller.
+            # A task that is cancelled before its first step never answers its callers.
             self._end(None)
 
     def _add(self, messages: Sequence[Message]) -> _Batch:

@@ -1,7 +1,7 @@
-"""How many messages to read at once while the keys of those that were read are blocked.
+"""How many messages to read at once while the keys of all messages read so far are blocked.
 
-They satisfy no call, so without more of them a receiver that reads what calls ask for would take a cycle for each few
-messages. It reads in larger and larger steps until a message can be delivered.
+Blocked messages satisfy no call. A receiver that reads only as many messages as calls ask for would need a cycle for
+every few of them, so it reads in larger and larger steps until a message can be delivered.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ class BlockedReads:
         self._cycles = self._cycles + 1 if blocked else 0
 
     def step(self, room: int) -> int:
-        """Return how many messages to read if so many are wanted."""
+        """Return how many messages to read when ``room`` of them are wanted."""
         return max(room, min(room << min(self._cycles, _MAX_DOUBLINGS), MAX_STEP))

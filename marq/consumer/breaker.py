@@ -1,6 +1,7 @@
-"""The circuit breaker of a queue: if most messages fail, a service that handlers need is probably down, so they wait.
+"""The circuit breaker of a queue: if most messages fail, a service that they need is probably down, so they wait.
 
-interlock opens the breaker by the failure rate of the last outcomes. This module applies it to messages::
+The library interlock opens the breaker, based on the failure rate of recent outcomes. This module applies it to
+messages::
 
     closed     all messages are delivered
     open       no message is delivered or read, and prefetched ones are released; until the pause ends
@@ -62,10 +63,10 @@ class _Clock:
 
 
 class QueueBreaker:
-    """The breaker; it calls ``opened`` when it opens or begins another pause.
+    """The breaker of one queue; it calls ``opened`` when it opens or begins another pause.
 
     Raises:
-        ConfigError: the library is not installed.
+        ConfigError: interlock is not installed.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class QueueBreaker:
         return count
 
     def delay_ms(self, message: Message) -> int:
-        """Return the delay of a released message, longer each time because other queues of its group are read."""
+        """Return a released message's delay; it grows with each release, because other queues of the group are read."""
         pauses = min(1 + uncounted(message._record.headers), MAX_PAUSES) - 1
         return max(int((self.pause_left_s + pauses * self.settings.reset_timeout_ms / 1000) * 1000), 1)
 

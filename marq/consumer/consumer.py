@@ -166,7 +166,7 @@ class Consumer(Lifecycle[MemberSession]):
         if the consumer is stopped. With the default timeout it returns within 10 s, even if the broker is gone.
 
         Raises:
-            MarqError: a handler of this consumer made the call, which would wait for that handler.
+            MarqError: a handler of this consumer made this call, which would wait for that handler.
         """
         running = self._running
         if running is not None and any(asyncio.current_task() in pool.tasks for pool in running.prefetch.pools):
@@ -229,7 +229,7 @@ class Consumer(Lifecycle[MemberSession]):
             try:
                 messages = await running.cluster.within(wait_s, running.take_some(count))
             except TimeoutError:
-                # Some may have come at the same moment.
+                # Some may have arrived at the same moment.
                 messages = running.take(count)
         if not messages:
             running.raise_error()
@@ -295,7 +295,7 @@ class Consumer(Lifecycle[MemberSession]):
         """Call a handler with lists of messages until the consumer is stopped.
 
         Each list contains the messages that are available, from 1 to ``max_messages`` (and at most ``max_in_flight``).
-        When the handler returns, all messages that it has not settled are acked. If it raises an exception, that
+        When the handler returns, all messages that it has not settled are acked. If it raises an exception, it
         applies to all of these messages, as with :meth:`run`. Settle a single message with
         ``await message.reject("why", wait=False)``. A coroutine function is cancelled when the lease of one of its
         messages expires; the others that it has not settled are released with the queue's backoff.

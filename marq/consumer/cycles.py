@@ -1,4 +1,4 @@
-"""The cycles of :mod:`marq.consumer.receiver` in progress (steps 2 to 4), and the records fetched for the next ones."""
+"""Cycles in progress (steps 2 to 4 of :mod:`marq.consumer.receiver`), and the records fetched for the next ones."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from marq.wire.markers import Source
 #: Maximum number of cycles: one writes its ACQUIREs while the previous one commits. More run only while
 #: ``BUSY_RECORDS`` wait, because a small cycle costs as much as a large one.
 MAX_CYCLES, MAX_CYCLES_BUSY, BUSY_RECORDS = 2, 4, 1_000
-#: Without prefetching, one runs at a time, at most every so many seconds: meanwhile further calls ask for messages, and
-#: the next cycle acquires the messages of all.
+#: Without prefetching, cycles run one at a time and begin at least this many seconds apart: calls that arrive meanwhile
+#: share the next cycle.
 MAX_CYCLES_ON_DEMAND, ON_DEMAND_S = 1, 0.015
 
 
 class BeforeFailed(NotCommitted):
-    """The previous cycle failed, and goes back for both cycles."""
+    """The previous cycle failed, and reads again for both cycles."""
 
 
 class Taking(NamedTuple):
@@ -79,7 +79,7 @@ class Cycles(deque[Cycle]):
         return sum([cycle.pending for cycle in self])
 
     def starts(self, records: Mapping[Source, Records], assignment: int) -> dict[Source, int]:
-        """Return where the cycles of an assignment began to read, from the one with these records on."""
+        """Return where the cycles of an assignment began to read: the cycle with these records, and all later ones."""
         starts: dict[Source, int] = {}
         # If several have read a partition, the earliest counts.
         for cycle in reversed(self):
@@ -90,7 +90,7 @@ class Cycles(deque[Cycle]):
         return starts
 
     def have_to_end(self, waiting: int) -> bool:
-        """Whether the first cycle has ended, or must end before the ``waiting`` records get one."""
+        """Whether the first cycle has ended, or must end before the ``waiting`` records get a cycle."""
         if self._on_demand:
             # Nothing is fetched meanwhile, either: the next fetch returns more records at once.
             return len(self) >= MAX_CYCLES_ON_DEMAND
@@ -129,23 +129,23 @@ class FetchedRecords:
 
     @property
     def count(self) -> int:
-        """The number of records, other queues' included."""
+        """The number of records, including those of other queues."""
         return sum(map(len, self._records.values()))
 
     def put(self, records: Mapping[Source, Records]) -> None:
-        """Add the records that follow."""
+        """Add records that follow the present ones."""
         for source, read in records.items():
             kept = self._held if source in self._held else self._records
             before = kept.get(source)
             kept[source] = Records.joined([before, read]) if before is not None else read
 
     def hold(self, sources: Iterable[Source]) -> None:
-        """Keep the records of sources back."""
+        """Keep back the records of these sources."""
         for source in sources:
             self._held[source] = self._records.pop(source)
 
     def let_go(self, source: Source) -> None:
-        """Continue with the records of a source that were kept back."""
+        """Stop keeping back the records of a source."""
         if source in self._held:
             self._records[source] = self._held.pop(source)
 

@@ -47,7 +47,7 @@ class Deliveries:
         self._clock = clock
 
     def deliver(self, taking: Taking, sent_s: float) -> None:
-        """Deliver what a cycle has acquired; leases begin at ``sent_s``, before their ACQUIRE was sent."""
+        """Deliver what a cycle has acquired; leases begin at ``sent_s``, which is before their ACQUIRE was sent."""
         ordered = [each for each in taking.acquisitions if each.lines is not None]
         if ordered or taking.readings:
             self._parts.ordering.add([(each, self._hold(each, sent_s)) for each in ordered], taking.readings)

@@ -56,7 +56,7 @@ class Rules:
             pause.cancel()
 
     def apply_pauses(self, queues: Sequence[str]) -> None:
-        """Pause and resume the queues that are served as their settings say.
+        """Pause and resume the served queues, as their settings say.
 
         If all queues are paused, nothing is read. Otherwise messages of paused queues are acquired and left with the
         tracker (:mod:`marq.consumer.acquisition`), because messages of other queues come after them.
@@ -97,7 +97,7 @@ class Rules:
         return held.breaker is not None or held.queue in self._paused
 
     def room(self, most: int, pending: int) -> int:
-        """Return how many messages to fetch now, at most ``most`` and besides those ``pending``."""
+        """Return how many messages to fetch now, at most ``most``, in addition to the ``pending`` ones."""
         now_s, prefetch = self._clock(), self._prefetch
         if self.breakers or (self._paused and not prefetch.is_shared):
             rooms = {queue: prefetch.buffers[queue].room(most, now_s, pending) for queue in self._unpaused}
@@ -134,7 +134,7 @@ class Rules:
             self.breakers[queue] = QueueBreaker(queue, settings.breaker, self._clock, self._opened)
 
     def _opened(self, queue: str) -> None:
-        """Release prefetched messages, and read on after the breaker's pause."""
+        """Release prefetched messages, and resume reading after the breaker's pause."""
         breaker = self.breakers.get(queue)
         if breaker is None:
             return

@@ -22,7 +22,7 @@ class Fetching:
         self._task: asyncio.Task[None] | None = None
 
     async def fetch(self, fetched: FetchedRecords) -> None:
-        """Add records; return before that if records that were kept back may be acquired."""
+        """Fetch and add records; return early if records that were kept back may be acquired."""
         if self._task is None and not fetched.held:
             await self._fetch(fetched)
             return

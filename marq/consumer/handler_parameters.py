@@ -28,8 +28,8 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 #: Annotations that carry no information.
 _OPEN = (inspect.Parameter.empty, Any, object)
-#: Attribute of a decorated function: the meaning of its annotations that were text, by parameter. They may not be
-#: resolvable later, because they name classes that are local to the enclosing function.
+#: Attribute of a decorated function: its string annotations, resolved, by parameter. Later, they may not be resolvable,
+#: because they may name classes that are local to the enclosing function.
 _ANNOTATIONS = "__marq_annotations__"
 
 
@@ -37,13 +37,13 @@ class Parameters(NamedTuple):
     """``arguments`` turns a message into the handler's arguments; None if it only takes the message."""
 
     arguments: Callable[[Message], tuple[Any, ...]] | None
-    #: The type of the value; Any if no annotation tells.
+    #: The type of the value; Any if no annotation states it.
     kind: Any
     annotations: Mapping[str, Any]
 
 
 def bound(function: Handler) -> Callable[[Message], Any]:
-    """Return a handler that takes a message: the function itself, or one that passes it what it takes."""
+    """Return a handler that takes a message: the function itself, or a wrapper that passes it what it takes."""
     arguments, kind, _ = parameters(function)
     if arguments is None:
         return function  # type: ignore[return-value]
@@ -58,14 +58,14 @@ def bound(function: Handler) -> Callable[[Message], Any]:
         def call(message: Message) -> Any:
             return function(*arguments(message))
 
-    # Not that of the wrapped function.
+    # Not the signature of the wrapped function.
     parameter = inspect.Parameter("message", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Message[kind])  # type: ignore[valid-type]
     call.__signature__ = inspect.Signature([parameter])  # type: ignore[attr-defined]
     return call
 
 
 def payload_codec(function: Handler, read: Parameters | None = None) -> Codec | None:
-    """Return the codec for the annotated type of a handler's value, or None if no annotation tells.
+    """Return the codec for the annotated type of a handler's value, or None if no annotation states it.
 
     Raises:
         ConfigError: values of this type can't be decoded.
@@ -86,7 +86,7 @@ def parameters(function: Any, *, method: bool = False, names: Mapping[str, Any] 
     Args:
         function: the handler.
         method: whether it may be a function of a class, whose first parameter is the instance.
-        names: local names where it is decorated, for annotations that are text.
+        names: local names where it is decorated, to resolve string annotations.
 
     Raises:
         ConfigError: it takes something else.
@@ -122,7 +122,7 @@ def _chosen(function: Any, kinds: list[Any]) -> tuple[Callable[[Message], tuple[
             return None, _value_kind(kinds[0]) if messages else Any
         return (lambda message: (message.value,)), kinds[0]
     if not messages:
-        # The other one has the type of the value.
+        # The annotated parameter has the type of the value.
         messages = [index for index, kind in enumerate(kinds) if _says_nothing(kind)]
     if len(messages) != 1:
         raise _unexpected(function)
@@ -141,13 +141,13 @@ def _chosen(function: Any, kinds: list[Any]) -> tuple[Callable[[Message], tuple[
 
 
 def keep(function: Any, annotations: Mapping[str, Any]) -> None:
-    """Resolve annotations that are text and keep the result, while the names around the decorator are known."""
+    """Resolve string annotations and keep the result, while the names around the decorator are known."""
     if annotations:
         setattr(function, _ANNOTATIONS, annotations)
 
 
 def _annotation(function: Any, parameter: inspect.Parameter, names: Mapping[str, Any]) -> Any:
-    """Return a parameter's annotation, read if it is text or contains text."""
+    """Return a parameter's annotation, resolved if it is a string or contains one."""
     annotation = parameter.annotation
     if annotation in _OPEN:
         return Any

@@ -72,7 +72,7 @@ class HandlerPool(ABC, Generic[Work]):
         call = handler if is_coroutine_function(handler) else self._threaded(handler)
         self._handler = middleware.surround(call, chain)
         self.tasks: list[asyncio.Task[None]] = []
-        #: The argument of each task's current call; None in between.
+        #: The argument of each task's current call; None between calls.
         self._current: list[Work | None] = [None] * concurrency
         #: Tasks that were cancelled because a lease expired, and have not undone the cancellation yet.
         self._interrupted: set[int] = set()
@@ -203,7 +203,7 @@ class HandlerPool(ABC, Generic[Work]):
         if not isinstance(error, Exception):
             raise error
         if not (isinstance(error, Outcome) or (lost and cancelled)):
-            # A traceback shows code and no values, so payloads stay out of the log.
+            # A traceback shows code but no values, so payloads stay out of the log.
             text = f"{type(error).__name__}: {error}"[:200]
             log.error("handler failed: %s decided=%d error=%s", _describe(messages), decided, text, exc_info=error)
 

@@ -127,7 +127,7 @@ def target_of(function: object, codec: Codec | None) -> tuple[str, Codec | None]
     """Return the queue of a decorated function and the codec of its values, else ``codec``.
 
     Raises:
-        ConfigError: it is not decorated, or for several queues.
+        ConfigError: it is not decorated, or is decorated for several queues.
     """
     definition, *others = definitions_of(function) or [None]
     if definition is None:
@@ -163,7 +163,7 @@ def handlers_in(*modules: ModuleType) -> list[HandlerDefinition]:
     method counts if the module has a name for the method bound to an instance.
 
     Raises:
-        ConfigError: two functions for one queue, or a decorated method without an instance.
+        ConfigError: two functions handle one queue, or a decorated method has no instance.
     """
     by_queue: dict[str, HandlerDefinition] = {}
     seen: set[int] = set()
@@ -223,10 +223,10 @@ def _check_callable(function: object, expected: str) -> None:
 
 
 def mark(function: object, attribute: str) -> None:
-    """Let :func:`marked_in` find a function.
+    """Mark a function for :func:`marked_in`.
 
     Raises:
-        ConfigError: it has no attributes.
+        ConfigError: attributes can't be set on it.
     """
     try:
         setattr(function, attribute, True)
@@ -235,7 +235,7 @@ def mark(function: object, attribute: str) -> None:
 
 
 def marked_in(modules: Iterable[ModuleType], attribute: str) -> list[Any]:
-    """Return what :func:`mark` marked in the namespaces of modules, in their order, and each object once."""
+    """Return the functions in the namespaces of modules that :func:`mark` has marked, in order, each once."""
     marked = {}
     for module in modules:
         for value in list(vars(module).values()):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from marq.consumer.breaker import QueueBreaker
     from marq.consumer.one_per_key import Lines
 
-# Shared empty containers, replaced at the first write. With thousands of queues, nearly every message has its own
+# Shared empty containers, replaced on the first write. With thousands of queues, nearly every message has its own
 # batch, and a garbage collection of all their containers would take longer than everything else.
 _NO_OFFSETS = cast("set[int]", frozenset())
 _NOTHING = cast("list[Any]", ())
@@ -60,11 +60,11 @@ class HeldBatch:
         codec: Codec | None = None,
         own_topic: bool = False,
     ) -> None:
-        #: Each message has its own value, so that keeping one message does not keep the values of the others.
+        #: Without values, which each message has itself: keeping one message must not keep the values of all.
         self.records = records.without_values()
         #: Decodes the values; None for bytes.
         self.codec = codec
-        #: True if the source is the queue's own topic, where keys are the senders'.
+        #: True if the source is the queue's own topic, where senders choose the keys.
         self.own_topic = own_topic
         #: The queue's policies for exceptions, if any.
         self.errors: Failures | None = None
@@ -144,7 +144,7 @@ class HeldBatch:
         return {*self.acked, *released, *rejected}
 
     def _is_superseded(self, offset: int) -> bool:
-        """Return whether this lease has ended and the next attempt has the same holder: a marker would concern that."""
+        """Return whether this lease has ended and the next attempt has the same holder: a marker would affect it."""
         return self.lines is not None and self.lines.active and offset not in self.open
 
     def release(self, offset: int, delay_ms: int, *, counted: bool = True, error: str = "") -> None:
@@ -153,7 +153,7 @@ class HeldBatch:
         self.end_attempt(offset, delay_ms, counted=counted, error=error)
 
     def end_attempt(self, offset: int, delay_ms: int, *, counted: bool = True, error: str = "") -> None:
-        """Release a message although its lease has ended here: the tracker still has this holder for it."""
+        """Release a message although its lease has ended here: for the tracker, it still has this holder."""
         if self.lines is not None and self.lines.is_last(self, offset, counted=counted):
             delay_ms = LAST
         if delay_ms == LAST and self.lines is not None and self.lines.blocks:
@@ -187,7 +187,7 @@ class HeldBatch:
         self.released = self.rejected = _NOTHING
 
     def take_renewals(self) -> list[tuple[int, int]]:
-        """Return the RENEWs to write as offsets and leases in ms, and note them as being written."""
+        """Return the RENEWs to write, as offsets and leases in ms, and note that they are being written."""
         renewed, self.renewed = self.renewed, _NOTHING
         if renewed:
             self.renewing = {*self.renewing, *(offset for offset, _ in renewed)}

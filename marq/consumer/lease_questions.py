@@ -1,7 +1,7 @@
-"""Asks trackers whether messages are in flight: for programs that settle by token and must know whether it counts.
+"""Asks trackers whether messages are in flight: for programs that settle by token and must know if the outcome counts.
 
-The question is a RESUME of single messages, which changes nothing (:mod:`marq.consumer.resume_questions`). It takes a
-write, and a read of the markers until the answer comes. Questions of the same moment are asked together.
+The question is a RESUME of single messages, which changes nothing (:mod:`marq.consumer.resume_questions`). It costs a
+write, and a read of the markers until the answer arrives. Concurrent questions are asked together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIMIT_S = 4.0
 
 
 class Answered(NamedTuple):
-    """What a tracker knows about a message: its state, 0 if it is not open, its attempt, and the rest of its lease."""
+    """What a tracker knows about a message: its state (0 if it is not open), its attempt, and its remaining lease."""
 
     state: int
     attempt: int

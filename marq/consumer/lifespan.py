@@ -70,7 +70,7 @@ class Resources:
         Raises:
             MarqError: a lifespan raised.
         """
-        # close() may be called while the session still connects.
+        # close() may be called while the session is still connecting.
         if not self._lifespans or self._end.is_set():
             return None
         self._state = asyncio.get_running_loop().create_future()

@@ -1,6 +1,6 @@
 """Which message of an ordering key follows which.
 
-There are dictionaries instead of an object for each message or key: 100,000 messages may wait, and the garbage
+It uses dictionaries instead of an object for each message or key: 100,000 messages may wait, and the garbage
 collector would visit all their objects, but it skips dictionaries of numbers and bytes.
 """
 
@@ -42,7 +42,7 @@ class LineOrder:
         return firsts
 
     def remove(self, offsets: Sequence[int]) -> list[int]:
-        """Remove messages; return those that are the first of their lines now."""
+        """Remove messages; return those that are now the first of their lines."""
         firsts = []
         of, last, after, before = self._keys, self._last, self._after, self._before
         for offset in offsets:

@@ -20,7 +20,7 @@ class Membership:
     """The queue or group of a consumer.
 
     Raises:
-        ConfigError: both are given or none, or a name is not allowed.
+        ConfigError: both or neither are given, or a name is not allowed.
     """
 
     def __init__(self, queue: str | None, group: str | None) -> None:

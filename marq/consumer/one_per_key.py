@@ -1,8 +1,8 @@
 """Lines: the messages of a queue with ordering, from one source, by ordering key.
 
-A line has the open messages of one key in the order of their offsets. Only its first message is delivered. The next one
-follows when the end of the first is durable; otherwise a crash could redeliver the first after it. A message that is
-released, or whose lease has expired, keeps its place. A message without a key is a line of its own.
+A line contains the open messages of one key in the order of their offsets. Only its first message is delivered. The
+next one follows when the end of the first is durable; otherwise a crash could redeliver the first after it. A message
+that is released, or whose lease has expired, keeps its place. A message without a key is a line of its own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Open(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """The place of an open message that is not leased here: with its ``row`` it is acquired again.
+    """The place of an open message that is not leased here; its ``row`` serves to acquire it again.
 
     Nothing happens to it before ``due_s``, or while it is ``busy``: being acquired, or about to end.
     """
@@ -53,7 +53,7 @@ class Place:
     row: Row
     due_s: float = 0.0
     busy: bool = False
-    #: Ask before it is acquired: it was cancelled or moved, or, if it is ``leased``, another holder works on it.
+    #: Ask before acquiring it: it may be cancelled or moved, or, if ``leased``, another holder may be working on it.
     foreign: bool = False
     leased: bool = False
     #: The error of its last attempt, if it becomes a dead letter as soon as it is acquired.
@@ -65,9 +65,9 @@ class Place:
 
 
 class Feed(Protocol):
-    """What lines do with their first messages."""
+    """The callbacks through which lines deliver their first messages or acquire them again."""
 
-    #: Whether to deliver nothing more.
+    #: Whether to stop delivering.
     stopped: bool
 
     def ready(self, held: HeldBatch, offsets: Sequence[int], values: Sequence[bytes | None]) -> None:
@@ -77,10 +77,10 @@ class Feed(Protocol):
         """Acquire a message, after asking about it if it is foreign."""
 
     def later(self, lines: Lines, place: Place) -> None:
-        """Call :meth:`Lines.due` at ``due_s`` of the place."""
+        """Call :meth:`Lines.due` at the place's ``due_s``."""
 
     def settled(self) -> None:
-        """Continue after outcomes."""
+        """Continue after outcomes have become durable."""
 
     def now_s(self) -> float: ...
     def settings(self, queue: str) -> QueueSettings: ...
@@ -104,13 +104,13 @@ class Lines:
         self.source = source
         self.holder = holder
         self.own_topic = own_topic
-        #: False when the source was given up: outcomes of messages in flight change nothing here any more.
+        #: False once the source is given up: from then on, outcomes of messages in flight change nothing here.
         self.active = True
         self.feed = feed
         self._acquired = AcquiredRanges(acquired)
         #: Open messages whose records are not read yet.
         self._opened = dict(opened)
-        #: The values of all open messages, in the order of the log, and their bytes.
+        #: The values of all open messages, in the order of the log, and their total bytes.
         self._values: dict[int, bytes | None] = {}
         self.size = 0
         self._order = LineOrder()
@@ -119,7 +119,7 @@ class Lines:
         self._delivered: set[int] = set()
         #: Messages that are not leased here, and leased ones that become dead letters.
         self._places: dict[int, Place] = {}
-        #: Messages of which an earlier attempt was acked while the current one is being handled.
+        #: Messages whose earlier attempt was acked while the current one is being handled.
         self._done: set[int] = set()
 
     def __len__(self) -> int:
@@ -127,11 +127,11 @@ class Lines:
 
     @property
     def waiting(self) -> int:
-        """The number of messages that are not delivered."""
+        """The number of messages that have not been delivered."""
         return len(self._values) - len(self._delivered)
 
     def low(self, end: int) -> int:
-        """Return the lowest offset that is open, at most ``end``: reading starts there after a crash."""
+        """Return the lowest open offset, or ``end`` if none is lower: reading starts there after a crash."""
         # Messages are added in the order of the log.
         return min(next(iter(self._values), end), end)
 
@@ -333,7 +333,7 @@ class Lines:
         delivered = self._delivered.intersection(offsets)
         self._delivered -= delivered
         unwritten = held.unwritten
-        # The others are acquired again when their turn comes, or go on when their outcomes are durable.
+        # The others are acquired again when their turn comes, or continue when their outcomes are durable.
         for offset in offsets if self.active else ():
             if offset not in delivered or offset in unwritten or self._held.get(offset) is not held:
                 continue

@@ -1,4 +1,4 @@
-"""Queues with ordering: what a receiver does for them besides :mod:`marq.consumer.receiver`'s five steps.
+"""Queues with ordering: what a receiver does for them in addition to the steps of :mod:`marq.consumer.receiver`.
 
 Before a receiver acquires messages of such a queue in a source, it **resumes** the source: it asks the tracker which
 messages are open (RESUME), and then commits, which the group rejects if the source has another reader by now. The
@@ -39,7 +39,7 @@ log = logging.getLogger("marq")
 MAX_WAITING, MAX_WAITING_BYTES = 100_000, 256 << 20
 #: How long to wait before the next question about a message that another consumer holds.
 FIRST_ASK_S, MAX_ASK_S = 0.05, 1.0
-#: Pause after messages could not be acquired.
+#: Pause after a failed attempt to acquire messages.
 RETRY_S = 0.1
 #: How long positions wait for a commit if nothing new is read.
 COMMIT_S = 1.0
@@ -52,10 +52,9 @@ Run = tuple[HeldBatch, Sequence[int], Sequence[bytes | None]]
 class Ordering:
     """The lines of one receiver.
 
-    ``deliver`` delivers messages, and ``acquire`` begins a cycle for places, whose result is whether it succeeded.
-    ``verify`` commits, and raises NotCommitted if a source belongs to another member. ``changed`` wakes the receiver,
-    ``resumed`` lets it go on with the records of a source, ``failed``
-    ends it with an error.
+    ``deliver`` delivers messages. ``acquire`` runs a cycle for places and returns whether it succeeded. ``verify``
+    commits, and raises NotCommitted if a source belongs to another member. ``changed`` wakes the receiver, ``resumed``
+    lets it continue with the records of a source, and ``failed`` ends it with an error.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Ordering:
         #: Sources that are being resumed.
         self._asked: set[Source] = set()
         self._asking: set[asyncio.Task[None]] = set()
-        # Where the lines send their messages.
+        # What the lines have asked for: messages to deliver, and to acquire again.
         self._ready: list[Run] = []
         self._again: list[tuple[Lines, Place]] = []
         self._ask: list[tuple[Lines, Place]] = []
@@ -110,7 +109,7 @@ class Ordering:
         self._task = self._begun(self._run(), "marq-ordering")
 
     async def stop(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering."""
         self.stopped = True
         tasks = [*self._asking, *([] if self._task is None else [self._task])]
         for task in tasks:
@@ -146,7 +145,7 @@ class Ordering:
 
     @property
     def waiting(self) -> int:
-        """The number of messages that are not delivered."""
+        """The number of messages that have not been delivered."""
         return sum([lines.waiting for lines in self._lines.values()])
 
     @property
@@ -172,7 +171,7 @@ class Ordering:
     # --- resuming -----------------------------------------------------------------------------------------------------
 
     def unresumed(self, serving: Serving, records: Mapping[Source, Records]) -> list[Source]:
-        """Return the sources of these records that are not resumed; begin to resume them."""
+        """Return the sources of these records that are not resumed, and begin to resume them."""
         if not self._queues:
             return []
         found: dict[Source, list[str]] = {}
@@ -201,7 +200,7 @@ class Ordering:
                 await self._verify({source})
                 self._begin(question, parts, now_s, own_topic=source in own_topics)
             except NotCommitted as error:
-                # Asked again, unless the source is another member's now.
+                # It is asked again, unless the source belongs to another member by now.
                 log.info("source not resumed: topic=%s partition=%d %s", *source, error)
                 await self._sleep(RETRY_S)
             left[source] -= 1
@@ -210,7 +209,7 @@ class Ordering:
                 self._resumed(source)
 
     def _begin(self, question: Resume, parts: Sequence[Resumed], now_s: float, *, own_topic: bool) -> None:
-        """Begin with the lines of a queue in a source that is resumed."""
+        """Create the lines of a queue in a source that is resumed."""
         opened = {offset: each for offset, each in open_messages(parts, now_s).items() if each is not None}
         queue, source, holder = question.queue, question.source, ordered_holder(parts[0].asked_at, self._new_holder())
         self._lines[queue, source] = Lines(self, queue, source, holder, parts[0].acquired, opened, own_topic=own_topic)
@@ -234,7 +233,7 @@ class Ordering:
         return self._lines[queue, source] if queue in self._queues else None
 
     def behind(self, readings: Iterable[Reading], ends: Mapping[Source, int]) -> dict[Key, int]:
-        """Return the positions of queues with ordering, when a cycle with these readings is committed."""
+        """Return the positions of queues with ordering, to be committed by a cycle with these readings."""
         behind = {key: lines.low(ends[key[1]]) for key, lines in self._lines.items() if key[1] in ends}
         for lines, _, first in readings:
             key = lines.queue, lines.source
@@ -244,7 +243,7 @@ class Ordering:
         return behind
 
     def add(self, acquired: Sequence[tuple[Acquisition, HeldBatch]], readings: Sequence[Reading]) -> None:
-        """Add the messages of a cycle, acquired and known ones."""
+        """Add the messages of a cycle: those acquired, and those known before."""
         new: dict[Lines, list[tuple[HeldBatch, Records]]] = {reading.lines: [] for reading in readings}
         for acquisition, held in acquired:
             lines = held.lines
@@ -285,7 +284,7 @@ class Ordering:
         return self._settings.queue(queue)
 
     def flush(self) -> None:
-        """Deliver what has become ready."""
+        """Deliver messages that have become ready."""
         ready, self._ready = self._ready, []
         if ready:
             self._deliver(ready)
@@ -369,7 +368,7 @@ class Ordering:
         self.settled()
 
     async def _acquire_again(self) -> None:
-        """Acquire messages again that are the first of their lines."""
+        """Acquire again the messages that are the first of their lines."""
         taken = [(lines, place) for lines, place in self._again if lines.queue not in self._paused]
         self._again = [(lines, place) for lines, place in self._again if lines.queue in self._paused]
         groups: dict[Lines, list[Place]] = {}

@@ -21,12 +21,12 @@ def is_leased(held: HeldBatch, offset: int, now_s: float) -> bool:
     """Return whether a message is leased here for long enough to be delivered."""
     if offset not in held.open or held.expiry_s(offset) - now_s < held.lease_s / 2:
         return False
-    # A message that has waited for long could be renewed only for a shorter time than others.
+    # A message that has waited for a long time could only be renewed for a shorter time than others.
     return now_s - held.taken_s <= held.lease_s
 
 
 def line_keys(records: Records, *, own_topic: bool) -> list[bytes | None]:
-    """Return the ordering key of each record, None for one without."""
+    """Return the ordering key of each record, None if it has none."""
     if own_topic:
         return [key or None for key in records.keys]
     if records.headers is None:
@@ -49,6 +49,6 @@ def delivered_again(source: Source, queue: str, row: Row, attempt: int, error: s
         return row
     lease = LeaseRow(queue, 0, attempt, 0, 0, State.RELEASED, counted, error)
     action = DueAction(source, row.offset, lease, Destination.QUEUE, attempt, Cause.RELEASED)
-    # The record keeps its key: a header with it could make the record too large to be acquired again.
+    # The record keeps its key: a header that repeats it could make the record too large to be acquired again.
     payload = Payload(row.timestamp, attempt, None, row.headers, row.value)
     return row._replace(headers=redelivery(action, payload, 0, own_topic=False).headers)

@@ -80,7 +80,7 @@ class PolledConsumer(Consumer):
     async def poll(self, max_messages: int) -> list[Message]:
         """Return up to ``max_messages`` that are available.
 
-        Their leases are the queue's setting, and end unless :class:`TokenSettler` renews them.
+        Their leases last as long as the queue's setting says, and end unless :class:`TokenSettler` renews them.
 
         Raises:
             MarqError: the consumer can no longer receive; the error says why.
@@ -175,13 +175,13 @@ class TokenSettler(Lifecycle[AckBatcher]):
         )
 
     async def release(self, tokens: Sequence[Token], *, counted: bool = True) -> None:
-        """Release messages at once; with ``counted=False`` no program has seen them, and the attempt does not count."""
+        """Release messages at once; ``counted=False``, if no program has seen them, does not count the attempt."""
         await self._settle(
             [Release(each.queue, each.holder, each.source, [each.offset], [0], counted, [""]) for each in tokens]
         )
 
     async def _settle(self, batches: Sequence[Ack | Renew | Release]) -> None:
-        """Write markers. Raises MarqError, also BrokerUnavailable if the settler is stopped first."""
+        """Write markers. Raises MarqError; BrokerUnavailable if the settler is stopped first."""
         batcher = self._started()
         if self.error is not None:
             raise MarqError(f"the settler stopped after an unexpected error: {self.error!r}")

@@ -1,11 +1,11 @@
 """Receives messages of a queue with ordering for programs that settle them through any process: the SQS endpoint.
 
 A message stays with its consumer until it is settled, so that the next one of its key follows when its end is durable.
-So a program's outcome has to reach the consumer that delivered the message. If that is gone, or the source has moved to
-another one, the outcome is written by token: the next consumer asks the trackers about such messages
+So a program's outcome has to reach the consumer that delivered the message. If that consumer is gone, or the source has
+moved to another one, the outcome is written by token: the next consumer asks the trackers about such messages
 (:mod:`marq.consumer.ordered_receiving`).
 
-A redelivery in place has the token of the former delivery. Therefore each outcome names the attempt that it is for.
+A redelivery in place has the same token as the former delivery, so each outcome names the attempt that it is for.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 from marq.wire.names import RESERVED_HEADER
 
-#: The lease of messages that are not delivered yet, which the consumer renews. Short, because after a crash they wait
-#: for its end, even if the queue's own lease takes hours.
+#: The lease of messages that are not delivered yet; the consumer renews it. After a crash they wait for its end, so it
+#: is short, even if the queue's own lease lasts hours.
 WAITING_LEASE_MS = 10_000
 
 
@@ -76,7 +76,7 @@ class PolledInOrder(PolledConsumer):
             settlement.put_back(messages)
             raise
         held = [message for message in messages if self._is_held(message)]
-        # Their source was given up meanwhile. Without a release, its next consumer would wait for leases without use.
+        # Their source was given up meanwhile. Without a release, its next consumer would wait for their leases.
         settlement.put_back([message for message in messages if message not in held])
         self._delivered.update({Place(each._held.source, each.offset): each for each in held})
         return held
@@ -84,8 +84,8 @@ class PolledInOrder(PolledConsumer):
     def _after_purges(self, messages: list[Message]) -> list[Message]:
         """Return messages that were acquired after all purges; release the others.
 
-        A purge ends messages that wait here without this consumer learning of it. Before it delivers a released message
-        it asks the tracker.
+        A purge ends messages that wait here, and this consumer is not told. Before it delivers a released message, it
+        asks the tracker.
         """
         running = self._started()
         purge = running.receiver_settings.skipped(self.name)
@@ -104,13 +104,13 @@ class PolledInOrder(PolledConsumer):
             return True
         if purge is None or self._purged_s == -inf or Place(held.source, message.offset) in self._released:
             return False
-        # If it waited for longer than its lease, it was acquired again without a question.
+        # If it waited for longer than its lease, it was acquired again without asking the tracker.
         return not purge.left(held.source, message.offset, message._record.timestamp)
 
     def find(self, token: Token, attempt: int) -> Message | None:
         """Return a delivered message if this attempt of it is still leased here."""
         message = self._delivered.get(Place(token.source, token.offset))
-        # Its holder counts, too: the messages of a source that was assigned again are the successor's.
+        # The holder must match, too: after a source is assigned again, its messages belong to the new holder.
         if message is None or message.attempt != attempt or message._held.holder != token.holder:
             return None
         return message if self._is_held(message) else None
@@ -123,7 +123,7 @@ class PolledInOrder(PolledConsumer):
         await running.receiver.acks.settled()
 
     async def release_held(self, message: Message, *, counted: bool) -> None:
-        """Release a message that :meth:`find` returned; with ``counted=False`` no program has seen it."""
+        """Release a message that :meth:`find` returned; ``counted=False`` if no program has seen it."""
         running = self._started()
         del self._delivered[Place(message._held.source, message.offset)]
         if counted:
@@ -133,7 +133,7 @@ class PolledInOrder(PolledConsumer):
         await running.receiver.acks.settled()
 
     async def renew_held(self, message: Message, lease_ms: int) -> bool:
-        """Let the lease of a message that :meth:`find` returned end ``lease_ms`` from now: earlier or later.
+        """Let the lease of a message that :meth:`find` returned end in ``lease_ms``, earlier or later than before.
 
         Return False if it ended before that was durable.
         """
@@ -141,7 +141,7 @@ class PolledInOrder(PolledConsumer):
         return self._is_held(message)
 
     def forget_lost(self) -> None:
-        """Forget messages that are no longer leased here, and leave those whose source has another consumer to it."""
+        """Forget messages that are no longer leased here; do not renew those whose source was given up."""
         lost = [place for place, message in self._delivered.items() if not self._is_held(message)]
         messages = [self._delivered.pop(place) for place in lost]
         if self._running is not None:

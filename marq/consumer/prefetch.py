@@ -140,7 +140,7 @@ class PrefetchBuffer:
     """Prefetched messages of one queue or group, the calls that wait for them, and how many are in flight.
 
     ``handler_demand`` is how many messages handlers want prefetched, ``call_demand`` how many the waiting calls want.
-    Without ``ahead`` it gets only as many as calls wait for.
+    Without ``ahead``, the buffer gets only as many messages as calls wait for.
     """
 
     __slots__ = (
@@ -195,7 +195,7 @@ class PrefetchBuffer:
         try:
             await taker
         except asyncio.CancelledError:
-            # Woken and cancelled in the same turn: wake the next taker instead.
+            # Woken and cancelled in the same turn of the event loop: wake the next taker instead.
             if taker.done() and not taker.cancelled() and self.ready:
                 self.wake(1)
             raise
@@ -210,7 +210,7 @@ class PrefetchBuffer:
         self.wake(len(self._takers))
 
     def room(self, most: int, now_s: float, pending: int = 0) -> int:
-        """Return how many messages to fetch besides those ``pending``, or 0 if that is not worth a fetch yet."""
+        """Return how many messages to fetch besides the ``pending`` ones, or 0 if that is not worth a fetch yet."""
         wanted = self._ahead and (self.handler_demand or self.held or self.call_demand)
         window = self.window.window(self.handler_demand, most, now_s) if wanted else 0
         room = max(window - self.held, self.call_demand - len(self.ready)) - pending
@@ -240,7 +240,7 @@ class Prefetch:
         self._settings = settings
         self._clock = clock
         self._shared = shared
-        #: Includes queues that are no longer served while messages of them are in flight.
+        #: Includes queues that are no longer served while their messages are in flight.
         self.buffers: dict[str, PrefetchBuffer] = {}
         self.in_flight = 0
         self.serve(queues)
@@ -331,7 +331,7 @@ def _release(buffer: PrefetchBuffer, now_s: float) -> int:
 
 
 def _release_excess(buffer: PrefetchBuffer, now_s: float) -> None:
-    """Release messages that a slow queue's handlers have not begun after a lease: other queues share the room."""
+    """Release messages that a slow queue's handlers have not begun within a lease: other queues share the room."""
     count, keep = 0, max(buffer.handler_demand, buffer.call_demand)
     while len(buffer.ready) > keep:
         ready = buffer.ready.all()

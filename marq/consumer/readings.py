@@ -1,4 +1,4 @@
-"""What a cycle reads of a queue with ordering."""
+"""The records of a queue with ordering that a cycle reads."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class Reading(NamedTuple):
     first: int | None = None
 
     def before(self, new: Records) -> Reading:
-        """Return the reading with these messages, too, which are acquired."""
+        """Return the reading extended by these messages, which are being acquired."""
         return self._replace(first=min([*self.known.offsets[:1], *new.offsets[:1]], default=None))

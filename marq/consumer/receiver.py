@@ -336,7 +336,7 @@ class Receiver:
                 await self._commit(taking)
             except (BrokerUnavailable, NotCommitted) as error:
                 # Some messages may be in flight now without a committed offset. They are read again, and acquiring
-                # them again takes their leases over.
+                # them again takes over their leases.
                 log.warning("cycle failed, reading again: %s error=%s", taking, error)
                 # If the previous cycle fails, too, it goes back for both: this one would go back later, and less far.
                 with suppress(BeforeFailed):
@@ -377,12 +377,12 @@ class Receiver:
         at_most_once = any(settings.queue(each.queue).delivery == AT_MOST_ONCE for each in acquisitions)
         limit_s = min([each.lease_ms for each in acquisitions], default=settings.default_lease_ms) / 1000
         markers = [marker for each in acquisitions for marker in each.records()]
-        # One strategy for both steps: one may leave the ACQUIRE to the commit.
+        # One strategy for both steps: some leave the ACQUIRE to the commit.
         strategy = self._transactional if at_most_once else self._strategy
         return Taking(strategy, acquisitions, markers, ends, limit_s, readings)
 
     async def _acquire_again(self, acquisitions: Sequence[Acquisition]) -> bool:
-        """Acquire messages that have a place in their lines; without any only commit. Return whether it succeeded."""
+        """Acquire messages with a place in their lines; if there are none, only commit. Return whether it succeeded."""
         # Before an assignment's first commit, only messages of former ones can have ended: nothing to commit again.
         if self._held_up or self._stopping or not self._committed_to:
             return False

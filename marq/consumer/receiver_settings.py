@@ -16,9 +16,9 @@ _DEFAULT = QueueSettings()
 
 @dataclass(frozen=True, slots=True)
 class ReceiverSettings:
-    """``limit_bytes`` is the limit of the markers topic.
+    """``limit_bytes`` is the record size limit of the markers topic.
 
-    ``lease_ms`` and ``max_lease_ms`` override the settings of the queues; None leaves them.
+    ``lease_ms`` and ``max_lease_ms`` override the settings of the queues; None keeps those.
     """
 
     max_in_flight: int

@@ -1,4 +1,4 @@
-"""Renews leases: after each third of a lease, one RENEW for each queue, source partition and holder.
+"""Renews leases: every third of a lease, one RENEW for each queue, source partition and holder.
 
 A message is renewed until ``max_lease`` after it was acquired, because a hanging handler must lose it eventually. The
 client's own clock decides when a lease expires, measured from before the marker was sent. The consumer notices an
@@ -32,7 +32,7 @@ _LEAST_S = 0.001
 
 
 class Renewal:
-    """All batches with messages left.
+    """Renews all batches that still have messages.
 
     ``queues`` returns the queues that are served now. Renewal calls ``before`` ahead of each renewal, to release
     unwanted messages, and ``lost`` with a batch and the offsets whose lease has ended.
@@ -79,7 +79,7 @@ class Renewal:
         """Renew a batch until its messages have ended."""
         self._leases.append(lease)
         if not lease.ends and lease.lease_s < 3 * self._pause_s - _LEAST_S and self._pausing is not None:
-            # The settings of its queue were changed: its lease would end before the current pause.
+            # The settings of its queue were changed: its lease would end before the current pause does.
             self._pausing.cancel()
         if len(self._leases) > 2 * self._grown_to + 256:
             self._drop_ended()

@@ -1,7 +1,7 @@
 """Asks trackers about open messages: RESUME and its answer, RESUMED.
 
-The reader begins before the questions are written, and a question without an answer is repeated, because its owner may
-have moved.
+The reader begins before the questions are written, and a question without an answer is repeated, because its
+partition may have another owner by now.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("marq")
 
 #: How long to wait for an answer before a question is repeated, and before a missing tracker is reported.
 AGAIN_S, PATIENCE_S = 1.0, 5.0
-#: Pause after an error of the broker.
+#: Pause after a broker error.
 RETRY_S = 1.0
 _WRITE_LIMIT_S, _STOP_S = 10.0, 1.0
 #: The place of a marker's kind in its bytes.
@@ -46,11 +46,11 @@ class Questions:
         self._markers_partitions = markers_partitions
         self._clock = clock
         self._sleep = sleep
-        #: Whether a missing answer, or an error of the broker, was reported since the last answer.
+        #: Whether a missing answer, or a broker error, was reported since the last answer.
         self._reported = self._failed = False
 
     async def answers(self, questions: Sequence[Resume]) -> AsyncGenerator[tuple[Resume, list[Resumed]]]:
-        """Yield each question with the parts of its answer, as the answers come; wait for as long as one is missing."""
+        """Yield each question with the parts of its answer, as answers arrive; wait without limit for missing ones."""
         left = {each.holder: each for each in questions}
         parts: dict[int, dict[int, Resumed]] = {each.holder: {} for each in questions}
         patience_s = self._clock() + PATIENCE_S
@@ -76,7 +76,7 @@ class Questions:
                 )
 
     async def _ask(self, left: Sequence[Resume], answers: dict[int, dict[int, Resumed]]) -> None:
-        """Write questions, and read until all are answered, or some are and nothing more comes for a while."""
+        """Write questions, and read until all are answered, or some are and nothing more arrives for a while."""
         reader = await self._open_reader({self._partition(each) for each in left})
         again = asyncio.ensure_future(self._sleep(AGAIN_S))
         try:

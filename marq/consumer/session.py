@@ -64,7 +64,7 @@ class ConsumerSession:
     ) -> None:
         strategy, acquirer = cluster.acquire_strategy(how, topics, reader, group or "", instance_id)
         writer = cluster.writer(topics)
-        #: Other connections are opened at their first use.
+        #: Other connections are opened on first use.
         self._connected_first: list[Connection] = [acquirer, writer]
         self._connections = [acquirer, writer]
         transactional = strategy
@@ -190,7 +190,7 @@ async def join(
     try:
         topics = await cluster.topics()
         await queues.start()
-        # Before the group is joined, which takes time: a queue that is defined meanwhile is served, too.
+        # Listen before joining the group, which takes time: a queue that is defined meanwhile is served, too.
         queues.listen(changed.set)
         membership.refuse_empty(queues.definitions)
         session = MemberSession(membership, settings, cluster, topics, queues, make, how, instance_id, changed, url)
@@ -316,13 +316,13 @@ class MemberSession(ConsumerSession):
             buffer.call_demand -= count
 
     async def take_some(self, count: int) -> list[Message]:
-        """Wait for at most ``count`` messages; return [] when no further messages will come."""
+        """Wait for at most ``count`` messages; return [] when no further messages will arrive."""
         while not (messages := self.take(count)) and not self.buffer.closed:
             await self.wait(count)
         return messages
 
     async def hold(self, messages: Sequence[Message], lease_ms: int, *, ends: bool = False) -> None:
-        """Lease messages for ``lease_ms`` from now on, and renew them by as much unless the lease ``ends``.
+        """Lease messages for ``lease_ms`` from now on, and renew them for as long again unless the lease ``ends``.
 
         The lease is durable on return.
         """

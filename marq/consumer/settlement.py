@@ -102,7 +102,7 @@ def put_back(messages: Iterable[Message], delay_ms: int = 0) -> int:
 
 
 def hold(messages: Iterable[Message], lease_ms: int, renewal: Renewal, *, ends: bool = False) -> None:
-    """Lease messages for ``lease_ms`` from now on, and renew them by as much unless the lease ``ends``."""
+    """Lease messages for ``lease_ms`` from now on, and renew them for as long again unless the lease ``ends``."""
     parts: dict[HeldBatch, list[Message]] = {}
     for message in messages:
         if message._offset in message._held.open:
@@ -169,7 +169,7 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> No
 
 
 def fail_all(messages: Sequence[Message], error: BaseException, *, only_open: bool) -> None:
-    """Apply an exception to all messages of one call; with ``only_open`` the lease of some has ended."""
+    """Apply an exception to all messages of one call; with ``only_open``, the leases of some have ended."""
     call = Call(messages)
     for message in messages:
         if only_open and message._offset not in message._held.open:

@@ -25,7 +25,7 @@ HINTS_AT_ONCE = 10_000
 
 
 class Hint(NamedTuple):
-    """Messages that may be due at this time: those that no longer have this very lease are skipped.
+    """Messages that may be due at this time: those that no longer have exactly this lease are skipped.
 
     Hints are compared from left to right: messages that are due in the same millisecond are in the order in which they
     were acquired or delayed, even if they were rescheduled or the index was rebuilt. ``place`` is the offset of a
@@ -67,7 +67,7 @@ class DueIndex:
         #: The numbers of these spans, as a heap; earlier spans are in the heap of hints already.
         self._numbers: list[int] = []
         self._begun = -1
-        #: Messages with a hint, once for each hint.
+        #: The number of messages in all hints; a message counts once for each of its hints.
         self.size = 0
         #: The due messages of each paused queue.
         self._held: dict[str, list[Hint]] = {}
@@ -75,7 +75,7 @@ class DueIndex:
         self._resumed_ms: dict[str, int] = {}
 
     def push(self, opened: OpenMessages, offsets: Sequence[int], lease: LeaseRow) -> None:
-        """Hint at messages that share a lease; those that keep their place are never due."""
+        """Add hints for messages that share a lease; those that keep their place are never due."""
         if lease.state in IN_ORDER:
             return
         count = len(offsets)
@@ -93,18 +93,18 @@ class DueIndex:
         self.size += count
 
     def push_again(self, hint: Hint, offsets: Sequence[int]) -> None:
-        """Hint again at some messages of a hint that was taken."""
+        """Add a hint again for some messages of a taken hint."""
         heapq.heappush(self._heap, hint._replace(first=offsets[0], offsets=offsets))
         self.size += len(offsets)
 
     def hold(self, hint: Hint, offsets: Sequence[int]) -> None:
-        """Keep some messages of a hint that was taken until their queue is resumed."""
+        """Until their queue is resumed, keep some messages of a taken hint."""
         if offsets:
             self._held.setdefault(hint.lease.queue, []).append(hint._replace(first=offsets[0], offsets=offsets))
             self.size += len(offsets)
 
     def resume(self, settings: Callable[[str], QueueSettings], now_ms: int) -> None:
-        """Hint again at the kept messages of queues that are no longer paused."""
+        """Add hints again for the kept messages of queues that are no longer paused."""
         for queue in [queue for queue in self._held if not settings(queue).paused]:
             for hint in self._held.pop(queue):
                 heapq.heappush(self._heap, hint)
@@ -144,7 +144,7 @@ class DueIndex:
         return hint
 
     def _begin_spans(self, until_ms: int | None) -> None:
-        """Put the messages of all spans that begin by then into the heap; None: of the first span."""
+        """Move the messages of all spans that begin by ``until_ms`` to the heap; None: those of the first span."""
         while self._numbers and (until_ms is None or self._numbers[0] * SPAN_MS <= until_ms):
             number = heapq.heappop(self._numbers)
             self._begun = max(self._begun, number)
@@ -155,14 +155,14 @@ class DueIndex:
     def _begin(self, number: int, span: _Span) -> None:
         for opened, offset in zip(span.opened, span.offsets, strict=True):
             lease = opened.leases.get(offset)
-            # A rescheduled message has another hint, and one that keeps its place since then needs none.
+            # A rescheduled message has another hint, and one that keeps its place by now needs none.
             if lease is not None and lease.due_ms // SPAN_MS == number and lease.state not in IN_ORDER:
                 self._push(opened, (offset,), lease)
             else:
                 self.size -= 1
 
     def rebuild(self, sources: Iterable[OpenMessages]) -> Iterator[None]:
-        """Replace all hints by those of the open messages; stop every few thousand hints, so that others can work."""
+        """Rebuild all hints from the open messages; yield every few thousand hints, so that other tasks can run."""
         self._heap, self._numbers, self._spans, self._held = [], [], {}, {}
         self._begun, self.size = -1, 0
         pushed = 0

@@ -54,8 +54,8 @@ class DueMessages(TableImage):
     def due(self, now_ms: int) -> list[DueAction]:
         """Return the actions for due messages, at most :data:`MAX_FIRING`; they are firing from now on.
 
-        ``now_ms`` is the clock at a TICK of the owner's own. Messages come by due time; those that were acquired
-        together come in the order of the log.
+        ``now_ms`` is the clock at a TICK of the owner's own. Messages are in order of due time; those that were
+        acquired together are in the order of the log.
         """
         self._due.resume(self._settings, self.clock.now_ms)
         fires: list[DueAction] = []
@@ -100,7 +100,7 @@ class DueMessages(TableImage):
         return offset in self._sources.get(source, {}).get(queue, NO_MESSAGES).firing
 
     def hold_back(self, queue: str, source: Source) -> bool:
-        """Treat all messages of a queue in a source as firing until a fact ends them; False if some already are."""
+        """Treat all messages of a queue in a source as firing until a fact ends them; return False if some are."""
         opened = self._sources.get(source, {}).get(queue, NO_MESSAGES)
         if opened.firing:
             return False

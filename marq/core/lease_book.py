@@ -47,7 +47,7 @@ from marq.wire.markers import (
 )
 from marq.wire.names import DEDUPLICATION_ID_HEADER, follows, is_scheduled, is_synthetic
 
-#: The count of each fact, as a field of Counts.
+#: The field of Counts for each fact.
 _FACT_COUNTS = {kind: kind.name.lower() for kind in FACTS}
 
 # Looked up for every batch.
@@ -276,7 +276,7 @@ class LeaseBook(DueMessages):
         self._replies.ask_open(batch, self.applied)
 
     def _release_before(self, opened: OpenMessages, batch: Resume) -> None:
-        """Remove messages whose records are gone from their lines: the tracker redelivers them."""
+        """Remove from their lines the messages whose records are gone: the tracker redelivers them."""
         begin, moves = batch.offsets[0], TRANSITIONS[Marker.RESUME]
         groups: dict[LeaseRow, list[int]] = {}
         for offset, lease in opened.leases.items():
@@ -284,7 +284,7 @@ class LeaseBook(DueMessages):
                 groups.setdefault(lease, []).append(offset)
         for lease, offsets in groups.items():
             to = State(moves[lease.state])
-            # Whether a handler has seen a leased one is unknown, so its attempt does not count.
+            # A handler may or may not have seen a leased one, so its attempt does not count.
             holder, counted = (lease.holder, False) if to is State.LEASED else (0, lease.counted)
             again = LeaseRow(
                 lease.queue, holder, lease.attempt, lease.due_ms, lease.since_ms, to, counted, lease.text
@@ -292,7 +292,7 @@ class LeaseBook(DueMessages):
             self._replace(opened, offsets, again)
 
     def _moves(self, batch: _Selective, marker: Marker) -> tuple[_Moved, list[int]]:
-        """Return the messages that a marker moves, by lease, with their new states; and the places of all others."""
+        """Return the messages that a marker moves, by lease, with their new states, and the places of all others."""
         moved: _Moved = []
         others = set(batch.offsets)
         for opened in self._all_of(batch.queue, batch.source):
@@ -329,7 +329,7 @@ class LeaseBook(DueMessages):
         counts.late += len(batch.offsets) - closed
 
     def _acknowledged(self, batch: Ack) -> list[tuple[OpenMessages, list[int]]]:
-        """Return the messages that an ACK without a queue ends: at a place of several, only those of its holder."""
+        """Return the messages that an ACK without a queue ends: where several share a place, only its holder's."""
         asked, seen, shared = set(batch.offsets), set[int](), set[int]()
         found = [(opened, opened.leases.keys() & asked) for opened in self._all_of(ANY_QUEUE, batch.source)]
         for _, offsets in found:

@@ -54,7 +54,7 @@ class _Question(NamedTuple):
 
 
 class PendingReplies:
-    """The questions to the tracker of one markers partition that are not answered yet."""
+    """The unanswered questions to the tracker of one markers partition."""
 
     def __init__(self) -> None:
         self._open: list[_Question] = []
@@ -66,7 +66,7 @@ class PendingReplies:
         self._open += [_Question(batch.holder, batch.queue, batch.source, offset, lease) for offset in offsets]
 
     def ask_open(self, batch: Resume, asked_at: int) -> None:
-        """Note a question about open messages, whose record is at this offset."""
+        """Note a question about open messages; the offset of its record is ``asked_at``."""
         question = batch.holder, batch.queue, batch.source, tuple(batch.offsets), batch.onwards
         self._resumes[question] = batch, asked_at
 
@@ -127,7 +127,7 @@ def _resumed(batch: Resume, asked_at: int, messages: Messages, now_ms: int) -> I
 
 
 def _parts(offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[slice]:
-    """Cut messages into runs that fit into a batch, by their bytes and by their distance."""
+    """Cut messages into runs that fit into a batch, by bytes and by the distance of their offsets."""
     for span in spans(sizes, _BATCH_BYTES):
         start = span.start
         while start < span.stop:
@@ -142,5 +142,5 @@ def _wait_ms(left_ms: int) -> int:
 
 
 def _attempt(lease: LeaseRow) -> int:
-    """Return the attempt of a released message's next delivery, or of another one's last."""
+    """Return the attempt of a message's next delivery if it was released, else of its last one."""
     return lease.attempt + (lease.counted and lease.state in (State.RELEASED, State.WAITING_IN_ORDER))

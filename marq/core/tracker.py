@@ -7,7 +7,7 @@ The engine (marq/owner/engine.py) drives it, and the shell (agents/ownership.py)
    is folded together with its ACQUIRE would never be deleted,
 3. writes a TICK and reads the markers from ``book.applied`` + 1 on,
 4. after it has read its own TICK back, answers the RESCHEDULEs, CANCELs and RESUMEs that it has read. Before that, a
-   fact of the former owner may follow, and the message is gone,
+   fact of the former owner may follow and end the message,
 5. and fires the messages that are due by the clock of that TICK. By then it has folded all earlier markers, so it
    overlooks no ACK or RENEW that reached the log in time.
 """
@@ -44,11 +44,11 @@ class Tracker:
     book: LeaseBook = field(init=False)
     #: Returns the operator's request to skip a record of a newer version, by its offset and content.
     ordered: Callable[[int, bytes], Quarantine | None] = lambda _offset, _value: None
-    #: DecodeError records that are not in quarantine yet: (offset, value, error).
+    #: Records that could not be decoded and are not in quarantine yet: (offset, value, error).
     unreadable: list[tuple[int, bytes | None, str]] = field(default_factory=list)
     #: The last jump of the broker's clock, in ms.
     jump_ms: int = 0
-    #: Times from ACQUIRE to ACK; several trackers may share it.
+    #: Times from ACQUIRE to ACK; several trackers may share them.
     handling: HandlingTimes = field(default_factory=HandlingTimes)
     _sampled_ms: int = -1
     _tick_clock_ms: int | None = None
@@ -137,7 +137,7 @@ class Tracker:
         return Tick(self.holder, monotonic_ms)
 
     def take_over_again(self) -> None:
-        """Wait for a new TICK, after a failed transaction and a new fencing: until then its outcome is unknown."""
+        """Wait for a new TICK after a failed transaction and a new fencing: the transaction's outcome is unknown."""
         self._awaiting_tick = False
         self._tick_sent_at_ms = None
         self._tick_clock_ms = None
@@ -162,7 +162,7 @@ class Tracker:
         return self.book.settlements.take_notes()
 
     def facts(self, fires: list[DueAction]) -> list[Fact]:
-        """Return the markers of these redeliveries; write them in one transaction with them."""
+        """Return the facts of these redeliveries; write both in one transaction."""
         groups: dict[tuple[Kind, str, Source], list[DueAction]] = {}
         for fire in fires:
             groups.setdefault((fire.fact_kind, fire.lease.queue, fire.source), []).append(fire)

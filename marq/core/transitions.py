@@ -28,12 +28,13 @@ Rules that are easy to get wrong, and the reason for each:
 * An ordered ACQUIRE takes a message over only from a holder whose RESUME is not after its own. The holder of ordered
   messages contains the place of its RESUME in the log (:func:`marq.wire.names.ordered_holder`), and a WAITING_IN_ORDER
   message keeps its holder. So a late marker of a consumer that lost the source takes nothing from its successor.
-* An ACQUIRE without order takes ordered messages over, too: its consumer does not know about the ordering. From then on
-  the tracker redelivers them, because no consumer would.
-* RESUME takes the place from messages before the place from which its consumer reads on: their records are gone from
-  the source, so no consumer could deliver them in their place. The tracker redelivers them when their leases or delays
-  end. The attempt of a LEASED one does not count then, because it may never have been delivered. A RENEW leaves it
-  uncounted: consumers also renew what still waits in its line. Only another ACQUIRE makes it count.
+* An unordered ACQUIRE takes over ordered messages, too: its consumer does not know about the ordering. From then on the
+  tracker redelivers them, because no consumer would.
+* RESUME removes messages from their lines if they come before the place where its consumer resumes reading: their
+  records are gone from the source, so no consumer could deliver them in their place. The tracker redelivers them when
+  their leases or delays end. The attempt of a LEASED one does not count then, because it may never have been delivered.
+  A RENEW leaves it uncounted: consumers also renew messages that still wait in their lines. Only another ACQUIRE makes
+  it count.
 * A last RELEASE turns a message into a dead letter, even if the tracker knows a higher ``max_attempts``, because a
   redelivery would be behind later messages.
 * Consumers of a queue with ordering write early ACQUIREs for new records only: the tracker delivers those when they are
@@ -78,7 +79,7 @@ class Marker(StrEnum):
     RELEASE_UNCOUNTED = "uncounted RELEASE"
     #: Its consumer will not deliver it again.
     RELEASE_LAST = "last RELEASE"
-    #: The message is before the place from which its consumer reads on.
+    #: The message comes before the place where its consumer resumes reading.
     RESUME = "RESUME"
     REJECT = "REJECT"
     RESCHEDULE = "RESCHEDULE"

@@ -38,9 +38,9 @@ MAX_PENDING_BYTES = 64 << 20
 #: Limits for the redeliveries of one transaction, whose fixed cost is large on a busy machine.
 MAX_COPIES = 2_000
 MAX_COPIES_BYTES = 4 << 20
-#: Due messages whose payloads are looked up together.
+#: Number of due messages whose payloads are looked up together.
 LOOKED_UP = 250
-#: Time after which an unread TICK of the owner's own is searched for.
+#: Time after which an owner that has not read its own TICK reads again.
 TICK_READ_MS = 5_000
 _ADVICE = "Processing of this partition stays stopped: see docs/operations/recovery.md, 'Recreate topics'"
 

@@ -30,11 +30,11 @@ _DEATH_HEADERS = frozenset(
 )
 #: Parts that differ between errors of the same kind: numbers, also within words, and long hexadecimal ones.
 _VARIES = re.compile(r"\b(?=[a-f\-]*\d)[\da-f\-]{8,}\b|\d+(?:\.\d+)*", re.IGNORECASE)
-#: Characters of a kind of errors; the rest varies too much to help.
+#: Maximum characters of an error kind; the rest varies too much to help.
 MAX_KIND = 200
 #: Bytes of a batch besides its payloads: names, head and columns.
 _HEAD_BYTES = 1_024
-#: Dead letters in one batch, so that what a tracker writes at once stays small.
+#: Maximum number of dead letters in one batch, which limits how much a tracker writes at once.
 MAX_BATCH_LETTERS = 1_000
 
 
@@ -85,8 +85,8 @@ def redrive(
 ) -> Iterator[Delay]:
     """Return the markers that send dead letters to a queue; a batch of several has at most ``limit_bytes``.
 
-    ``source`` is the partition of all of them, in the order of their offsets. ``holder`` is a random number of the
-    client, by which notes answer.
+    ``source`` is the partition of all of them, in the order of their offsets. ``holder`` is a random number
+    that identifies the client in the answering notes.
     """
     payloads = [redriven(record, queue) for record in records]
     sizes = [payload_bytes(payload) + 8 for payload in payloads]
@@ -98,6 +98,6 @@ def redrive(
 
 
 def discard(queue: str, holder: int, source: Source, offsets: Sequence[int]) -> Iterator[Discard]:
-    """Return the markers that delete dead letters of a queue, by rising offsets of one partition."""
+    """Return the markers that delete dead letters of a queue, in ascending order of their offsets in one partition."""
     for start in range(0, len(offsets), MAX_BATCH_LETTERS):
         yield Discard(queue, holder, source, offsets[start : start + MAX_BATCH_LETTERS])

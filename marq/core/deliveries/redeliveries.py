@@ -25,7 +25,7 @@ from marq.wire.record_headers import origin, record_id, uncounted
 
 
 class Redelivery(NamedTuple):
-    """A record to send: to the topic of ``destination``, which is never NOWHERE."""
+    """A record to send to the topic of ``destination``, which is never NOWHERE."""
 
     destination: Destination
     key: bytes
@@ -67,7 +67,7 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
 
 
 def fitting(fire: DueAction, payload: Payload, limit_bytes: int) -> DueAction:
-    """Return the action, or that of a dead letter if the redelivery is too large for the messages topic."""
+    """Return the action, or a dead-letter action if the redelivery is too large for the messages topic."""
     if fire.destination is not Destination.QUEUE or _size(payload) <= limit_bytes - HEADER_ROOM_BYTES // 2:
         return fire
     return too_large(fire)

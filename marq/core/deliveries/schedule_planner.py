@@ -1,4 +1,4 @@
-"""The planner of schedules: the owner of a markers partition writes a message for each of their times once.
+"""The planner of schedules: the owner of a markers partition writes one message for each scheduled time.
 
 A schedule has one undelivered message at a time: a DELAY whose number is the time, in the source of its definition
 (:meth:`marq.settings.schedule_definitions.Schedule.source`). It is a row like any other, so it outlives its writer and
@@ -29,7 +29,7 @@ from marq.settings.schedule_definitions import Schedule, ScheduleLayers, home_pa
 from marq.wire.markers import ANY_QUEUE, Batch, Cause, Delay, Fact, Kind, Payload, Source, payload_bytes
 from marq.wire.names import HEADER_ROOM_BYTES, PREVIOUS_HEADER, schedule_name
 
-#: Messages that a schedule catches up with at a time, and their bytes.
+#: Maximum number of missed messages that a schedule writes at a time, and their bytes.
 MAX_MISSED = 100
 MAX_MISSED_BYTES = 200_000
 
@@ -38,7 +38,7 @@ NextTime = Callable[[Schedule, int], int | None]
 
 
 class Planner:
-    """Plans for the schedules of one markers partition; ``limit_bytes``: what the messages topic accepts."""
+    """Plans the schedules of one markers partition; ``limit_bytes`` is the record size limit of the messages topic."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Planner:
         self._planned_for: tuple[int, int] | None = None
 
     def schedules(self) -> list[Schedule]:
-        """Return those whose home the partition is, by name."""
+        """Return the schedules whose home is this partition, sorted by name."""
         return [
             schedule
             for name, schedule in sorted(self._layers().current.items())
@@ -100,7 +100,7 @@ class Planner:
         return plan
 
     def follow(self, tracker: Tracker, fires: Sequence[DueAction], monotonic_ms: int) -> list[Delay]:
-        """Return the next messages of schedules, to be written in one transaction with these.
+        """Return the next messages of schedules, to be written in one transaction with ``fires``.
 
         If they were written later, the next owner might have to write them. It would not know how late these messages
         were, so it would skip all times since then.
@@ -164,7 +164,7 @@ class Planner:
 
 
 def _now_s(book: LeaseBook, monotonic_ms: int) -> int:
-    """The log's time by the owner's clock since its own TICK, which ignores jumps of the broker's clock."""
+    """Return the log's time by the owner's clock since its own TICK; jumps of the broker's clock have no effect."""
     return (book.clock.anchor_now_ms + monotonic_ms - book.clock.anchor_monotonic_ms) // 1000
 
 

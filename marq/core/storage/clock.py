@@ -40,7 +40,7 @@ class LogClock:
 
     @property
     def least_ms(self) -> int:
-        """The time before which the clock will never be again: that of the last TICK."""
+        """The lowest time that the clock can still show: that of the last TICK."""
         return self.anchor_now_ms
 
     def advance(self, append_time_ms: int) -> None:

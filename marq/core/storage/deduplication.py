@@ -4,9 +4,9 @@ The partition of an id follows from the queue and the id (:func:`marq.wire.names
 tracker decides on it. A message whose id was accepted before, and has not expired by the log's clock, is a
 duplicate. The expiry is fixed when an id is accepted: a later change of the window concerns later messages.
 
-All ids that one DELAY brought share a record, in memory and in the table: a million ids of a million DELAYs take some
+All ids that one DELAY contains share a record, in memory and in the table: a million ids of a million DELAYs take some
 200 bytes each. Expired records are removed in the order in which they were accepted, so a record waits for earlier ones
-if the window was made shorter. Until then it only takes room, because the expiry is compared, too.
+if the window was made shorter. Until then it only takes up room, because its expiry is checked as well.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class AcceptedIds:
         return [expiry_ms for expiry_ms in expiries if expiry_ms > now_ms]
 
     def accept(self, batch: Delay, offsets: Sequence[int], place: int, clock: LogClock, window_ms: int) -> list[int]:
-        """Accept the ids of these messages, which expire after ``window_ms``; return the messages without duplicates.
+        """Accept the ids of these messages, which expire after ``window_ms``; return all that are not duplicates.
 
         ``place`` is the offset of the DELAY in the log. A message without an id has no duplicate.
         """
@@ -118,7 +118,7 @@ class AcceptedIds:
         return removed
 
     def take_rows(self, least_ms: int) -> dict[bytes, bytes | None]:
-        """Return the rows that have changed since the last call, without some more of the expired ones."""
+        """Remove more of the expired records; return the rows that have changed since the last call."""
         left = EXPIRED_AT_WRITE
         for queue in list(self._by_queue):
             left -= self._expire(queue, least_ms, left)
@@ -126,7 +126,7 @@ class AcceptedIds:
         return changed
 
     def put_row(self, key: bytes, row: bytes) -> None:
-        """Take over a row of the table; the rows of a queue come in the order of the log."""
+        """Restore a row of the table; the rows of a queue come in the order of the log."""
         self._put(*rows.parse_deduplication_key(key), row)
 
 

@@ -15,7 +15,7 @@ from marq.wire.markers import Ack
 
 #: Upper bounds of the buckets, in ms; one more bucket has longer times.
 BOUNDS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 1_800_000)
-#: Messages of an ACK that are sampled, about.
+#: About how many messages of an ACK are sampled.
 SAMPLES = 4
 #: Turns for which the last samples of a queue are kept if there are no newer ones.
 KEPT_TURNS = 30
@@ -45,7 +45,7 @@ class HandlingTimes:
         self.sum_ms += took_ms * messages
 
     def turn(self) -> None:
-        """Keep samples from before the last call of this only for queues that get no newer ones."""
+        """Begin the next turn: samples from before the last turn are kept only for queues without newer ones."""
         self._turns += 1
         self._kept.update((queue, (self._turns, counts)) for queue, counts in self._before.items())
         self._kept = {queue: kept for queue, kept in self._kept.items() if self._turns - kept[0] < KEPT_TURNS}

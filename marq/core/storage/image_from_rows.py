@@ -45,7 +45,7 @@ class Restoration:
     _shared: dict[bytes, LeaseRow] = field(default_factory=dict)
 
     def read(self, table: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
-        """Read all rows, and stop after each :data:`ROWS_AT_ONCE` of them, so that others can work in between.
+        """Read all rows, yielding after every :data:`ROWS_AT_ONCE` of them so that other tasks can run.
 
         Raises ValueError if a row has an unknown key, or a later version wrote it.
         """

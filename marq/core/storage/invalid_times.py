@@ -29,7 +29,7 @@ class InvalidTimes:
         return len(invalid)
 
     def take(self) -> dict[str, tuple[int, str]]:
-        """Return, by queue, how many were found since the last call, and the record id of the first one."""
+        """Return how many were found since the last call and the record id of the first one, by queue."""
         found, self._found = self._found, {}
         return found
 

@@ -48,7 +48,7 @@ class OpenMessages:
         return closed
 
     def waiting(self, offsets: Sequence[int], lease: LeaseRow) -> list[int]:
-        """Return those of the offsets that still have this very lease and are not firing."""
+        """Return those of the offsets that still have exactly this lease and are not firing."""
         leases, firing = self.leases, self.firing
         return [offset for offset in offsets if leases.get(offset) is lease and offset not in firing]
 

@@ -10,7 +10,7 @@ is the kind:
                                      (:mod:`marq.core.storage.acquired_ranges`); without a queue: those that were
                                      delayed before
 ``k``     source, number             dead letters of that partition that are settled, as bits: offsets from number times
-                                     4,096 on, the least one first (:mod:`marq.core.storage.settled_dead_letters`)
+                                     4,096 on, the lowest first (:mod:`marq.core.storage.settled_dead_letters`)
 ``c``     queue                      what has happened in the queue so far (:class:`Counts`)
 ``d``     queue, log offset          the deduplication ids that the DELAY at this offset of the markers partition has
                                      accepted, and when they expire (:mod:`marq.core.storage.deduplication`)
@@ -39,10 +39,10 @@ LAYOUT = 2
 
 IDENTITY_KEY = b"i"
 APPLIED_KEY = b"a"
-#: A header of its record in the changelog: the name of the writer, for people.
+#: A header of the ``a`` record in the changelog: the name of the writer, for people.
 OWNER_HEADER = "marq-owner"
 _LEASE = Struct(">BBBIQqqBH")
-#: The place of the due time in it.
+#: Where the due time begins and ends in it.
 BEFORE_DUE, AFTER_DUE = calcsize(">BBBIQ"), calcsize(">BBBIQq")
 _APPLIED = Struct(">BqqqQqQ")
 _PAYLOAD = Struct(">qiii")
@@ -251,7 +251,7 @@ def encoded_lease(row: bytes) -> bytes:
 
 
 def decode_payload(row: bytes) -> Payload:
-    """Return the payload of an ``r`` row, its attempt as at the ACQUIRE."""
+    """Return the payload of an ``r`` row, with the attempt at its ACQUIRE."""
     lease, position = decode_lease(row)
     timestamp, key_length, headers_length, value_length = _PAYLOAD.unpack_from(row, position)
     position += _PAYLOAD.size

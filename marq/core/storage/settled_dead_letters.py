@@ -47,7 +47,7 @@ class Places:
         return bytes(self._chunks[number])
 
     def put(self, number: int, chunk: bytes) -> None:
-        """Take over a chunk as :meth:`chunk` returned it. Raises ValueError if it is not a chunk."""
+        """Restore a chunk that :meth:`chunk` returned. Raises ValueError if it is not a chunk."""
         if len(chunk) != CHUNK_OFFSETS // 8:
             raise ValueError(f"a chunk of {len(chunk)} bytes; expected {CHUNK_OFFSETS // 8}")
         self._chunks[number] = bytearray(chunk)
@@ -96,6 +96,6 @@ class Dispositions:
         return changed
 
     def put_row(self, key: bytes, row: bytes) -> None:
-        """Take over a row of the table."""
+        """Restore a row of the table."""
         source, number = rows.parse_places_key(key)
         self._places.setdefault(source, Places()).put(number, row)

@@ -54,7 +54,7 @@ class TableImage:
     # --- what a fold changes ------------------------------------------------------------------------------------------
 
     def _known_of(self, queue: str, source: Source) -> OpenMessages:
-        """Return the open messages of a queue in a source to change them, NO_MESSAGES if there are none."""
+        """Return the open messages of a queue in a source, to change them; NO_MESSAGES if there are none."""
         opened = self._sources.get(source, _NO_QUEUES).get(queue)
         if opened is None:
             return NO_MESSAGES
@@ -62,7 +62,7 @@ class TableImage:
         return opened
 
     def _of(self, queue: str, source: Source) -> OpenMessages:
-        """Return the open messages of a queue in a source to add to them."""
+        """Return the open messages of a queue in a source, to add to them."""
         opened = self._known_of(queue, source)
         if opened is NO_MESSAGES:
             opened = self._sources.setdefault(source, {})[queue] = OpenMessages(queue, source)
@@ -70,7 +70,7 @@ class TableImage:
         return opened
 
     def _all_of(self, queue: str, source: Source) -> list[OpenMessages]:
-        """Return the open messages of a queue in a source to change them; for ANY_QUEUE, those of each queue."""
+        """Return the open messages of a queue in a source, to change them; for ANY_QUEUE, those of each queue."""
         queues = list(self._sources.get(source, _NO_QUEUES)) if queue == ANY_QUEUE else [queue]
         return [self._known_of(each, source) for each in queues]
 
@@ -105,7 +105,7 @@ class TableImage:
 
     @property
     def pending_rows(self) -> int:
-        """An upper limit of the rows that take_changes would return."""
+        """An upper bound on the number of rows that take_changes would return."""
         return sum([opened.pending_rows for opened in self._touched.values()]) + self.accepted_ids.pending_rows
 
     def take_changes(self) -> dict[bytes, bytes | None]:
@@ -143,7 +143,7 @@ class TableImage:
             pass
 
     def restoring(self, table: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
-        """Do as :meth:`restore`, but yield after every few thousand rows, so that other tasks can run."""
+        """Do the same as :meth:`restore`, but yield after every few thousand rows, so that other tasks can run."""
         read = Restoration()
         yield from read.read(table)
         self.applied, self.clock, self.counts, self.marks = read.applied, read.clock, read.counts, read.marks
