@@ -218,7 +218,7 @@ class LeaseTable(faust.Table):
     def _close(self, partition: int) -> None:
         database = self.data._dbs.pop(partition, None)
         if database is not None:
-            with suppress(Exception):  # it says again that it could not be written, and is closed
+            with suppress(Exception):  # it reports the failed write again, but is closed
                 database.close()
 
 
@@ -253,7 +253,7 @@ class Tables(TableManager):
     """Faust's table manager, without its recovery (see the module's docstring)."""
 
     async def on_start(self) -> None:
-        # Faust's own would wait a second for more tables: one more without an owner.
+        # Faust's own would wait a second for more tables; meanwhile, partitions would have no owner.
         await self._update_channels()
         await self.recovery.start()
 
