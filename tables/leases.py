@@ -95,7 +95,7 @@ class LeaseTable(faust.Table):
         database = self._database(partition)
         try:
             database.write(batch)
-        except Exception as error:  # rocksdict knows no narrower one
+        except Exception as error:  # rocksdict raises no narrower one
             # After a failed write, RocksDB refuses all later ones, even if there is room again.
             self._close(partition)
             raise self._unusable(partition, error) from error
@@ -187,7 +187,7 @@ class LeaseTable(faust.Table):
     def _database(self, partition: int) -> Any:
         try:
             return self.data._db_for_partition(partition)
-        except Exception as error:  # rocksdict knows no narrower one
+        except Exception as error:  # rocksdict raises no narrower one
             raise self._unusable(partition, error) from error
 
     def _unusable(self, partition: int, error: Exception) -> LocalTableError:

@@ -76,8 +76,8 @@ class HandlersApp(MarqApp):
     watchdog: Watchdog | None = None
     #: Number of assigned partitions; None before the first assignment.
     partitions: int | None = None
-    #: As in most consumers, so that the open transaction of a dead tracker does not hold it up. A group with a queue that
-    #: delivers at most once waits for it, because a redelivery from an aborted transaction would be a second one.
+    #: As in most consumers, so that the open transaction of a dead tracker does not hold it up. A group with a queue
+    #: that delivers at most once waits for it, because a redelivery from an aborted transaction would be a second one.
     isolation_level = "read_uncommitted"
 
     async def on_first_start(self) -> None:

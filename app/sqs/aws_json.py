@@ -1,8 +1,8 @@
 """The AWS JSON 1.0 protocol of SQS: requests to calls, and outputs and errors to answers.
 
 Types and required members come from botocore's model of SQS, so each operation has one reader that is built from its
-input shape. Members that the model lacks are dropped, because newer clients send some. The model has no
-limits; see :mod:`marq_worker.app.sqs.call_limits`.
+input shape. Members that the model lacks are dropped, because newer clients send some. The model has no limits;
+see :mod:`marq_worker.app.sqs.call_limits`.
 """
 
 from __future__ import annotations

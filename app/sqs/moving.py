@@ -31,7 +31,7 @@ SKEW_MS = 5_000
 LEASE_S = 30
 #: A move is complete when it has found nothing for this long and no message waits.
 QUIET_S = 8.0
-#: After this time it is complete even if messages wait, because this endpoint does not get them.
+#: After this time it is complete even if messages wait that this endpoint does not get.
 MAX_QUIET_S = 120.0
 
 #: Reasons of failures, as SQS names them.

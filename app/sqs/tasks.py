@@ -40,7 +40,7 @@ class PurgeTask:
     """A purge, or with ``deletes`` the deletion of a queue; times are seconds since 1970."""
 
     requested_s: float
-    #: The queue's pause before the purge, which restores it at the end: meanwhile, the purge pauses the queue.
+    #: The queue's pause before the purge, restored at its end; the purge itself pauses the queue.
     paused: str | bool = False
     #: The messages at the time of the call (:class:`marq.admin.purge_extent.Extent`), None for all.
     extent: str | None = None

@@ -1,8 +1,8 @@
 """Changes of visibility timeouts, and whether they are in time.
 
 A marker of a lease that has ended has no effect, and its writer is not told. A receipt handle contains the original end
-of its lease. Until then a change is in time. Later the endpoint asks the tracker first, which takes a tenth of a
-second, unless it has extended the lease itself.
+of its lease. Until then a change is in time. Later, unless it has extended the lease itself, the endpoint asks the
+tracker first, which takes a tenth of a second.
 """
 
 from __future__ import annotations

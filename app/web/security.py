@@ -1,8 +1,8 @@
 """The checks that every request to a worker's web server passes before it reaches a page.
 
 In this order: the rate of the address; the size of the request; the ``Host`` header (DNS rebinding puts a foreign name
-there); the login; its role (all methods but GET and HEAD need the operator); and, for changes, that the
-request comes from one of our own pages. Headers of every response let the browser load and run only our own resources.
+there); the login; its role (all methods but GET and HEAD need the operator); and, for changes, that the request
+comes from one of our own pages. Headers of every response let the browser load and run only our own resources.
 """
 
 from __future__ import annotations
