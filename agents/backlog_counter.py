@@ -44,7 +44,7 @@ BUSY_PER_SECOND = 20_000
 FETCH_WAIT_MS, FETCH_BYTES = 250, 1 << 19
 #: Maximum bytes of a fetch over all partitions, which limits the memory of a worker with many partitions.
 MAX_FETCH_BYTES = 1 << 23
-#: Interval between two sums, and the number of sums over which arrivals become a rate.
+#: Interval between sums, and the number of sums over which arrivals become a rate.
 SUM_S, RATE_SUMS = 1.0, 10
 #: Sums of (queue, partition) to compute before yielding to other tasks, and the factor of the pause after them.
 _SUMS_AT_ONCE, _SUMS_REST = 1_000, 4
@@ -93,9 +93,9 @@ class BacklogCounter(Service):
         #: The lease books of the markers partitions whose sources are counted.
         self._followed: Mapping[int, LeaseBook] = {}
         self._arrived: Counter[str] = Counter()
-        #: (monotonic seconds, what had arrived by then).
+        #: (monotonic seconds, records that had arrived by then).
         self._samples: deque[tuple[float, Counter[str]]] = deque(maxlen=RATE_SUMS + 1)
-        #: When the next look is due, and whether the last one failed.
+        #: When the next lookup is due, and whether the last one failed.
         self._look_s = float("-inf")
         self._failed = False
         #: Marker records that had been folded at the last read.
@@ -141,7 +141,7 @@ class BacklogCounter(Service):
                 try:
                     await self._count(consumer)
                 finally:
-                    # First: messages that are no longer counted must not look like none.
+                    # First, because uncounted messages must not look like no messages.
                     self.counts, self._sources.by_source, self.queues = False, {}, {}
                     await stop_consumer(consumer, STOP_S)
             except Exception as error:  # any error: a stopped backlog counter would leave outdated metrics
@@ -159,7 +159,7 @@ class BacklogCounter(Service):
             log.warning("the backlog counter cannot read messages, retrying: %s", self._trouble, exc_info=defect)
 
     def _is_new(self, text: str) -> bool:
-        """Return whether the log has not had this text for a while."""
+        """Return whether this text was not logged recently."""
         now_s = time.monotonic()
         self._logged_s = {old: at_s for old, at_s in self._logged_s.items() if now_s - at_s < MAX_RETRY_S}
         return self._logged_s.setdefault(text, now_s) == now_s
@@ -170,7 +170,7 @@ class BacklogCounter(Service):
             group_id=self.client.names.backlog,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
-            # As consumers do by default: a redelivery of an aborted transaction is delivered, so it waits.
+            # As consumers do by default: a redelivery in an aborted transaction is delivered, so it waits.
             isolation_level="read_uncommitted",
             fetch_max_wait_ms=FETCH_WAIT_MS,
             fetch_min_bytes=FETCH_BYTES,
@@ -272,7 +272,7 @@ class BacklogCounter(Service):
         except (KafkaError, TimeoutError) as error:
             if isinstance(error, KafkaError) and not error.retriable and not isinstance(error, KafkaTimeoutError):
                 raise
-            # Keep the counts, because the broker may be back in a moment. Or a topic was deleted.
+            # Keep the counts, because the broker may be back in a moment. A topic may also have been deleted.
             self._sources.topics.doubt()
             self._complain("the broker does not return end offsets", error)
             self._failed, self._look_s = True, time.monotonic() + (LOOK_S if same else SUM_S)
@@ -327,7 +327,7 @@ class BacklogCounter(Service):
         }
 
     def _shown(self, counts: Counter[str], arrived: Counter[str]) -> set[str]:
-        """Return the queues that get metrics; among unknown ones, those with most waiting messages."""
+        """Return the queues that get metrics; among unknown ones, those with the most waiting messages."""
         definitions, books = self.definitions(), list(self._books().values())
         names = {*counts, *arrived}
         unknown = [

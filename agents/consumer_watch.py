@@ -30,7 +30,7 @@ from marq_worker.agents.tracker import TrackerOwners
 
 #: Seconds between two checks. After each check, the tracker also waits REST times as long as the check took.
 LOOK_S, REST = 5.0, 20
-#: Most time that counts between two checks: while this process was suspended, it saw nothing.
+#: Maximum time that counts between two checks: while this process was suspended, it saw nothing.
 MAX_STEP_S = 2 * LOOK_S
 #: Time limit of one check.
 LOOK_LIMIT_S = 30.0

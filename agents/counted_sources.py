@@ -39,7 +39,7 @@ class CountedSource:
     began_at: int
     end: int
     committed: int | None
-    #: The end at the last look, and at the one before, up to which it must have been read by now.
+    #: The end at the last lookup, and at the one before, up to which it must have been read by now.
     seen: int = field(init=False)
     owed: int = field(init=False)
 
@@ -166,7 +166,7 @@ class CountedSources:
         self, source: Source, book: LeaseBook, owners: Sequence[str], span: range, committed: int | None
     ) -> CountedSource:
         begin = min([self._first_of(queue, source, book) for queue in owners], default=committed or 0)
-        # If the topic was recreated, the offset means another record.
+        # If the topic was recreated, the offset belongs to a different record.
         position = span.start if begin > span.stop else max(span.start, begin)
 
         def acquired(queue: str) -> AcquiredRanges | None:

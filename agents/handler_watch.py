@@ -1,6 +1,7 @@
 """Reports decorated handlers that no worker runs any more, and removes their definitions after a while.
 
-Each tracker measures; the keeper of the placements removes (:mod:`marq.settings.handler_expiry` has the rule).
+Each tracker measures the time; the one that maintains the placements removes the definitions
+(:mod:`marq.settings.handler_expiry` has the rule).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from marq.wire.errors import MarqError
 
 log = logging.getLogger("marq.worker")
 
-#: Seconds between two checks, and the most time that counts between them: a suspended process sees nothing.
+#: Seconds between two checks, and the maximum time that counts between them: a suspended process sees nothing.
 LOOK_S, MAX_STEP_S = 10.0, 20.0
 
 
@@ -35,7 +36,7 @@ class RemovedHandlers(Service):
         self._removed: dict[str, dict[str, Any]] = {}
 
     def metrics(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the removed handlers by queue: ``handler``, and the seconds in which no worker has confirmed it."""
+        """Return the removed handlers by queue: ``handler``, and for how many ``seconds`` no worker confirmed it."""
         return self._removed
 
     @Service.task
@@ -57,7 +58,7 @@ class RemovedHandlers(Service):
     async def look(self, passed_s: float) -> None:
         """Note the confirmations that were read; report and remove what was not confirmed for long enough.
 
-        ``passed_s``: seconds since the last look in which confirmations could be read.
+        ``passed_s``: seconds since the last check in which confirmations could be read.
         """
         definitions = self._queues.definitions
         handlers = decorated(definitions)

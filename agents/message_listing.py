@@ -143,8 +143,8 @@ def open_message(
 async def sources_of(owners: TrackerOwners, queue: str) -> list[dict[str, Any]]:
     """Return the sources of a queue's open messages in this worker's partitions.
 
-    Of each source: the number of messages in flight and waiting, the first number, and the age of the oldest in
-    seconds.
+    For each source: the numbers of messages in flight and waiting, the offset of the first open message, and the age
+    of the oldest in seconds.
     """
     by_source: dict[Source, dict[str, Any]] = {}
     for owner in list(owners.owned.values()):
@@ -221,7 +221,7 @@ def moment(ms: int) -> str:
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
     except (OverflowError, ValueError, OSError):
-        # Beyond the calendar.
+        # Beyond the last date of the calendar.
         return "never"
 
 

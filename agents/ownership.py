@@ -276,7 +276,7 @@ class Ownership:
             *(self.partition, self.recovered_records, len(book), book.applied),
         )
 
-    # --- whether it gets on -------------------------------------------------------------------------------------------
+    # --- progress -----------------------------------------------------------------------------------------------------
 
     def standing(self) -> ProgressReport | None:
         """Return the progress of this owner; None if a restart would not help it."""

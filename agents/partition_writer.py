@@ -70,7 +70,7 @@ class CopyBatches:
 
 
 def _put(batch: Any, copy: Redelivery, at_ms: int) -> bool:
-    """Return whether there was room."""
+    """Append a copy; return whether there was room."""
     return batch.append(timestamp=at_ms, key=copy.key, value=copy.value, headers=copy.headers) is not None
 
 

@@ -130,7 +130,7 @@ class PlacementKeeper(Service):
 
     async def _further(self, definitions: Definitions, unsettled: Mapping[str, Placement]) -> dict[str, Placement]:
         """Return the placements whose next step can be taken."""
-        # Before the ends are read: what is sent until then counts.
+        # Before the ends are read, because everything that was sent until then must count.
         over = {queue for queue in unsettled if self._is_over(definitions.moved(queue), queue)}
         if not over and all(placement.ends is None for placement in unsettled.values()):
             return {}
@@ -158,7 +158,7 @@ def _shown(partitions: Partitions) -> str:
     return "all" if partitions is None else ", ".join(map(str, partitions))
 
 
-#: Records before an end to search for the queue's; a longer range is left to its consumers.
+#: Maximum number of records before an end to search for the queue's; a longer range is left to its consumers.
 MAX_GAP = 10_000
 _POLL_MS = 100
 
@@ -179,7 +179,7 @@ class FormerPartitions:
         self._client = client
         self._consumer = consumer
         self._admin = admin
-        #: Start of the last search of a partition that found records of the queue: no need to search from there again.
+        #: Where the last search that found a record began, by queue and partition: no need to search from there again.
         self._owed = owed
 
     async def ends(self, partitions: Iterable[int]) -> dict[int, int]:

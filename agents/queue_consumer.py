@@ -103,7 +103,7 @@ class Handlers:
         return {"in_flight": session.prefetch.in_flight, "processing": session.prefetch.processing}
 
     def holders(self) -> Sequence[int]:
-        """Return the numbers under which this process acquires messages, for its group."""
+        """Return the holders (numbers) as which this process acquires messages for its group."""
         return () if self.session is None else self.session.receiver.holders()
 
     async def done(self) -> None:

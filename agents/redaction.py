@@ -92,7 +92,7 @@ def _document(value: bytes) -> tuple[Any] | None:
     try:
         return (_shallow(json.loads(value)),)
     except (ValueError, RecursionError):
-        # Also raised for numbers of thousands of digits and for endless nesting.
+        # Also raised for numbers with thousands of digits and for very deep nesting.
         return None
 
 
@@ -105,7 +105,7 @@ def _shallow(document: Any, depth: int = 0) -> Any:
 
 
 def _written(document: Any, indent: int | None = None) -> str:
-    """Return a document as text that can be sent: half a surrogate pair stays an escape."""
+    """Return a document as text that can be sent: a lone surrogate stays an escape."""
     text = json.dumps(document, ensure_ascii=False, indent=indent)
     return text.encode(errors="backslashreplace").decode()
 

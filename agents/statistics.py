@@ -26,7 +26,7 @@ from marq_worker.agents.tracker import TrackerOwners
 #: Seconds between two samples, and the number of samples over which a rate is measured.
 SAMPLE_SECONDS = 1.0
 RATE_SAMPLES = 10
-#: Samples after which handling times are turned: the newer ones cover the last 30 to 60 s.
+#: Samples after which a new period of handling times begins; the last two cover 30 to 60 s.
 HANDLING_SAMPLES = 30
 
 #: Open messages to count before yielding to other tasks: some milliseconds.

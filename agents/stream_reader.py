@@ -30,7 +30,7 @@ MAX_WAITING = 10_000
 #: How long a fetch waits for the first record, and the pause before a retry.
 FETCH_WAIT_SECONDS = 0.5
 COMMIT_SECONDS = 10.0
-#: Time limit for looking up start positions, with thousands of queues that had groups of their own.
+#: Time limit for looking up start positions, enough for thousands of queues that had groups of their own.
 PLACE_SECONDS = 60.0
 #: A receiver that has not fetched for this long is assumed to have no room for records.
 ASKING_SECONDS = 2.0
@@ -99,7 +99,7 @@ class StreamReader:
         self._made_anew: MarqError | None = None
         self._arrived = asyncio.Event()
         self._paused = False
-        #: Partitions to which a batch was on its way at the last look, with their positions then.
+        #: Partitions for which a batch was on its way at the last check, with their positions then.
         self._awaited: dict[Source, int] = {}
         self._looked_s = 0.0
         self._asking = False
@@ -176,7 +176,7 @@ class StreamReader:
             self._paused = False
             self._partitions.resume(self._lanes)
 
-    # --- what the receiver asks ---------------------------------------------------------------------------------------
+    # --- calls of the receiver ----------------------------------------------------------------------------------------
 
     async def fetch(self, max_records: int) -> Mapping[Source, Records]:
         self._asking = True
@@ -216,7 +216,7 @@ class StreamReader:
             log.warning("position to continue from is still unknown, retrying: %r", error)
             await asyncio.sleep(FETCH_WAIT_SECONDS)
             return
-        # Also if a rebalance assigned the same partitions: another member may have read on meanwhile.
+        # Even if a rebalance assigned the same partitions: another member may have read on meanwhile.
         if changes != self._changes:
             return
         self._unplaced.clear()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 async def redeliver(owner: Ownership, write: Write | None) -> None:
-    """Write everything that an owner has to write now, one transaction after the other."""
+    """Write everything that an owner has to write now, one transaction after another."""
     while write is not None:
         await owner.perform(write)
         write = owner.engine.next_write(int(time.monotonic() * 1000))

@@ -145,7 +145,7 @@ class Waiting:
         self._queues: dict[str, Offsets] = {}
         self._times = _Times()
         self._names: dict[bytes, str] = {}
-        #: Records whose key does not name a queue, or one too many.
+        #: Records whose key names no queue, or an unknown one beyond MAX_QUEUES.
         self.unknown = 0
         #: True if there are too many names: some unknown queues are not counted.
         self.crowded = False

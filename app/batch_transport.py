@@ -35,7 +35,7 @@ from marq_worker.agents.inbox import Fetched
 #: Longest wait for records in one poll; a stop or rebalance waits for it.
 _POLL_SECONDS = 1.0
 #: Least time between two fetches. A fetch costs about a millisecond, however few records it returns: with hundreds of
-#: small ones a second a worker used half a processor. Messages that are due wait for as long.
+#: small ones a second a worker used half a processor. Messages that are due may wait this long.
 _SPACING_SECONDS = 0.01
 #: Time limit for leaving the group.
 _STOP_SECONDS = 3.0
@@ -103,7 +103,7 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         return None
 
     def _note_reads(self, consumer: aiokafka.AIOKafkaConsumer, tp: TP) -> None:
-        """Record each read of a partition's state: positions before and after a fetch may also differ by a seek."""
+        """Record each read of a partition: positions before and after a fetch may also differ because of a seek."""
         state = self._state(consumer, tp)
         if state is not None and "consumed_to" not in vars(state):
             state.consumed_to = partial(self._consumed, tp, state)
@@ -150,14 +150,14 @@ class BatchThread(driver.AIOKafkaConsumerThread):
     def verify_event_path(self, now: float, tp: TP) -> None:
         """Skip Faust's search for stalled partitions: after each rebalance it logs errors until the first fetch.
 
-        Our watchdog compares with the broker what was read.
+        Our watchdog compares what was read with the broker's log.
         """
 
     def verify_recovery_event_path(self, now: float, tp: TP) -> None:
         """Skip it for changelogs, too."""
 
     async def _log_range(self, partition: aiokafka.TopicPartition) -> tuple[int, int]:
-        # Concurrently: a broker answers after a fetch that waits for records, and two requests after two.
+        # Concurrently: a broker answers after the fetch that waits for records; the second request would wait again.
         consumer = self._ensure_consumer()
         starts, ends = await asyncio.gather(consumer.beginning_offsets([partition]), consumer.end_offsets([partition]))
         return int(starts[partition]), int(ends[partition])
@@ -281,7 +281,7 @@ class BatchConsumer(driver.Consumer):
 
 
 class PacedProducer(driver.Producer):
-    """Faust's producer, sharing the connection attempts of the process at a broker that is down."""
+    """Faust's producer, which shares the process's connection attempts while a broker is down."""
 
     def _new_producer(self, transactional_id: str | None = None) -> aiokafka.AIOKafkaProducer:
         return paced(super()._new_producer(transactional_id))

@@ -44,9 +44,9 @@ class MarqWorker(faust.Worker):
             self._lock = place_worker(app)
         except ConfigError as error:
             end_with(error)
-        # `faust worker` always asks for it; handlers' output would appear as warnings.
+        # `faust worker` always redirects stdout and stderr; handlers' output would appear as warnings.
         super().__init__(app, *services, **{**kwargs, "redirect_stdouts": False})
-        # It writes to stdout what only a terminal understands.
+        # The spinner writes to stdout what only a terminal understands.
         self.spinner = None
 
     def on_setup_root_logger(self, logger: logging.Logger, level: int) -> None:

@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from marq_worker.config.settings import LogFormat
 
-#: They log whole requests at debug level: messages, and the password of a login.
+#: Loggers that log whole requests at debug level, with messages and the password of a login.
 TELLTALES = ("aiokafka.conn", "aiokafka.producer.producer")
 #: Field names in our log lines; anything else with an equals sign is text.
 _FIELDS = (

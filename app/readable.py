@@ -24,7 +24,7 @@ def span(duration_s: float) -> str:
 
 
 def read_duration(text: str) -> float | None:
-    """Return the seconds of a duration such as 90s, 15m, 2h, 7d, in seconds without a unit; None for another text."""
+    """Return the seconds of a duration such as 90s, 15m, 2h, 7d or 90 (seconds); None for any other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip(), re.ASCII)
     return None if match is None else float(match[1]) * _UNITS[match[2] or "s"]
 
@@ -39,9 +39,9 @@ def paused(until: str | None) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text on one line, with a mark for each character that is not printable (controls, escapes, bidi).
+    """Return a text on one line, with a replacement for each unprintable character (controls, escapes, bidi).
 
-    Senders and clients write it, and it must not move the cursor, colour text or forge lines.
+    Senders and clients write such texts, which must not move the cursor, colour text or forge lines.
     """
     return "".join(character if character.isprintable() else "�" for character in text)
 

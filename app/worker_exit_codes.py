@@ -1,4 +1,4 @@
-"""Exit codes of a worker with a meaning of their own, by sysexits.h; docs/operations/deploy.md lists all of them."""
+"""Exit codes of a worker with a meaning of their own, from sysexits.h; docs/operations/deploy.md lists all of them."""
 
 #: "Temporary failure": the watchdog has ended a stalled process. A restart helps.
 EXIT_STALLED = 75

@@ -47,7 +47,7 @@ class QueuesFile:
 
     @property
     def definitions(self) -> Definitions:
-        """The definitions if there were nothing but the file."""
+        """The definitions that the file alone would make."""
         definitions = Definitions()
         definitions.fold(DEFAULTS_KEY, self.defaults)
         for name, document in self.queues.items():

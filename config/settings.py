@@ -145,7 +145,7 @@ def _is_module(name: str) -> bool:
 def read_environment() -> dict[str, str]:
     """Return the variables of the environment, of ``.env`` and of ``marq.toml``; the first that is not empty counts.
 
-    A handler process has the settings of its worker: the files may have changed since that was started.
+    A handler process has the settings of its worker: the files may have changed since the worker started.
 
     Raises ConfigError if a file can't be read.
     """

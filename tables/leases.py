@@ -95,7 +95,7 @@ class LeaseTable(faust.Table):
         database = self._database(partition)
         try:
             database.write(batch)
-        except Exception as error:  # rocksdict knows no narrower one
+        except Exception as error:  # rocksdict raises no narrower one
             # After a failed write, RocksDB refuses all later ones, even if there is room again.
             self._close(partition)
             raise self._unusable(partition, error) from error
@@ -187,7 +187,7 @@ class LeaseTable(faust.Table):
     def _database(self, partition: int) -> Any:
         try:
             return self.data._db_for_partition(partition)
-        except Exception as error:  # rocksdict knows no narrower one
+        except Exception as error:  # rocksdict raises no narrower one
             raise self._unusable(partition, error) from error
 
     def _unusable(self, partition: int, error: Exception) -> LocalTableError:
@@ -218,7 +218,7 @@ class LeaseTable(faust.Table):
     def _close(self, partition: int) -> None:
         database = self.data._dbs.pop(partition, None)
         if database is not None:
-            with suppress(Exception):  # it says again that it could not be written, and is closed
+            with suppress(Exception):  # it reports the failed write again, but is closed
                 database.close()
 
 
@@ -253,7 +253,7 @@ class Tables(TableManager):
     """Faust's table manager, without its recovery (see the module's docstring)."""
 
     async def on_start(self) -> None:
-        # Faust's own would wait a second for more tables: one more without an owner.
+        # Faust's own would wait a second for more tables; meanwhile, partitions would have no owner.
         await self._update_channels()
         await self.recovery.start()
 

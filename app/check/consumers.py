@@ -160,7 +160,7 @@ def judge_partitions(
 
 
 def judge_retention(client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts]) -> list[Finding]:
-    """Check whether retention exceeds the longest time that a message may wait unread, when only its topic has it."""
+    """Check whether retention exceeds the longest time that a message may wait unread while only its topic has it."""
     messages = found.get(client.names.messages)
     kept = -1 if messages is None else int(messages.config.get(RETENTION, FOR_EVER))
     longest = max(

@@ -358,7 +358,7 @@ class Examination:
         if appended is not None:
             self._add(judge_clock(appended))
 
-    # --- words --------------------------------------------------------------------------------------------------------
+    # --- queries and findings -----------------------------------------------------------------------------------------
 
     async def _ask(self, step: str, question: Callable[[], Awaitable[T]], *, failed: T) -> T:
         """Run a query; report a failure and return ``failed``."""

@@ -38,8 +38,8 @@ class Allowed:
     def lacks(self, wanted: Permission, every: Collection[str]) -> bool:
         """Return whether a permission is known to be missing.
 
-        All groups in ``every`` need a prefixed permission; of other groups one with it is enough, because services may
-        have theirs one by one.
+        Every group in ``every`` must have a prefixed permission. Among other groups, one that has it is enough, because
+        services may be granted theirs group by group.
         """
         if wanted.kind is Kind.TRANSACTIONAL_ID:
             return self.transactional_ids.get(wanted.name) is False

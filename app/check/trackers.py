@@ -27,7 +27,7 @@ class Page:
 
 
 def judge_members(names: Names, members: Sequence[GroupMember], *, begun: bool) -> list[Finding]:
-    """Judge the trackers; ``begun``: whether the topics exist, so that something has run before."""
+    """Judge the trackers; ``begun``: whether the topics exist, that is, something has run before."""
     subject = "trackers"
     if not members:
         finding = f"none is running: group {names.app_id} has no members"

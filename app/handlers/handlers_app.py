@@ -58,7 +58,7 @@ class HandlersProcess:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> HandlersProcess | None:
-        """Read it from the environment; None for a worker."""
+        """Read the parameters from the environment; None for a worker."""
         text = environment.get(VARIABLE)
         if text is None:
             return None
@@ -76,7 +76,7 @@ class HandlersApp(MarqApp):
     watchdog: Watchdog | None = None
     #: Number of assigned partitions; None before the first assignment.
     partitions: int | None = None
-    #: As most consumers of messages: the open transaction of a dead tracker must not hold them up. A group with a queue
+    #: As in most consumers, so that the open transaction of a dead tracker does not hold it up. A group with a queue
     #: that delivers at most once waits for it, because a redelivery from an aborted transaction would be a second one.
     isolation_level = "read_uncommitted"
 

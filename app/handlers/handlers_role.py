@@ -22,7 +22,7 @@ from marq_worker.app.handlers.supervisor import HandlersProcesses
 
 log = logging.getLogger("marq.handlers")
 
-#: Seconds between two looks for handlers to confirm.
+#: Seconds between checks for handlers to confirm.
 LOOK_S = 10.0
 
 
@@ -76,7 +76,7 @@ class HandlersRole(Service):
             passed_s, before_s = now_s - before_s, now_s
             try:
                 await self.confirm(passed_s)
-            except Exception as error:  # its end would end the worker
+            except Exception as error:  # the end of this task would end the worker
                 log.warning("handlers could not be confirmed, retrying: %r", error)
             await asyncio.sleep(LOOK_S)
 

@@ -100,7 +100,7 @@ class HandlersProcesses(Service):
         self._following = self.add_future(self._follow())
 
     async def on_stop(self) -> None:
-        """Stop all processes, after the limit by force."""
+        """Stop all processes; kill those that exceed the limit."""
         self._following.cancel()
         await asyncio.wait([self._following])
         await self._stop(list(self._running))
@@ -119,7 +119,7 @@ class HandlersProcesses(Service):
             self._changed.clear()
             stop, start = changes({name: process.group for name, process in self._running.items()}, self._wanted)
             await self._stop(stop)
-            # Meanwhile other groups may be wanted, which stop other processes first.
+            # If other groups are wanted by now, stop the processes that they replace first.
             if not self._changed.is_set():
                 for name in start:
                     group = self._wanted[name]

@@ -22,7 +22,7 @@ LOOK_SECONDS = 0.5
 REPEAT_SECONDS = 1.0
 #: A reader notes each period of this length without a report.
 SILENCE_SECONDS = 2.0
-#: A pipe keeps only short writes together.
+#: In a pipe, only writes up to this size are atomic.
 _MAX_BYTES = 4_096
 
 
@@ -30,7 +30,7 @@ class Reporter:
     """The writing end; a reader that is gone or slow holds up nothing."""
 
     def __init__(self, pipe: int) -> None:
-        # What handlers start must not hold the pipe open for itself.
+        # Processes that handlers start must not inherit the pipe and hold it open.
         os.set_inheritable(pipe, False)
         os.set_blocking(pipe, False)
         self._pipe = pipe
@@ -56,7 +56,7 @@ class Reporter:
 async def reports(pipe: int, silence_s: float = SILENCE_SECONDS) -> AsyncIterator[dict[str, Any] | None]:
     """Yield reports until the process has ended, and None for each ``silence_s`` without one. Closes the pipe.
 
-    Silence is measured while this event loop runs, so a suspended worker does not count it.
+    Silence is measured only while this event loop runs, so a suspended worker does not count it.
     """
     lines = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -82,7 +82,7 @@ log = logging.getLogger("marq.worker")
 
 def follow_parent(pipe: int, stop_limit_s: float) -> None:
     """Stop this process within the limit when the pipe's last writer is gone: the parent, even after a kill -9."""
-    # What handlers start must not hold the pipe open for itself.
+    # Processes that handlers start must not inherit the pipe and hold it open.
     os.set_inheritable(pipe, False)
     # A thread: a handler may block the event loop.
     threading.Thread(target=_wait, args=(pipe, stop_limit_s), name="marq-parent", daemon=True).start()

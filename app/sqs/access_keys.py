@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, m
 from marq.wire.errors import ConfigError
 
 Action = Literal["send", "receive", "manage"]
-#: The action of calls that only report; a key may make them on every queue on which it may do anything.
+#: The action of read-only calls; a key may make them on every queue for which it has any action.
 DESCRIBE = "describe"
 MIN_SECRET = 16
 _ID = re.compile(r"[A-Za-z0-9_-]{3,128}")
@@ -81,7 +81,7 @@ class Key:
 
 
 def load_keys(path: Path) -> dict[str, Key]:
-    """Read a keys file; the result is by access key id.
+    """Read a keys file; return the keys by access key id.
 
     Raises ConfigError, which names the file and the key and never shows a secret.
     """

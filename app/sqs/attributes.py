@@ -1,7 +1,7 @@
 """Attributes of queues: from the text that clients send to values, and back.
 
-Marq has no encryption keys and no policies: setting one is refused, because a client that believes in them would be
-wrong. SQS's own encryption at rest is accepted and reported, and changes nothing.
+Marq has no encryption keys or access policies, and refuses to set one: a client would rely on it in vain. SQS's own
+encryption at rest is accepted and reported, and changes nothing.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ _FIFO_CHOICES = {
     "DeduplicationScope": ("queue", "messageGroup"),
     "FifoThroughputLimit": ("perQueue", "perMessageGroupId"),
 }
-#: The only scope: a group's tracker checks its deduplication ids, because it also decides on its order.
+#: The only scope: the tracker that keeps a group in order also checks its deduplication ids.
 _SCOPE = "messageGroup"
 _FIFO_FLAGS = {"FifoQueue": "fifo", "ContentBasedDeduplication": "content_based_deduplication"}
-#: What GetQueueAttributes can ask for.
+#: Names that GetQueueAttributes can ask for.
 NAMES = READ_ONLY | _UNSUPPORTED | {*_INTEGERS, *_FIFO_CHOICES, *_FIFO_FLAGS, *_POLICIES, "SqsManagedSseEnabled"}
 
 
@@ -94,7 +94,7 @@ def read_attributes(
 
     Args:
         fifo: whether the queue is a FIFO queue, which has attributes of its own.
-        current: the queue's attributes, which stay unless they are set (default: those of a new queue).
+        current: the queue's attributes, kept unless the call sets them (default: those of a new queue).
 
     Raises:
         SqsError: a name is unknown or cannot be set, a value is out of range, or Marq does not support the attribute.
@@ -109,7 +109,7 @@ def read_attributes(
 
 
 def differing_attribute(attributes: Mapping[str, str], existing: QueueAttributes) -> str | None:
-    """Return the first attribute of a CreateQueue that an existing queue has with another value, or None.
+    """Return the first attribute of a CreateQueue whose value differs from the existing queue's, or None.
 
     Attributes that the call does not name are not compared. Raises SqsError as :func:`read_attributes`.
     """
@@ -145,7 +145,7 @@ def _read(name: str, value: str, fifo: bool) -> dict[str, Any]:
     if name == "SqsManagedSseEnabled":
         return {"sqs_managed_sse": _flag(name, value)}
     if name in _UNSUPPORTED:
-        # Infrastructure tools send empty ones.
+        # Infrastructure tools send empty values.
         if value:
             raise SqsError("UnsupportedOperation", f"the queue attribute {name} is not supported; leave it out")
         return {}

@@ -1,8 +1,8 @@
 """The AWS JSON 1.0 protocol of SQS: requests to calls, and outputs and errors to answers.
 
 Types and required members come from botocore's model of SQS, so each operation has one reader that is built from its
-input shape. Members that the model lacks are dropped, because newer clients send more of them. The model has no
-limits; see :mod:`marq_worker.app.sqs.call_limits`.
+input shape. Members that the model lacks are dropped, because newer clients send some. The model has no limits;
+see :mod:`marq_worker.app.sqs.call_limits`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 from marq.wire.errors import ConfigError
 from marq_worker.app.sqs.errors import SqsError
 
-#: Re-exported: every caller of this module handles it.
+#: SqsError is re-exported, because every caller of this module handles it.
 __all__ = ["CONTENT_TYPE", "Call", "SqsError", "answer", "operations", "query_refusal", "read_call", "refusal"]
 
 CONTENT_TYPE = "application/x-amz-json-1.0"
@@ -56,7 +56,7 @@ def operations() -> frozenset[str]:
 
 
 def wants_query(content_type: str | None) -> bool:
-    """Return whether a request is of the older query protocol, which is answered with :func:`query_refusal`."""
+    """Return whether a request uses the older query protocol, which is answered with :func:`query_refusal`."""
     return _media_type(content_type) == _FORM_TYPE
 
 
@@ -194,7 +194,7 @@ def _text(value: Any) -> str:
         raise _WrongValue("text")
     if not value.isascii():
         try:
-            # JSON can escape half of a surrogate pair, which no encoding can express.
+            # A JSON escape can be a lone surrogate, which no encoding can express.
             value.encode()
         except UnicodeEncodeError:
             raise _WrongValue("text without lone surrogates") from None

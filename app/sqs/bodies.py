@@ -1,6 +1,7 @@
 """Reads the bodies of requests within limits of size, time and memory.
 
-A signature covers the body, so it can be verified only after all of the body has come. Until then a client is unknown.
+A signature covers the body, so it can be verified only once the whole body has arrived. Until then, a client is
+unknown.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from aiohttp.web import BaseRequest
 
 from marq_worker.app.sqs.errors import SqsError
 
-#: A batch of 1 MiB, whose characters JSON may escape with six bytes each.
+#: Enough for a batch of 1 MiB, even if JSON escapes each character with six bytes.
 MAX_BODY_BYTES = 8 << 20
-#: All bodies that are being read.
+#: Limit of all bodies that are being read, together.
 MAX_ALL_BYTES = 256 << 20
 #: How long a client may take to send a body.
 BODY_S = 60.0
@@ -39,7 +40,7 @@ class Bodies:
         size = 0
         _check_size(request.content_length or 0)
         if request.content.is_eof():
-            # It came together with the headers, as most do; a time limit would cost more than everything else here.
+            # It arrived with the headers, as most do; a time limit would cost more than everything else here.
             _check_size(len(body := await request.content.read()))
             return body
         try:
@@ -65,7 +66,7 @@ def _check_size(size: int) -> None:
 
 
 async def _continue(request: BaseRequest) -> None:
-    """Tell a client that waits for it to send the body; otherwise it would wait for a second or longer."""
+    """Answer ``Expect: 100-continue``; otherwise the client would send the body only after a second or longer."""
     if request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         # The bytes of the answer are counted from here.

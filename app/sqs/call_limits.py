@@ -31,7 +31,7 @@ MAX_MOVES_PER_S = 500
 MAX_TAGS = 50
 MAX_TAG_KEY, MAX_TAG_VALUE = 128, 256
 
-#: What a receiver can ask for, apart from ``All``.
+#: Names that a receiver can ask for, apart from ``All``.
 SYSTEM_ATTRIBUTES = frozenset(
     {
         "SenderId",
@@ -53,7 +53,7 @@ def check(call: Call, maximum_bytes: int = MAX_MESSAGE_BYTES) -> dict[str, SqsEr
     """Check a call against the limits that do not depend on the queue's settings.
 
     Args:
-        maximum_bytes: the size of the largest message that the endpoint accepts (default 1 MiB); also a batch's.
+        maximum_bytes: the size of the largest message, and of the largest batch, that is accepted (default 1 MiB).
 
     Returns:
         The errors of a batch's entries by their ids; empty for any other call.

@@ -1,4 +1,4 @@
-"""Which characters SQS allows in bodies, values, names and ids: the model of the service does not say."""
+"""The characters that SQS allows in bodies, values, names and ids; the model of the service does not list them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_attribute_name(name: str) -> bool:
 
 
 def is_queue_name(name: str) -> bool:
-    """Return whether a queue can have this name; that of a FIFO queue ends in ``.fifo``, which counts."""
+    """Return whether a queue can have this name; the ``.fifo`` of a FIFO queue counts towards its length."""
     return len(name) <= 80 and _QUEUE_NAME.fullmatch(name.removesuffix(FIFO_SUFFIX)) is not None
 
 

@@ -7,14 +7,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-#: How old the numbers may be, and those that are not complete.
+#: Maximum age of the numbers, and of incomplete ones.
 MAX_AGE_S, INCOMPLETE_AGE_S = 5.0, 1.0
 
 
 class Counts(NamedTuple):
-    """The messages of a queue that wait, are in flight and are delayed.
+    """The numbers of waiting, in-flight and delayed messages of a queue.
 
-    If not ``known``, some tracker has not counted its messages yet, or did not answer: these are missing.
+    If not ``known``, they lack the messages of a tracker that has not counted yet, or did not answer.
     """
 
     waiting: int = 0

@@ -1,4 +1,4 @@
-"""Sends dead letters to their queue, and back: as new messages with the same content."""
+"""Sends messages to a dead-letter queue and back, as new messages with the same content."""
 
 from __future__ import annotations
 

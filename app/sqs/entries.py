@@ -1,4 +1,4 @@
-"""The entries of a batch, which fail one by one."""
+"""The entries of a batch, each of which succeeds or fails separately."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Errors of the SQS endpoint, with the codes and HTTP statuses that clients of SQS know.
 
 An error has two names. Its shape is the exception class of today's clients. Its code is what the older query protocol
-called it, and programs still compare it (``error.response["Error"]["Code"]`` in boto3). Both are answered.
+called it, and programs still compare it (``error.response["Error"]["Code"]`` in boto3). Answers contain both.
 """
 
 from __future__ import annotations

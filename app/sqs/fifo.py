@@ -1,11 +1,11 @@
 """FIFO queues: queues of Marq with ordering by key, whose names end in ``.fifo``; the group of a message is its key.
 
 The endpoint that delivers a message keeps it until a client settles it, because the next message of its group may
-follow only then. Its receipt handle has the address of that endpoint. Others pass the outcome on.
+follow only then. Its receipt handle contains the address of that endpoint. Others pass the outcome on.
 
-If that endpoint is gone, or its partition has moved, the outcome is written by token after a tracker has told that this
-delivery is still in flight. An endpoint that reads the partition later learns of it from the tracker. Without the
-question, a late deletion could end the next delivery of the message, while another client works on it.
+If that endpoint is gone, or its partition has moved, the outcome is written by token after a tracker has confirmed that
+this delivery is still in flight. An endpoint that reads the partition later learns of it from the tracker. Without this
+check, a late deletion could end the next delivery of the message, while another client works on it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from marq_worker.app.sqs.settling import Settled
 log = logging.getLogger("marq.sqs")
 
 ACK, RENEW, RELEASE = "ack", "renew", "release"
-#: Interval between two looks for deliveries that are over.
+#: Interval between checks for deliveries that are over.
 FORGET_S = 10.0
-#: What Marq's headers are for clients.
+#: The endpoint's header -> Marq's own header with the same meaning.
 _OWN_HEADERS = {GROUP_HEADER: ORDERING_KEY_HEADER, DEDUPLICATION_HEADER: DEDUPLICATION_ID_HEADER}
 
 
@@ -83,7 +83,7 @@ class FifoSender:
             headers=[*kept, (SEQUENCE_HEADER, self._next_sequence())],
             # Other producers may send messages without a group.
             ordering_key=delivery.headers.get(GROUP_HEADER) or delivery.id,
-            # Not the sender's: two messages with the same one, from different times, are not duplicates.
+            # Not the sender's id: messages that had the same one at different times are not duplicates.
             deduplication_id=delivery.id,
         )
 
@@ -100,7 +100,7 @@ def sequence_of(options: SendOptions) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a client wants to become of one delivery of a message.
+    """The outcome that a client wants for one delivery of a message.
 
     ``lease_ms`` is for RENEW; a RELEASE is not ``counted`` if no client has seen the message.
     """
@@ -112,7 +112,7 @@ class Outcome:
     counted: bool = True
 
     def document(self) -> dict[str, Any]:
-        """Return it for another endpoint, as JSON."""
+        """Return the outcome for another endpoint, as JSON."""
         return {
             "token": message_token.encode(self.token),
             "attempt": self.attempt,
@@ -152,7 +152,7 @@ class FifoReceiver(QueueReceiver):
     def _delivery(self, message: Message) -> Delivery:
         delivery, own = Delivery.of(message), own_headers(message)
         headers = {header: own[name] for header, name in _OWN_HEADERS.items() if name in own}
-        # A number for messages of Marq's producers, from the same clock as those of the endpoint's.
+        # Messages of Marq's producers have none; like the endpoint's numbers, this one is based on the send time.
         headers[SEQUENCE_HEADER] = b"%020d" % (delivery.sent_ms * 1_000_000 + message.offset % 1_000_000)
         return delivery._replace(headers={**headers, **delivery.headers}, url=self._url)
 
@@ -169,12 +169,12 @@ class FifoReceiver(QueueReceiver):
             log.warning("queue %r: messages were not released, their leases will expire: %s", self._queue, error)
 
     async def _end(self, deliveries: Sequence[Delivery]) -> None:
-        # A delivery that is over comes again, and is ended then.
+        # If a delivery is over, its message is delivered again, and ended then.
         with suppress(SqsError):
             await self._outcomes.ack(deliveries)
 
     async def settle(self, outcome: Outcome) -> bool:
-        """Settle a message that is held here; return False if this delivery of it is not."""
+        """Settle a message that is held here; return False if this delivery is not."""
         consumer = cast("PolledInOrder | None", self._consumer)
         if consumer is None or not self._started.is_set():
             return False
@@ -216,7 +216,7 @@ class Outcomes:
         self._questions = questions
         self._peers = peers
         self._receiver = receiver
-        #: Outcomes for other endpoints, which go together while a request is under way.
+        #: Outcomes for other endpoints; those that arrive during a request share the next one.
         self._pending: dict[str, list[tuple[Outcome, asyncio.Future[bool]]]] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
 
@@ -281,10 +281,10 @@ class Outcomes:
             del self._sending[url]
 
     async def _settle_by_token(self, outcome: Outcome) -> None:
-        """Settle a message whose endpoint does not hold it any more, if this delivery is still in flight."""
+        """Settle a message whose endpoint no longer holds it, if this delivery is still in flight."""
         lease = await self._questions.ask(outcome.token)
         if not lease.state and (outcome.action == ACK or not outcome.counted):
-            # It has ended: deleting it twice is no error.
+            # The message has ended already; deleting it twice is not an error.
             return
         if not lease.is_in_flight or lease.attempt != outcome.attempt or not lease.left_ms:
             raise SqsError(

@@ -18,7 +18,7 @@ from marq.wire.record_headers import record_id
 from marq_worker.app.sqs.errors import SqsError
 
 MIN_SECRET_BYTES = 16
-#: What clients may rely on.
+#: Maximum length of a handle, on which clients may rely.
 MAX_HANDLE = 1_024
 _VERSION = 2
 #: Version, attempt, end of the lease, holder, partition, offset, and the bytes of the queue's name, of the topic's name
@@ -58,7 +58,7 @@ class Handles:
         queue, topic, address = token.queue.encode(), token.source.topic.encode(), url.encode()
         place = token.source.partition, token.offset
         head = _HEAD.pack(_VERSION, attempt, until_ms, token.holder, *place, len(queue), len(topic), len(address))
-        # A first delivery has the place of its record as its id.
+        # In a first delivery, the message's id is the place of the record.
         identity = b"" if message_id == record_id(token.source, token.offset) else message_id.encode()
         data = head + queue + topic + address + identity
         return urlsafe_b64encode(self._mac(data) + data).decode().rstrip("=")

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 GROUP_HEADER, TRACE_HEADER = f"{OWN_HEADER}group", f"{OWN_HEADER}trace"
 #: The header of a dead letter: the ARN of the queue from which the endpoint moved it.
 SOURCE_HEADER = f"{OWN_HEADER}source"
-#: The attribute of a body that SQS's characters can't express, whose Body is base64.
+#: The attribute of a message whose Body is base64, because SQS's characters can't express it.
 ENCODING_ATTRIBUTE = "Marq.BodyEncoding"
-#: Headers of a message in a FIFO queue: its number, and the deduplication id that a dead letter was sent with at first.
+#: Headers of a message in a FIFO queue: its sequence number, and a dead letter's original deduplication id.
 SEQUENCE_HEADER, DEDUPLICATION_HEADER = f"{OWN_HEADER}sequence", f"{OWN_HEADER}deduplication"
 _FROM_HEADERS = {
     "MessageGroupId": GROUP_HEADER,
@@ -62,7 +62,7 @@ def _system_attributes(delivery: Delivery, parameters: Mapping[str, Any]) -> dic
     names = {*(parameters.get("MessageSystemAttributeNames") or ()), *(parameters.get("AttributeNames") or ())}
     if not names:
         return {}
-    # Marq does not note when a message was first received. Of a later delivery it is after the message was sent.
+    # Marq does not record when a message was first received. In a later delivery, the send time stands for it.
     first_ms = round(time.time() * 1000) if delivery.attempt == 1 else delivery.sent_ms
     attributes = {
         "SentTimestamp": str(delivery.sent_ms),

@@ -1,7 +1,7 @@
 """Message attributes: their MD5, the selection that a receiver asks for, and their form as headers of a Marq message.
 
 An attribute becomes a header of the same name, with its value as UTF-8 text or as bytes, so that consumers of Marq read
-it as any other header. Data types other than String are listed in one header, :data:`TYPES_HEADER`. The headers of a
+it like any other header. Data types other than String are listed in one header, :data:`TYPES_HEADER`. The headers of a
 message that was not sent through SQS need no such list: a value that is SQS text is a String, any other is Binary.
 
 Names differ in their rules:
@@ -38,14 +38,14 @@ _LENGTH = struct.Struct(">I")
 
 
 def base_type(data_type: str) -> str:
-    """Return String, Number or Binary for a data type with or without a label; an empty text for any other."""
+    """Return String, Number or Binary for a data type with or without a label; an empty string for any other."""
     base, dot, label = data_type.partition(".")
     if base not in _BASE_TYPES or bool(dot) is not bool(label) or len(data_type) > MAX_TYPE or not is_text(label):
         return ""
     return base
 
 
-# --- sums -------------------------------------------------------------------------------------------------------------
+# --- checksums --------------------------------------------------------------------------------------------------------
 
 
 def md5_of_body(body: str) -> str:
@@ -53,7 +53,7 @@ def md5_of_body(body: str) -> str:
 
 
 def md5_of_attributes(attributes: Attributes) -> str | None:
-    """Return the sum that clients compare; None without attributes, whose sum SQS leaves out.
+    """Return the checksum that clients compare; None without attributes, because SQS then leaves it out.
 
     The algorithm is that of the SQS developer guide, "Calculating the MD5 message digest for message attributes".
     """
@@ -133,7 +133,7 @@ def _attribute(value: bytes, data_type: object) -> dict[str, Any]:
         return {"DataType": "Binary", "BinaryValue": value}
     if not is_text(text):
         return {"DataType": "Binary", "BinaryValue": value}
-    # Any producer can write the list of types: one that does not fit counts as absent.
+    # Any producer can write the list of types, so a type that does not fit its value counts as absent.
     fits = base == "String" or (base == "Number" and is_number(text))
     return {"DataType": data_type if fits else "String", "StringValue": text}
 

@@ -19,7 +19,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import sha256
 
 MAX_ID = 80
-#: As Marq writes them; leading zeros would be another id.
+#: Numbers as Marq writes them; with leading zeros, the id would be a different one.
 _PLACE = re.compile(r"(0|[1-9][0-9]{0,19})[/-](0|[1-9][0-9]{0,19})", re.ASCII)
 
 
@@ -42,7 +42,7 @@ class MessageIds:
     def marq_id(self, message_id: str) -> str | None:
         """Return Marq's id, or None if the SQS id is a digest or not one of this endpoint's."""
         marq_id = self._read(message_id)
-        # Texts that only resemble an id would be the same message under two names.
+        # Otherwise a text that only resembles an id would be a second name for the same message.
         return marq_id if marq_id is not None and self.of(marq_id) == message_id else None
 
     def _read(self, message_id: str) -> str | None:

@@ -9,11 +9,11 @@ from marq_worker.app.sqs.characters import FIFO_SUFFIX, MAX_DIGITS, is_attribute
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_attributes import Attributes, base_type
 
-#: Body and attributes of a message, and of all messages of a batch.
+#: Maximum size of a message (body and attributes), and of all messages of a batch together.
 MAX_MESSAGE_BYTES = 1_048_576
 MAX_ATTRIBUTES = 10
 MAX_DELAY_S = 900
-#: The value's member of each base type.
+#: The member with the value, by base type.
 _MEMBERS = {"String": "StringValue", "Number": "StringValue", "Binary": "BinaryValue"}
 _TRACE = "AWSTraceHeader"
 

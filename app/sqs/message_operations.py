@@ -35,7 +35,7 @@ Parameters = Mapping[str, Any]
 
 
 class Outgoing(NamedTuple):
-    """A message to send, and the members of the answer that are known before."""
+    """A message to send, and the members of the answer that are known before the send."""
 
     data: bytes
     options: SendOptions
@@ -111,7 +111,7 @@ class MessageOperations:
             )
         delay: float | None = parameters.get("DelaySeconds")
         if delay == 0:
-            # Only a time replaces the queue's delay.
+            # Only a delay above 0 replaces the queue's.
             delay = _LEAST_DELAY_S if attributes.delay_s else None
         options = SendOptions(headers=headers)
         if attributes.fifo:
@@ -138,7 +138,7 @@ class MessageOperations:
             return {}
         wait_s = parameters.get("WaitTimeSeconds", attributes.wait_s)
         if is_being_purged(definitions.sqs_tasks(queue)):
-            # Messages from before the purge must not come after its answer; others are not delivered meanwhile.
+            # Messages from before the purge must not be delivered after its answer; meanwhile, others wait, too.
             await asyncio.sleep(min(max(wait_s, SHORT_POLL_S), _PURGE_WAIT_S))
             return {}
         receiver = self._receivers.of(queue)
@@ -151,7 +151,7 @@ class MessageOperations:
                 if deliveries:
                     return await self._received(queue, deliveries, attributes, parameters)
             except BaseException:
-                # The client gave up, or markers could not be written: it never sees them.
+                # The client gave up, or markers could not be written: it never sees these messages.
                 receiver.release(polled)
                 raise
         return {}
@@ -179,7 +179,7 @@ class MessageOperations:
             if delivery.sent_ms < oldest_ms:
                 ended.append(delivery)
             elif most is not None and delivery.attempt > most:
-                # First the copy: a crash in between makes two dead letters, and loses none.
+                # First the copy: a crash in between leaves two dead letters instead of none.
                 await self._dead_letters.move(delivery, queue, target)
                 ended.append(delivery)
             else:
@@ -202,7 +202,7 @@ class MessageOperations:
 
     async def delete_batch(self, queue: str, entries: Sequence[Parameters]) -> list[Outcome]:
         if is_fifo(queue):
-            # Some may be late.
+            # One by one, because some may be too late.
             return await each_of(self.delete, queue, entries)
         handles = [outcome_of(self._handles.read, entry["ReceiptHandle"], queue) for entry in entries]
         valid = [handle for handle in handles if isinstance(handle, Handle)]

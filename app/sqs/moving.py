@@ -21,17 +21,17 @@ from marq_worker.app.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, 
 
 log = logging.getLogger("marq.sqs")
 
-#: Messages that are moved at a time, at most.
+#: Maximum number of messages to move at a time.
 BATCH = 100
 #: How long a poll for messages waits, and the pause after an error of the broker.
 POLL_S, RETRY_S = 1.0, 1.0
-#: How far the clocks of endpoints may differ: messages that came later than this after the start of a move stay.
+#: How far the clocks of endpoints may differ: messages sent later than this after the start of a move stay.
 SKEW_MS = 5_000
-#: The lease of a message that is being moved, at least.
+#: Minimum lease of a message that is being moved.
 LEASE_S = 30
 #: A move is complete when it has found nothing for this long and no message waits.
 QUIET_S = 8.0
-#: It is also complete after this time if messages wait that this endpoint does not get.
+#: After this time it is complete even if messages wait that this endpoint does not get.
 MAX_QUIET_S = 120.0
 
 #: Reasons of failures, as SQS names them.
@@ -50,7 +50,7 @@ class Mover:
 
     Args:
         send: sends a message to its new queue.
-        settlers: delete what was moved.
+        settlers: delete the moved messages.
         count: returns how many messages a queue has.
     """
 
@@ -115,7 +115,7 @@ class Mover:
         return None
 
     async def _is_empty(self, queue: str, quiet_s: float, *, newer: bool) -> bool:
-        """Return whether a queue that had nothing to move for a while has no such message, also at other endpoints."""
+        """Return whether a queue that had nothing to move for ``quiet_s`` has nothing at other endpoints either."""
         if quiet_s < QUIET_S:
             return False
         return newer or quiet_s > MAX_QUIET_S or not (await self._count(queue)).waiting
@@ -138,8 +138,8 @@ class Mover:
         except BaseException:
             receiver.release(rest)
             raise
-        # First the copies, on all replicas, then the acknowledgements: a crash in between moves a message twice, and
-        # the other order would lose it.
+        # First the copies, on all replicas, then the acknowledgements: a crash in between moves a message twice; in
+        # the other order, it would lose it.
         outcomes = await asyncio.gather(
             *[self._send(target, each) for target, each in zip(targets, rest, strict=True)], return_exceptions=True
         )
@@ -154,7 +154,7 @@ class Mover:
         return bool(expired or rest)
 
     async def _judge(self, queue: str, errors: Sequence[BaseException]) -> None:
-        """Raise the error that ends a move; wait if it may be better in a moment."""
+        """Raise the error that ends a move; wait a moment if a retry may succeed."""
         for error in errors:
             if isinstance(error, BrokerUnavailable):
                 continue
@@ -176,7 +176,7 @@ class Mover:
             except SqsError:
                 raise _Failed(NO_SOURCE) from None
             if target not in task.allowed:
-                # The client may not send there, or the header is not of this endpoint.
+                # The client may not send there, or the header was not written by an endpoint.
                 raise _Failed(NO_SOURCE)
         if not self._directory.exists(target):
             raise _Failed(NO_QUEUE)
@@ -184,7 +184,7 @@ class Mover:
 
 
 async def _wait(stopping: asyncio.Event, seconds: float) -> None:
-    """Wait, but not longer than until the stop."""
+    """Wait for this time, or until the stop."""
     if seconds > 0:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -48,7 +48,7 @@ class Operations:
             **{name: partial(operation, messages) for name, operation in _ON_MESSAGES.items()},
             **{name: partial(operation, moves) for name, operation in _ON_MOVES.items()},
         }
-        #: Those that carry out all entries of a batch together.
+        #: Operations that carry out all entries of a batch together.
         self._batches: Mapping[str, Any] = {name: partial(batch, messages) for name, batch in _BATCHES.items()}
 
     async def answer(self, call: Call, key: Key | None, base_url: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Operations:
     async def _batch(
         self, name: str, parameters: Parameters, queue: str, errors: Mapping[str, SqsError]
     ) -> dict[str, Any]:
-        """Answer the entries of a batch, which fail one by one."""
+        """Answer the entries of a batch, each of which succeeds or fails separately."""
         entries = parameters["Entries"]
         self._directory.get(queue)
         accepted = [entry for entry in entries if entry["Id"] not in errors] if errors else entries
@@ -111,7 +111,7 @@ class Operations:
                 )
             else:
                 answer["Successful"].append({"Id": entry["Id"], **outcome})
-        # Some clients expect both lists, others none that is empty: SQS leaves out what is empty.
+        # SQS leaves out empty lists, as some clients expect. Successful stays, because others expect it.
         return {name: results for name, results in answer.items() if results or name == "Successful"}
 
 

@@ -1,7 +1,7 @@
-"""The other endpoints that have partitions of a queue, and what they are asked.
+"""The other endpoints that have partitions of a queue, and the requests to them.
 
-An endpoint tells the Kafka group of each queue that it polls its address. So the broker knows where the partitions are,
-and endpoints need no list of each other.
+An endpoint tells its address to the Kafka group of each queue that it polls. So the broker knows where the partitions
+are, and endpoints need no list of each other.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from marq_worker.app.web.dashboard.groups import Groups
 
 log = logging.getLogger("marq.sqs")
 
-#: Path of the requests of other endpoints, and how long they wait for messages.
+#: Path of other endpoints' requests for messages, and how long these wait.
 PATH = "/marq/receive"
 ASK_S = 2.0
 #: Path of the outcomes that other endpoints pass on, and how long to wait until they are durable.
 SETTLE_PATH = "/marq/settle"
 _SETTLE_S = 3.0
-#: Interval between two looks at the groups of polled queues, and a limit for an endpoint's answer.
+#: Interval between lookups of the groups of polled queues, and time limit of an endpoint's answer.
 _LOOK_S, _ANSWER_S = 2.0, 5.0
 _PURPOSE = b"marq sqs peer"
 
@@ -86,7 +86,7 @@ class Peers:
                 log.warning("the endpoint %s refuses requests from this one: status=%d", url, response.status)
         except (ClientError, TimeoutError, ValueError) as error:
             log.debug("the endpoint %s does not answer: %r", url, error)
-        # It is stopping, or was killed; the group will soon know.
+        # The other endpoint is stopping, or was killed; the group will soon know.
         await asyncio.sleep(1)
         return []
 

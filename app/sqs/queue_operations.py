@@ -24,7 +24,7 @@ class QueueOperations:
     """Each operation takes the queue's name and its parameters, and returns the members of its answer.
 
     Args:
-        extent: returns what messages a queue has, as a purge can use it later.
+        extent: returns which messages a queue has now, for a later purge.
         count: returns how many messages a queue has.
     """
 
@@ -83,7 +83,7 @@ class QueueOperations:
             "LastModifiedTimestamp": str(found.modified_s),
         }
         if "All" in names or any(name.startswith("Approximate") for name in names):
-            # Clients end on an error here, for example Celery's worker; so what is not known yet is 0.
+            # An error here ends some clients, such as Celery's worker, so unknown numbers are 0.
             counts = await self._count(queue)
             attributes["ApproximateNumberOfMessages"] = str(counts.waiting)
             attributes["ApproximateNumberOfMessagesNotVisible"] = str(counts.in_flight)

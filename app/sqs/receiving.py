@@ -27,17 +27,17 @@ from marq_worker.app.sqs.peers import Peers
 
 log = logging.getLogger("marq.sqs")
 
-#: A queue that was not polled for this long is left, so that its partitions go to endpoints that are polled.
+#: The endpoint leaves a queue that was not polled for this long, so that others get its partitions.
 IDLE_S = 300.0
 #: Pause before another attempt to receive a queue's messages.
 RETRY_S = 1.0
-#: How long a poll looks for messages at least, because they are acquired only when a poll asks; the second number holds
+#: Least time for which a poll looks for messages, because they are acquired only when a poll asks; the second number is
 #: for polls that find no consumer yet.
 SHORT_POLL_S, FIRST_POLL_S = 0.5, 2.0
 #: Polls of at least this length end together, at the next multiple of the second number: waking up for each of them
 #: costs more than the rest of an idle poll.
 LONG_POLL_S, TOGETHER_S = 5.0, 0.5
-#: Most messages to ask another endpoint for.
+#: Maximum number of messages to ask another endpoint for.
 MAX_ASKED = 100
 #: How many deleted messages to remember, and for how long, because their redeliveries may be on their way.
 MAX_DELETED, DELETED_S = 100_000, 60.0
@@ -60,7 +60,7 @@ class Delivery(NamedTuple):
         return cls(*described(message))
 
     def document(self) -> dict[str, Any]:
-        """Return it for another endpoint, as JSON."""
+        """Return the delivery for another endpoint, as JSON."""
         headers = {name: None if value is None else b64encode(value).decode() for name, value in self.headers.items()}
         return {
             "token": message_token.encode(self.token),
@@ -146,7 +146,7 @@ class QueueReceiver:
     async def poll(self, most: int, wait_s: float) -> list[Delivery]:
         """Return up to ``most`` messages as soon as any are available, or [] after ``wait_s``.
 
-        A shorter wait than SHORT_POLL_S counts as that.
+        A wait shorter than SHORT_POLL_S is extended to it.
         """
         self._polls += 1
         self._wanted += most
@@ -160,7 +160,7 @@ class QueueReceiver:
                 self._release_foreign()
 
     async def poll_for_peer(self, most: int, wait_s: float) -> list[Delivery]:
-        """Do the same for another endpoint, without asking further ones."""
+        """Poll for another endpoint, without asking further ones."""
         return await self._poll(most, wait_s, alone=True)
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
@@ -210,7 +210,7 @@ class QueueReceiver:
         await self._settler.ack([each.token for each in deliveries])
 
     def _check(self) -> None:
-        """Do what is due from time to time."""
+        """Do periodic work."""
 
     # --- the consumer -------------------------------------------------------------------------------------------------
 
@@ -256,12 +256,12 @@ class QueueReceiver:
                 elif consumer.error is None:
                     await consumer.wait(most, left_s)
                 else:
-                    # Another one is about to be started.
+                    # Another consumer is about to start.
                     await asyncio.sleep(min(left_s, RETRY_S))
             except TimeoutError:
                 continue
             except MarqError:
-                # It was stopped meanwhile.
+                # The consumer was stopped meanwhile.
                 await asyncio.sleep(min(left_s, RETRY_S))
         return []
 
@@ -324,7 +324,7 @@ class Receivers:
     def __init__(self, new_receiver: Callable[[str], QueueReceiver]) -> None:
         self._new_receiver = new_receiver
         self._receivers: dict[str, QueueReceiver] = {}
-        #: True if the endpoint stops: polls get no messages any more.
+        #: True once the endpoint is stopping: polls get no more messages.
         self.stopped = False
 
     def of(self, queue: str) -> QueueReceiver:

@@ -30,9 +30,9 @@ from marq_worker.app.web.sqs_metrics import CallMetrics
 
 log = logging.getLogger("marq.sqs")
 
-#: Connections in all and of an address: each poller has one.
+#: Connections in all and per address; each poller has one.
 MAX_CONNECTIONS, MAX_OF_ADDRESS = 10_000, 5_000
-#: Requests with a wrong signature per address: at once, and per second.
+#: Requests with a wrong signature per address: burst, and per second.
 FAILURES = 50, 1.0
 
 
@@ -41,7 +41,7 @@ class SqsServer:
 
     Args:
         keys: the access keys by id; empty if requests are not authenticated.
-        public_url: the address that clients use, if it is not that of their requests.
+        public_url: the address that clients use, if it differs from that of their requests.
         metrics: counts the calls.
     """
 
@@ -112,7 +112,7 @@ class SqsServer:
                 call.operation, self._operations.answer(call, key, self._base_url(request))
             )
             if call.operation != "ReceiveMessage":
-                # A change is made as a whole, even if the client hangs up.
+                # A change is completed even if the client hangs up.
                 change = asyncio.ensure_future(answering)
                 change.add_done_callback(_look_at_error)
                 return 200, {}, answer(await asyncio.shield(change))
@@ -128,7 +128,7 @@ class SqsServer:
     def _identify(self, request: BaseRequest, body: bytes) -> Key | None:
         """Return the key that signed a request, None if the endpoint has no keys. Raises SqsError."""
         if self._verifier is None:
-            # A page of the web could otherwise reach this machine's endpoint by a name of its own (DNS rebinding).
+            # Otherwise a web page could reach this machine's endpoint through its own domain (DNS rebinding).
             if not is_loopback(_name(request.host)):
                 raise SqsError(
                     "AccessDenied", "without keys, only addresses such as 127.0.0.1 and localhost are answered"
@@ -140,7 +140,7 @@ class SqsServer:
         try:
             return self._verifier.verify(request.method, path, query, headers, body)
         except SqsError as error:
-            # Never before the check: behind a load balancer, all clients have one address.
+            # Only after the check, because behind a load balancer all clients have one address.
             if self._failures.wait_s(address):
                 raise SqsError("RequestThrottled", "too many requests with wrong signatures; try again later") from None
             self._failures.spend(address)
@@ -175,7 +175,7 @@ class SqsServer:
     def _settle(self, documents: list[Any]) -> Awaitable[list[Any]]:
         """Settle messages that this endpoint delivered, for clients of another one; return which were held here."""
         settled = [self._outcomes.settle_here(Outcome.read(document)) for document in documents]
-        # As a whole, even if the other endpoint hangs up.
+        # All of them, even if the other endpoint hangs up.
         return asyncio.shield(asyncio.gather(*settled))
 
     def _base_url(self, request: BaseRequest) -> str:
@@ -197,7 +197,7 @@ def room_for_connections() -> int:
     if hard != resource.RLIM_INFINITY:
         raised = min(raised, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-    # The Kafka clients and tables need the others, or clients of SQS could stop the whole worker.
+    # The Kafka clients and tables need the rest; otherwise SQS clients could stop the whole worker.
     return min(MAX_CONNECTIONS, max(raised - soft, raised // 2))
 
 

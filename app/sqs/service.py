@@ -54,7 +54,7 @@ log = logging.getLogger("marq.sqs")
 
 #: Room for the headers that redelivery adds and for attributes.
 _HEADER_ROOM_BYTES = 16_384
-#: Interval between two looks for idle queues.
+#: Interval between checks for idle queues.
 _IDLE_LOOK_S = 10.0
 
 
@@ -87,7 +87,7 @@ class SqsEndpoint(Service):
 
     async def _start(self) -> None:
         settings, client = self._settings, self._client
-        # Now rather than at the first request; also, botocore may be missing.
+        # Load the model now, not at the first request; this also shows whether botocore is missing.
         operations()
         keys, secret = _keys(settings), _secret(settings)
         topics = await ensure_topics(client)
@@ -143,7 +143,7 @@ class SqsEndpoint(Service):
         log.info("SQS endpoint started: url=%s keys=%d", settings.sqs_url or url, len(keys))
 
     async def on_stop(self) -> None:
-        # First the polls: clients take a cut connection for an error.
+        # First the polls, because clients treat a cut connection as an error.
         await asyncio.gather(self._runner.stop(), self._receivers.stop())
         await self._server.stop()
         await self._outcomes.stop()
@@ -162,8 +162,8 @@ class SqsEndpoint(Service):
             await self._receivers.drop_idle()
 
     async def _extent(self, queue: str) -> str:
-        """Return what messages a queue has now."""
-        # Of delayed messages only the time is compared, by this machine's clock.
+        """Return which messages a queue has now."""
+        # Delayed messages are compared by time only, with this machine's clock.
         clocks = dict.fromkeys(range(self._markers_partitions), round(time.time() * 1000))
         return str(await extent_now(self._client, self._queues.definitions, queue, clocks))
 

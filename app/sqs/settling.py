@@ -1,6 +1,6 @@
 """Deletes and releases deliveries, and moves the ends of their visibility timeouts.
 
-In standard queues that takes only a marker, in FIFO queues :mod:`marq_worker.app.sqs.fifo`.
+In standard queues that takes only a marker; for FIFO queues, see :mod:`marq_worker.app.sqs.fifo`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks the AWS Signature Version 4 of a request: its sender, its content and its age.
 
 The client signs a canonical form of the request: method, path, query, chosen headers and the SHA-256 of the body. The
-endpoint makes the same form from the request that it received, always with the digest of the body that it received. A
-client's own ``x-amz-content-sha256`` must agree with it, otherwise a captured request could carry any body.
+endpoint builds the same form from the request that it received, always with the digest of the body that it received. A
+client's own ``x-amz-content-sha256`` must match it, otherwise a captured request could carry any body.
 
 Errors have the names that SQS gives them. All are final: clients do not repeat such a call, except those that correct
 their clock from the header ``Date`` of the answer.
@@ -23,7 +23,7 @@ from marq_worker.app.sqs.errors import SqsError
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 _SERVICE, _END = "sqs", "aws4_request"
-#: Without them a signed call could be sent to another operation, or read as another type.
+#: Headers that must be signed; otherwise a call could be sent to another operation, or read as another type.
 REQUIRED_HEADERS = frozenset({"host", "x-amz-date", "content-type", "x-amz-target"})
 DEFAULT_SKEW_S = 900
 #: Signing keys to keep: one for each access key, day and region in use.
@@ -100,7 +100,7 @@ class Verifier:
                 "the signature does not match the request; check the client's secret key, and that no proxy changes"
                 " Host, path or signed headers"
             )
-        # Only now: the region is the client's word, and forged ones must not fill the cache.
+        # Only now, because the client chooses the region, and forged ones must not fill the cache.
         if cached not in self._signing_keys:
             if len(self._signing_keys) >= MAX_SIGNING_KEYS:
                 self._signing_keys.clear()
@@ -207,7 +207,7 @@ def _hex(text: str) -> str:
 
 
 def _encode(text: str) -> bytes:
-    # Servers decode headers that are not UTF-8 with surrogates, which gives the client's bytes back.
+    # Servers decode headers that are not UTF-8 with surrogates; this restores the client's bytes.
     return text.encode("utf-8", "surrogateescape")
 
 

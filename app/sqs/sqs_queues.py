@@ -1,11 +1,11 @@
 """The queues that SQS clients see: which exist, their attributes and tags.
 
-Every queue with a definition in Marq exists, also one of marq.toml or of a handler, if SQS allows its name. Attributes
-that are settings of Marq are changes to the queue, like those of ``marq queue --set``. The rest is in the record
-``sqs:NAME`` of the queues topic:
+Every queue that is defined in Marq, also by marq.toml or a handler, exists if SQS allows its name. Attributes that are
+settings of Marq are changes to the queue, like those of ``marq queue --set``. The rest is in the record ``sqs:NAME`` of
+the queues topic:
 
 ``attributes``: attributes without a setting; ``tags``; ``created`` and ``modified``: seconds since 1970; ``deleted``:
-when DeleteQueue was called, instead of all others. Until a deletion is done, it is among the queue's tasks.
+when DeleteQueue was called; replaces all others. Until a deletion is done, it is one of the queue's tasks.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from marq_worker.app.sqs.tasks import is_being_deleted
 DELETED_S = 60.0
 #: Least time between two reads of the definitions that look for a missing queue.
 _SYNC_S = 0.1
-#: Most queues whose attributes are kept; beyond it all are read again.
+#: Maximum number of queues whose attributes are cached; beyond that, all are read again.
 _MAX_KNOWN = 10_000
-#: Leases of Marq can't be 0.
+#: Marq's leases can't be 0.
 _LEAST_LEASE_S = 0.1
-#: Attributes with a setting of Marq's: the others are in the queue's own record.
+#: Attributes that are settings of Marq; the others are in the queue's own record.
 _SETTINGS = frozenset({"VisibilityTimeout", "DelaySeconds"})
 #: Those of FIFO queues: ordering excludes the setting ``delay``.
 _FIFO_SETTINGS = frozenset({"VisibilityTimeout"})
@@ -70,7 +70,7 @@ class Directory:
         queues.listen(self._known.clear)
 
     async def look_for(self, name: str) -> None:
-        """Make sure to know a queue that was created a moment ago through another endpoint."""
+        """Look for an unknown queue that another endpoint may have created a moment ago."""
         if name not in self._known and not self.exists(name) and self._clock() - self._synced_s > _SYNC_S:
             self._synced_s = self._clock()
             with suppress(MarqError):
@@ -114,7 +114,7 @@ class Directory:
         if now_s - deleted_s < DELETED_S or is_being_deleted(self._queues.definitions.sqs_tasks(name)):
             raise SqsError("QueueDeletedRecently", f"wait {DELETED_S:g} s after deleting a queue to use its name again")
         checked = self._checked(name, attributes, self._defaults(name))
-        # SQS delivers a message until it is deleted, if no redrive policy says otherwise.
+        # SQS redelivers a message until it is deleted, unless a redrive policy says otherwise.
         options = _options(checked, attributes)
         options["max_attempts"] = UNLIMITED
         if checked.fifo:
@@ -175,7 +175,7 @@ class Directory:
         if not is_queue_name(name) or is_being_deleted(definitions.sqs_tasks(name)):
             return False
         if is_fifo(name) and not definitions.settings(name).ordered:
-            # Clients would rely on an order.
+            # Clients would rely on an order that the queue does not keep.
             return False
         document = definitions.sqs(name)
         return definitions.defines(name) or ("created" in document and "deleted" not in document)

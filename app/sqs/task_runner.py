@@ -1,4 +1,4 @@
-"""Runs the tasks of queues in this endpoint, and those that a dead endpoint has left."""
+"""Runs the tasks of queues in this endpoint, and those that a dead endpoint has left behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marq_worker.app.sqs.tasks import ACTIVE, RENEWAL_S, MoveTask, PurgeTask, Ta
 
 log = logging.getLogger("marq.sqs")
 
-#: Interval between two looks for tasks that no endpoint works on, and the pause after an error.
+#: Interval between checks for tasks that no endpoint works on, and the pause after an error.
 LOOK_S = 2.0
 #: How long a stop waits for messages that are being moved.
 STOP_S = 3.0

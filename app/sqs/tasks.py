@@ -3,7 +3,7 @@
 The tasks of a queue are in the record ``sqs-tasks:NAME`` of the queues topic:
 
 ``purge``: the last purge or deletion (:class:`PurgeTask`); ``moves``: the last moves, newest first (:class:`MoveTask`);
-``runner``: the endpoint that works on them, and until when it keeps them without a sign of life.
+``runner``: the endpoint that works on them, and when its claim ends unless it is renewed.
 
 A task is in the record before a client gets its answer. An endpoint renews its claim every few seconds; if it dies,
 another one continues. Two may run a task at the same time, for example when their clocks differ. That is safe: a purge
@@ -40,9 +40,9 @@ class PurgeTask:
     """A purge, or with ``deletes`` the deletion of a queue; times are seconds since 1970."""
 
     requested_s: float
-    #: The pause of the queue before, which ends it; the purge pauses the queue itself.
+    #: The queue's pause before the purge, restored at its end; the purge itself pauses the queue.
     paused: str | bool = False
-    #: What existed when the call came (:class:`marq.admin.purge_extent.Extent`), None for everything.
+    #: The messages at the time of the call (:class:`marq.admin.purge_extent.Extent`), None for all.
     extent: str | None = None
     deletes: bool = False
     done: bool = False
@@ -54,11 +54,11 @@ class MoveTask:
 
     id: str
     started_ms: int
-    #: The only queue to move to, or None: each message goes back to where it came from.
+    #: The queue for all messages; None: each goes back to the queue that it came from.
     destination: str | None = None
     #: Queues that the client may send to.
     allowed: list[str] = field(default_factory=list)
-    #: Most messages per second, None for no limit.
+    #: Maximum number of messages per second, None for no limit.
     rate: int | None = None
     to_move: int | None = None
     moved: int = 0
@@ -138,7 +138,7 @@ class Tasks:
             )
 
     async def cancel_move(self, queue: str, task_id: str) -> MoveTask:
-        """Ask the endpoint that moves messages to stop, and return the task. Raises SqsError if it does not run."""
+        """Ask the endpoint that moves messages to stop, and return the task. Raises SqsError if it is not running."""
         task = self.move(queue, task_id)
         if task is None:
             raise SqsError("ResourceNotFoundException", "Task does not exist.")
@@ -193,7 +193,7 @@ class Tasks:
         return {"runner": {"id": self.runner, "until": self._clock() + CLAIM_S}}
 
     def _may_claim(self, document: Document) -> bool:
-        # Looked at often, for all queues.
+        # Reads the document itself, because this runs often, for all queues.
         unfinished = is_being_purged(document) or any(
             each.get("state", RUNNING) in ACTIVE for each in document.get("moves", ())
         )
@@ -211,9 +211,9 @@ class Tasks:
         return await self._change(queue, merged)
 
     async def _change(self, queue: str, merged: Callable[[Document], dict[str, Any] | None]) -> bool:
-        """Change the record of a queue, None for no change; return whether it was changed.
+        """Change the record of a queue to ``merged(record)``, unless that is None; return whether it was changed.
 
-        The function may be called again, if another endpoint has changed the record at the same time.
+        ``merged`` may be called again if another endpoint has changed the record at the same time.
         """
         changed = False
 

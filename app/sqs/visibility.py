@@ -1,8 +1,8 @@
 """Changes of visibility timeouts, and whether they are in time.
 
-A marker of a lease that has ended has no effect, and its writer does not learn that. A receipt handle contains when its
-lease ends, if nothing changes that. Until then a change is in time. Later the endpoint asks the tracker first, unless
-it has extended the lease itself: this takes a tenth of a second.
+A marker of a lease that has ended has no effect, and its writer is not told. A receipt handle contains the original end
+of its lease. Until then a change is in time. Later, unless it has extended the lease itself, the endpoint asks the
+tracker first, which takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class VisibilityChanges:
         self._settler = settler
         self._questions = questions
         self._clock = clock
-        #: When leases end that were changed here.
+        #: The ends of the leases that were changed here.
         self._ends: OrderedDict[Token, int] = OrderedDict()
 
     async def change(self, handle: Handle, visibility_s: int) -> None:
@@ -65,7 +65,7 @@ class VisibilityChanges:
         try:
             return await self._questions.is_in_flight(token)
         except BrokerUnavailable as error:
-            # Its marker still counts if it is in time.
+            # Change it: the marker counts if it is in time.
             log.warning("queue %r: unknown whether a message is in flight: %s", token.queue, error)
             return True
 

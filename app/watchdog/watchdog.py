@@ -28,9 +28,9 @@ from marq_worker.app.worker_exit_codes import EXIT_STALLED
 
 log = logging.getLogger("marq.watchdog")
 
-#: Interval between two looks.
+#: Interval between two checks.
 LOOK_SECONDS = 1.0
-#: Interval between two reports of the event loop: shorter, so that each look has a new one.
+#: Interval between two reports of the event loop: shorter, so that each check has a new one.
 SAY_SECONDS = 0.5
 #: Time limit of the last log lines: a blocked log may be the reason for the stall.
 LAST_WORDS_SECONDS = 5.0
@@ -149,7 +149,7 @@ class StallDetector:
     _cases: dict[Hashable, _Case] = field(default_factory=dict)
 
     def look(self, sample: Sample, passed_s: float) -> str:
-        """Return which subject is stalled, "" if none; ``passed_s``: running time since the last look."""
+        """Return which subject is stalled, "" if none; ``passed_s``: running time since the last check."""
         if sample.turns == self._turns:
             # The reports are old.
             self._loop_still_s += passed_s

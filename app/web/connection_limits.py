@@ -66,7 +66,7 @@ class Connections:
         return False
 
 
-#: Addresses to remember; beyond that, those that were quiet for longest start again.
+#: Addresses to remember; beyond that, those that were quiet for longest are forgotten.
 MAX_ADDRESSES = 1_024
 
 

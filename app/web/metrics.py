@@ -1,4 +1,4 @@
-"""The metrics of one worker in the format of Prometheus, computed on request, so that messages cost nothing.
+"""The metrics of one worker in the format of Prometheus, computed on request, at no cost per message.
 
 Each worker reports the partitions that it owns, so add up the values of all workers. Counters start at 0 with the
 worker (agents/statistics.py). docs/operations/monitoring.md explains each metric; a test compares both.
@@ -217,7 +217,7 @@ def _backlog(snapshot: Snapshot) -> Iterator[Metric]:
         yield kind(name, what, ["queue"], (([queue], counted[queue].get(key, 0.0)) for queue in known & counted.keys()))
     totals: Mapping[str, float] = {}
     if backlog is not None:
-        # Senders can write any key, which must not become a series each.
+        # Senders can write any key; keys of unknown queues must not become a series each.
         unknown = sum(row["waiting"] for queue, row in counted.items() if queue not in known)
         totals = {**backlog, "unknown_queues": unknown + backlog["unknown_queues"]}
     for name, what, key in _BACKLOG_TOTALS:

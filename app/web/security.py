@@ -1,8 +1,8 @@
-"""What every request to a worker's web server passes before a page sees it.
+"""The checks that every request to a worker's web server passes before it reaches a page.
 
-The checks, in order: the rate of the address; the size of the request; the ``Host`` header (DNS rebinding puts a
-foreign name there); the login; its role (all methods but GET and HEAD need the operator); and, for changes, that the
-request comes from one of our own pages. Headers of every response let the browser load and run only our own resources.
+In this order: the rate of the address; the size of the request; the ``Host`` header (DNS rebinding puts a foreign name
+there); the login; its role (all methods but GET and HEAD need the operator); and, for changes, that the request
+comes from one of our own pages. Headers of every response let the browser load and run only our own resources.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ async def _answer(request: Request, handler: Handler) -> StreamResponse:
     try:
         return await handler(request)
     except HTTPException as error:
-        # An answer too, such as 404.
+        # Raised answers, such as 404.
         kept = {name: error.headers[name] for name in ("Allow", "Location") if name in error.headers}
         return _refusal(error.status, error.reason, kept)
     except Exception:

@@ -156,7 +156,7 @@ class WorkerApp(MarqApp):
         self.queues.listen(self.owners.wake)
         handlers, definitions = self.handlers, self.queues.definitions
         if handlers is not None:
-            # Before it is published.
+            # Check before publishing.
             after = definitions.after(differences(definitions, file))
             await handlers.check(after.after(handlers.publication(after)), self.client, topics)
         await publish(self.queues, self.client.names, file)

@@ -3,7 +3,7 @@
 After a kill -9 the broker waits for the dead member's session to expire; until then its partitions have no owner. The
 next worker that locks the folder knows that the former member is dead, and removes it from the group.
 
-It does so once it joins itself: an empty group makes the broker wait for more members
+It does so once it joins itself: an empty group would make the broker wait for more members
 (`group.initial.rebalance.delay.ms`), and the others have one rebalance instead of two.
 """
 

@@ -138,7 +138,7 @@ class DeadLetterIndex:
     async def read(self) -> None:
         """Read new records. Raises TooManyDeadLetters or BrokerUnavailable.
 
-        A caller that stops waiting does not stop the reading: the next one finds it further.
+        A caller that stops waiting does not stop the reading: the next caller finds it further along.
         """
         if self._reading is not None:
             # It may have started before the records that the caller wants to see.

@@ -288,7 +288,7 @@ class Namespace:
 
 
 def has_several(story: Mapping[str, Any]) -> bool:
-    """Return whether several queues have a message, of which the reader named none."""
+    """Return whether several queues have a message with this id, and the reader named none of them."""
     return not story["queue"] and len(story["queues"]) > 1
 
 

@@ -107,7 +107,7 @@ class Reading:
         )
 
     async def _record(self, consumer: AIOKafkaConsumer, receipt: Receipt) -> Any:
-        """Return the record at a place; None if there is none, or none of a message."""
+        """Return the record at a place; None if there is none, or it is not a message's."""
         tp = TopicPartition(receipt.topic, receipt.partition)
         if not self._is_ours(receipt.topic) or receipt.partition not in await partitions_of(consumer, receipt.topic):
             return None
@@ -168,7 +168,7 @@ class Reading:
         events: list[dict[str, Any]] = []
         if queue or not queues:
             events = timeline.told(await self._consumers(queue) if queue and timeline.events else {}, sent_ms)
-        # Of a queue that a message was redriven to, only markers tell.
+        # Only markers show to which queue a message was redriven.
         may_be_in_queue = not timeline.queue or timeline.queue in readers or cut_ms is not None
         payload = timeline.payload
         value = payload.value if payload is not None else record.value if record is not None else None

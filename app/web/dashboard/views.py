@@ -168,7 +168,7 @@ def _json(page: PageData) -> Handler:
 
 
 def _plain(value: Any) -> Any:
-    """Serialize a value that JSON does not have."""
+    """Serialize a value of a type that JSON does not have."""
     return value.query() if isinstance(value, rows_and_alarms.Shown) else str(value)
 
 
