@@ -1,7 +1,7 @@
 """Why a lease ran out, and why a message was delivered more than once: by the numbers of docs/guarantees.md.
 
-An explanation needs evidence in the history, of what befell the consumer or of a write that failed or took too long;
-that a lease was over is none. Without evidence the duplicate is one that the guarantees do not allow.
+An explanation needs evidence in the history: a fault that hit the consumer, or a write that failed or took too long.
+The end of a lease alone is not evidence. A duplicate without evidence violates the guarantees.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EVERYBODY = "*"
 def why_expired(
     trail: Trail, fact: Fact, holder: str, process_of: Mapping[str, str], processes: Mapping[str, Process]
 ) -> Why | None:
-    """Say why the lease of a holder ran out, by what befell it until the tracker decided."""
+    """Return why a holder's lease ran out, by the faults and failed writes until the tracker decided."""
     decided = [each.number for each in trail.decisions if each.holder == fact.holder]
     until = max(decided, default=fact.number)
     since = min((number for number, each in trail.acquires if each == holder), default=min(trail.events))
@@ -74,7 +74,7 @@ def suffered(processes: Mapping[str, Process], names: Sequence[str], since: int,
 
 
 def deliveries_asked_for(trails: Sequence[Trail]) -> int:
-    """Return how many deliveries of a message followed on a release, or on a redrive of its dead letter."""
+    """Return how many deliveries of a message followed a release, or a redrive of its dead letter."""
     facts = ((trail, fact) for trail in trails for fact in trail.facts)
     return sum(
         fact.kind == "DELIVERED" if trail.redriven else fact.kind == "REDELIVERED" and fact.cause == "RELEASED"
@@ -95,7 +95,7 @@ def why_delivered_again(
 ) -> list[Why]:
     """Return a cause for each delivery of a message that may have been one too many.
 
-    ``expiries`` has why the leases of records ran out, ``read_again`` why some were delivered more than once.
+    ``expiries`` says why the leases of records ran out, ``read_again`` why some were delivered more than once.
     """
     found: list[Why] = []
     for trail in trails:

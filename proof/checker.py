@@ -19,11 +19,11 @@ property            meaning of a violation
                     predecessor
 ``wrong-cause``     a fact names a different cause from the one in the log
 ``attempts``        an attempt does not follow from the previous one, or exceeds the limit
-``dead-letter``     a message is dead before its last attempt, or not dead after it, or dead as too large and is not
+``dead-letter``     a message is dead before its last attempt, or not dead after it, or dead as too large but is not
 ``cancelled``       a cancelled message was redelivered, or CANCELLED answers no request
-``answered``        a caller was told that its RESCHEDULE or CANCEL was in time or too late, and the log differs
+``answered``        a caller was told that its RESCHEDULE or CANCEL was in time or too late, but the log disagrees
 ``redriven``        a redrive concerned a record that is not a dead letter, was noted as settled more or less than once,
-                    or was reported and did not happen
+                    or was reported but did not happen
 ``dispatched``      a message of an at-most-once queue was delivered twice, or before its DISPATCH was durable; or
                     ABANDONED concerns one that was not dispatched
 ``dead-twice``      a message has more dead letters than its redrives and copies of aborted transactions explain
@@ -32,14 +32,14 @@ property            meaning of a violation
 ``fidelity``        key, value, headers, id or first sending differ from the original
 ``misplaced``       a redelivery went to another queue
 ``misordered``      records of one ordering key are in a different order from their sender's calls
-``delivered-twice`` one record was delivered twice, and its group neither lost its offsets nor changed
-``unexplained``     a lease ran out, or a message was delivered again, and the history shows no cause
+``delivered-twice`` one record was delivered twice, although its group neither lost its offsets nor changed
+``unexplained``     a lease ran out, or a message was delivered again, but the history shows no cause
 ``lease-not-noticed``  an ack was reported as in time although the tracker had redelivered the message before
 ``position-lost``   a tracker continued although records that it needed were gone
 ``quarantine``      an unreadable marker is not in quarantine, or a readable one is
 ``not-drained``     a message is open at the end, or was never read
-``order``           a message was delivered before the end of an earlier one of its ordering key, or its consumer had
-                    learned of its own end
+``order``           a message was delivered before the end of an earlier one of its ordering key, or although its
+                    consumer had resumed after the message's own end
 ``duplicate``       a message was delivered although its deduplication id had been accepted before, or two trackers
                     decided about one id
 ``exclusion``       a message was delivered while one of its ordering key was in flight
@@ -107,7 +107,7 @@ class _Verdict:
         self._find = evidence.report.find
         self._trails = evidence.trails
         self._messages = Messages(evidence)
-        #: Causes of leases that ended, and of records that were delivered more than once.
+        #: Why leases ended, and why records were delivered more than once.
         self._expiries: dict[Key, Why] = {}
         self._read_again: dict[Key, Why] = {}
         #: Messages that ended, or that cannot have ended yet.
@@ -183,7 +183,7 @@ class _Verdict:
             )
 
     def _judge_delay(self, trail: Trail) -> None:
-        """Judge the delay that the queue's settings give a record; the sender's comes first."""
+        """Judge the delay that the queue's settings give a record; the sender's takes precedence."""
         versions = self._evidence.versions.values()
         delays_ms = {_of(each, trail.queue).get("delay_ms", 0) for each in versions} or {0}
         if not trail.began or is_synthetic(trail.place) or trail.deliver_at_ms is not None or 0 in delays_ms:
@@ -267,7 +267,7 @@ class _Verdict:
     def _judge_notice(self, trail: Trail, fact: Fact, holder: str) -> None:
         """Judge whether the holder noticed the end of its lease, no later than the tracker."""
         late = trail.acked_at is not None and trail.acked_at > fact.offset
-        # Read again after the decision: its consumer does not learn that its ACQUIRE has no effect.
+        # If it was read again after the decision, its consumer does not learn that its ACQUIRE has no effect.
         if not late or trail.read_again or holder not in trail.settled_by:
             return
         names = (fact.log, self._evidence.process_of.get(holder, ""))
@@ -325,12 +325,12 @@ class _Verdict:
         self._report.causes.update(int(why) for why in causes[:surplus])
 
     def _is_clock_wrong(self, trails: list[Trail]) -> bool:
-        """Whether a lease may have ended by a log's clock, and not by its holder's, before its DISPATCH."""
+        """Whether a lease may have ended by a log's clock but not by its holder's, before its DISPATCH."""
         logs = {trail.log for trail in trails for fact in trail.facts if fact.cause == "EXPIRED"}
         return any(self._evidence.befell(log) & {"clock", "step"} for log in logs)
 
     def _judge_dead(self, root: Trail, trails: list[Trail]) -> None:
-        """A message ends once, and once more for each redrive and each acquired copy of an aborted transaction."""
+        """Allow one dead letter, and one more for each redrive and each acquired copy of an aborted transaction."""
         letters = sum(len(trail.deaths) for trail in trails)
         redriven = sum(trail.redriven for trail in trails)
         aborted = sum(bool(trail.acquired_at) and not trail.committed for trail in trails)
@@ -345,7 +345,7 @@ class _Verdict:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _judge_ends(self) -> None:
-        """Each record comes to an end, and each message to at least one."""
+        """Judge that each record has ended, and each message at least once."""
         evidence, report = self._evidence, self._report
         for trail in self._trails.values():
             # The dead letter was settled before the redrive.

@@ -1,7 +1,7 @@
 """Whether copies and their facts agree, and whether callers that rescheduled or cancelled messages got true answers.
 
 The log has the questions and the answers. The answer to a RESCHEDULE in time is DONE; to a CANCEL in time, the fact
-CANCELLED; to a late one, TOO_LATE or the fact that says where the message went.
+CANCELLED; to a late request, TOO_LATE or the fact that says where the message went.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DONE, TOO_LATE = "DONE", "TOO_LATE"
 
 
 def judge_answers(report: Report, trail: Trail, trails: Sequence[Trail]) -> None:
-    """Judge the answers in the log, and those that callers received; ``trails``: of the messages that were meant."""
+    """Judge the answers in the log, and those that callers received; ``trails``: of the messages concerned."""
     for answer in trail.answers:
         if not _is_true(trail, answer, trails):
             text = f"{trail}: {answer.outcome} at {answer.offset}, questions: {_asked(trail, answer.holder)}"
@@ -40,7 +40,7 @@ def judge_duplicate(report: Report, trail: Trail) -> None:
 
 
 def judge_ids(report: Report, logs: Mapping[str, MarkersLog]) -> None:
-    """Judge where deduplication ids were decided about: only one tracker knows which it has accepted."""
+    """Judge that one tracker decided about each deduplication id: no other knows which ids it has accepted."""
     logs_of: dict[tuple[str, str], str] = {}
     for name, log in logs.items():
         for own_id in log.ids:
@@ -55,10 +55,10 @@ def _asked(trail: Trail, holder: str) -> list[str]:
 
 
 def _is_true(trail: Trail, answer: Told, trails: Sequence[Trail]) -> bool:
-    """Whether some question before it has this answer; of several messages, one that was in time counts."""
+    """Whether an earlier question has this answer; of several messages, one that was in time counts."""
     before = [each for each in trail.questions if each.holder == answer.holder and each.offset < answer.offset]
     if answer.outcome == DONE:
-        # An ACK may stand between the two: the tracker answered before it read that.
+        # The log may have an ACK between the two, which the tracker had not read when it answered.
         return any(each.kind == "RESCHEDULE" and each.in_time and not _left(each, answer, trails) for each in before)
     return any(not each.in_time or _closed(each, answer, trails) for each in before)
 

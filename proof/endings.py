@@ -1,4 +1,4 @@
-"""What becomes of a message that is due."""
+"""What happens to a message that is due."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ending(NamedTuple):
 
 
 def ending(standing: Standing, max_attempts: int) -> Ending:
-    """Say what becomes of a message that is due."""
+    """Return what happens to a message that is due."""
     if standing.state == REJECTED:
         return Ending(DEAD_LETTERED, standing.attempt, "REJECTED")
     if standing.state == EXHAUSTED:

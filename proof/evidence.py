@@ -1,7 +1,7 @@
-"""What a history holds, sorted by what it is about: events come one by one, and what needs the whole waits for the end.
+"""The evidence in a history, by subject: it is gathered event by event, and judged when all events are known.
 
-Nothing is judged here: events of different logs and processes may come in any order, as long as each log and each
-process has its own.
+Nothing is judged here, because events of different logs and processes may come in any order. Only the events of one
+log, or of one process, are in order.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _FAULTS = ("kill", "pause", "cut", "stop", "revoke", "clock", "step", "offsets")
 
 
 class Evidence:
-    """Takes events one by one; ``report`` has what can't be understood."""
+    """Takes events one by one; ``report`` has the malformed ones."""
 
     def __init__(self) -> None:
         self.report = Report()
         self.sends = Sends()
         self.trails: dict[Key, Trail] = {}
-        #: The trails of each place, also the one of requests that name no queue.
+        #: The trails of each place, including that of requests that name no queue.
         self.places: dict[str, tuple[Trail, ...]] = {}
         self.logs: dict[str, MarkersLog] = {}
         self.processes: dict[str, Process] = defaultdict(Process)
@@ -59,22 +59,22 @@ class Evidence:
         #: Published versions: settings by queue; and queues that changed their groups.
         self.versions: dict[int, dict[str, dict[str, Any]]] = {}
         self.moved: set[str] = set()
-        #: Queues with ordering; and the RESUMEs of each in each source: where they are, and from which offset they ask.
+        #: Queues with ordering; and the RESUMEs by queue and source: the offset of each, and that from which it resumes.
         self.ordered: set[str] = set()
         self.resumes: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
         #: The markers log of each source.
         self.log_of: dict[str, str] = {}
-        #: Where logs begin, by retention, and since which event; and what consumers said that they passed over.
+        #: Where logs begin after retention, and since which event; and the records that consumers reported as skipped.
         self.starts: dict[str, int] = {}
         self.truncations: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.skipped: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.limit: int | None = None
         self.quarantined: dict[str, list[str]] = defaultdict(list)
-        #: Dead letters by their records; how often notes settle them; those that a caller was told are redriven.
+        #: Dead letters by record; how many notes settle each; and those reported to a caller as redriven.
         self.letters: dict[str, Event] = {}
         self.settled: Counter[str] = Counter()
         self.redriven: list[str] = []
-        #: Take-overs of each markers log.
+        #: How often each markers log was taken over.
         self.owners: Counter[str] = Counter()
         self.number = 0
         #: Operations that clients record at all, as bits: a library may acquire and renew without an event.
@@ -96,7 +96,7 @@ class Evidence:
         self.number += 1
 
     def befell(self, name: str) -> set[str]:
-        """What ever befell a process, a log, or a queue's group."""
+        """Return all faults that ever hit a process, a log, or a queue's group."""
         return self.processes[name].suffered(0, self.number) if name in self.processes else set()
 
     # --- senders and consumers ----------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Evidence:
         return self._trail((intern(event["queue"]), place))
 
     def _write(self, event: Event) -> None:
-        """A client writes markers: ACQUIRE, an outcome, RENEW, or commits."""
+        """Note that a client writes markers (ACQUIRE, an outcome, RENEW), or commits."""
         type_, bit = event["type"], BITS.get(event["op"], 0)
         holder, number = intern(event["holder"]), self.number
         self.process_of.setdefault(holder, event["process"])
@@ -148,7 +148,7 @@ class Evidence:
                     trail.settled_by += (holder,)
 
     def _ask(self, event: Event) -> None:
-        """A client cancels or reschedules messages."""
+        """Note that a client cancels or reschedules messages."""
         kind, bit, holder = event["op"].upper(), BITS[event["op"]], event["holder"]
         outcomes = event.get("outcomes", ()) if event["type"] == "ok" else ()
         self.told |= bit
@@ -322,7 +322,7 @@ class Evidence:
         place = f"{event['source']}/{offset}"
         if event["queue"] != ANY_QUEUE or event["kind"] != "ACK":
             return [self._trail_of(event, place)]
-        # A late one is of the message that was there.
+        # A late ACK concerns the messages that were once open at its place.
         keys = log.acknowledged(event, offset) or log.named(event, offset)
         return [self._trail(key) for key in keys] or [self._trail_of(event, place)]
 
@@ -388,7 +388,7 @@ _HANDLERS: dict[str, Callable[[Evidence, Event], None]] = {
 
 
 def gather(events: Iterable[Event]) -> Evidence:
-    """Return what a history holds."""
+    """Return the evidence in a history."""
     evidence = Evidence()
     for event in events:
         evidence.take(event)

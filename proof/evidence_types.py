@@ -1,4 +1,4 @@
-"""What a history holds of one record, one process, and one log of markers."""
+"""The evidence in a history about one record, one process, or one markers log."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Delivery(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """What a tracker did with a record; ``before`` is how it stood then, ``number`` the event's."""
+    """What a tracker did with a record; ``before`` is its standing until then, ``number`` the event's number."""
 
     kind: str
     attempt: int
@@ -136,7 +136,7 @@ class Trail:
     hung: bool = False
     #: Whether its deduplication id was accepted before.
     duplicate: bool = False
-    #: Log of markers, and there: offset and standing (None: closed) at each change, first ACK, facts.
+    #: Its markers log; from that log the lease, offset and standing (None: closed) at each change, first ACK, facts.
     log: str = ""
     lease_ms: int = 0
     changes: list[tuple[int, Standing | None]] = field(default_factory=list)
@@ -165,12 +165,12 @@ class Trail:
         return self.id == self.place
 
     def say_content(self, number: int, content: str) -> None:
-        """Note its content in an event."""
+        """Note the content that an event gives it."""
         if content != self.content or not self.id:
             self.contents += ((number, content),)
 
     def note_delay(self, event: Event, index: int, number: int) -> None:
-        """Note a DELAY: it stands for the record that the message has not become yet."""
+        """Note a DELAY, which stands for the record until the message becomes one."""
         if self.id:
             self.say_content(number, event["contents"][index])
             return
@@ -188,7 +188,7 @@ class Trail:
         return int(self.place.rpartition("/")[2])
 
     def at(self, applied: int) -> Standing | None:
-        """How it stood after a record of its log."""
+        """Return its standing after a record of its log."""
         for offset, standing in reversed(self.changes):
             if offset <= applied:
                 return standing
@@ -200,7 +200,7 @@ class Trail:
 
 
 class Process:
-    """A process, and what befell it: (first event, last event, what)."""
+    """A process, and the faults that hit it: (first event, last event, kind)."""
 
     def __init__(self) -> None:
         self.faults: list[list[Any]] = []
@@ -215,20 +215,20 @@ class Process:
         self.faults.append([number, float("inf") if lasting else number, op])
 
     def suffered(self, since: int, until: int) -> set[str]:
-        """What befell it between two events, or began before and was not over."""
+        """Return its faults between two events, including those that began earlier and were not over."""
         end = bisect_left(self.faults, [until])
         return {op for _, last, op in self.faults[:end] if last >= since}
 
 
 @dataclass(slots=True, eq=False)
 class Clock:
-    """The clock of a log: after each of its records, the record's own time, and the skew that is taken off it."""
+    """The clock of a log: its time after each record, the record's own time, and the skew subtracted from that."""
 
     offsets: array[int] = field(default_factory=lambda: array("q"))
     now_ms: array[int] = field(default_factory=lambda: array("q"))
     times_ms: array[int] = field(default_factory=lambda: array("q"))
     skews_ms: array[int] = field(default_factory=lambda: array("q"))
-    #: For each record the earliest time of it and all later ones, once it is needed: a log's clock may be set back.
+    #: For each record the earliest time of it and all later ones, once needed: a log's clock may be set back.
     _earliest_ms: array[int] | None = None
 
     def note(self, offset: int, now_ms: int, time_ms: int, skew_ms: int) -> None:
@@ -238,7 +238,7 @@ class Clock:
         self.skews_ms.append(skew_ms)
 
     def end_at(self, time_ms: int) -> int:
-        """Return where the log ended at a time, at the latest; call it when all records are noted."""
+        """Return the latest possible end of the log at a time; call it when all records are noted."""
         if self._earliest_ms is None:
             earliest = array("q", accumulate(reversed(self.times_ms), min))
             earliest.reverse()
@@ -247,7 +247,7 @@ class Clock:
         return self.offsets[index - 1] + 1 if index else 0
 
     def latest(self, since: int, until: int, time_ms: int) -> int:
-        """Return the latest time that the clock showed between two offsets, or showed when the log's time was this."""
+        """Return the latest time that the clock showed between two offsets, or when the log's time was ``time_ms``."""
         start, end = bisect_left(self.offsets, since), bisect_left(self.offsets, until)
         last_ms = time_ms - self.skews_ms[end - 1] if end and time_ms >= 0 else 0
         return max(last_ms, *self.now_ms[max(start - 1, 0) : end], 0)
@@ -318,10 +318,10 @@ class MarkersLog(Fold):
 
 
 def last_standing(trail: Trail) -> Standing | None:
-    """Return how a closed record stood when it was last open."""
+    """Return the last standing of a closed record before it was closed."""
     return next((standing for _, standing in reversed(trail.changes) if standing is not None), None)
 
 
 def events_of(trails: Iterable[Trail]) -> list[int]:
-    """Return the numbers of the events that speak of any of these."""
+    """Return the numbers of the events about any of these trails."""
     return [number for trail in trails for number in trail.events]

@@ -38,7 +38,7 @@ class Report:
     acked: int = 0
     dead: int = 0
     redelivered: int = 0
-    #: Messages that their sender or reader delayed, and cancelled ones, which were delayed or waiting for redelivery.
+    #: Messages that their sender or queue delayed, and cancelled ones, which were delayed or waiting for redelivery.
     delayed: int = 0
     cancelled: int = 0
     #: Messages whose deduplication ids were accepted before: they are dropped.
@@ -47,10 +47,10 @@ class Report:
     abandoned: int = 0
     redriven: int = 0
     lost: int = 0
-    #: Removed by retention before a consumer received them, and open in logs that stopped with an alarm.
+    #: Messages that retention removed before a consumer received them; open ones in logs that stopped with an alarm.
     expired_unread: int = 0
     stranded: int = 0
-    #: Delayed, and not due when the history ends.
+    #: Messages that are delayed past the end of the history.
     waiting: int = 0
     duplicates: int = 0
     #: Dead letters of messages that had one already, without a redrive in between.

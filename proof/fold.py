@@ -1,6 +1,6 @@
 """The naive fold of a markers partition: marker by marker and message by message.
 
-It does without heap, index, coalescing, intervals and bytes, folds one message at a time and never forgets. It is
+It uses no heap, index, coalescing, intervals or bytes, folds one message at a time and never forgets. It is
 written from docs/protocol.md and shares only the backoff's formula with the lease book: if they differ, one is wrong.
 
 A queue's backoff and max_attempts may change while messages are released, and no marker says which ones a tracker used.
@@ -21,15 +21,15 @@ Event = dict[str, Any]
 #: A message: its queue, and the name of its place. Several queues may have a message at one place.
 Key = tuple[str, str]
 
-#: max_attempts where no settings name it.
+#: max_attempts if no settings name it.
 DEFAULT_LIMIT = 5
-#: deduplication_window where no settings name it.
+#: deduplication_window if no settings name it.
 DEFAULT_WINDOW_MS = 300_000
-#: Past this a tracker's monotonic time counts (docs/protocol.md, "The log's clock").
+#: Beyond a jump of this size a tracker's monotonic time counts (docs/protocol.md, "The log's clock").
 TOLERATED_JUMP_MS = 5_000
 
 LEASED, RELEASED, REJECTED = "LEASED", "RELEASED", "REJECTED"
-#: State of a message in flight that is never redelivered, and of its end.
+#: State of an in-flight message that is never redelivered, and the fact that ends it.
 DISPATCHED, ABANDONED = "DISPATCHED", "ABANDONED"
 #: States of messages that keep their place: no tracker ever redelivers them.
 LEASED_IN_ORDER, WAITING_IN_ORDER = "LEASED_IN_ORDER", "WAITING_IN_ORDER"
@@ -37,16 +37,16 @@ LEASED_IN_ORDER, WAITING_IN_ORDER = "LEASED_IN_ORDER", "WAITING_IN_ORDER"
 EXHAUSTED = "EXHAUSTED"
 IN_ORDER = (LEASED_IN_ORDER, WAITING_IN_ORDER)
 HELD = (LEASED, DISPATCHED, LEASED_IN_ORDER)
-#: CANCELLED is a state, and the fact that ends it.
+#: CANCELLED is both a state and the fact that ends it.
 DELAYED, CANCELLED = "DELAYED", "CANCELLED"
 #: States in which a message may be rescheduled and cancelled.
 WAITING = (DELAYED, RELEASED, WAITING_IN_ORDER)
 REDELIVERED, DEAD_LETTERED, DELIVERED = "REDELIVERED", "DEAD_LETTERED", "DELIVERED"
-#: Facts, with what is counted of each.
+#: Facts, with the name of the counter of each.
 FACTS = {name: name.lower() for name in (REDELIVERED, DEAD_LETTERED, DELIVERED, CANCELLED, ABANDONED)}
 #: Facts that come with a record on the queue.
 COPIED = (REDELIVERED, DELIVERED)
-#: The low bits of an ordered message's holder that do not tell the place of its RESUME.
+#: Low bits of an ordered message's holder; the bits above them are the offset of its RESUME.
 HOLDER_BITS = 16
 
 
@@ -82,9 +82,9 @@ class Fold:
         window_ms: Callable[[str], int] = lambda queue: DEFAULT_WINDOW_MS,
     ) -> None:
         self._backoffs = backoffs
-        #: For how long an id is remembered. No history changes it.
+        #: How long a deduplication id is remembered; no history changes it.
         self._window_ms = window_ms
-        #: All that max_attempts may have been.
+        #: All values that max_attempts may have had.
         self._limits = limits
         self.applied = -1
         self.now_ms = 0
@@ -97,7 +97,7 @@ class Fold:
         #: By queue and source, a byte for each offset: whether the queue has acquired it; without a queue: whether it
         #: is a dead letter that was redriven or deleted.
         self.acquired: dict[tuple[str, str], bytearray] = {}
-        #: Number ranges that were delayed with possible repetitions, by synthetic source: first inclusive, last
+        #: Number ranges whose DELAYs may be repeated, by synthetic source: first inclusive, last
         #: exclusive. A schedule's numbers are seconds since the epoch.
         self.delayed: dict[str, list[tuple[int, int]]] = {}
         self.counts: dict[str, dict[str, int]] = {}
@@ -117,7 +117,7 @@ class Fold:
             step(self, event)
 
     def put(self, key: Key, standing: Standing) -> None:
-        """A message is open from now on, or stands differently."""
+        """Open a message, or change its standing."""
         queue, place = key
         queues = self._queues.get(place, ())
         if queue not in queues:
@@ -130,11 +130,11 @@ class Fold:
         return [(each, place) for each in (self._queues.get(place, ()) if queue == ANY_QUEUE else [queue])]
 
     def end(self, key: Key) -> bool:
-        """A message is closed; return whether it was open."""
+        """Close a message; return whether it was open."""
         return self.open.pop(key, None) is not None
 
     def tick(self, event: Event) -> None:
-        """The tracker's clock: where the log's differs by too much, this one counts."""
+        """Apply the tracker's clock, which counts if the log's differs by too much."""
         holder, monotonic_ms = event["holder"], event["monotonic_ms"]
         anchor_holder, anchor_now_ms, anchor_monotonic_ms = self.anchor
         if anchor_holder == holder:
@@ -177,7 +177,7 @@ class Fold:
             self._count(queue, name)
 
     def _resume(self, event: Event) -> None:
-        """Records before the first one that a consumer can read are gone: their messages are redelivered."""
+        """Records before the first one that a consumer can read are gone, so their messages will be redelivered."""
         for key, standing in list(self.open.items()) if event["onwards"] else ():
             queue, place = key
             source, _, offset = place.rpartition("/")
@@ -221,7 +221,7 @@ class Fold:
         return f"{self.applied:016x}" if self.applied else ""
 
     def drop(self, key: Key) -> None:
-        """A message is a duplicate: its id was accepted before."""
+        """Drop a duplicate, a message whose deduplication id was accepted before."""
 
     def _discard(self, event: Event) -> None:
         known = self.acquired.setdefault(("", event["source"]), bytearray())
@@ -233,7 +233,7 @@ class Fold:
         self._settle(event, known)
 
     def _settle(self, event: Event, known: bytearray) -> None:
-        """Dead letters are taken once: these, and no others."""
+        """Mark these dead letters as settled, and no others between them."""
         for offset in event["offsets"]:
             _mark(known, offset, offset + 1)
 
@@ -262,7 +262,7 @@ class Fold:
             self.ask((event["queue"], f"{event['source']}/{offset}"), event, in_time=False)
 
     def _is_movable(self, key: Key) -> bool:
-        """Whether a message waits, in order only if it blocks its line."""
+        """Whether a message waits; an ordered one counts only if it blocks its line."""
         standing = self.open.get(key)
         if standing is None:
             return False
@@ -292,7 +292,7 @@ class Fold:
     def _fact(self, event: Event) -> None:
         queue, source, offsets = event["queue"], event["source"], event["offsets"]
         if "WITHDRAWN" in event["causes"]:
-            # By a schedule that says something else now; what it says may be what it said before.
+            # The schedule was changed; if it is changed back, it delays the same numbers again.
             self.delayed.pop(source, None)
             self._count(queue, "cancelled", sum([self.end((queue, f"{source}/{offset}")) for offset in offsets]))
             return
@@ -330,7 +330,7 @@ class Fold:
                 continue
             self._count(standing.queue, "released")
             delays_ms = [max(delay_ms, 0)] if delay_ms != BACKOFF else self._delays_ms(key, standing)
-            # After the last attempt it is a dead letter, at once.
+            # After the last attempt it becomes a dead letter at once.
             last = [event["counted"] and standing.attempt >= limit for limit in self._limits(standing.queue)]
             if delay_ms >= BLOCKED_MS:
                 # It blocks its line instead.
@@ -367,7 +367,7 @@ class Fold:
 
 
 def _is_taken(standing: Standing, state: str, holder: str, attempt: int, in_order: bool) -> bool:
-    """Whether an ACQUIRE that gives this state takes an open message over; none delays one in order."""
+    """Whether an ACQUIRE with this state takes over an open message; none delays an ordered one."""
     if standing.state not in IN_ORDER:
         # A RESUME takes the order from messages whose records are gone, and leaves them uncounted.
         return standing.state == LEASED and (standing.counted or not in_order)

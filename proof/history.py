@@ -8,30 +8,30 @@ the id of the message that it began; a log is named ``topic/partition``.
 =============  ======================================================================================================
 op             fields, and writer
 =============  ======================================================================================================
-``send``       ``message`` (its sender's name for it), ``queue``, ``content``; ``topic`` where queues name one;
-               ``record`` when ok: of a message that is delayed its identity, which names no record. A producer
-``acquire``    ``holder``, ``queue``, ``source``, ``offsets``; when it is over ``took_ms``. A consumer, as all down to
-               ``hang``
+``send``       ``message`` (its sender's name for it), ``queue``, ``content``; ``topic`` if queues name it;
+               ``record`` when ok (for a delayed message its identity, which names no record). A producer
+``acquire``    ``holder``, ``queue``, ``source``, ``offsets``; ``took_ms`` when it is over. A consumer, as for all rows
+               down to ``hang``
 ``commit``     the same
 ``deliver``    ``group``, ``holder``, ``record``, ``queue``, ``attempt``, ``content``: delivered to a handler; if known
                also ``log_end``, where the record's markers log ended then, and ``time_ms``, that log's time
 ``ack``        ``holder``, ``queue``, ``source``, ``offsets``, ``took_ms``; ``lost``: offsets for which it raised
-               LeaseLost. So with ``release``, ``reject``, ``renew`` and ``dispatch``
-``cancel``     ``holder``, ``queue`` (empty: of any queue), ``source``, ``offsets``; when ok ``outcomes``, of each DONE
-               or TOO_LATE. Any client; so with ``reschedule``
+               LeaseLost. Likewise ``release``, ``reject``, ``renew`` and ``dispatch``
+``cancel``     ``holder``, ``queue`` (empty: of any queue), ``source``, ``offsets``; ``outcomes`` when ok: DONE or
+               TOO_LATE for each. Any client; likewise ``reschedule``
 ``redrive``    ``source``, ``offsets``: a request to redrive these dead letters. Any client
 ``hang``       ``queue``, ``record``: its handler will not return within its lease, which is not renewed
 ``skipped``    ``source``, ``start``, ``end``: records that retention removed before they were read
 ``own``        ``holder``, ``log``, ``fenced_at``: a tracker has fenced its predecessor when the log ended there;
-               ``position``: where it begins to read, if it begins
-``settings``   ``version``; a tracker goes by that version from now on. From the queues topic itself: with ``queues``,
+               ``position``: where it starts to read, if it does
+``settings``   ``version``; a tracker uses that version from now on. From the queues topic itself also ``queues``:
                the settings of each by name (``*``: of all others)
 ``fire``       ``holder``, ``queue``, ``source``, ``offset``, ``kind``, ``attempt``, ``cause``, ``log``, ``applied``,
                ``tick`` (offset of the TICK): what a tracker decides before it writes
 ``halt``       ``log``, ``reason``: a tracker stops that partition with an alarm
-``record``     a messages topic's record: ``offset``, ``time_ms``, ``queue``, ``content``, ``size``; of a copy ``id``,
-               ``attempt``, ``first_sent_ms``, ``error``; ``deliver_at_ms`` where its sender says so; ``line`` if it
-               has an ordering key. ``fail``: of an aborted transaction. ``process`` is the log. Of a topic that several
+``record``     a messages topic's record: ``offset``, ``time_ms``, ``queue``, ``content``, ``size``; for a copy ``id``,
+               ``attempt``, ``first_sent_ms``, ``error``; ``deliver_at_ms`` if its sender set it; ``line`` if it
+               has an ordering key. ``fail``: of an aborted transaction. ``process`` is the log. In a topic that several
                queues name, each record has an event for each queue
 ``dead``       a dead letter: the same, and ``origin``, ``reason``
 ``note``       a note on dead letters: ``offsets`` of those that are settled, what they ``became``
@@ -140,11 +140,11 @@ def _read(path: Path) -> Iterator[Event]:
             yield event
 
 
-# --- what the logs say ------------------------------------------------------------------------------------------------
+# --- events in the logs -----------------------------------------------------------------------------------------------
 
 
 def holder_name(holder: int) -> str:
-    """Return a holder's id as text: JSON's numbers have only 53 bits everywhere."""
+    """Return a holder's id as text, because many JSON parsers keep only 53 bits of a number."""
     return f"{holder:016x}"
 
 
@@ -193,7 +193,7 @@ def record(
 
 
 def _ordering_key(queue: str, key: bytes | None, headers: Headers) -> bytes | None:
-    """Return the ordering key: of the shared topic from a header, of a queue's own topic the record's key."""
+    """Return the ordering key: from a header in the shared topic, from the record's key in a queue's own topic."""
     for name, header in headers:
         if name == ORDERING_KEY_HEADER:
             return header
@@ -281,7 +281,7 @@ def _deduplication_id(payload: Payload) -> str:
 
 
 def _id(payload: Payload) -> str:
-    """Return the id of a message that has one: the record of a dead letter has."""
+    """Return a message's id, which the record of a dead letter contains; "" otherwise."""
     return next((value.decode() for name, value in payload.headers if name == ID_HEADER and value), "")
 
 

@@ -2,7 +2,7 @@
 
 A line has the records of one ordering key in one source. A record without a key is a line of its own. A delivery is
 judged by the markers log at that moment, if the history says where the log ended then, or what its time was. Otherwise
-it is judged by what clients had asked for, which is weaker: an outcome is asked for before it is durable.
+it is judged by what clients had requested, which is weaker: an outcome is requested before it is durable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from proof.fold import (
 
 _LEASED = (LEASED, LEASED_IN_ORDER)
 _IN_PLACE = (*_LEASED, WAITING_IN_ORDER)
-#: What happens to a clock.
+#: Faults of a clock.
 _CLOCKS = {"clock", "step"}
 
 
@@ -61,7 +61,7 @@ def judge_lines(evidence: Evidence) -> None:
 
 
 class _Line:
-    """One line, by offset."""
+    """One line, with its records in the order of their offsets."""
 
     def __init__(self, evidence: Evidence, trails: Sequence[Trail]) -> None:
         self._evidence = evidence
@@ -112,17 +112,17 @@ class _Line:
                 self._find("order", text, [*trail.events, *moment.trail.events])
 
     def _judge_requests(self, delivery: Delivery, index: int) -> None:
-        """Judge a delivery of which only the event is known."""
+        """Judge a delivery by the requests before it, because the end of the log at that moment is unknown."""
         for trail in self._trails[:index]:
             asked_at = inf if trail.finish_at is None else trail.finish_at
-            # Of an end that no client asked for it is not known when that was.
+            # The moment of an end that no client requested is unknown.
             unknown = trail.finish_at is None and _ended_at(trail) < inf
             if asked_at > delivery.number and not unknown and not self._excuse(trail, delivery, None):
                 text = f"{self._trails[index]}: delivered before the end of {trail} was asked for"
                 self._find("order", text, [*trail.events, *self._trails[index].events])
 
     def _excuse(self, trail: Trail, delivery: Delivery, end: int | None) -> bool:
-        """Whether an earlier message that has not ended holds up nothing."""
+        """Whether a delivery need not wait for an earlier message that has not ended."""
         known = bool(trail.changes) and (end is None or trail.changes[0][0] < end)
         # Open messages whose records are gone are redelivered behind all others.
         return self._is_gone(trail, delivery) or not (known or trail.committed)
@@ -135,7 +135,7 @@ class _Line:
     # --- exclusion ----------------------------------------------------------------------------------------------------
 
     def _judge_exclusion(self, moments: Sequence[_Moment]) -> None:
-        """While a message is in flight, none of its line is delivered."""
+        """Judge that no message of the line is delivered while one is in flight."""
         in_flight: list[_Moment] = []
         for moment in moments:
             in_flight = [each for each in in_flight if not self._is_over(each, moment)]
@@ -151,7 +151,7 @@ class _Line:
         return _held(moment.trail, moment.delivery.holder, moment.end) is not None
 
     def _is_over(self, former: _Moment, now: _Moment) -> bool:
-        """Whether a delivered message has ended or was released, or its lease was over, when another was delivered."""
+        """Whether a delivered message had ended or been released, or its lease was over, when another was delivered."""
         trail, holder = former.trail, former.delivery.holder
         log, standing = self._log(trail), _held(trail, holder, former.end)
         if log is None or standing is None or self._is_lost(former, now) or self._is_gone(trail, now.delivery):
@@ -166,14 +166,14 @@ class _Line:
             if log.clock.latest(since, offset + 1, -1) >= due_ms or standing is None:
                 return True
             if standing.state not in _LEASED and (gave_up or standing.state != WAITING_IN_ORDER):
-                # Not if an earlier release of its holder came late.
+                # WAITING_IN_ORDER without a request comes from an earlier release of its holder, written late.
                 return True
             if standing.holder == holder and standing.state in _LEASED:
                 due_ms, since = standing.due_ms, offset
         return log.clock.latest(since, now.end, now.delivery.time_ms) >= due_ms
 
     def _is_lost(self, former: _Moment, now: _Moment) -> bool:
-        """Whether the same process delivers the same message again: by its own clock the lease was over.
+        """Whether the same process delivers the same message again, because its own clock says that the lease is over.
 
         A RENEW of unknown outcome may have made the lease longer in the log.
         """
@@ -199,7 +199,7 @@ def _is_clock_wrong(evidence: Evidence, trail: Trail, delivery: Delivery) -> boo
 
 
 def _ended_at(trail: Trail) -> float:
-    """Return where its line could continue: at an end, a reject, or a release that is its last."""
+    """Return the offset from which its line could continue: of its end, its reject, or its last release."""
     for offset, standing in trail.changes:
         if standing is None or standing.state not in _IN_PLACE:
             return offset
@@ -214,13 +214,13 @@ def _is_cancelled(trail: Trail, end: int) -> bool:
 
 
 def _held(trail: Trail, holder: str, end: int) -> Standing | None:
-    """Return how a message stood before an offset, if this holder had it."""
+    """Return a message's standing before an offset if this holder had leased it."""
     standing = trail.at(end - 1)
     return standing if standing is not None and standing.state in _LEASED and standing.holder == holder else None
 
 
 def _judge_places(evidence: Evidence, lines: Mapping[tuple[str, str, str], Sequence[Trail]]) -> None:
-    """Copies belong to the partition of their ordering key, at least if their senders have used only one."""
+    """Judge that copies are in the partition of their ordering key, if its senders have used only one."""
     sources: dict[tuple[str, str, str], set[str]] = {}
     for (queue, source, line), trails in lines.items():
         if any(trail.began for trail in trails):
@@ -240,7 +240,7 @@ def _topic(source: str) -> str:
 
 
 def _judge_copies(evidence: Evidence, trail: Trail) -> None:
-    """A message is redelivered in its place, unless its record is not in the source any more."""
+    """Judge that a message is redelivered in its place unless its record is no longer in the source."""
     for fact in trail.facts:
         early = trail.deliver_at_ms is not None or trail.redriven or is_synthetic(trail.place)
         delayed = fact.kind == DELIVERED and early
@@ -255,7 +255,7 @@ def _judge_copies(evidence: Evidence, trail: Trail) -> None:
 
 
 def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
-    """Each delivery in place is another attempt, unless the one before was released without counting."""
+    """Judge that each delivery in place is another attempt, unless a release that does not count came before."""
     for former, delivery in _pairs(trail):
         again = _released(trail, former, delivery)
         # A release of a message that a former holder has acknowledged meanwhile changes nothing in the log.
@@ -281,7 +281,7 @@ def _pairs(trail: Trail) -> Iterator[tuple[Delivery, Delivery]]:
 
 
 def _released(trail: Trail, former: Delivery, delivery: Delivery) -> Standing | None:
-    """Return how a delivered message stood after its holder had released it, before its next delivery."""
+    """Return a delivered message's standing after its holder released it and before its next delivery."""
     before: Standing | None = None
     for offset, standing in trail.changes:
         if delivery.log_end is not None and offset >= delivery.log_end:
@@ -299,7 +299,7 @@ def _gave_up(trail: Trail, former: Delivery, until: Delivery) -> bool:
 
 
 def redelivered_in_place(evidence: Evidence, trail: Trail) -> tuple[int, list[Why]]:
-    """Return how many deliveries followed on a release, and the causes of others."""
+    """Return how many deliveries followed a release, and the causes of the others."""
     asked, causes = 0, list[Why]()
     if trail.queue not in evidence.ordered:
         return asked, causes
@@ -328,13 +328,13 @@ def _why(evidence: Evidence, trail: Trail, former: Delivery, delivery: Delivery)
 
 
 def is_resumed(evidence: Evidence, trail: Trail, fact: Fact) -> bool:
-    """Whether a consumer reads on after a record, which is not in the source any more."""
+    """Whether a consumer resumed after a record, which is no longer in the source."""
     resumes = evidence.resumes.get((trail.queue, trail.source), ())
     return any(at < fact.offset and start > trail.offset for at, start in resumes)
 
 
 def is_stranded(evidence: Evidence, trail: Trail, standing: Standing | None) -> bool:
-    """Whether a message waits for what did not happen: its tracker has stopped, or its record is gone.
+    """Whether a message waits in vain: its tracker has stopped, or its record is gone.
 
     A message in order whose record is gone is redelivered when a consumer resumes its source at a later record.
     """

@@ -1,4 +1,4 @@
-"""Which records are of one message: the record that began it, its redeliveries, and its redriven dead letters."""
+"""Groups records by message: the record that began it, its redeliveries, and its redriven dead letters."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Sends:
 
 
 def _judge_order(report: Report, places: Mapping[str, Sequence[Trail]], calls: Iterable[Send]) -> None:
-    """The records of an ordering key are in the order in which their sender called."""
+    """Judge that the records of an ordering key are in the order of their sender's calls."""
     newest: dict[tuple[str, str, str, str], Trail] = {}
     for call in sorted(calls, key=lambda each: each.numbers[0]):
         for trail in places.get(call.record, ()):

@@ -1,7 +1,7 @@
 """Whether a tracker was right to send a copy: judged by what it had read, message by message.
 
-With the tracker's own ``fire`` events it is exact: what it had read is known. A fact that stands in the log without one
-is judged by the log alone: at some TICK of the tracker's own, before the fact, the message must have been open and due.
+With the tracker's own ``fire`` events the judgement is exact, because they say what it had read. Facts are judged by
+the log alone: at some TICK of the same tracker, before the fact, the message must have been open and due.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def judge_decision(report: Report, trail: Trail, fire: Decision, log: MarkersLog
 
 
 def decided_on(trail: Trail, fact: Fact, log: MarkersLog) -> tuple[Standing, int] | None:
-    """Return how a message stood when a tracker found it due, and the offset before which that must have been.
+    """Return a message's standing when a tracker found it due, and the offset before which that must have been.
 
-    Later markers, also later TICKs, may stand before the fact in the log: of all moments at which it was due, the last
-    one that fits the fact's cause.
+    The log may contain later markers and TICKs before the fact. So of all moments at which the message was due, the
+    last one that fits the fact's cause counts.
     """
     ticks = log.ticks.get(fact.holder)
     until = fact.offset
@@ -138,7 +138,7 @@ def _judge_ending(
     limits: Collection[int],
     place: tuple[str, list[int]],
 ) -> None:
-    """``limits``: what max_attempts may have been for this tracker."""
+    """Judge the end that a tracker chose; ``limits``: the values that max_attempts may have had for it."""
     where, events = place
     kind, attempt, cause = found
     if (kind == CANCELLED) != (standing.state == CANCELLED):
