@@ -1,4 +1,4 @@
-"""The real Apache Kafka as a child process: one node, KRaft, nothing to install by hand.
+"""Real Apache Kafka as a child process: one node, KRaft, nothing to install by hand.
 
 `marq` itself never imports this package: it serves `make`, the demo, the benchmarks and the tests.
 """

@@ -1,7 +1,7 @@
-"""Downloads for the broker: Kafka's jars, from the Maven repository that the user's tools are set up for, and tools.
+"""Downloads for the broker: tools, and Kafka's jars from the Maven repository that the user's tools are set up for.
 
 A list of SHA-256 sums names the jars, so nothing is resolved: every artifact is requested by its exact version, without
-dependencies. A directory in the cache has them, and every start checks the sums (0.05 s). Three ways to fetch jars are
+dependencies. They are kept in the cache, and every start checks the sums (0.05 s). Three ways to fetch jars are
 tried: Maven; a downloader from the Python registry (maven-artifact); Maven from the system's package manager.
 """
 
@@ -102,7 +102,7 @@ _MANAGERS = {
 
 
 def system_manager() -> str | None:
-    """Return apt-get, dnf or apk if this process may use it: only root does, because set-up asks for no password."""
+    """Return apt-get, dnf or apk if this process may use it: only root may, because set-up asks for no password."""
     return next((name for name in _MANAGERS if shutil.which(name)), None) if os.geteuid() == 0 else None
 
 

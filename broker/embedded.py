@@ -31,7 +31,7 @@ class EmbeddedBroker:
 
     Args:
         data_directory: kept after `close()` (default: a temporary one).
-        address: host:port (default: a free port, chosen once and kept over restarts).
+        address: host:port (default: a free port, chosen once and kept across restarts).
         properties: on top of the broker's own settings.
         security: listeners with SASL and TLS, users and ACLs; the plain listener is then the administrator's.
         membership: makes it a node of a cluster, which is ready only when most of its nodes run.
@@ -108,9 +108,9 @@ class EmbeddedBroker:
         return self._process is not None and self._process.running
 
     def start(self, limit_seconds: float = START_LIMIT_SECONDS) -> Self:
-        """Start the broker and return when it takes topics; does nothing if it runs.
+        """Start the broker and return when topics can be created; does nothing if it runs.
 
-        Raises BrokerError: no Java, no jars, port taken, no room, or not ready within `limit_seconds`.
+        Raises BrokerError: no Java, no jars, port taken, disk full, or not ready within `limit_seconds`.
         """
         if self.running:
             return self
@@ -153,7 +153,7 @@ class EmbeddedBroker:
         self._process.pause()
 
     def resume(self) -> None:
-        """SIGCONT after `pause()`; does nothing else."""
+        """SIGCONT after `pause()`; otherwise does nothing."""
         if self._process is not None:
             self._process.resume()
 
@@ -190,7 +190,7 @@ class EmbeddedBroker:
         return [
             str(runtime.path),
             f"-Xmx{heap}",
-            # The steadiest on two cores; the serial one falls to a third while it collects the old generation.
+            # The steadiest on two cores; throughput with the serial one falls to a third in old-generation collections.
             "-XX:+UseParallelGC",
             *flags,
             f"-Dlog4j2.configurationFile={LOG_SETTINGS}",

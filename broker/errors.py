@@ -64,7 +64,7 @@ def not_ready(exit_code: int | None, limit_seconds: float) -> str:
 
 
 def explain(what: str, log: str, *, directory: Path, address: str) -> str:
-    """Return what happened, why, what to do, and the end of the log; the cause may stand anywhere in the log."""
+    """Return what happened, why, what to do, and the end of the log; the cause may be anywhere in the log."""
     cause = next((means for printed, means in _CAUSES if printed in log), "see the end of its log")
     return f"{what}; {cause.format(directory=directory, address=address)}\n{end(log)}"
 

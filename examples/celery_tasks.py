@@ -19,7 +19,7 @@ app.conf.update(
     # Longer than any task takes, together with the prefetched tasks before it.
     broker_transport_options={"is_secure": False, "region": "us-east-1", "visibility_timeout": 600},
     worker_prefetch_multiplier=1,
-    # They need broadcasts, which SQS has not.
+    # They need broadcasts, which SQS does not have.
     worker_enable_remote_control=False,
     broker_connection_retry_on_startup=True,
 )

@@ -1,6 +1,6 @@
 """Changes of several orders, one of which fails twice: ``python -m examples.ordered QUEUE``.
 
-The changes to an order are handled one after the other, and a failed one keeps its place. The other orders go on.
+The changes to an order are handled one after the other, and a failed one keeps its place. The other orders continue.
 """
 # ruff: noqa: T201 - printing is what an example is for
 

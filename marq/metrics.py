@@ -24,7 +24,7 @@ try:
 except ImportError as error:
     raise ImportError("marq.metrics needs prometheus-client: pip install 'marq[metrics]'") from error
 
-#: Upper ends of the buckets of both histograms, in seconds.
+#: Upper bounds of the buckets of both histograms, in seconds.
 BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
 

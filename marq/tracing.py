@@ -31,14 +31,14 @@ try:
 except ImportError as error:
     raise ImportError("marq.tracing needs OpenTelemetry: pip install 'marq[otel]'") from error
 
-#: Messages of a batch to whose senders a span is linked.
+#: Limit of the messages of a batch to whose senders a span is linked.
 MAX_LINKS = 128
 
 _Attributes = dict[str, str | int | float]
 #: The calls that end the wrapping; empty: nothing is instrumented.
 _wrapped: list[Callable[[], None]] = []
 _tracer: Tracer = trace.NoOpTracer()
-#: Spans of ``async with message`` that are open, by the message's identity; None: it is in a handler, which has one.
+#: Open spans of ``async with message``, by the message's identity; None: a handler has it, and a span of its own.
 _blocks: dict[int, Any] = {}
 
 
@@ -141,7 +141,7 @@ def _surround(original: Any) -> Any:
 
 
 async def _processed(work: Message | list[Message], call_next: Callable[[Any], Awaitable[Any]]) -> None:
-    """The middleware of all handlers, also of those that take lists."""
+    """Middleware of all handlers, including those that take lists."""
     if isinstance(work, list):
         with _process(work):
             await call_next(work)
@@ -149,7 +149,7 @@ async def _processed(work: Message | list[Message], call_next: Callable[[Any], A
     with _process([work]), _in_handler(work):
         await call_next(work)
         if work._offset not in work._held.decided:
-            # What follows the return of a handler, a moment before.
+            # The ack that follows the return of a handler, done a moment earlier so that it has a span.
             with _span("ack", "settle", work.queue, SpanKind.CLIENT, _of(work)):
                 settlement.ack(work)
 
@@ -196,7 +196,7 @@ def _exit(original: Any) -> Any:
 
 @contextmanager
 def _process(messages: Sequence[Message]) -> Iterator[Span]:
-    """A span of the work on messages: of one in the trace of its sender, unless there is a span already."""
+    """Open a span for the work on messages; a single one continues its sender's trace unless a span is open already."""
     queues = {message.queue for message in messages}
     attributes: _Attributes = {"messaging.batch.message_count": len(messages)}
     parent = None
@@ -224,7 +224,7 @@ def _settle(name: str) -> Callable[[Any], Any]:
 
 
 def _fail(original: Any) -> Any:
-    """What follows an exception: a release, or a reject where the exception or the queue's rules want that."""
+    """Trace what follows an exception: a release, or a reject if the exception or the queue's rules require one."""
 
     def fail(message: Message, error: BaseException, *more: Any) -> None:
         held = message._held
@@ -265,7 +265,7 @@ def _span(
     links: Sequence[Link] = (),
     parent: contexts.Context | None = None,
 ) -> Iterator[Span]:
-    """A span that is current until its end, and says which error ended it, but not with which text."""
+    """Open a span that is current until its end and records the class of an error, but not the text."""
     destination = queue if isinstance(queue, str) else ""
     with _tracer.start_as_current_span(
         f"{operation} {destination}".rstrip(),
@@ -321,12 +321,12 @@ def _links(messages: Sequence[Message]) -> list[Link]:
 
 
 def _context(message: Message) -> contexts.Context:
-    """Return the context in which a message was sent, an empty one where that is not known."""
+    """Return the context in which a message was sent, an empty one if it is unknown."""
     carrier = {name: value.decode("utf-8", "replace") for name, value in message.headers.items() if value is not None}
     return propagate.extract(carrier, context=contexts.Context())
 
 
-#: By the point, what makes the method that takes the place of its method.
+#: By hook point, the function that wraps its method.
 _POINTS: dict[str, Callable[[Any], Any]] = {
     "send": _send,
     "send_many": _send_many,

@@ -14,7 +14,7 @@ import click
 
 from marq_worker.app import commands
 
-#: Exit code after Ctrl-C, as of a shell.
+#: Exit code after Ctrl-C, as in a shell.
 INTERRUPTED = 130
 SHELLS = click.Choice(["bash", "zsh", "fish"])
 Function = TypeVar("Function", bound=Callable[..., Any])

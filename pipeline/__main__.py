@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 if not __package__:
-    # Run as a file: its directory would come first and hide packages with the names of its modules.
+    # When run as a file, its directory comes first on the path and hides packages with the names of its modules.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from pipeline.cli import main

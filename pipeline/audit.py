@@ -1,6 +1,6 @@
 """The audit of a lifecycle: for each queue, the messages that were sent and how they ended.
 
-This equation must hold, message by message and so in sum::
+This equation must hold for each message, and therefore in total::
 
     sent + acked_and_dead =
         acked + dead + open + delayed + cancelled + deduplicated + abandoned + expired_unread + lost
@@ -74,7 +74,7 @@ def judged(messages: DataFrame, handled: DataFrame | None = None) -> DataFrame:
         "sent_at",
         "id",
         "state",
-        # Also of acked messages, of which a redelivery may be leased.
+        # Also true of an acked message if a redelivery of it is still leased.
         F.coalesce("open", F.lit(False)).alias("unfinished"),
         F.col("differences").alias("why"),
         F.col("pending").alias("may_be"),

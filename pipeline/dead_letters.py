@@ -1,7 +1,7 @@
 """Dead letters as rows, their selection by SQL, and the markers that redrive or delete them.
 
 ``marq.core`` defines what a dead letter contains, which markers settle it and what a note means; this module applies
-that to DataFrames. Trackers take each place of the dead-letter topic once. So markers may be written twice, by a
+that to DataFrames. Trackers accept each place of the dead-letter topic once. So markers may be written twice, by a
 retried task or by another client at the same time.
 """
 
@@ -130,7 +130,7 @@ def _problem(error: Exception) -> str:
     if condition == "DATATYPE_MISMATCH.FILTER_NOT_BOOLEAN":
         kind = details.get("type", "").strip('"').lower()
         return f"it is of type {kind}, but it must be true or false, such as \"reason LIKE '%timeout%'\""
-    # Without the class before Spark's own message, its condition, and the state after it.
+    # Spark's own message, without the class and the error condition before it and the state after it.
     text = sentence(error).rpartition("Exception: ")[2]
     text = text.partition("] ")[2].partition(" SQLSTATE")[0].rstrip(". ") or text
     return f"it is not a valid SQL expression ({text})" if condition.startswith("PARSE_") else text

@@ -1,4 +1,4 @@
-"""The end of each record: from its parts to its delivery, and to what its message must know of it.
+"""The end of each record, computed from its parts: its delivery, and the columns that its message needs.
 
 A record is *opened* by the first ACQUIRE or DELAY that names it, and *closed* by the first ACK or fact after that;
 later markers change nothing (docs/protocol.md, The tracker's state machine).
@@ -20,7 +20,7 @@ from pipeline.tables import LAST_MS, columns
 #: {topic: {partition: offset}}, with partitions as text.
 Offsets = Mapping[str, Mapping[str, int]]
 
-#: A due row is overdue if its tracker was active this much later.
+#: A row is overdue if its tracker was active this long after it was due.
 OVERDUE = "INTERVAL 10 MINUTES"
 
 #: The elements of a message's ``deliveries``.
@@ -85,7 +85,7 @@ class Cut:
 
 
 def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
-    """Return one row for each record: the ``id`` of its message, its ``delivery``, and what its state follows from."""
+    """Return one row for each record: the ``id`` of its message, its ``delivery``, and columns for its state."""
     rows = parts.join(F.broadcast(cut.reading), ["queue", "topic", "partition"], "left")
     rows = rows.join(F.broadcast(cut.clocks), "log_partition", "left")
     rows = rows.join(F.broadcast(_bounds(parts.sparkSession, cut)), ["topic", "partition"], "left")
@@ -136,7 +136,7 @@ def _opened(rows: DataFrame, cut: Cut) -> DataFrame:
 
 
 def _held(rows: DataFrame) -> DataFrame:
-    """Add the consumer that held it, until when, and that consumer's markers."""
+    """Add the consumer that leased it, until when, and that consumer's markers."""
     last, first = F.col("acquired_last"), F.col("acquired")
     # An ACQUIRE after the end has no effect.
     names = PARTS["acquired_last"].dataType.names
@@ -290,7 +290,7 @@ def _skipped() -> Column:
 
 
 def _passed_over() -> Column:
-    """Return whether its queue read it or later records, and did not acquire it."""
+    """Return whether its queue read it or later records, but did not acquire it."""
     behind = F.exists("runs", lambda run: F.col("offset") < run[0]) & (F.col("offset") >= F.col("begin_offset"))
     return _within() | F.coalesce(behind, F.lit(False))
 

@@ -1,6 +1,6 @@
 """From Kafka's topics to tables, each record once.
 
-There are three streams, in this order: markers, messages, dead letters. A fact among the markers is in one transaction
+There are three streams, in this order: markers, messages, dead letters. A tracker writes each fact in one transaction
 with the redelivery or dead letter that it reports. So a round that reads the markers to some end, and then the other
 topics to their ends, has the record of each fact, unless an open transaction holds the readers of a topic back. The
 round's commit records which partitions were held back. *In the opposite order* every running system would seem to lose
@@ -45,7 +45,7 @@ _START_OVER = "Start over with an empty data directory (--data)"
 
 @dataclass(frozen=True)
 class Stream:
-    """What a stream reads, and how: ``rows`` makes rows of records, ``day_of`` is the time that dates them."""
+    """What a stream reads, and how: ``rows`` turns records into rows, ``day_of`` is the time that dates them."""
 
     name: str
     topics: list[str]
@@ -170,7 +170,7 @@ class Ingest:
         return history
 
     def _subscriptions(self, history: History, existing: Collection[str]) -> list[Subscription]:
-        """Return all subscriptions, those that earlier rounds found included: compaction removes former settings."""
+        """Return all subscriptions, also those of earlier rounds, because compaction removes former settings."""
         last = self._lake.last_commit(ROUNDS) or {"subscriptions": []}
         before = {(each["queue"], each["topic"]): each["since"] for each in last["subscriptions"]}
         pairs = {pair for pair in history.pairs if self._connection.names.is_senders_topic(pair[1])} | before.keys()
@@ -208,7 +208,7 @@ class Ingest:
             try:
                 self._take(stream, batch, number, begins)
             except Exception as error:
-                # Spark would embed its text in other messages.
+                # Spark would embed the error's text in other messages.
                 failures.append(error)
                 raise
 

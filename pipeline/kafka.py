@@ -64,7 +64,7 @@ class Connection:
         return cls(servers, settings.names, _security(settings, environment))
 
     def options(self) -> dict[str, str]:
-        """Return options for ``spark.read.format("kafka")`` and its kin."""
+        """Return options for ``spark.read.format("kafka")`` and its streaming counterpart."""
         return {f"kafka.{name}": value for name, value in self.client().items()}
 
     def client(self) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 A *line* has the records of one key of a queue in one partition, by offset. A consumer delivers a record only when the
 ends of all earlier ones of its line are in the log. All markers of a partition are in one markers partition, so their
-positions tell. The markers do not show when a record was delivered, but its ACK, REJECT or counted RELEASE came later.
-So a difference is certain, and a wrong order that leaves no such trace is not found.
+positions show the order. The markers do not show when a record was delivered, but its ACK, REJECT or counted RELEASE
+came later. So every difference is real, but a wrong order that leaves no such trace is not found.
 """
 
 from __future__ import annotations

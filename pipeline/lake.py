@@ -158,7 +158,7 @@ class Lake:
         """Return the rows in some directories; columns that their files lack are null."""
         if not places:
             return self._spark.createDataFrame([], schema)
-        # The parts of a table are in directories of several kinds, whose names become columns of all.
+        # The parts of a table are in directories of several kinds, whose names become columns in all rows.
         root = places[0].partition("/")[0]
         reader = self._spark.read.schema(schema).option("basePath", f"{self.path}/{root}")
         return reader.parquet(*[f"{self.path}/{place}" for place in places])

@@ -17,7 +17,7 @@ from pipeline.deliveries import DELIVERY, Cut, deliveries
 from pipeline.record_parts import PLACE
 from pipeline.tables import columns
 
-#: A copy that was sent this shortly before the end of the markers may be ahead of its fact.
+#: A copy that was sent less than this before the end of the markers may be ahead of its fact.
 AHEAD = "INTERVAL 30 SECONDS"
 
 _TEXTS = ArrayType(StringType())

@@ -219,7 +219,7 @@ class Run:
         return replaced
 
     def _read_before(self, places: DataFrame) -> bool:
-        """Return whether earlier runs have read records of subscriptions at some places."""
+        """Return whether earlier runs have read any of these places that belong to subscriptions."""
         places = places.where(F.col("subscription") != "")
         if places.isEmpty():
             return False
@@ -258,7 +258,7 @@ class Run:
             "open": open_,
             "places": [*closed, *([open_] if open_ else [])],
             "schema": StructType([*LIFECYCLE.fields, StructField("date", DateType())]).jsonValue(),
-            # Readers of the former commit have until the next run.
+            # Readers of the former commit may use these until the next run.
             "garbage": [*replaced, *([self._before["open"]] if self._before["open"] else [])],
         }
         self._lake.publish(TABLE, self._number, staged, commit)
@@ -302,7 +302,7 @@ def _matching(closed: DataFrame, strange: DataFrame, subscriptions: Subscription
     """Return closed messages with the id or with a record of a message that is not known."""
     records, places = _places(closed, subscriptions).alias("closed"), _places(strange, subscriptions).alias("strange")
     same_place = reduce(and_, [F.col(f"closed.{name}") == F.col(f"strange.{name}") for name in PLACE])
-    # An ACK of several queues whose holder is not known yet may be of any of them.
+    # An ACK that may be of several queues, and whose holder is not known yet, may be of any of them.
     ours = F.col("strange.subscription").isin("", F.col("closed.subscription"))
     by_record = records.join(F.broadcast(places), same_place & ours, "left_semi").select(*_MESSAGE)
     messages = by_record.union(strange.select(*_MESSAGE)).distinct()

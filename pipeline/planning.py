@@ -249,7 +249,7 @@ class _Model:
         segments = min(values["partitions"] * _c("segment"), values["rows"] * row * 7 * _DAY_S)
         # Half of the other rows may be outdated.
         values["changelog_disk"] = (2 * values["open"] * row + segments) * replication
-        # They have no retention.
+        # Dead letters have no retention.
         dead = self._total(lambda p: p.dead_share * (_record_bytes(p) + 2 * headers))
         values["dead_letters_disk"] = dead * DEAD_LETTERS_DAYS * _DAY_S * replication
 

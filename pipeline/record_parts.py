@@ -103,7 +103,7 @@ def of_markers(markers: DataFrame) -> DataFrame:
     rows = about_records.withColumn("pos", pos).withColumnRenamed("logged_at", "at")
     kind = F.col("kind")
     columns = {
-        # An ACK may be of several queues, and in other kinds a client may name a wrong one. A subscription is a queue.
+        # An ACK may name no queue, and other markers of clients a wrong one; ``subscription`` is the right one.
         "queue": F.when(kind.isin("ACQUIRE", "DELAY", *_FACTS), F.col("queue")).otherwise(
             F.nullif("subscription", F.lit(""))
         ),
@@ -119,7 +119,7 @@ def of_duplicates(markers: DataFrame, windows: Mapping[str, int], subscriptions:
     """Return the parts that mark duplicates: messages that are delayed within the window of their deduplication id.
 
     ``windows`` are the longest windows of queues in ms, "*" that of all others. So a message that the tracker accepted
-    may be marked, and its fact tells. A message is marked because of the one before it, even if that was dropped.
+    may be marked; its fact shows that. A message is marked because of the one before it, even if that was dropped.
     """
     in_order = Window.partitionBy("queue", "text").orderBy("log_partition", "log_offset", "index")
     named = F.create_map(*[F.lit(each) for name, window_ms in windows.items() for each in (name, window_ms)])

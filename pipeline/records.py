@@ -70,7 +70,7 @@ def _rows(records: DataFrame, columns: Mapping[str, Column], schema: StructType,
 
 
 def _with_headers(records: DataFrame) -> DataFrame:
-    """Separate Marq's own headers: most records have none, so nothing is searched in them."""
+    """Separate Marq's own headers: most records have none, and are then not searched."""
     own = F.filter("headers", lambda header: header["key"].startswith(RESERVED_HEADER))
     return records.withColumn("own", F.when(F.size("headers") > 0, own))
 

@@ -94,7 +94,7 @@ class Windows:
 
     @property
     def first(self) -> int:
-        """Which multiple of the length begins the first window."""
+        """The multiple of the length at which the first window begins."""
         return self.begin_ms // self.length_ms
 
     @property

@@ -51,7 +51,7 @@ READING = StructType(
 )
 _MISSED = "topic string, partition long, subscription string, after long, upto long"
 _ENDLESS = 2**63 - 1
-#: Markers by which a client asks about messages.
+#: Markers by which a client reschedules or cancels messages.
 _REQUESTS = ("RESCHEDULE", "CANCEL")
 
 
@@ -87,7 +87,7 @@ class Subscription:
 
 
 class Subscriptions:
-    """All subscriptions of a namespace: those that ``ingest`` found in definitions, and those that markers tell of."""
+    """All subscriptions of a namespace: those that ``ingest`` found in definitions, and those in markers."""
 
     def __init__(
         self, spark: SparkSession, names: Names, known: Iterable[Subscription], marks: Iterable[Mark] = ()
@@ -104,7 +104,7 @@ class Subscriptions:
         return [[each.queue, each.topic, each.current] for each in self._all]
 
     def named(self, topic: Column) -> Column:
-        """Return whether queues name, or named, a topic, as :meth:`Names.is_senders_topic`."""
+        """Return whether queues name, or named, a topic, like :meth:`Names.is_senders_topic`."""
         return ~topic.startswith(DRAWN) & ~topic.isin(self._names.messages, self._names.dead_letters)
 
     def of(self, queue: Column, topic: Column) -> Column:
@@ -125,7 +125,7 @@ class Subscriptions:
     def of_markers(self, markers: DataFrame, holders: DataFrame | None) -> DataFrame:
         """Add ``subscription`` to markers; one that names no queue is an ACK, or a request to all queues of its topic.
 
-        ``holders`` are those of :meth:`holders`: they tell the queue of an ACK. A request becomes a row of each queue.
+        ``holders`` are those of :meth:`holders`: they give the queue of an ACK. A request becomes a row for each queue.
         """
         topics: dict[str, list[str]] = {}
         for each in self._all:
@@ -216,7 +216,7 @@ def skipped(passed_over: Column, within: Column) -> Column:
     ``passed_over``: the queue has read later records; ``within``: it has read earlier ones of the same run, too.
     """
     offset = F.col("offset")
-    # As Purge.left.
+    # The same condition as in Purge.left.
     purged = (offset < F.col("purge_end")) & (F.unix_millis("record.at") <= F.col("purged_until_ms"))
     tests = [(offset < F.col("since")) & ~within, purged & ~within, F.col("former") & ~passed_over]
     # The columns are null if there is no such limit.

@@ -2,10 +2,10 @@
 
 ``markers`` has one row for each marker: a batch of a thousand ACKs is a thousand rows. ``log_partition``,
 ``log_offset`` and ``index`` are its position in the markers topic; ``topic``, ``partition`` and ``offset`` name the
-record that it is about. The partition of a synthetic source may be any number of 32 bits. A row of ``messages`` is a
-record of the messages topic, or of a topic that queues name; there ``queue`` is null, because each of them has it as a
-message (:mod:`pipeline.subscriptions`). ``id`` is the id of the message that the record redelivers, and
-null in a first delivery, whose id is its own place. ``line`` is a number made of the ordering key, in ACQUIREs of a
+record that it is about. The partition of a synthetic source may be any 32-bit number. A row of ``messages`` is a
+record of the messages topic, or of a topic that queues name; there ``queue`` is null, because the record is a
+message of each of them (:mod:`pipeline.subscriptions`). ``id`` is the id of the message that the record redelivers, and
+null in a first delivery, whose id is its own place. ``line`` is a number made from the ordering key, in ACQUIREs of a
 queue with ordering. ``text`` is the error of a RELEASE, the reason of a REJECT, or a digest of the deduplication id of
 a DELAY within its ordering key. ``cause`` is that of a fact, or ``LAST`` for a RELEASE after the last attempt.
 

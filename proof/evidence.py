@@ -59,7 +59,7 @@ class Evidence:
         #: Published versions: settings by queue; and queues that changed their groups.
         self.versions: dict[int, dict[str, dict[str, Any]]] = {}
         self.moved: set[str] = set()
-        #: Queues with ordering; and the RESUMEs by queue and source: the offset of each, and that from which it resumes.
+        #: Queues with ordering; and the RESUMEs by queue and source: the offset of each, and where it resumes from.
         self.ordered: set[str] = set()
         self.resumes: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
         #: The markers log of each source.

@@ -4,13 +4,13 @@ from importlib import import_module
 
 import click
 
-#: The commands, by what they are for.
+#: The commands, by purpose.
 SECTIONS = {
     "Queues": ("queues", "queue", "pause", "resume", "purge", "drain", "replay", "schedules"),
     "Messages": ("send", "peek", "delayed", "cancel", "deliver-now", "dead", "redrive"),
     "Operation": ("check", "state", "quarantine", "web-password"),
 }
-#: The modules of those that share one.
+#: The modules of commands that share one.
 _MODULES = {
     "pause": "queue",
     "resume": "queue",
@@ -22,7 +22,7 @@ _MODULES = {
 
 
 def load(name: str) -> click.Command:
-    """Return the command of a name."""
+    """Return the command with a name."""
     function = name.replace("-", "_")
     loaded: click.Command = getattr(import_module(f"{__name__}.{_MODULES.get(name, function)}"), function)
     return loaded

@@ -27,9 +27,9 @@ from marq.wire.errors import BrokerUnavailable, MarqError
 from marq_worker.app.readable import plain
 from marq_worker.config.settings import AppSettings, load_client_settings, load_settings
 
-#: Exit codes as of a shell: after Ctrl-C, and if the reader of the output is gone (``| head``).
+#: Exit codes as in a shell: after Ctrl-C, and if the reader of the output is gone (``| head``).
 INTERRUPTED, BROKEN_PIPE = 130, 141
-#: Errors of a file that takes no more output.
+#: Errors of a file that can't take more output.
 _UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
@@ -100,7 +100,7 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a command works with: the settings of a worker, and of its clients."""
+    """What a command works with: the settings of a worker and of its clients."""
 
     settings: AppSettings
     client: ClientSettings
@@ -133,7 +133,7 @@ def _setup() -> Setup:
 
 @asynccontextmanager
 async def open_queues(client: ClientSettings, *, changelog: bool = False) -> AsyncIterator[Queues]:
-    """Follow the definitions of queues, after a check that this is a broker with Marq's topics."""
+    """Follow the definitions of queues, after checking that the broker has Marq's topics."""
     await ensure_topics(client, changelog=changelog)
     async with Queues.of(client) as queues:
         yield queues

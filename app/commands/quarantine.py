@@ -106,7 +106,7 @@ async def refuse_unless_stopped(
 
 
 async def _owner(client: ClientSettings, partition: int) -> tuple[str, Mapping[str, Any]]:
-    """Return the address and the metrics of a partition's owner; empty if no worker reports to be the owner."""
+    """Return the address and the metrics of a partition's owner; empty if no worker says that it is the owner."""
     members, answers = await ask_workers(client, "api/queues")
     for url, answer in zip(members.urls, answers, strict=True):
         for part in () if answer is None else answer["partitions"]:
@@ -139,7 +139,7 @@ def _operator(client: ClientSettings) -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        # A container may run under a number without a name.
+        # A container may run under a user id without a name.
         user = f"uid {os.getuid()}"
     principal = f", {client.sasl_username}" if client.sasl_username else ""
     return f"{user}@{socket.gethostname()}{principal}"

@@ -42,7 +42,7 @@ from marq_worker.app.queue_document import queue_document
 from marq_worker.app.readable import paused, span
 from marq_worker.app.web.peers import ask_workers
 
-#: Settings whose values are names. Their changes decide which group reads the queue.
+#: Settings whose values are names. Changing one may change which group reads the queue.
 _NAMED = frozenset({"group", "topic", "handler"})
 
 
@@ -179,7 +179,7 @@ def messages(name: str, told: Open) -> dict[str, Any] | None:
 
 
 async def _ask_for_blocked(client: ClientSettings, name: str, told: Open) -> dict[str, Any] | None:
-    """Return how many keys of a queue are blocked, and the first messages of these, from the workers.
+    """Ask the workers how many keys of a queue are blocked, and for the first messages of those keys.
 
     None if no worker runs. ``complete``: whether all workers have answered.
     """

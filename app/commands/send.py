@@ -69,7 +69,7 @@ def _show(receipts: Sequence[Receipt], *, as_json: bool) -> None:
 
 
 async def _send_lines(producer: Producer, queue: str, limit: int, options: dict[str, Any]) -> int:
-    """Send each line of standard input; return their number. Errors tell how many were sent."""
+    """Send each line of standard input; return their number. Errors say how many were sent."""
     sent, pieces = 0, pieces_of(_input(), limit)
     with bar(f"to {queue}") as progress:
         while True:
@@ -113,7 +113,7 @@ def _all(limit: int) -> bytes:
 
 def _input() -> BinaryIO:
     if sys.stdin is None:
-        # Closed as by `<&-`; the user probably does not mean an empty message.
+        # Closed, as with `<&-`; the user probably does not mean an empty message.
         raise ConfigError("send: standard input is closed: give a VALUE, or pipe one in")
     return sys.stdin.buffer
 

@@ -203,7 +203,7 @@ def _show(document: dict[str, Any]) -> None:
 
 
 async def _groups(client: ClientSettings) -> dict[str, Group]:
-    """Return the groups of the namespace, with that of the trackers."""
+    """Return the groups of the namespace, including that of the trackers."""
     names = client.names
     async with open_groups(client) as admin:
         listed = await listed_groups(admin)

@@ -1,4 +1,4 @@
-"""What commands print: tables that fit the terminal, ``--watch``, progress bars; and the durations that they read."""
+"""Output of commands: tables that fit the terminal, ``--watch``, progress bars; and durations in their options."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def seconds(option: str, text: str) -> float:
 
 
 def moment_of(text: str) -> datetime | None:
-    """Return a moment in ISO 8601 with a time zone; None for another text."""
+    """Return a moment in ISO 8601 with a time zone; None for any other text."""
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:

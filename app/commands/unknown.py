@@ -11,13 +11,13 @@ from marq_worker.app.commands.command import say
 
 
 async def note_if_unknown(client: ClientSettings, name: str) -> None:
-    """Say on stderr that a queue has no definition, no consumer, no messages and no dead letters."""
+    """Say on stderr if a queue has no definition, no consumer, no messages and no dead letters."""
     async with DeadLetters.of(client) as letters:
         await note_about(letters, name)
 
 
 async def note_about(letters: DeadLetters, name: str) -> None:
-    """Do the same with a client that runs."""
+    """Do the same with a running client."""
     try:
         await letters.check_known(name)
     except UnknownQueue as error:
@@ -28,11 +28,11 @@ async def note_about(letters: DeadLetters, name: str) -> None:
 
 
 async def note_if_no_consumer(client: ClientSettings, name: str) -> None:
-    """Say on stderr that a queue, to which messages are sent, has neither a definition nor a consumer."""
+    """Say on stderr if a queue to which messages are sent has neither a definition nor a consumer."""
     try:
         names = await defined_or_consumed(client)
     except MarqError:
-        # A sender's user may not be allowed to see them.
+        # A sender may not be permitted to see definitions and consumers.
         return
     if name not in names:
         close = closest_name(name, names)

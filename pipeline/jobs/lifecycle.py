@@ -28,7 +28,7 @@ class Clock:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """It has only the arguments of all jobs."""
+    """Add nothing: this job has only the arguments that all jobs share."""
 
 
 def run(options: argparse.Namespace) -> int:

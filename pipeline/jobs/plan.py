@@ -24,7 +24,7 @@ from pipeline.profiles import Profile, Target, profiles
 from pipeline.session import session
 from pipeline.spans import duration_ms, show_ms, size_bytes
 
-#: The queue name in a plan that nothing was measured for.
+#: The queue name in a plan without measurements.
 ANY_QUEUE = "(any)"
 
 
