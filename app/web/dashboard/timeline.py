@@ -199,7 +199,7 @@ _FACTS = {
     Kind.REDELIVERED: "Redelivered for attempt {attempt}, because {cause}",
     Kind.DEAD_LETTERED: "Dead-lettered after attempt {attempt}, because {cause}",
     Kind.DELIVERED: "Sent to its queue, because {cause}",
-    Kind.CANCELLED: "Ended without a delivery, because {cause}",
+    Kind.CANCELLED: "Finished without a delivery, because {cause}",
     Kind.ABANDONED: "Abandoned without a redelivery, because {cause}",
 }
 #: Stands for the name of the holder in the text of an event.

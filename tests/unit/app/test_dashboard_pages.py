@@ -122,7 +122,7 @@ async def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_is_s
     overview, health = [await (await client.get(address)).text() for address in ("/", "/health")]
 
     assert "Markers partition 1 is stopped: its retention has removed markers" in overview
-    assert "no answer from http://10.0.0.8:6066" in overview
+    assert "no response from http://10.0.0.8:6066" in overview
     assert health.count('class="state wrong"') == 2
 
 
@@ -875,7 +875,7 @@ async def test_a_worker_that_does_not_answer_and_one_without_handlers_are_said_t
 
     page = await (await client.get("/workers")).text()
 
-    assert page.count("no answer") == 1
+    assert page.count("no response") == 1
     assert "No worker runs handlers" in page
 
 
