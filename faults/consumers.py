@@ -87,7 +87,7 @@ scenario(
     "ordered-consumer-killed-at-each-point",
     "kill -9 of a consumer of such a queue: before and after ACQUIRE, the ACQUIRE of a redelivery, and the last"
     " RELEASE",
-    "when their leases expire, messages in flight are redelivered before later messages of their keys",
+    "when their leases expire, messages in flight are redelivered before later messages with the same keys",
 )(killed_at_each_point(MARKED, IN_ORDER, manner="unlucky"))
 
 scenario(

@@ -314,7 +314,7 @@ def _differences(held_back: Column) -> Column:
     text = (
         F.when(F.col("records") > 1, "ingested twice")
         .when(F.col("facts") > 1, "two facts")
-        .when(unread & ended & known, "ended, but never acquired or delayed")
+        .when(unread & ended & known, "finished, but never acquired or delayed")
         .when(unread & record.isNotNull() & F.col("queue").isNotNull() & _passed_over(), "passed over")
         .when(_absent() & ~held_back, _NO_RECORD)
     )
@@ -326,7 +326,7 @@ _NO_RECORD = "acquired, but the record does not exist"
 
 def _overtook() -> Column:
     earlier = F.concat_ws("/", "topic", "partition", "overtaken")
-    return F.concat(F.lit("delivered before an earlier message of its key had ended: "), earlier)
+    return F.concat(F.lit("delivered before an earlier message with its key was finished: "), earlier)
 
 
 def _absent() -> Column:

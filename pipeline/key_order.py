@@ -1,4 +1,4 @@
-"""The order of messages with an ordering key: a message may end only after all earlier ones of its key.
+"""The order of messages with an ordering key: a message may finish only after all earlier ones with its key.
 
 A *line* has the records of one key of a queue in one partition, by offset. A consumer delivers a record only when the
 ends of all earlier ones of its line are in the log. All markers of a partition are in one markers partition, so their

@@ -85,7 +85,7 @@ def _show(name: str, found: dict[str, Any], limit: int) -> None:
     elif not messages:
         print(f"no delayed messages in queue {name!r}")
     if not found["complete"]:
-        print("incomplete: a worker did not answer, or workers are joining and leaving")
+        print("incomplete: a worker did not respond, or workers are joining and leaving")
 
 
 _IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)

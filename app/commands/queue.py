@@ -198,7 +198,7 @@ def _blocked(keys: Mapping[str, Any] | None) -> str:
         return "  blocked keys: unknown, because no worker runs; start one with marq worker"
     more = keys["count"] - _SHOWN_KEYS
     which = f"; {_SHOWN_KEYS} of them, with the most attempts, are below (--json has more)" if more > 0 else ""
-    missing = "" if keys["complete"] else "; incomplete: a worker did not answer, or workers are joining and leaving"
+    missing = "" if keys["complete"] else "; incomplete: a worker did not respond, or workers are joining and leaving"
     return f"  blocked keys: {keys['count']:,}{which}{missing}"
 
 

@@ -154,7 +154,7 @@ def _show(document: dict[str, Any]) -> None:
     if not document["workers"]:
         print("in-flight and delayed messages are unknown, because no worker runs; start one with marq worker")
     elif not document["complete"] and document["waiting_complete"]:
-        print("incomplete: a worker did not answer, or workers are joining and leaving")
+        print("incomplete: a worker did not respond, or workers are joining and leaving")
     if not document["waiting_complete"]:
         print(f"waiting: only {document['scanned']:,} records were read; --scan reads more")
 

@@ -25,7 +25,7 @@ _COLUMNS = (
 
 @command(JSON)
 async def schedules(setup: Setup, as_json: bool) -> int:
-    """Show all schedules and their next times; exit 1 if a worker did not answer."""
+    """Show all schedules and their next times; exit 1 if a worker did not respond."""
     client = setup.client
     async with open_queues(client) as queues:
         known = {each.name: {"name": each.name, **schedule_document(each)} for each in Schedules.of(queues).list()}
@@ -47,4 +47,4 @@ def _show(document: dict[str, Any]) -> None:
     else:
         print("no schedules: define them in marq.toml, [schedules.NAME], or with marq.Schedules")
     if not document["complete"]:
-        print("incomplete: no worker runs, one did not answer, or workers are joining and leaving")
+        print("incomplete: no worker runs, one did not respond, or workers are joining and leaving")

@@ -46,7 +46,7 @@ def directory(spark: SparkSession, tmp_path: Path) -> Directory:
 
 
 def before(place: str) -> str:
-    return f"delivered before an earlier message of its key had ended: {place}"
+    return f"delivered before an earlier message with its key was finished: {place}"
 
 
 def test_a_message_that_was_finished_before_an_earlier_one_of_its_key_is_a_difference(directory: Directory) -> None:

@@ -28,7 +28,7 @@ Message = tuple[str, str]
 #: Messages that differ without a row, and the row.
 Lost = Iterator[tuple[list[Message], Row]]
 #: What the audit says of messages behind one whose end has been taken away, in a queue with ordering.
-OVERTOOK = "delivered before an earlier message of its key had ended: "
+OVERTOOK = "delivered before an earlier message with its key was finished: "
 
 
 @pytest.fixture(scope="module")

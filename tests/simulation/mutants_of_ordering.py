@@ -14,7 +14,7 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
     # --- the next message of a line -----------------------------------------------------------------------------------
     mutant(
         ORDERING,
-        "the next message is delivered before the end of the one before is durable",
+        "the next message is delivered before the outcome of the previous one is durable",
         _ACK_BATCHER,
         "order concurrent",
         (

@@ -70,7 +70,7 @@ SUBSCRIPTION_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         SUBSCRIPTIONS,
-        "a fact ends the other queue's message",
+        "a fact finishes the other queue's message",
         _LEASES,
         "book-differs lost not-drained",
         (

@@ -47,7 +47,7 @@ async def test_a_blocked_key_is_shown_until_its_first_message_ends(
             assert "ValueError: no &lt;address&gt;" in page
             story = json.loads((await worker.page(f"/api/message?id={blocking.id}"))[1])
             assert (story["ordering_key"], story["possible"]) == ("customer-42", ["deliver-now", "cancel"])
-            assert story["status"] == "waits for its next attempt, ahead of the later messages of its key"
+            assert story["status"] == "waits for its next attempt, ahead of later messages with its key"
             assert [event["kind"] for event in story["events"]] == ["ACQUIRE", "RELEASE"]
             assert f'marq_queue_blocked_keys{{queue="{queue}"}} 1.0' in (await worker.page("/metrics"))[1]
 

@@ -102,7 +102,7 @@ class Buttons:
                 f"{'the first ' if len(ids) == MAX_PLACES else 'all '}{len(ids):,} messages of queue {queue} that match"
             )
             if not matching["complete"]:
-                what += " (a worker that did not answer may have more)"
+                what += " (a worker that did not respond may have more)"
             fields = [*form.items(), ("places", write_places(ids))]
             return self._ask(request, action, [], back, what, fields, len(ids))
         return see(f"/tasks/{self._actions.to_matching(action, queue, ids, _who(request))}", {})

@@ -48,7 +48,7 @@ _OPEN_STATUSES = {
     State.REJECTED.name.lower(): "being dead-lettered",
     State.EXHAUSTED.name.lower(): "being dead-lettered",
     State.CANCELLED.name.lower(): "being cancelled",
-    State.WAITING_IN_ORDER.name.lower(): "waits for its next attempt, ahead of the later messages of its key",
+    State.WAITING_IN_ORDER.name.lower(): "waits for its next attempt, ahead of later messages with its key",
 }
 #: Filters for messages of a state, besides the id.
 _FILTERS: Mapping[str, Sequence[str]] = {
@@ -70,7 +70,7 @@ class Pages:
         self._tasks = tasks
 
     async def overview(self, query: Query) -> Data:
-        # Concurrently: a worker that does not answer is waited for once.
+        # Concurrently: a worker that does not respond is waited for once.
         statistics, past = await asyncio.gather(self._namespace.statistics(), self._namespace.history("", {}))
         defined = self._namespace.defined()
         documents = self._namespace.documents(sorted({*statistics["queues"], *defined}))
@@ -271,12 +271,12 @@ class Pages:
         return {"task": await self.task_of_any_worker(task)}
 
     async def task_of_any_worker(self, identity: str) -> Data:
-        """Return a task. Raises NotThere if no worker that answers knows it."""
+        """Return a task. Raises NotThere if no responding worker knows it."""
         for task in (await self.tasks({}))["tasks"]:
             if task["id"] == identity:
                 return dict(task)
         raise NotThere(
-            f"no worker that answers knows task {identity}: its worker has ended, is not a tracker, or forgot it."
+            f"no responding worker knows task {identity}: its worker has stopped, is not a tracker, or has dropped it."
             " Requests that it has made still take effect"
         )
 

@@ -23,7 +23,7 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
     ("oldest_waiting_seconds", "Oldest waiting", "age of the oldest waiting message, since it was sent"),
     ("delayed", "Delayed", "delivered or redelivered later"),
     ("dead_letters", "Dead letters", "in their topic; until it is read, by counters that ignore retention"),
-    ("arrived_per_second", "Sent/s", "messages sent to the queue per second, redelivered ones included"),
+    ("arrived_per_second", "Sent/s", "messages sent to the queue per second, including redelivered ones"),
     ("acquired_per_second", "Delivered/s", "messages received by consumers per second, over the last 10 s"),
     ("acked_per_second", "Acked/s", "messages acknowledged per second, over the last 10 s"),
     ("redelivered_per_second", "Redelivered/s", "messages redelivered per second, over the last 10 s"),
@@ -204,7 +204,7 @@ def alarms(metrics: Mapping[str, Any]) -> list[str]:
     texts += removed_alarms(metrics["removed_handlers"])
     missing = [worker["url"] for worker in metrics["workers"] if not worker["answered"]]
     if not metrics["complete"]:
-        why = f"no answer from {', '.join(missing)}" if missing else "the workers can't be listed now"
+        why = f"no response from {', '.join(missing)}" if missing else "the workers can't be listed now"
         texts.append(f"Metrics are incomplete: {why}.")
     return texts + backlog_alarms(metrics["backlog"])
 
@@ -272,7 +272,7 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
     unread = without_consumer(metrics["queues"])
     removed_handlers = sorted(metrics["removed_handlers"])
     rows = (
-        (metrics["complete"], "workers answer", f"{answered} of {len(metrics['workers'])}",
+        (metrics["complete"], "workers respond", f"{answered} of {len(metrics['workers'])}",
          "For the others, run marq check"),
         (bool(parts), "a tracker runs", f"{owners} of {len(parts)} partitions have an owner that works",
          "Start a worker: marq worker -l info"),
@@ -281,7 +281,7 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
         (not stopped, "no partition is stopped", _listed(stopped) or "none",
          "See the alarm on the overview for the reason and the command to run"),
         (behind < 100_000, "trackers keep up", f"at most {behind:,} marker records behind",
-         "Start more workers; until then, messages may be redelivered late"),
+         "Start more workers; otherwise, messages may be redelivered late"),
         (late < 5_000, "leases and delays expire on time", f"99% within {late:,} ms",
          "Check the CPU load of the workers"),
         (not jumps, "the broker's clock is steady", _listed([part["partition"] for part in jumps]) or "no jumps",

@@ -71,7 +71,7 @@ class Tasks:
         """Start a task. Raises TooManyTasks."""
         if sum(task.state == "running" for task in self._tasks.values()) >= MAX_RUNNING:
             raise TooManyTasks(
-                f"{MAX_RUNNING} redrives, deletions and purges are running on this worker: wait until one has ended"
+                f"{MAX_RUNNING} redrives, deletions and purges are running on this worker: wait until one has finished"
             )
         task = Task(secrets.token_hex(_ID_BYTES), action, queue, what, time.time(), reached)
         self._tasks[task.id] = task

@@ -199,7 +199,7 @@ _FACTS = {
     Kind.REDELIVERED: "Redelivered for attempt {attempt}, because {cause}",
     Kind.DEAD_LETTERED: "Dead-lettered after attempt {attempt}, because {cause}",
     Kind.DELIVERED: "Sent to its queue, because {cause}",
-    Kind.CANCELLED: "Ended without a delivery, because {cause}",
+    Kind.CANCELLED: "Finished without a delivery, because {cause}",
     Kind.ABANDONED: "Abandoned without a redelivery, because {cause}",
 }
 #: Stands for the name of the holder in the text of an event.
@@ -258,7 +258,8 @@ def _acquired(batch: Acquire, index: int) -> _Told:
     attempt = 1 if batch.attempts is None else batch.attempts[index]
     lease = f"lease of {_seconds(batch.lease_ms)}"
     if batch.in_order:
-        return _Told(f"Acquired by {_CONSUMER}, attempt {attempt}", f"{lease}, delivered after earlier ones of its key")
+        detail = f"{lease}, delivered after earlier ones with its key"
+        return _Told(f"Acquired by {_CONSUMER}, attempt {attempt}", detail)
     return _Told(f"Delivered to {_CONSUMER}, attempt {attempt}", lease)
 
 

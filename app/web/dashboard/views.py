@@ -242,7 +242,7 @@ class Dashboard(Service):
         answer = await self._namespace.open_message({"place": place, "queue": queue})
         if not answer["complete"]:
             raise MarqError(
-                f"message {place}: whether it is open is not known, because a worker did not answer or workers are"
+                f"message {place}: whether it is open is not known, because a worker did not respond or workers are"
                 " joining and leaving; try again"
             )
         message: Mapping[str, Any] | None = answer["message"]

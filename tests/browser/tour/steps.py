@@ -234,7 +234,7 @@ def _cancel(stage: Stage, page: Page) -> None:
         [
             re.compile("^Delayed by its sender, due in "),
             "Cancellation requested",
-            "Ended without a delivery, because it was cancelled",
+            "Finished without a delivery, because it was cancelled",
         ]
     )
 

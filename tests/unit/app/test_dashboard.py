@@ -227,7 +227,7 @@ def test_a_count_is_complete_when_each_worker_answered_and_counts() -> None:
     one, none = {"partitions": [1], "backlog": counts}, {"partitions": [2], "backlog": None}
 
     assert backlog_of([one], everyone=True)["complete"]
-    # One that did not answer may have more.
+    # One that did not respond may have more.
     assert not backlog_of([one], everyone=False)["complete"]
     partly = backlog_of([one, none, {"partitions": [], "backlog": None}], everyone=True)
     assert (partly["counted"], partly["complete"], partly["switched_off"]) == (True, False, 1)
@@ -396,7 +396,7 @@ def test_the_deliveries_of_a_queue_with_ordering_are_told_from_its_markers() -> 
         (50, Fact(Kind.DEAD_LETTERED, "emails", 1, FIRST, [5], [2], [Cause.RELEASED])),
     )
 
-    in_line = "lease of 30 s, delivered after earlier ones of its key"
+    in_line = "lease of 30 s, delivered after earlier ones with its key"
     assert [(event["text"], event["detail"]) for event in timeline.told()] == [
         ("Acquired by a consumer, attempt 1", in_line),
         ("Released by a consumer, to be redelivered in 5 s", "boom"),

@@ -122,7 +122,7 @@ async def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_is_s
     overview, health = [await (await client.get(address)).text() for address in ("/", "/health")]
 
     assert "Markers partition 1 is stopped: its retention has removed markers" in overview
-    assert "no answer from http://10.0.0.8:6066" in overview
+    assert "no response from http://10.0.0.8:6066" in overview
     assert health.count('class="state wrong"') == 2
 
 
@@ -253,10 +253,10 @@ async def test_whether_a_message_is_open_is_not_known_where_a_worker_did_not_ans
     page = await (await client.get("/message?id=marq.messages/0/77")).text()
     listed = await (await client.get("/api/queues/emails/messages?state=in_flight&id=marq.messages/0/77")).json()
 
-    assert "The status is unknown: a worker did not answer" in page
+    assert "The status is unknown: a worker did not respond" in page
     assert listed["complete"] is False
     # Not "too late", which would say that it is done.
-    with pytest.raises(MarqError, match="a worker did not answer"):
+    with pytest.raises(MarqError, match="a worker did not respond"):
         await dashboard._look("emails", "marq.messages/0/77")
 
 
@@ -765,7 +765,7 @@ def test_a_message_that_waits_in_its_line_is_said_to_do_so_and_can_be_delivered_
 
     assert (
         pages._status({"now": now}, None, dead_letters_read=True)
-        == "waits for its next attempt, ahead of the later messages of its key"
+        == "waits for its next attempt, ahead of later messages with its key"
     )
     blocks = "blocks its key until it is delivered now or cancelled"
     assert pages._status({"now": blocking}, None, dead_letters_read=True) == blocks
@@ -875,7 +875,7 @@ async def test_a_worker_that_does_not_answer_and_one_without_handlers_are_said_t
 
     page = await (await client.get("/workers")).text()
 
-    assert page.count("no answer") == 1
+    assert page.count("no response") == 1
     assert "No worker runs handlers" in page
 
 

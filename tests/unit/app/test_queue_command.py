@@ -77,7 +77,7 @@ def test_a_removed_handler_is_shown() -> None:
     (None, "  blocked keys: unknown, because no worker runs"),
     ({"complete": True, "count": 2, "first": []}, "  blocked keys: 2"),
     ({"complete": True, "count": 1_020, "first": []}, "  blocked keys: 1,020; 20 of them, with the most attempts"),
-    ({"complete": False, "count": 0, "first": []}, "  blocked keys: 0; incomplete: a worker did not answer"),
+    ({"complete": False, "count": 0, "first": []}, "  blocked keys: 0; incomplete: a worker did not respond"),
 ])  # fmt: skip
 def test_blocked_keys_are_counted_for_a_queue_with_ordering(keys: dict[str, Any] | None, said: str) -> None:
     shown = queue_document("orders", Definitions(), Names())
