@@ -1,8 +1,8 @@
 """Many delayed messages: ``make delays PENDING=1000000``.
 
-They are sent by ``send_many``, each with its own time within a day. While they wait, others are due at a steady rate, and
-a consumer of the messages topic measures how late each arrives. Then the worker is killed (kill -9) and restarts with
-its data, until it has delivered an overdue message from each markers partition.
+They are sent by ``send_many``, each with its own time within a day. While they wait, others are due at a steady rate,
+and a consumer of the messages topic measures how late each arrives. Then the worker is killed (kill -9) and restarts
+with its data, until it has delivered an overdue message from each markers partition.
 """
 
 from __future__ import annotations
