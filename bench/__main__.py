@@ -15,7 +15,7 @@ from bench.suite import Row, Size
 
 
 def chosen(rows: Sequence[Row], size: Size) -> list[Row]:
-    """Return the rows that the size names; without names, all that do not need to be named.
+    """Return the rows that the size names; without names, all except those that run only by name.
 
     Raises:
         SystemExit: a name matches no row.

@@ -1,11 +1,11 @@
-"""Writes a history of many messages to Kafka, with the markers of consumers and trackers, and knows the correct audit.
+"""Writes a history of many messages to Kafka, with the markers of consumers and trackers, and the correct audit of it.
 
 It writes straight to the topics, without a worker, so millions of messages take seconds. The history follows Marq's own
 rules: Marq's code decides between redelivery and dead letter, and builds the record. Only the consumers act at random
 (:class:`Chances`), from a seed. Times are compressed: a lease expires as soon as it is due.
 
 One idempotent producer writes everything, so it knows the offset of each record before the broker does. Only unfinished
-messages are in memory; :class:`Truth` has the sums.
+messages are in memory; :class:`Truth` has the totals.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from marq.wire.payload_columns import Columns, encode_headers
 
 QUEUES = ("emails", "invoices", "reports", "thumbnails")
 SETTINGS = QueueSettings(lease_ms=5_000, max_attempts=3)
-#: Messages of a turn: sent without a delay, and with one.
+#: Messages in a turn: sent without a delay, and with one.
 SENT, DELAYED = 1_920, 80
 TURN = SENT + DELAYED
-#: Messages of one ACQUIRE: of a consumer that is nearly up to date, and of one that is far behind.
+#: Messages per ACQUIRE: limits for a consumer that is nearly up to date, and for one that is far behind.
 LEAST_BATCH, MOST_BATCH = 300, 2_000
 #: Turns between two ticks.
 TICK_EVERY = 5
@@ -86,7 +86,7 @@ class _Story:
 
     queue: str
     payload: Payload
-    #: Deliveries whose lease ended: without any further marker, and with a late ACK.
+    #: Deliveries whose lease ended: with no further marker, and with a late ACK.
     silent: int = 0
     late: int = 0
     #: How many of these led to another delivery.
@@ -318,7 +318,7 @@ class History:
     # --- the tracker --------------------------------------------------------------------------------------------------
 
     def _fire(self, source: Source, due: Sequence[tuple[int, _Story, LeaseRow]]) -> None:
-        """Send due messages to the queue or to the dead letters, and record it."""
+        """Send due messages to the queue or to its dead-letter queue, and record that."""
         fires = []
         for offset, story, lease in due:
             fire = resolve_due(source, offset, lease, SETTINGS)
@@ -374,7 +374,7 @@ class History:
 
 
 def _lease(story: _Story, fate: int) -> LeaseRow:
-    """Return the lease of a message when it is due, with the state that its consumer left."""
+    """Return a message's lease as it is when due, in the state in which its consumer left it."""
     states = {_RELEASE: State.RELEASED, _GIVE_BACK: State.RELEASED, _REJECT: State.REJECTED}
     texts = {_RELEASE: ERROR, _REJECT: REASON}
     lease = LeaseRow(story.queue, 0, story.payload.attempt, 0, 0, states.get(fate, State.LEASED))

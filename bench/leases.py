@@ -19,7 +19,7 @@ from marq.wire.payload_columns import Columns
 HOLDER = 0xA11CE
 #: A lease that outlives the measurement.
 LONG_MS = 24 * 3_600_000
-#: Messages of one ACQUIRE, as in a consumer's fetch.
+#: Messages per ACQUIRE, as in a consumer's fetch.
 BATCH = 500
 #: Time limit of a request, for busy machines.
 REQUEST_TIMEOUT_MS = 300_000
@@ -29,7 +29,7 @@ STOP_SECONDS = 5.0
 
 
 class Opener:
-    """Writes messages to the topics of a namespace and acquires each; both topics have as many partitions."""
+    """Writes messages to the topics of a namespace and acquires each; both topics have equally many partitions."""
 
     def __init__(self, producer: AIOKafkaProducer, names: Names, partitions: int, value_bytes: int) -> None:
         self._producer = producer
@@ -38,7 +38,7 @@ class Opener:
         self._value_bytes = value_bytes
 
     async def open(self, start: int, count: int, lease_ms: int = LONG_MS, batch: int = BATCH) -> None:
-        """Send the messages with these numbers, in turn to each partition, and write their leases."""
+        """Send the messages with these numbers to the partitions in turn, and write their leases."""
         window = asyncio.Semaphore(WINDOW)
 
         async def one(partition: int, numbers: Sequence[bytes]) -> None:
@@ -105,7 +105,7 @@ class Copies:
                         self.seen.setdefault(int.from_bytes(record.value[:8], "big"), now)
 
     async def all_of(self, numbers: range, limit: float) -> tuple[float, float]:
-        """Wait for copies of all these; return when the first and the last arrived.
+        """Wait for copies of all these messages; return the times at which the first and the last arrived.
 
         Raises:
             SystemExit: they did not arrive within the limit, in seconds.

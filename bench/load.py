@@ -1,4 +1,4 @@
-"""Fills queues with numbered messages, as fast as the client can, and checks that all came."""
+"""Fills queues with numbered messages, as fast as the client can, and checks that all arrived."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marq.wire.names import Names
 
 QUEUE = "bench"
 CHUNK = 20_000
-#: Messages in a batch of a plain producer.
+#: Messages per batch of a plain producer.
 BATCH = 2_000
 
 
@@ -30,15 +30,15 @@ def values(start: int, end: int, size: int) -> list[bytes]:
 
 
 def check(values: list[bytes], count: int) -> None:
-    """Check that each message came, by its number; raise as :func:`check_numbers`."""
+    """Check by number that each message arrived; raise like :func:`check_numbers`."""
     check_numbers([int.from_bytes(value[:8], "big") for value in values], count)
 
 
 def check_numbers(numbers: Sequence[int], count: int) -> None:
-    """Check that each message came.
+    """Check that each message arrived.
 
     Raises:
-        SystemExit: one is missing; or one came twice, which nothing in a benchmark explains.
+        SystemExit: one is missing, or one arrived twice, which nothing in a benchmark explains.
     """
     different = set(numbers)
     if different != set(range(count)) or len(numbers) != count:
@@ -78,7 +78,7 @@ async def fill_queues(
 
 
 async def place(servers: str, prefix: str, queues: Iterable[str], count: int, partitions: int) -> None:
-    """Put queues on few partitions, as they are after a change of ``partitions`` has completed."""
+    """Place queues on few partitions, as after a completed change of ``partitions``."""
     documents: dict[bytes, Mapping[str, Any] | None] = {}
     for queue in queues:
         own = subset(queue, partitions, count)

@@ -1,4 +1,4 @@
-"""Kafka's end of a written history: one producer that knows each record's offset."""
+"""The Kafka side of writing a history: one producer that knows each record's offset."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from marq.wire.markers import Headers
 
-#: Records, and KiB, that a producer holds while it waits for the broker.
+#: Records, and KiB, that a producer buffers while it waits for the broker.
 _WAITING, _WAITING_KIB = 200_000, 128 * 1024
 _FLUSH_SECONDS = 300.0
 
@@ -69,7 +69,7 @@ class Log:
         """Wait until all is written.
 
         Raises:
-            SystemExit: the topics do not end where they must.
+            SystemExit: records were not written, or the topics' end offsets are wrong.
         """
         left = self._producer.flush(_FLUSH_SECONDS)
         reader = Consumer({"bootstrap.servers": self._servers, "group.id": "bench-history"})

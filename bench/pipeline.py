@@ -1,8 +1,8 @@
 """The data pipeline on many messages: ``python -m bench.pipeline --messages 10000000``.
 
 A history with a known truth (:mod:`bench.history`) is written to Kafka. Then ``ingest``, ``lifecycle`` and ``audit``
-run as processes. The run ends if their results differ from the truth. Memory is that of all processes of a
-job at a time, with shared pages counted for each. Several sizes in one run show how time grows with size.
+run as processes. The run ends if their results differ from the truth. Memory is the peak of all processes of a job
+together, with shared pages counted for each. Several sizes in one run show how time grows with size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipeline.audit import COUNTS
 INGEST_PER_SECOND = 80_000
 JUDGED_PER_SECOND = 60_000
 MAX_MEMORY_GIB = 4.0
-#: Limit of the time of a marker in the largest run, divided by that in the smallest.
+#: Limit on the time per marker in the largest run, divided by that in the smallest.
 MAX_GROWTH = 1.2
 JOBS = ("ingest", "lifecycle", "audit")
 
@@ -77,7 +77,7 @@ def compare(truth: Truth, ingested: str, audit: dict[str, Any]) -> None:
     """Compare the jobs' output with the truth.
 
     Raises:
-        SystemExit: there is any difference.
+        SystemExit: they differ.
     """
     counts = {table: int(count.replace(",", "")) for count, table in _INGESTED.findall(ingested)}
     wrong = [

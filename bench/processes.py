@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-#: Time limit of a client's next line, and of its end.
+#: Time limit for a client's next line, and for its exit.
 LIMIT_SECONDS = 300.0
 #: Interval between samples of memory.
 SAMPLE_SECONDS = 0.2
@@ -65,7 +65,7 @@ class Child:
         self._process.stdin.flush()
 
     def join(self) -> None:
-        """Wait for its end.
+        """Wait for it to exit.
 
         Raises:
             SystemExit: its exit code is not 0, or it did not end within the limit.
@@ -83,7 +83,7 @@ class Child:
             raise self._failure()
 
     def kill(self) -> None:
-        """kill -9, and wait for the end."""
+        """Send kill -9, and wait for the exit."""
         self._process.kill()
         self._process.wait()
 
@@ -126,7 +126,7 @@ def measured(client: str, *arguments: object) -> dict[str, float]:
 class Taken:
     """Result and cost of a command.
 
-    ``peak_bytes``: the most memory that was resident at a time, of all processes; shared pages count for each.
+    ``peak_bytes``: the peak of the resident memory of all processes together; shared pages count for each.
     """
 
     code: int
@@ -138,7 +138,7 @@ class Taken:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> Taken:
-    """Run a command to its end, and sample its processes meanwhile."""
+    """Run a command to its end, and sample the memory of its processes meanwhile."""
     began = time.monotonic()
     process = subprocess.Popen(
         command, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -154,7 +154,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> Taken:
 
 
 class _Tree:
-    """A process and its descendants; a descendant that loses its parent remains one."""
+    """A process and its descendants; a descendant that loses its parent still counts."""
 
     def __init__(self, root: int) -> None:
         self.ended = threading.Event()

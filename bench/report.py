@@ -24,7 +24,7 @@ from marq_worker.broker import java
 from marq_worker.broker.downloads import VERSION as KAFKA_VERSION
 
 RESULTS = Path(__file__).with_name("results")
-#: Packages whose versions may affect a figure.
+#: Packages whose versions may affect a result.
 LIBRARIES = ("aiokafka", "confluent-kafka", "faust-streaming", "rocksdict", "aio-pika", "pyspark")
 #: Width of tables in a log.
 LOG_COLUMNS = 140

@@ -1,9 +1,9 @@
 """Rows of the benchmark: each compares some systems on a broker of its own.
 
 A row gets a fresh broker, so that its results do not depend on the rows before it. Each system first runs once with
-fewer messages, unmeasured, until the broker's Java has compiled its paths. Then the systems take turns, so that other
-load on the machine affects all of them. Each measurement has its own topics and deletes them afterwards: the next one
-finds the disk and the page cache in the same state.
+fewer messages, unmeasured, until the broker's JVM has compiled its hot paths. Then the systems take turns, so that
+other load on the machine affects all of them. Each measurement has its own topics and deletes them afterwards: the next
+one finds the disk and the page cache in the same state.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ class Row:
 
     Args:
         bars, notes: limits and further lines to print, from the medians of the systems that were not skipped.
-        runs: most measurements of each system, if the size asks for more.
+        runs: limit on the measurements of each system, if the size asks for more.
         warm: messages of the unmeasured run; 0 for none.
-        of_messages: factor on the size's number of messages.
+        of_messages: factor for the size's number of messages.
         broker_properties: settings on top of BROKER_PROPERTIES.
         by_name: run this row only if ``only`` names it.
     """

@@ -1,6 +1,6 @@
 """Write the results of a whole run into docs/benchmarks.md: ``python -m bench.table [FILE]``.
 
-Without a file it takes the newest one of ``bench/results``.
+Without FILE, it uses the newest result in ``bench/results``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def newest(folder: Path = RESULTS) -> Path:
 
 
 def render(result: Result, name: str) -> str:
-    """Return the text between the marks; ``name`` is the result's file's."""
+    """Return the text between the marks; ``name`` is the name of the result file."""
     parts = [_heading(result, name), *_tables(result["rows"]), _bars(result["bars"])]
     return "\n\n".join(parts)
 

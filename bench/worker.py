@@ -77,7 +77,7 @@ class BenchWorker(rig.worker.Worker):
         self.wait_until(drained)
 
     def wait_until_shared(self, workers: int, partitions: int) -> None:
-        """Wait until all partitions have owners among this many workers."""
+        """Wait until this many workers own all partitions, and each owns some."""
 
         def shared() -> bool:
             parts = [worker["partitions"] for worker in self.statistics().get("workers", [])]
@@ -91,7 +91,7 @@ class BenchWorker(rig.worker.Worker):
         return memory_bytes(self.pid, field)
 
     def memory_mib(self, name: str) -> dict[str, float]:
-        """Return peak and present memory under names that begin with ``name``."""
+        """Return peak and current memory under names that begin with ``name``."""
         return {f"{name}_peak_mib": self.memory("VmHWM") / 2**20, f"{name}_mib": self.memory("VmRSS") / 2**20}
 
     def cpu_seconds(self) -> float:

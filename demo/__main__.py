@@ -1,7 +1,7 @@
-"""``python -m demo``: the main job, on an embedded broker or on that of MARQ_BOOTSTRAP_SERVERS.
+"""``python -m demo``: the main job, on an embedded broker or on the one in MARQ_BOOTSTRAP_SERVERS.
 
 Exit code 0: the checker and the data pipeline's audit account for each message. 1: one was lost, the two accounts
-differ, or the demo did not keep its own promises. 2: it could not be carried through. 130: Ctrl-C.
+differ, or the demo did not keep its own promises. 2: it could not be completed. 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DATA_VARIABLE, DEFAULT_DATA, OTHER_DATA = "MARQ_PIPELINE_DATA", Path(".marq/pipe
 
 def main() -> int:
     plan = read_plan(sys.argv[1:])
-    # Explicitly: a shell that starts us in the background leaves SIGINT ignored, and SIGTERM takes the same way.
+    # Set explicitly: a shell that starts us in the background leaves SIGINT ignored. SIGTERM is handled the same way.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     # If clients of this process fail, the demo prints the reason once, at its end.
@@ -59,7 +59,7 @@ def main() -> int:
     except KeyboardInterrupt:
         notes.print("stopped; processes and files are gone")
         return 130
-    # Without a terminal, a fixed width, so that tables are not folded.
+    # Without a terminal, a fixed width, so that tables are not wrapped.
     right = show(result, events, audited, data, Console(width=None if sys.stdout.isatty() else 120))
     return 0 if right else 1
 
@@ -67,7 +67,7 @@ def main() -> int:
 def _run(plan: Plan, folder: Path, data: Path, notes: Console) -> tuple[Result, list[Event], Audit | None]:
     with _broker(notes) as (servers, check):
         settings = ClientSettings.read(servers, {"prefix": f"{PREFIX}{secrets.token_hex(4)}"})
-        # Here, so that a wrong address is one sentence and not five processes' logs.
+        # Checked here, so that a wrong address results in one sentence and not in five processes' logs.
         partitions = asyncio.run(ensure_topics(settings)).markers_partitions
         try:
             with Display(notes, plan.messages) as display:
@@ -107,7 +107,7 @@ def _clean_up(settings: ClientSettings, notes: Console) -> None:
 
 @contextmanager
 def _broker(notes: Console) -> Iterator[tuple[str, Callable[[], None]]]:
-    """The broker's address, and a function that raises when it is gone."""
+    """Yield the broker's address, and a function that raises if the broker has ended."""
     given = _given_servers()
     if given:
         yield given, lambda: None
@@ -123,7 +123,7 @@ def _broker(notes: Console) -> Iterator[tuple[str, Callable[[], None]]]:
         notes.print(f"Kafka on {broker.bootstrap_servers}", highlight=False)
         yield broker.bootstrap_servers, check
     finally:
-        # Its data is thrown away, so it need not write it first; and a second Ctrl-C must not leave it behind.
+        # Its data is deleted, so it need not shut down cleanly; and a second Ctrl-C must not leave it running.
         former = signal.signal(signal.SIGINT, signal.SIG_IGN)
         broker.kill()
         broker.close()

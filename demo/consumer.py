@@ -57,7 +57,7 @@ class Server:
         if conduct is Conduct.FORGET:
             self._teller.forget(message)
             return
-        # Before the ack: a process that dies between the two has done the work.
+        # Recorded before the ack: a process that dies between the two has done the work.
         self._teller.deliver(message)
         if number is None:
             await self._teller.settle("reject", message, lambda: message.reject("the demo did not send this"))

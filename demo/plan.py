@@ -20,7 +20,7 @@ from typing import Any
 VALUE_BYTES = 200
 _NUMBER_BYTES = 8
 
-#: Of the messages of a queue: forgotten at the first delivery, failing at the first two, failing always.
+#: Which messages of a queue are forgotten at the first delivery, fail at the first two, or fail always.
 FORGET_EVERY = 10
 FAIL_EVERY, FAIL_AT, FAIL_ATTEMPTS = 50, 7, 2
 HOPELESS_EVERY, HOPELESS_AT = 1_000, 13
@@ -29,7 +29,7 @@ QUEUES_FILE = Path(__file__).with_name("queues.toml")
 
 
 class Conduct(Enum):
-    """The actions of a consumer for a delivery."""
+    """What a consumer does with a delivery."""
 
     ACK = "ack"
     FORGET = "forget"
@@ -38,7 +38,7 @@ class Conduct(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a run; ``least_held`` is how many leases the consumer must hold that is killed."""
+    """Sizes of a run; ``least_held`` is how many leases the killed consumer must hold."""
 
     messages: int = 100_000
     queues: int = 20
@@ -65,7 +65,7 @@ class Plan:
         return Conduct.ACK
 
     def number(self, queue: str, value: bytes) -> int | None:
-        """Return which message this is; None for one that the demo did not send, or not like this."""
+        """Return the number of a message; None if the demo did not send it, or not to this queue."""
         number = read_number(value)
         return number if number is not None and number < self.messages and self.queue(number) == queue else None
 
@@ -100,7 +100,7 @@ _OPTIONS: Mapping[str, tuple[str, type, str]] = {
 
 
 def read_plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
-    """Return the plan that the command line says, else ``DEMO_…`` in the environment, else the defaults."""
+    """Return the plan from the command line, else from ``DEMO_…`` in the environment, else from the defaults."""
     parser = ArgumentParser(prog="python -m demo", description=__doc__ and __doc__.splitlines()[0])
     values: dict[str, Any] = {}
     for option, (field, kind, text) in _OPTIONS.items():

@@ -27,7 +27,7 @@ class Display:
             BarColumn(), TextColumn(_TEXT), TimeElapsedColumn(), console=console, transient=False,
             disable=not console.is_terminal,
         )  # fmt: skip
-        # Any: rich takes them as keyword arguments between its own ones.
+        # Any, because rich takes them as keyword arguments among its own.
         self._counts: dict[str, Any] = dict.fromkeys(_COUNTS, 0)
         self._task = self._bar.add_task("", total=total, **self._counts)
         self._began_s = self._line_s = time.monotonic()

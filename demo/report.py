@@ -16,7 +16,7 @@ from proof.findings import told
 from proof.history import Event
 from rig.audit import Audit
 
-#: Findings and differences that are listed.
+#: Maximum findings and differences to list.
 MAX_LISTED = 10
 
 

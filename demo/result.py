@@ -1,4 +1,4 @@
-"""The numbers of a run: the checker's report, and more from the history."""
+"""The numbers of a run: the checker's report, and further ones from the history."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def result_of(events: Sequence[Event], kills: Sequence[Kill], least_held: int, s
     consumer, worker = kills
     evidence = gather(events)
     # Consumers record messages, not ACQUIREs. If no consumer recorded a holder, its messages never left the library:
-    # the killed one had acquired them and died before it received them.
+    # the killed consumer had acquired them, and died before it delivered them.
     for event in events:
         if event["op"] == "marker" and event["kind"] == "ACQUIRE":
             evidence.process_of.setdefault(event["holder"], consumer.name)
     report = judge(evidence)
     held, rows = held_at(evidence, consumer), rows_at(evidence, worker)
     acked_at, dead_at, both = _ends(evidence)
-    # As the audit counts: an ack that came before the fact has ended the message, and a message is dead once.
+    # Counts as the audit does: an ack before the fact has ended the message, and a message has one dead letter.
     firsts = [
         fact
         for trail in evidence.trails.values()
@@ -106,7 +106,7 @@ def result_of(events: Sequence[Event], kills: Sequence[Kill], least_held: int, s
 
 
 def held_at(evidence: Evidence, kill: Kill) -> int:
-    """Return how many leases a consumer held when it was killed, by the log."""
+    """Return how many leases a consumer held when it was killed, according to the log."""
     held = 0
     for trail in evidence.trails.values():
         standing = trail.at(kill.end[_partition(trail.log)] - 1) if trail.log else None
@@ -116,7 +116,7 @@ def held_at(evidence: Evidence, kill: Kill) -> int:
 
 
 def rows_at(evidence: Evidence, kill: Kill) -> int:
-    """Return how many messages were open in a worker's markers partitions when it was killed, by the log."""
+    """Return how many messages were open in a worker's markers partitions when it was killed, according to the log."""
     own = [trail for trail in evidence.trails.values() if trail.log and _partition(trail.log) in kill.partitions]
     return sum(trail.at(kill.end[_partition(trail.log)] - 1) is not None for trail in own)
 
@@ -151,6 +151,6 @@ def _partition(log: str) -> int:
 
 
 def percentile(values: Iterable[int], share: float) -> int | None:
-    """Return the value that so large a share of them does not exceed; None without values."""
+    """Return the value that this share of the values does not exceed; None without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else None

@@ -27,11 +27,11 @@ from rig.topics import Position, TopicReader
 from rig.worker import Worker
 
 WORKERS = 2
-#: Messages of one send_many.
+#: Messages per call of send_many.
 SEND_CHUNK = 2_000
 #: Share of the messages that is acknowledged when a consumer is killed, and when a worker is.
 CONSUMER_KILL_SHARE, WORKER_KILL_SHARE = 0.1, 0.4
-#: Share at which they are killed although they hold less than they must: the demo then fails, and says so.
+#: Share at which they are killed even if they hold less than they must: the demo then fails, and says so.
 LATE_SHARE = 0.9
 #: Time limit until workers and consumers are ready.
 START_SECONDS = 60.0
@@ -41,7 +41,7 @@ _MARGIN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """kill -9 to a program: its markers partitions if it was a worker, and where the markers topic ended."""
+    """A program's kill -9: its markers partitions if it was a worker, and where the markers topic ended."""
 
     name: str
     at_ms: int
@@ -50,7 +50,7 @@ class Kill:
 
 
 def programs(plan: Plan, folder: Path, environment: Mapping[str, str]) -> tuple[list[Worker], list[Recorded]]:
-    # On a busy machine the new broker answers late: the demo gives up after START_SECONDS, a program not before.
+    # On a busy machine the new broker answers late: no program may fail before the demo does, after START_SECONDS.
     environment = {"MARQ_CONNECT_TIMEOUT": f"{START_SECONDS:g}", **environment}
     settings = {"MARQ_WEB_BIND": "127.0.0.1", "MARQ_QUEUES_FILE": str(QUEUES_FILE), **environment}
     workers = [Worker(f"worker-{n + 1}", folder, settings, temporary=[folder]) for n in range(WORKERS)]
@@ -88,7 +88,7 @@ class Run(Stage):
         self.note("ok", "settings", process="queues", version=1, queues={EVERYBODY: _settings()})
 
     async def carry_out(self) -> None:
-        """Carry the run through.
+        """Carry out the run.
 
         Raises:
             RigError: a program ended by itself, or time ran out.
@@ -128,7 +128,7 @@ class Run(Stage):
         await self.until(self._all_ready, "workers and consumers are ready", min(self._left_s, START_SECONDS))
 
     async def _all_ready(self) -> bool:
-        # Each worker has partitions: killing one then takes some of them, and leaves some.
+        # Each worker must own partitions, so that killing one takes some of them away and leaves others.
         owned = await asyncio.gather(*[asyncio.to_thread(worker.owned) for worker in self.workers])
         return len(self.ready) == len(self.consumers) and all(owned) and await self.all_owned()
 
@@ -149,7 +149,7 @@ class Run(Stage):
         self._check_broker()
         super().look()
         self._display.show(sent=self._sent, acks=self._acked)
-        # Without waiting for the answer.
+        # Does not wait for the answer.
         if self._asking is not None and self._asking.done():
             self._display.statistics(self._asking.result().get("queues", {}))
             self._asking = None
@@ -184,7 +184,7 @@ class Run(Stage):
         self._sent += len(receipts)
 
     async def _kill_consumer(self, markers: TopicReader) -> None:
-        """kill -9 to the consumer that holds most, once it holds enough."""
+        """Send kill -9 to the consumer that holds the most leases, once it holds enough."""
         needed = self._plan.least_held
 
         def enough() -> bool:
@@ -205,7 +205,7 @@ class Run(Stage):
         return max(((len(self._forgotten[each.name]), each) for each in self.consumers), key=lambda held: held[0])
 
     async def _kill_worker(self, markers: TopicReader) -> None:
-        """kill -9 to the worker that has most rows open, by its statistics."""
+        """Send kill -9 to the worker with the most open rows, by its statistics."""
         rows: dict[str, int] = {}
         owned: dict[str, tuple[int, ...]] = {}
 

@@ -1,1 +1,1 @@
-"""Faults on real parts: each scenario is a history of real processes on a real broker, and the checker judges it."""
+"""Faults in real processes on a real broker: each scenario produces a history, which the checker judges."""

@@ -25,10 +25,10 @@ SCENARIOS = sorted(DECLARED, key=lambda scenario: _ORDER.index(scenario.play.__m
 
 
 def chosen(only: str) -> list[Scenario]:
-    """Return the scenarios whose names begin with one of those in ``only``, separated by commas; all without it.
+    """Return the scenarios whose names begin with one of the comma-separated texts in ``only``; all if it is empty.
 
     Raises:
-        ValueError: a name fits no scenario.
+        ValueError: a name matches no scenario.
     """
     wanted = [name for name in only.split(",") if name]
     for name in wanted:

@@ -1,4 +1,4 @@
-"""Faults of brokers: restarted, killed, away, too few; and all processes of Marq killed at once."""
+"""Faults of brokers: restarted, killed, unreachable, too few; and all processes of Marq killed at once."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def leader_killed(stage: Stage, cluster: Cluster) -> None:
     await stage.begin(MARQ_REPLICATION_FACTOR=str(REPLICAS))
     for partition in range(2):
         leader = await leader_of(stage, cluster, partition)
-        # The other brokers answer all the time; clients of this one notice its end immediately.
+        # The other brokers keep answering; clients of this one notice its end immediately.
         with stage.fault("cut", EVERYBODY):
             await asyncio.to_thread(cluster.kill, leader)
             await stage.delivered_more()

@@ -18,7 +18,7 @@ from faults.stage import LEASE_SECONDS, Stage
 from marq_worker.broker import EmbeddedBroker
 from proof.causes import EVERYBODY
 
-#: Paths in Debian, Ubuntu and Fedora of the variant for programs with threads.
+#: Paths in Debian, Ubuntu and Fedora of the variant for multithreaded programs.
 LIBRARIES = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib*/faketime/libfaketimeMT.so.1")
 #: Time within which a move takes effect.
 MOVE_SECONDS = 1
@@ -111,7 +111,7 @@ async def of_a_consumer(stage: Stage, _: Any) -> None:
     await stage.delivered_more()
     for seconds in (AHEAD_SECONDS, BACK_SECONDS):
         await move(stage, clock, seconds, moved.name)
-    # A consumer whose clock is wrong from its start, and which leaves messages behind.
+    # A consumer whose clock is wrong from the start, and which dies with messages in flight.
     victim = await stage.consumer(**clock.environment)
     await stage.delivered_more()
     await stage.kill(victim)
@@ -154,9 +154,9 @@ async def of_the_broker(stage: Stage, here: MovableBroker, seconds: float) -> No
     movable_broker,
 )
 async def of_the_broker_ahead(stage: Stage, here: MovableBroker) -> None:
-    """Messages that are acquired or released between the jump and the next TICK return that much too late.
+    """Messages that are acquired or released between the jump and the next TICK return late by the size of the jump.
 
-    So the clock jumps once more, while no worker runs: then nothing can tell the jump from time that passes.
+    So the clock jumps once more, while no worker runs: then nothing can tell the jump from the passage of time.
     """
     await of_the_broker(stage, here, AHEAD_SECONDS)
     [worker] = stage.workers

@@ -19,7 +19,7 @@ HOST = "127.0.0.1"
 #: Heap of each node; two nodes must carry the load of three.
 HEAP = "256m"
 MIN_IN_SYNC = 2
-#: Three Java machines start at the same time, and each waits for the others.
+#: Three JVMs start at the same time, and each waits for the others.
 START_LIMIT_SECONDS = 180.0
 
 
@@ -46,7 +46,7 @@ class Cluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """All nodes' addresses, as clients want them."""
+        """All nodes' addresses, as clients expect them."""
         return ",".join(node.bootstrap_servers for node in self.nodes.values())
 
     @property
@@ -66,7 +66,7 @@ class Cluster:
         return self
 
     def kill(self, *nodes: int) -> None:
-        """kill -9 of these nodes, or all."""
+        """Send kill -9 to these nodes, or to all."""
         for node in nodes or self.nodes:
             self.nodes[node].kill()
 

@@ -48,7 +48,7 @@ MANNERS = {
     "rejecting": {3: "reject", 6: ValueError},
     #: A quarter fails at every attempt, and another one at every second offset.
     "hopeless": {**dict.fromkeys(range(5), "hopeless"), **dict.fromkeys(range(5, 10), "moody")},
-    #: Some handlers are still at work when their partitions have moved.
+    #: Some handlers are still running when their partitions have moved.
     "slow": {1: "later", 2: "release", 3: "reject", 4: "slow", 5: "slow"},
     #: Few fail at every attempt.
     "unlucky": {1: "later", 2: "release", 3: "reject", 4: "hopeless"},
@@ -227,7 +227,7 @@ def _names(batch: Acquire | Renew | Dispatch) -> dict[str, Any]:
 
 
 class Handler:
-    """Works on messages as their numbers say, and records it."""
+    """Handles each message as its number says, and records it."""
 
     def __init__(self, recorder: Recorder, death: Death, work_seconds: float, manner: str) -> None:
         self._teller = Teller(recorder.add)
@@ -263,7 +263,7 @@ class Handler:
 
     @staticmethod
     async def _fail(op: str, message: marq.Message, kind: Any) -> None:
-        """Act as a handler that raises."""
+        """Act like a handler that raises."""
         with suppress(kind):
             async with message:
                 raise kind("by its number")

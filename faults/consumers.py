@@ -1,4 +1,4 @@
-"""Faults of consumers and of members of groups: killed at each step, paused, replaced, without a broker."""
+"""Faults of consumers and group members: killed at each step, paused, replaced, without a broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rig.recorded_run import SESSION_SECONDS
 
 #: The points of all queues.
 POINTS = [Point.BEFORE_ACQUIRE, Point.AFTER_ACQUIRE, Point.AFTER_COMMIT, Point.IN_HANDLER, Point.BEFORE_ACK]
-#: Those of queues with ordering: while a source is resumed, and after that.
+#: Further points of queues with ordering: while a source is resumed, and after that.
 RESUMING = [Point.BEFORE_RESUME, Point.AFTER_RESUME, Point.BEFORE_VERIFY, Point.AFTER_VERIFY]
 IN_ORDER = [
     Point.BEFORE_ACQUIRE_IN_ORDER,
@@ -33,15 +33,15 @@ FEW_ATTEMPTS = 3
 #: How long consumers join and leave, and how often.
 CHURN_SECONDS, CHURN_EVERY_SECONDS = 60.0, 4.0
 HANDLED = "handled"
-#: Time from the start of a handler process until its broker is killed: then it joins its group.
+#: Time from the start of a handler process until its broker is killed: at about that time it joins its group.
 START_SECONDS = 0.3
 AWAY_SECONDS = 5.0
-#: Time limit until messages are handled; a group that assigned nothing would try again after five minutes.
+#: Time limit until messages are handled; a group that assigned nothing would try again only after five minutes.
 HANDLED_SECONDS = 30.0
 INSTANCE = "one"
 #: The watchdog is shorter than the session, so it ends a worker that waits for the session to end.
 STATIC = {"MARQ_INSTANCE_ID": INSTANCE, "MARQ_SESSION_TIMEOUT": "30", "MARQ_WATCHDOG": "20"}
-#: Less than that session.
+#: Shorter than that session timeout.
 RESTART_SECONDS = 20.0
 FENCED_SECONDS = 30.0
 

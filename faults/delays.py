@@ -21,7 +21,7 @@ from rig.program import RigError
 #: Deliveries before, between and after faults.
 SOME = 150
 FEW = 60
-#: Retries by a list of delays, by an exception's own delay, and a reject by another exception.
+#: Retries after a list of delays, after an exception's own delay, and a reject for another exception.
 RETRIES = """backoff = [0.1, 0.4, 1]
 errors = { TimeoutError = [0.7], ValueError = "reject" }
 """
@@ -64,7 +64,7 @@ async def all_at_random(stage: Stage, rounds: int, some: int) -> None:
 
 
 async def redrive(stage: Stage, *, killed: bool) -> None:
-    """Redrive all dead letters, perhaps while the worker is killed."""
+    """Redrive all dead letters; if ``killed``, kill and restart the worker meanwhile."""
     async with DeadLetters(stage.servers, prefix=stage.prefix) as letters:
         offsets_of: dict[str, list[int]] = defaultdict(list)
         for queue in stage.queues:
@@ -149,7 +149,7 @@ async def broker_killed(stage: Stage, broker: EmbeddedBroker) -> None:
     "nothing is delivered early; records that were not yet delayed are read again",
 )
 async def queue_delays(stage: Stage, _: object) -> None:
-    """Only the queue delays these records; any producer writes them."""
+    """Only the queue's setting delays these records, which any producer may write."""
     stage.define(own=f"delay = {QUEUE_DELAY_S}\n", delay_ms=int(QUEUE_DELAY_S * 1000))
     worker = await stage.worker()
     stage.load(rate=100)
@@ -188,7 +188,7 @@ async def at_most_once(stage: Stage, _: object) -> None:
 
 
 async def counted(stage: Stage, worker: WorkerProcess) -> dict[str, float]:
-    """Return a worker's counts of the queue without ordering; a busy one may not answer at once."""
+    """Return a worker's counts of the queue without ordering; a busy worker may not answer at once."""
     counts: dict[str, float] = {}
 
     async def answered() -> bool:
@@ -206,7 +206,7 @@ async def counted(stage: Stage, worker: WorkerProcess) -> dict[str, float]:
     "the transaction is aborted; no consumer sees its redeliveries, and the next owner sends them",
 )
 async def at_most_once_and_the_worker(stage: Stage, _: object) -> None:
-    """A worker that dies before it commits redelivers messages that no handler has seen; then the next one does."""
+    """A worker dies before it commits redeliveries of messages that no handler has seen; the next one sends them."""
     stage.define(own='delivery = "at-most-once"\n', delivery="at-most-once")
     worker = await stage.worker("--die-in-transaction=1")
     mix = Mix(stage, delayed=0.0)

@@ -21,12 +21,12 @@ FULL_SECONDS = 10.0
 LIMIT_SECONDS = 30.0
 BALLAST = "ballast"
 CHUNK = bytes(1 << 16)
-#: Unmounts at the end of its standard input, which the run closes, also when it dies.
+#: Unmounts at the end of its standard input, which the run closes, even if it dies.
 _KEEPER = """trap '' HUP INT TERM; cat >/dev/null; umount -l "$1" """
 
 
 class SmallDisk:
-    """A tmpfs of ``mebibytes`` on ``path``, within the context, and never longer than this process lives.
+    """A tmpfs of ``mebibytes`` on ``path``, within the context; it never outlives this process.
 
     Raises:
         ConditionError: this process may not mount.

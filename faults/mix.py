@@ -14,7 +14,7 @@ from faults.stage import Stage
 from marq.producer.delay_control import DelayControl
 from proof import history
 
-#: Messages in a second; the longest delay, in seconds.
+#: Messages per second; the longest delay, in seconds.
 RATE = 60
 LONGEST_S = 6.0
 #: Share of delayed messages; of these, shares of cancelled and rescheduled ones.
@@ -60,7 +60,7 @@ class Mix:
         fate = chance.random()
         questions = ["cancel"] * (fate < CANCELLED) + ["reschedule"] * (CANCELLED / 2 < fate < CANCELLED + MOVED)
         chance.shuffle(questions)
-        # Some of them too late.
+        # Some requests come too late.
         waits_s = sorted(chance.uniform(0, 1.2 * (delay_s or 0)) for _ in questions)
         plan = [(wait_s, op, chance.uniform(0, LONGEST_S)) for wait_s, op in zip(waits_s, questions, strict=True)]
         absolute = chance.random() < 0.4

@@ -21,11 +21,11 @@ from rig.recorded_run import SESSION_SECONDS
 DELAY_SECONDS = 0.25
 #: Longer than leases and sessions.
 GONE_SECONDS = SESSION_SECONDS + 2 * LEASE_SECONDS
-#: Most attempts of one process without a broker, in any second.
+#: Maximum connection attempts of one process without a broker, in any second.
 MAX_ATTEMPTS = 5
 #: A little less than a second, because attempts are limited when they begin and counted when they arrive.
 SECOND = 0.9
-#: Most log lines of one process, on average.
+#: Maximum log lines of one process, on average.
 MAX_LINES_PER_SECOND = 2.0
 #: Time limit from the broker's start until all clients are connected: two pauses, on a busy machine.
 RETURN_SECONDS = 10.0
@@ -50,7 +50,7 @@ def behind_proxies(*clients: str) -> Iterator[BehindProxies]:
 
 
 async def begin(stage: Stage, client: str, address: str) -> str:
-    """Begin with a consumer among others, or the only worker, behind the proxy; return its name."""
+    """Start with a consumer among others, or the only worker, behind the proxy; return its name."""
     if client == "worker":
         return (await stage.begin(MARQ_BOOTSTRAP_SERVERS=address)).name
     await stage.begin(consumers=1)

@@ -21,15 +21,15 @@ Direction = Literal["both", "to broker", "to client"]
 
 HOST = "127.0.0.1"
 CHUNK_BYTES = 64 << 10
-#: Chunks of one direction of one connection that are on their way; then its sender has to wait.
+#: Maximum chunks in transit for each direction of a connection; beyond that, the sender has to wait.
 MAX_UNDERWAY = 1000
 ANSWER_LIMIT_SECONDS = 10.0
-#: close() says RST and not FIN: the other side learns at once, and what was on its way is lost.
+#: close() sends RST instead of FIN: the other side notices at once, and data in transit is lost.
 _RESET = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Takes connections on ``port`` from its start on and forwards them to what ``forward_to`` named."""
+    """Accepts connections on ``port`` from its start on, and forwards them to the address set by `forward_to`."""
 
     def __init__(self) -> None:
         self.port = ports.free_port(HOST)
@@ -57,7 +57,7 @@ class Proxy:
         self._call(self._restore())
 
     def delay(self, seconds: float) -> None:
-        """Forward everything that much later, in each direction."""
+        """Forward everything this much later, in each direction."""
         self._delay_s = seconds
 
     def cut(self) -> None:
@@ -131,7 +131,7 @@ class Proxy:
         try:
             upstream_reader, upstream_writer = await asyncio.open_connection(*self._upstream)
         except OSError:
-            return  # the broker is away: its client's connection ends
+            return  # the broker is down, so its client's connection ends
         self._connections.add(upstream_writer)
         try:
             # Whichever ends first ends both: Kafka's connections are never half closed.

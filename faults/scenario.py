@@ -71,7 +71,7 @@ class Scenario:
     quick: bool = False
 
 
-#: The scenarios of all modules that were imported.
+#: The scenarios of all imported modules.
 DECLARED: list[Scenario] = []
 
 
@@ -121,7 +121,7 @@ class Result:
 
 
 def dead_again(counts: Mapping[str, Any]) -> list[str]:
-    """Return how many messages have a second dead letter, and how many are dead although a handler finished them."""
+    """Return how many messages have a second dead letter, and how many have one although a handler finished them."""
     texts = []
     if twice := counts.get("dead_twice"):
         texts.append(f"{twice} with two dead letters")
@@ -134,7 +134,7 @@ def dead_again(counts: Mapping[str, Any]) -> list[str]:
 async def play(scenario: Scenario, shared: Place, *, audit: bool = False) -> Result:
     """Play a scenario and let the checker judge its history; keep its files only if something is wrong.
 
-    With ``audit``, the data pipeline's account must be the same.
+    With ``audit``, the data pipeline's audit must agree.
     """
     began_s = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"marq-{scenario.name}-"))

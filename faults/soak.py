@@ -39,13 +39,13 @@ SLACK = {"worker_mib": 50.0, "consumer_mib": 50.0, "broker_mib": 200.0, "files":
 
 @dataclass(frozen=True)
 class Sample:
-    """How things stood; the largest process of each kind."""
+    """The state of the run at one moment; of each kind of process, the largest one."""
 
     seconds: float
     worker_mib: float
     consumer_mib: float
     broker_mib: float
-    #: Open files of the process that has the most, the broker aside.
+    #: Open files of the process that has the most, except the broker.
     files: int
     #: Open leases, and accepted messages that no consumer has received yet.
     open: int
@@ -73,7 +73,7 @@ class Soak:
         }
 
     async def play(self, minutes: float) -> None:
-        """Do everything up to the end of the load."""
+        """Do everything until the load has ended."""
         for _ in range(WORKERS):
             await self._stage.worker()
         self._stage.load(RATE)
@@ -227,7 +227,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=None, help="which faults come (default: by chance)")
     given = parser.parse_args()
-    # The outages are meant.
+    # The outages are intended.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     seed = random.randrange(1_000_000) if given.seed is None else given.seed
     try:

@@ -1,4 +1,4 @@
-"""The stage of a scenario: workers, consumers and a steady load on two queues, one of which keeps the order of keys."""
+"""The stage of a scenario: workers, consumers and a steady load on two queues, one of which is ordered by key."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = {
     "backoff": [100, 2, 200, True],
 }
 QUICK_BACKOFF = "backoff = { base = 0.1, factor = 2, max = 0.2, jitter = true }\n"
-#: Messages of the load in a second, and in one step of it.
+#: Messages that the load sends per second, and in one step.
 RATE, STEP = 200, 20
 
 
@@ -77,7 +77,7 @@ class Stage(rig.recorded_run.Stage):
     def __init__(self, servers: str, folder: Path) -> None:
         settings = ClientSettings.read(servers, {"prefix": f"f{uuid.uuid4().hex[:10]}"}, owner="faults")
         super().__init__(settings, folder, [QUEUE, ORDERED], PARTITIONS)
-        #: Seed of scenarios that act by chance.
+        #: Seed of scenarios that act at random.
         self.seed = int(os.environ.get(SEED_VARIABLE, "1"))
         #: Messages that are known to be in the topic, by queue.
         self.accepted_by: Counter[str] = Counter()
@@ -98,8 +98,8 @@ class Stage(rig.recorded_run.Stage):
 
         Args:
             lines: for both queues.
-            own: only for the queue without ordering, and what else follows it in the file.
-            settings: for the checker; those that are not in SETTINGS only of the queue without ordering.
+            own: lines for the queue without ordering only, and anything that follows it in the file.
+            settings: for the checker; those that are not in SETTINGS apply only to the queue without ordering.
         """
         settings = SETTINGS | settings
         both = f"lease = {LEASE_SECONDS}\nmax_attempts = {settings['max_attempts']}\n{lines}"
@@ -109,7 +109,7 @@ class Stage(rig.recorded_run.Stage):
         self.note("ok", "settings", process="queues", version=1, queues={QUEUE: settings, ORDERED: ordered})
 
     def move_brokers_clock(self, ahead_s: float, within_s: float) -> None:
-        """Note that the brokers' clock is this far ahead soon."""
+        """Note that the brokers' clock will be this far ahead within ``within_s``."""
         now_ms = time.monotonic() * 1000
         self._ahead_ms += [(now_ms, None), (now_ms + within_s * 1000, ahead_s * 1000)]
 
@@ -136,7 +136,7 @@ class Stage(rig.recorded_run.Stage):
     async def worker(
         self, *options: str, data: Path | None = None, ready: bool = True, **environment: str
     ) -> WorkerProcess:
-        """Start a worker; return when all partitions have an owner, unless it need not be ``ready``.
+        """Start a worker; return when all partitions have an owner, or at once unless ``ready``.
 
         A worker that kills itself may be dead by then.
         """
@@ -226,7 +226,7 @@ def recovery_seconds(events: Sequence[Event]) -> float | None:
         if event["op"] in {"ack", "reject"} and event["type"] == "ok":
             for offset in event["offsets"]:
                 ends.setdefault(f"{event['source']}/{offset}", event["at_ms"])
-    # A copy has another offset than its message.
+    # A copy's offset differs from its message's.
     copies = {f"{e['process']}/{e['offset']}": e["id"] for e in events if e["op"] == "record" and "id" in e}
     done = {copies.get(record, record): at_ms for record, at_ms in ends.items()}
     return max(0.0, max((done[record] - last for record in sent if record in done), default=0.0)) / 1000

@@ -72,7 +72,7 @@ class Watched:
         Ownership._read = watched_read  # type: ignore[method-assign]
 
     async def _note_owner(self, owner: Ownership) -> None:
-        # It writes its first TICK after this, behind the present end.
+        # It writes its first TICK after this, behind the current end.
         _, end = await owner.context.log_range(owner.partition)
         self._own_ticks.pop(owner.tracker.holder, None)
         holder, position = history.holder_name(owner.tracker.holder), owner.position

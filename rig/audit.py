@@ -1,4 +1,4 @@
-"""The data pipeline's audit of a run, which knows only the topics, compared with the checker's result."""
+"""The data pipeline's audit of a run, which reads only the topics, compared with the checker's result."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def audit(settings: ClientSettings, data: Path, events: Sequence[Event], say: Ca
             )
         except subprocess.TimeoutExpired:
             return Audit(failure=f"{job[0]} took more than {LIMIT_SECONDS:g} s")
-        # 1: the audit found something, and prints it.
+        # Exit code 1: the audit has findings, and prints them.
         if ran.returncode not in (0, 1):
             lines = ran.stderr.strip().splitlines()
             return Audit(failure=f"{job[0]}: {lines[-1] if lines else f'exit code {ran.returncode}'}")
@@ -84,7 +84,7 @@ def finished(events: Sequence[Event]) -> list[tuple[str, int, int]]:
     for event in markers:
         kind = event["kind"]
         if kind == "RELEASE" and event["queue"] in ordered:
-            # Delivered again in its place, without a fact. After the last one, it becomes a dead letter.
+            # The message is delivered again in its place, without a fact; after LAST it becomes a dead letter.
             for offset, delay_ms in zip(event["offsets"], event["delays_ms"], strict=True):
                 record, holder = f"{event['source']}/{offset}", event["holder"]
                 if delay_ms != LAST and held[record, holder]:

@@ -43,7 +43,7 @@ class Teller:
         try:
             await settle()
         except marq.LeaseLost:
-            # An ack was written anyway, another outcome perhaps.
+            # An ack was written anyway; another outcome may have been.
             if op == "ack":
                 ended("ok", lost=[message.offset])
             else:

@@ -86,7 +86,7 @@ class Program:
             raise RigError(f"{self.name} ended by itself, exit code {self.exit_code}:\n{self.log_tail()}")
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         self.ended_by_us = True
         self.process.signal(signal.SIGTERM)
 
@@ -96,23 +96,23 @@ class Program:
         self.kill()
 
     def kill(self) -> None:
-        """kill -9 to it and to the processes that it started. Idempotent."""
+        """Send kill -9 to it and to the processes that it started. Idempotent."""
         self.ended_by_us = True
         if self._process is not None:
             self._process.kill()
 
     def kill_alone(self) -> None:
-        """kill -9 to it, but not to the processes that it started."""
+        """Send kill -9 to it, but not to the processes that it started."""
         self.ended_by_us = True
         self.process.signal(signal.SIGKILL)
         self.process.wait(STOP_SECONDS)
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         self.process.pause()
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         if self._process is not None:
             self._process.resume()
 
@@ -134,7 +134,7 @@ class Program:
 
 
 def stop_all(programs: Sequence[Program]) -> None:
-    """SIGTERM to all, then wait for each."""
+    """Send SIGTERM to all, then wait for each."""
     running = [program for program in programs if program.running]
     for program in running:
         program.terminate()

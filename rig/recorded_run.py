@@ -113,13 +113,13 @@ class Stage:
         await asyncio.to_thread(program.kill)
 
     async def stop(self, program: Program) -> None:
-        """SIGTERM, and wait for its end."""
+        """Send SIGTERM, and wait for the exit."""
         self.note("info", "stop", target=program.name)
         program.terminate()
         await asyncio.to_thread(program.join)
 
     async def pause(self, program: Program, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after this long."""
+        """Send SIGSTOP, and SIGCONT after this time."""
         with self.fault("pause", program.name):
             program.pause()
             await self.play(seconds)
@@ -139,7 +139,7 @@ class Stage:
             await asyncio.sleep(POLL_SECONDS)
 
     async def delivered_more(self, count: int = SOME, limit: float = LIMIT_SECONDS) -> None:
-        """Wait for this many further deliveries."""
+        """Wait for this many more deliveries."""
         wanted = self.delivered + count
         await self.until(lambda: self.delivered >= wanted, f"{count} more messages are delivered", limit)
 

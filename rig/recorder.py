@@ -1,4 +1,4 @@
-"""Histories that outlive kill -9: each event is in the operating system's hands before its writer continues."""
+"""Histories that outlive kill -9: each event is passed to the operating system before its writer continues."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Recorded(Program):
         return self.doomed and not self.running and self.exit_code == -signal.SIGKILL
 
     def check(self) -> None:
-        # First whether it runs: it may die between the two questions.
+        # Check first whether it runs, because it may die between the two checks.
         if not self.running and not self.has_killed_itself:
             super().check()
 

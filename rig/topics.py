@@ -1,4 +1,4 @@
-"""Reads whole topics, as events of a history if need be, and deletes them."""
+"""Reads whole topics, as events of a history if needed, and deletes them."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class TopicReader:
         return {tp.partition: offset for tp, offset in ends.items()}
 
     async def to_end(self) -> AsyncIterator[Any]:
-        """Iterate over the records that were not read yet, up to the end as it is now."""
+        """Iterate over the records that were not read yet, up to the current end."""
         end = await self.end()
         while True:
             fetched = await self._consumer.getmany(timeout_ms=_FETCH_MS)
             for record in [record for records in fetched.values() for record in records]:
                 yield record
-            # The position passes records that are not returned: those of transactions, and aborted ones.
+            # The position passes records that are not returned: control records of transactions, and aborted records.
             positions = {tp.partition: await self._consumer.position(tp) for tp in self._partitions}
             if all(positions[partition] >= offset for partition, offset in end.items()):
                 return

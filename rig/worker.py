@@ -1,4 +1,4 @@
-"""``faust -A app worker`` as a process, and its pages."""
+"""``faust -A app worker`` as a process, and its web pages."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ _STAMP = struct.Struct(">Qd")
 
 
 def call(*functions: Callable[..., Any]) -> None:
-    """Call a function with the words of the command line, converted by its annotations (and by their `read`, if any).
+    """Call a function with the command line's arguments, converted by its annotations (and by their `read`, if any).
 
-    Of several functions, the first word names one.
+    If there are several functions, the first argument names one.
     """
     words = sys.argv[1:]
     by_name = {function.__name__: function for function in functions}
@@ -45,7 +45,7 @@ async def told() -> None:
 
 
 async def until_handled(consumer: marq.Consumer, running: Awaitable[None], done: asyncio.Event) -> float:
-    """Await a call of `run` until ``done`` is set and every ack is durable; return the monotonic time of that."""
+    """Await a call of `run` until ``done`` is set and every ack is durable; return the monotonic time then."""
     task, waiting = asyncio.ensure_future(running), asyncio.ensure_future(done.wait())
     await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
     if task.done():

@@ -11,11 +11,11 @@ import marq
 from bench.clients.client import call, percentiles, read_stamp, say, told, until_handled
 from bench.load import QUEUE, check, queue_name
 
-#: One in this many messages is forgotten.
+#: `forgetting` forgets one in this many messages.
 FORGOTTEN = 10
-#: Consumers that start at a time.
+#: Number of consumers that start at the same time.
 STARTING = 10
-#: While `expiring` takes messages they renew themselves; then all are renewed once at the same time.
+#: While `expiring` receives messages, the library renews their leases; then all leases are set to end at one time.
 TAKING_S, LEASE_S = 8.0, 8.0
 CHUNK = 20_000
 #: Messages that a consumer of a queue with ordering handles at a time.
@@ -104,7 +104,7 @@ async def timed_keys(
 
 
 async def pausing(servers: str, prefix: str, queue: str, words: int) -> None:
-    """Join when told; at each of the next ``words``, say the longest time without a message since the last; leave."""
+    """Join when told; at each of ``words`` signals, report the longest gap between messages since the last; leave."""
     longest_s = last_s = 0.0
 
     async def handler(message: marq.Message) -> None:
@@ -174,7 +174,7 @@ async def forgetting(servers: str, prefix: str, count: int, lease_s: float) -> N
 
 
 async def expiring(servers: str, prefix: str, count: int) -> None:
-    """Take all messages and leave without settling them; then handle them again when their leases end."""
+    """Receive all messages and leave without settling them; then handle them again when their leases end."""
     first_s, last_s = await _take(servers, prefix, count)
     if time.monotonic() > first_s:
         raise SystemExit("bench: the first lease ended before all were written")
@@ -197,7 +197,7 @@ async def expiring(servers: str, prefix: str, count: int) -> None:
 
 
 async def _take(servers: str, prefix: str, count: int) -> tuple[float, float]:
-    """Return when the first lease ends, and when the last."""
+    """Return the times at which the first lease ends, and the last."""
     messages: list[marq.Message] = []
     async with marq.Consumer(QUEUE, servers, prefix=prefix, lease=TAKING_S, max_in_flight=2 * count) as consumer:
         while len(messages) < count:

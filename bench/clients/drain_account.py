@@ -20,7 +20,7 @@ NUMBER = slice(8)
 
 @dataclass(frozen=True)
 class Work:
-    """Work on messages: every ``each``-th one takes ``ms`` milliseconds of waiting, as if a service were asked."""
+    """Work on messages: every ``each``-th one waits ``ms`` milliseconds, as if for a service's response."""
 
     ms: float = 0.0
     each: int = 1
@@ -72,7 +72,7 @@ class Received:
         """Send the measurements to the row.
 
         Raises:
-            SystemExit: a message is missing, or came twice.
+            SystemExit: a message is missing, or arrived twice.
         """
         check(self.values, self.count)
         say(

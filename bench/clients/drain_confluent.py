@@ -1,7 +1,7 @@
 """One process of a confluent-kafka consumer group: the practical limit for a Python consumer of the same topic.
 
-With work to do, it works on several messages at a time in an event loop, and commits in order, as a program does that
-has independent messages and only offsets.
+With work to do, it works on several messages at a time in an event loop, and commits in order, like a program that has
+independent messages and only offsets.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from bench.clients.client import call
 from bench.clients.drain_account import NO_WORK, Received, Work
 
-#: Messages of one call of `consume`: without work, and at most with work.
+#: Maximum messages per call of `consume`: without work, and with work.
 TAKEN, TAKEN_TO_WORK = 4_000, 1_000
-#: Time limit of that call while others are worked on.
+#: Timeout of that call while other messages are being worked on.
 SHORT_SECONDS = 0.01
 
 
@@ -40,7 +40,7 @@ def look(consumer: Consumer, received: Received) -> None:
         if not messages:
             continue
         received.add(message.value() for message in messages)
-        # Only the last commit is waited for; it covers all before it.
+        # Waits for the last commit only, which covers all before it.
         consumer.commit(asynchronous=not received.complete)
 
 

@@ -11,14 +11,14 @@ from bench.clients.drain_account import NO_WORK, NUMBER, Received, Work
 from bench.load import QUEUE
 from marq.consumer.consumer import DEFAULT_MAX_IN_FLIGHT
 
-#: Most messages of one call of a ``run_batch`` handler.
+#: Maximum messages per call of a ``run_batch`` handler.
 BATCH_MESSAGES = 1_000
-#: Messages in flight for each that is worked on, so that the next one is always there.
+#: Messages in flight for each one being worked on, so that the next one is always ready.
 HELD = 4
 
 
 async def run(consumer: marq.Consumer, received: Received, work: Work, concurrency: int) -> None:
-    """``run`` with a handler for each message."""
+    """Drain by ``run``, with a handler that takes one message."""
     done = asyncio.Event()
     values, count, do = received.values, received.count, work.do
 
@@ -41,7 +41,7 @@ async def run(consumer: marq.Consumer, received: Received, work: Work, concurren
 
 
 async def run_batch(consumer: marq.Consumer, received: Received, work: Work, concurrency: int) -> None:
-    """``run_batch`` with a handler for many messages."""
+    """Drain by ``run_batch``, with a handler that takes many messages."""
     done = asyncio.Event()
 
     async def handler(messages: list[marq.Message]) -> None:
@@ -54,7 +54,7 @@ async def run_batch(consumer: marq.Consumer, received: Received, work: Work, con
 
 
 async def iterate(consumer: marq.Consumer, received: Received, work: Work, concurrency: int) -> None:
-    """``async for … async with message``."""
+    """Drain by ``async for … async with message``."""
     async for message in consumer:
         async with message:
             received.add((message.value,))

@@ -1,4 +1,4 @@
-"""One process of a native share group, by confluent-kafka's ShareConsumer: each message is acknowledged by itself.
+"""One process of a native share group, by confluent-kafka's ShareConsumer: each message is acknowledged individually.
 
 All messages of a poll must be acknowledged before the next poll, so the messages of a poll are worked on at the same
 time, and several consumers, each with a thread for its polls, take turns. :data:`BROKER_PROPERTIES` remove the broker's
@@ -21,7 +21,7 @@ MAX_LOCKS = 10_000
 BROKER_PROPERTIES = {
     "group.share.partition.max.record.locks": str(MAX_LOCKS),
     "group.share.max.partition.max.record.locks": str(MAX_LOCKS),
-    # A member learns its partitions by heartbeats: with the defaults, 5 s and 1 s, the first message comes after 5 s.
+    # A member learns its partitions from heartbeats: with the defaults, 5 s and 1 s, the first message takes 5 s.
     "group.share.heartbeat.interval.ms": "100",
     "group.share.min.heartbeat.interval.ms": "100",
     "group.share.assignment.interval.ms": "0",
@@ -96,7 +96,7 @@ async def _work_on(consumer: ShareConsumer, received: Received, work: Work) -> N
 
 
 async def work_on_all(messages: list[Message], received: Received, work: Work) -> None:
-    """Work on all at the same time, in tasks that each take one after the other."""
+    """Work on all messages at the same time, in tasks that each take one after another."""
     values = map(value_of, messages)
 
     async def take() -> None:

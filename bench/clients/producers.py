@@ -56,7 +56,7 @@ async def paced(
 ) -> None:
     """Send messages at a steady rate, ``burst`` at a time, however long each takes (an open loop).
 
-    With ``keys``, each message is sent by its own call with one of so many ordering keys, in turn.
+    With ``keys``, each message is sent by its own call, with one of this number of ordering keys in turn.
     """
     async with marq.Producer(servers, prefix=prefix) as producer:
         await producer.send("another", b"")
@@ -121,7 +121,7 @@ async def traffic(servers: str, prefix: str, queue: str, rate: int) -> None:
 
 
 async def markers(servers: str, prefix: str, partitions: int, count: int, size: int, kinds: str) -> None:
-    """Write the markers of a consumer, without one, so that a tracker finds all of them when it begins."""
+    """Write a consumer's markers without a consumer, so that a tracker finds all of them when it starts."""
     names = Names(prefix)
 
     async def write(partition: int, share: int) -> None:

@@ -15,7 +15,7 @@ from botocore.config import Config
 
 from bench.clients.client import call, say
 
-#: Messages of a call; polls wait up to this long, and return as soon as there is a message.
+#: Messages per call; the longest wait of a poll, which returns as soon as there is a message.
 BATCH, POLL_S = 10, 1
 #: Time from the start signal until the first paced message is due.
 AHEAD_S = 0.5
@@ -40,7 +40,7 @@ def rounds(url: str, count: int, size: int) -> None:
 
 
 def paced(url: str, rate: float, count: int, burst: int) -> None:
-    """Send messages at a steady rate, ``burst`` in a call. Each has the time when it should have been sent."""
+    """Send messages at a steady rate, ``burst`` per call. Each contains the time when it should have been sent."""
     queue = _Queue(url)
     say(ready=True)
     sys.stdin.readline()
@@ -54,7 +54,7 @@ def paced(url: str, rate: float, count: int, burst: int) -> None:
 
 
 def timed(url: str, unmeasured_s: float) -> None:
-    """Receive and delete messages of `paced` until none comes; report how long after their times they came."""
+    """Receive and delete messages of `paced` until none comes; report how long after those times they arrived."""
     queue = _Queue(url)
     queue.receive(0)
     say(ready=True)
@@ -71,7 +71,7 @@ def timed(url: str, unmeasured_s: float) -> None:
 
 
 async def idle(url: str, polls: int) -> None:
-    """Keep so many long polls of an empty queue open, until the row ends this process."""
+    """Keep this number of long polls of an empty queue open, until the row ends this process."""
     address, name = url.rsplit("/", 2)[0], json.dumps({"QueueUrl": url, "WaitTimeSeconds": LONG_POLL_S})
     headers = {"X-Amz-Target": "AmazonSQS.ReceiveMessage", "Content-Type": "application/x-amz-json-1.0"}
     timeout, connector = ClientTimeout(total=None), TCPConnector(limit=0)

@@ -1,4 +1,4 @@
-"""The rows of the benchmark, in the order in which they run; the last ones only by their name."""
+"""The rows of the benchmark, in the order in which they run; the last ones run only by name."""
 
 from __future__ import annotations
 

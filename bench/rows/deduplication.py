@@ -16,7 +16,7 @@ from bench.worker import BenchWorker, make_topics
 
 MAX_IDS_MIB = 300
 RESTART_SECONDS = 10.0
-#: Most ids for which the bars apply.
+#: Largest number of ids for which the bars apply.
 BARRED_IDS = 1_000_000
 #: Longer than a measurement.
 WINDOW_S = 24 * 3600
@@ -62,7 +62,7 @@ async def remember(bench: Bench) -> Measurements:
             measurements |= worker.memory_mib("restarted")
     finally:
         worker.kill()
-    # Of the restarted worker: the first one has also had all messages in memory.
+    # Measured on the restarted worker, because the first one also had all messages in memory.
     measurements["ids_mib"] = measurements["restarted_mib"] - idle_mib
     return measurements
 

@@ -1,8 +1,8 @@
 """Many delayed messages: ``make delays PENDING=1000000``.
 
-A worker gets them by ``send_many``, each with its own time within a day. While they wait, others are due at a steady
-rate, and a consumer of the messages topic measures how late each arrives. Then the worker is killed (kill -9) and
-restarts with its data, until it has delivered an overdue message from each markers partition.
+They are sent by ``send_many``, each with its own time within a day. While they wait, others are due at a steady rate,
+and a consumer of the messages topic measures how late each arrives. Then the worker is killed (kill -9) and restarts
+with its data, until it has delivered an overdue message from each markers partition.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MAX_MEMORY_MIB = 700
 RESTART_SECONDS = 10.0
 LATENESS_P99_MS = 250.0
 SCHEDULED_PER_SECOND = 50_000.0
-#: Most messages for which the bars apply.
+#: Largest number of messages for which the bars apply.
 BARRED_PENDING = 1_000_000
 
-#: Messages that are due each second, and for how long.
+#: Messages that are due per second, and for how many seconds.
 RATE, SECONDS = 5_000, 20
 DAY_S = 24 * 3600
 #: Shortest delay of the messages that wait: longer than the measurement.

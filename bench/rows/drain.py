@@ -30,7 +30,7 @@ MIB = float(1 << 20)
 
 
 def filled(bench: Bench) -> str:
-    """Return the prefix of topics that are full."""
+    """Fill a queue, and return the prefix of its topics."""
     prefix, size = bench.prefix(), bench.size
     asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
     return prefix
@@ -58,7 +58,7 @@ def quorum_queue(bench: Bench, work: str = "0") -> Measurements:
     """Measure a quorum queue of RabbitMQ by aio-pika: each message durable, with its own ack.
 
     Raises:
-        Skipped: no broker is named.
+        Skipped: RABBITMQ_URL is not set.
     """
     size, url = bench.size, os.environ.get("RABBITMQ_URL")
     if not url:
@@ -131,7 +131,7 @@ def crossings(medians: Medians) -> list[str]:
 
 
 def crossing(first: str, one: Measurements, second: str, other: Measurements) -> str:
-    """Return the number of messages from which the client with the higher rate is done first."""
+    """Return the number of messages from which on the client with the higher rate finishes first."""
     faster, slower = (first, second) if one["rate"] > other["rate"] else (second, first)
     fast, slow = (one, other) if faster == first else (other, one)
     later = fast["startup_seconds"] - slow["startup_seconds"]

@@ -14,15 +14,15 @@ from bench.processes import Child, Meter, measured
 from bench.suite import Bar, Bench, Measurements, Medians, Row
 from marq.settings.placements import subset
 
-#: Seconds that are measured, after some that are not.
+#: Measured seconds, and the unmeasured ones before them.
 SECONDS, UNMEASURED_SECONDS = 8, 2
 
 # --- latency ----------------------------------------------------------------------------------------------------------
 
 STEADY, FAST = "1,000/s", "50,000/s"
-#: The fast one first, because a new broker is slow until its Java has compiled the paths that run often.
+#: The fast one first, because a new broker is slow until its JVM has compiled its hot paths.
 RATES = {FAST: 50_000, STEADY: 1_000}
-#: Messages of one call: at 50,000/s there is a call of send_many every 5 ms.
+#: Messages per call: at 50,000/s there is a call of send_many every 5 ms.
 BURSTS = {FAST: 250, STEADY: 1}
 P50_MS, P99_MS = 5.0, 40.0
 
@@ -68,7 +68,7 @@ LATENCY = Row(
 ALONE, SHARED, APART = "alone", "with a flooded queue", "with a flooded queue, partitions = 1"
 QUIET_QUEUE, QUIET_PER_SECOND = "quiet", 200
 FLOOD_PER_SECOND, BURST = 40_000, 40_000
-#: Limits of the quiet queue's p99 with `partitions = 1`: a multiple of that without a flood, or ms. The larger counts.
+#: Limits of the quiet queue's p99 with `partitions = 1`: a multiple of that without a flood, or ms. The larger applies.
 MOST_OF_ALONE, MOST_MS = 3.0, 40.0
 
 
@@ -91,7 +91,7 @@ def neighbours(bench: Bench, flood: bool, apart: bool) -> Measurements:
         consumer = client("consumers", "timed", QUIET_QUEUE, sent, unmeasured)
         producers = [client("producers", "paced", QUIET_QUEUE, QUIET_PER_SECOND, sent, size.value_bytes, 1)]
         if flood:
-            # Longer than the measurement. Before the quiet producer, so that it also begins before.
+            # Lasts longer than the measurement, and comes before the quiet producer, so that it also begins before it.
             messages = FLOOD_PER_SECOND * (SECONDS + 2 * UNMEASURED_SECONDS)
             flooding = (flooded, FLOOD_PER_SECOND, messages, size.value_bytes, BURST)
             producers.insert(0, client("producers", "paced", *flooding))
@@ -134,7 +134,7 @@ MESSAGES, LEASE_S = 20_000, 5.0
 QUIET, BUSY = "without other traffic", "with other traffic"
 #: Messages a second of another queue in the same partitions, sent, handled and acked meanwhile.
 TRAFFIC_PER_SECOND = 2_000
-#: Limits by figure: name, limit, unit.
+#: Limits by measurement: name, limit, unit.
 REDELIVERY_LIMITS = {
     "lateness_p50_ms": ("lateness p50", 60.0, "ms"),
     "lateness_p99_ms": ("lateness p99", 250.0, "ms"),

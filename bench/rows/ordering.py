@@ -49,7 +49,7 @@ ORDERED_ROW = Row(
 
 # --- poisoned ---------------------------------------------------------------------------------------------------------
 
-#: Seconds that are measured, after some that are not.
+#: Measured seconds, and the unmeasured ones before them.
 SECONDS, UNMEASURED_SECONDS = 8, 2
 PER_SECOND, SOME_KEYS = 1_000, 1_000
 HEALTHY, POISONED = "no key fails", "one key fails"

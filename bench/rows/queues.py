@@ -26,7 +26,7 @@ ONE, MANY = "1 queue", f"{QUEUES:,} queues"
 
 
 def grouped(bench: Bench, count: int) -> Measurements:
-    """Measure a consumer of many queues that take turns, so that hardly two messages in a row share a queue."""
+    """Measure a consumer of many queues that take turns, so that two messages in a row rarely share a queue."""
     prefix, size = bench.prefix(), bench.size
     queues = [queue_name(number) for number in range(count)]
     asyncio.run(define(bench.servers, prefix, queues))

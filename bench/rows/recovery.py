@@ -1,7 +1,7 @@
 """How a worker with many open leases recovers: ``make recovery LEASES=1000000``.
 
-The worker is killed three times (kill -9): it restarts with its data, then without; at last a standby takes over. It is
-*firing again* when a redelivery from each markers partition was read from the messages topic.
+The worker is killed three times (kill -9): it restarts with its data, then without; finally a standby takes over. It is
+*firing again* when a redelivery from each markers partition has been read from the messages topic.
 """
 
 from __future__ import annotations

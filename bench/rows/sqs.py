@@ -40,7 +40,7 @@ def clients(bench: Bench) -> Measurements:
 
         for child in children:
             child.read()
-        # Until all parts have run often enough.
+        # Warms up: until all parts have run often enough.
         before = run()
         parts = {"clients": [child.pid for child in children], "worker": [worker.pid], "broker": [bench.broker_pid]}
         meter, began = Meter(parts), time.monotonic()

@@ -72,7 +72,7 @@ JOIN_SECONDS = 60.0
 
 
 def scale(bench: Bench, each: int) -> Measurements:
-    """Measure several consumers and workers, which all have joined before the first message is read."""
+    """Measure several consumers and workers, all of which have joined before the first message is read."""
     prefix, size = bench.prefix(), bench.size
     asyncio.run(make_topics(bench.servers, prefix, PARTITIONS))
     asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
@@ -146,6 +146,6 @@ SCALE = Row(
     {ONE: partial(scale, each=1), TWO: partial(scale, each=2)},
     scale_bars,
     runs=3,
-    # With fewer a run takes two seconds, and the broker's Java, which still compiles, decides.
+    # With fewer, a run takes two seconds, and depends most on the broker's JVM, which is still compiling.
     of_messages=3,
 )

@@ -69,7 +69,7 @@ class Folding:
     def until_written(self, in_flight: int) -> float:
         """Return when the changelog was complete, with this many messages in flight.
 
-        Only then the worker is asked, because counting messages in flight costs it time.
+        The worker is asked only then, because counting messages in flight costs it time.
         """
         return asyncio.run(self._until_written(in_flight))
 

@@ -2,11 +2,11 @@
 
 Where the two can't be equal:
 
-* Waiting costs real time on Kafka and none in memory, so lengths of time are compared with :meth:`Backend.now_s`, and
-  only as "not before": a loaded machine may always be later.
+* Waiting costs real time on Kafka and none in memory, so durations are compared with :meth:`Backend.now_s`, and only
+  as "not before": a loaded machine may always be later.
 * A consumer in memory is never thrown out of its group and its broker never fails, so nothing here is about that.
-* What the clients' clock and the log's clock make of one moment is exact in memory and differs by the network on Kafka:
-  a test never acts in the very moment in which a lease ends.
+* The clients' clock and the log's clock agree exactly in memory, and differ by the network's delay on Kafka. So a test
+  never acts at the very moment when a lease ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from marq.wire.names import Names, markers_partition
 from tests.worker.harness import Namespace, Worker, eventually, make_topic
 
 QUEUES = Path(__file__).with_name("queues.toml")
-#: How long anything may take that is not what a test is about: virtual seconds in memory.
+#: Time limit for anything that a test is not about: virtual seconds in memory.
 LIMIT_S = 90.0
 
 
@@ -103,15 +103,15 @@ class Backend(ABC):
 
     @abstractmethod
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return when something has come about that consumers running in the background do."""
+        """Wait until consumers that run in the background have made the condition true."""
 
     @abstractmethod
     async def statistics(self, queue: str, **expected: int) -> None:
-        """Return when the trackers count this many messages of a queue, and none of it is open any more."""
+        """Wait until the trackers count this many messages of a queue, and none of them is open any more."""
 
     @abstractmethod
     async def statistics_of_open(self, queue: str, **expected: int) -> None:
-        """Do as :meth:`statistics`, but some messages may be open."""
+        """Wait like :meth:`statistics`, but some messages may be open."""
 
     @abstractmethod
     async def restart(self) -> None:
@@ -130,11 +130,11 @@ class Backend(ABC):
         headers: Iterable[tuple[str, bytes]] = (),
         partition: int = 0,
     ) -> str:
-        """Write a record as any other program may; return its id."""
+        """Write a record, as any other program may; return its id."""
 
     @abstractmethod
     async def mark(self, batch: Batch) -> None:
-        """Write markers as a client may that speaks the protocol."""
+        """Write markers, as any client that speaks the protocol may."""
 
     @abstractmethod
     async def create_topic(self, partitions: int = 2) -> str:
@@ -142,7 +142,7 @@ class Backend(ABC):
 
     @abstractmethod
     def handlers(self, queue: str) -> AbstractAsyncContextManager[Any]:
-        """Run the handler that the settings of a queue name, as a worker does; at the end its process stops."""
+        """Run the handler that the settings of a queue name, as a worker does; stop its process at the end."""
 
     @abstractmethod
     async def seen_by_all(self) -> None:
@@ -181,7 +181,7 @@ class MemoryBackend(Backend):
         end_s = self.now_s() + LIMIT_S
         while not condition():
             assert self.now_s() < end_s, "not within the limit"
-            # Not settled: some handlers hang, and others run in threads, which need real time.
+            # Does not wait for handlers: some hang, and others run in threads, which need real time.
             await self.broker.advance(0.01, settle=False)
             await asyncio.sleep(0.001)
 
@@ -296,7 +296,7 @@ class KafkaBackend(Backend):
         await self.queues.reset(queue)
 
     async def seen_by_all(self) -> None:
-        # Changes are one log: a client that knows the last one knows all.
+        # All changes are in one log: a client that knows the last one knows all.
         queue, lease = "last-change", next(self._changes)
         await self.queues.change(queue, lease=lease)
         page = f"/api/queues/{quote(queue)}"
@@ -308,7 +308,7 @@ class KafkaBackend(Backend):
         await asyncio.gather(eventually(shown), *map(self._heard, self.consumers))
 
     async def _heard(self, consumer: marq.Consumer) -> None:
-        """Return when a consumer that runs does what the settings say."""
+        """Wait until a running consumer has applied the settings."""
         running = consumer._running
         if running is None:
             return
@@ -336,7 +336,7 @@ def _restart(owner: Owner) -> None:
 
 
 def settings() -> dict[str, Any]:
-    """Return what queues.toml says."""
+    """Return the contents of queues.toml."""
     return tomllib.loads(QUEUES.read_text(encoding="utf-8"))
 
 

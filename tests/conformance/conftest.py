@@ -1,4 +1,4 @@
-"""The suite runs in one event loop, so that on Kafka what is expensive to start is started once."""
+"""The suite runs in one event loop, so that what is expensive to start on Kafka starts only once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conformance.backend import QUEUES, Backend, KafkaBackend, MemoryBacke
 from tests.worker.conftest import pytest_runtest_makereport
 from tests.worker.harness import Namespace, Worker
 
-# What the worker wrote is shown when a test fails.
+# Shows the worker's output when a test fails.
 __all__ = ["pytest_runtest_makereport"]
 
 HERE = Path(__file__).parent

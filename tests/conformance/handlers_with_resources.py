@@ -1,6 +1,6 @@
 """Handlers with lifespans and a middleware, which a worker runs for the conformance suite.
 
-They note what happens in the folder that a message names, so that the test reads it from another process.
+They write what happens to files in the folder that a message names, so that the test can read it in another process.
 """
 
 from __future__ import annotations

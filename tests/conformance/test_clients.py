@@ -1,4 +1,4 @@
-"""Clients that share their work, stop in the middle of it, or are used in the wrong way."""
+"""Clients that share their work, stop in the middle of it, or are used incorrectly."""
 
 from __future__ import annotations
 

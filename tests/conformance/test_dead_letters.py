@@ -1,4 +1,4 @@
-"""Dead letters: looked at, counted, sent back to queues, deleted; each once."""
+"""Dead letters: listed, counted, redriven, deleted; each once."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ async def opened(backend: Backend, **options: Any) -> AsyncIterator[marq.DeadLet
         yield letters
 
 
-#: How many messages of a queue :func:`kill` has made dead letters.
+#: How many messages of each queue :func:`kill` has dead-lettered.
 killed: Counter[str] = Counter()
 
 
 async def kill(backend: Backend, queue: str, *values: bytes, reason: str = "no good", **sending: Any) -> list[str]:
-    """Make dead letters of new messages; return their ids."""
+    """Send messages and dead-letter them; return their ids."""
     receipts = await backend.producer.send_many(queue, values, **sending)
     async with backend.consumer(queue) as consumer:
         for message in await take(consumer, len(values)):
             await message.reject(reason, wait=False)
     killed[queue] += len(values)
     await backend.statistics(queue, dead_lettered=killed[queue])
-    # What dies later has a later time.
+    # Later dead letters have later times.
     await backend.advance(0.01)
     return [each.id for each in receipts]
 

@@ -16,7 +16,7 @@ from tests.conformance.receiving import nothing_comes, take, take_one
 
 
 async def received(backend: Backend, queue: str, count: int) -> list[bytes]:
-    """Receive and ack this many messages, and show that no other one comes."""
+    """Receive and ack this many messages, and show that no other message comes."""
     async with backend.consumer(queue) as consumer:
         messages = await take(consumer, count) if count else []
         await consumer.ack(messages)

@@ -18,7 +18,7 @@ EARLY_S = 0.005
 
 
 async def wall_s(backend: Backend) -> float:
-    """The wall clock as the broker has it."""
+    """Return the time of the broker's wall clock."""
     receipt = await backend.producer.send(backend.new_name(), b"what time is it")
     [record] = [
         each
@@ -29,7 +29,7 @@ async def wall_s(backend: Backend) -> float:
 
 
 async def taken_at(backend: Backend, consumer: marq.Consumer, count: int) -> dict[bytes, float]:
-    """Receive and ack messages; return when each value came."""
+    """Receive and ack messages; return the time at which each value came."""
     came: dict[bytes, float] = {}
     while len(came) < count:
         message = await take_one(consumer)

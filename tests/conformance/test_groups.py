@@ -1,4 +1,4 @@
-"""Groups: what is read together; a queue that joins or leaves misses nothing and gets nothing twice."""
+"""Groups: queues that are read together; a queue that joins or leaves misses nothing and gets nothing twice."""
 
 from __future__ import annotations
 

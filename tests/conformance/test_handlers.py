@@ -165,7 +165,7 @@ async def test_a_stop_releases_prefetched_messages_while_a_handler_runs(backend:
         begun.set()
         await gate.wait()
 
-    # A long lease: after one, what was not received is released in any case.
+    # A long lease, because messages that were not received are released in any case after a lease.
     consumer = backend.consumer(queue, lease=600, shutdown_timeout=20)
     async with running(consumer, lambda: consumer.run(handle, concurrency=1)):
         await backend.producer.send_many(queue, [b"x", b"y"])

@@ -1,4 +1,4 @@
-"""Leases: renewed while a message is held, lost when they are over, and what may still be done then."""
+"""Leases: renewed while a message is in flight, lost when they are over, and what may still be done then."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHORT = {"lease": SHORT_S, "max_lease": SHORT_S}
 
 
 async def renewed_past_its_lease(backend: Backend, message: marq.Message, lease_s: float) -> None:
-    """Return when a lease was renewed later than it would have ended without that."""
+    """Wait until a lease has been renewed past the time at which it would have ended otherwise."""
     first_end = message.lease_expires_at
     await backend.until(lambda: message.lease_expires_at > first_end + timedelta(seconds=lease_s))
 
@@ -181,7 +181,7 @@ async def test_a_call_may_choose_the_lease_of_what_it_receives(backend: Backend)
         assert second.lease_expires_at - first.lease_expires_at > timedelta(seconds=50)
         await renewed_past_its_lease(backend, first, SHORT_S)
         assert await consumer.receive(wait=0) == []
-        # Both have renewed themselves, each by its own lease.
+        # Both were renewed automatically, each by its own lease.
         assert second.lease_expires_at - first.lease_expires_at > timedelta(seconds=50)
         await consumer.ack([first, second])
         with pytest.raises(marq.ConfigError, match="lease=3601 is longer than max_lease"):
@@ -251,7 +251,7 @@ async def test_an_open_message_holds_up_no_other_and_comes_back_alone(backend: B
         for message in reversed(messages):
             if message is not first:
                 await message.ack()
-        # The first record of its partition is left open, and the position is behind all of them.
+        # The first record of its partition stays open, and the position is past all records.
         await consumer.stop()
         async with backend.consumer(queue) as later:
             again = await take_one(later)
@@ -274,7 +274,7 @@ async def test_messages_of_a_consumer_that_crashed_before_its_commit_go_to_the_n
         await backend.statistics(queue, redelivered=3)
 
     async with backend.consumer(queue) as consumer:
-        # The next reader finds the records and, when the lease was over before, their redeliveries.
+        # The next reader finds the records and, if the lease was over before, their redeliveries.
         messages = await take(consumer, 3 if lease_s > 1 else 6)
         await consumer.ack(messages)
         await nothing_comes(backend, consumer)

@@ -1,4 +1,4 @@
-"""Ordering by key: what is delivered when, across failures and consumers."""
+"""Ordering by key: which message is delivered when, across failures and consumers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors in floods: a backoff for each class of them, and the circuit breaker of a queue."""
+"""Floods of errors: a backoff for each exception class, and the circuit breaker of a queue."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_a_message_that_fails_while_others_succeed_dies_with_a_breaker_too
         [letter] = await backend.dead_letters(queue)
 
     assert letter.error == "ValueError: no such user"
-    # Not counted where nothing has succeeded since the failure before.
+    # A failure does not count as an attempt if nothing has succeeded since the previous failure.
     assert sorted(set(attempts)) == [1, 2]
 
 

@@ -276,6 +276,6 @@ async def test_words_of_other_queues_are_answered_with_ours(backend: Backend) ->
             backend.consumer(queue, leese=30)
         with pytest.raises(TypeError, match="max_attempts"):
             await backend.queues.change(queue, max_retries=3)  # type: ignore[call-arg]
-        # None of that has decided anything.
+        # None of these calls has settled the message.
         await message.ack()
     await backend.statistics(queue, acked=1, released=0)

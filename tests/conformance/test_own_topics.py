@@ -10,7 +10,7 @@ from tests.conformance.receiving import take
 
 
 async def own(backend: Backend) -> tuple[str, str]:
-    """A queue and its topic."""
+    """Return a new queue and its topic."""
     topic = await backend.create_topic(2)
     return await backend.new_queue("orders", topic=topic), topic
 

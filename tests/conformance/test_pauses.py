@@ -24,7 +24,7 @@ async def test_a_paused_queue_delivers_nothing_and_loses_nothing(backend: Backen
         await backend.producer.send(queue, b"sent meanwhile")
         await backend.producer.send(queue, b"delayed", delay=0.1)
         await nothing_comes(backend, consumer)
-        # What was begun ends.
+        # A message that was in flight before can be acknowledged.
         await begun.ack()
 
         assert not (await backend.queues.resume(queue)).paused
@@ -119,7 +119,7 @@ async def test_a_pause_can_get_another_end_or_none_or_be_resumed_before(backend:
         assert first < second
         await backend.until(lambda: others[queue].paused == second)
 
-        # A shorter one counts, too; and without an end it stays.
+        # A shorter pause also replaces the former one; a pause without an end stays.
         await backend.queues.pause(queue, PAUSE_S)
         assert (await backend.queues.pause(queue)).paused is True
         await backend.advance(PAUSE_S + 1)

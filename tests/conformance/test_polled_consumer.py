@@ -30,7 +30,7 @@ def settings(backend: Backend) -> ClientSettings:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def settler(settings: ClientSettings) -> AsyncIterator[TokenSettler]:
-    """Another client than the one that receives."""
+    """Connect a client other than the one that receives."""
     async with TokenSettler(settings) as settler:
         yield settler
 

@@ -43,7 +43,7 @@ async def questions(settings: ClientSettings) -> AsyncIterator[LeaseQuestions]:
 
 
 async def new_queue(backend: Backend, *sent: tuple[str, bytes]) -> str:
-    """Return a queue with ordering that has these keys and values."""
+    """Return a queue with ordering that contains messages with these keys and values."""
     queue = await backend.new_queue(ordering="key", max_attempts="unlimited")
     for key, value in sent:
         await backend.producer.send(queue, value, ordering_key=key)

@@ -1,4 +1,4 @@
-"""How messages are taken: by calls and by iteration, how many at a time, and what becomes of them at a stop."""
+"""How messages are received: by calls and by iteration, how many at a time, and what becomes of them at a stop."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ async def test_a_consumer_that_joins_takes_over_partitions_and_nothing_comes_twi
                 for messages in await asyncio.gather(first.receive(wait=0.5), second.receive(wait=0.5)):
                     seen += messages
             await asyncio.gather(*[message.ack() for message in seen])
-        # What was taken before the rebalance is still held.
+        # Messages received before the rebalance are still in flight.
         await first.ack(held)
 
     assert sorted(int(message.value) for message in [*held, *seen]) == list(range(40))

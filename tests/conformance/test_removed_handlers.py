@@ -1,6 +1,6 @@
 """Decorated handlers that no worker runs any more: when their definitions expire, and what consumers get then.
 
-Workers and trackers are represented by what they run for this; a test passes the time to them.
+The code that workers and trackers run for this stands in for them; a test passes the time to it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ FAR = "0 0 1 1 *"
 
 
 def times(messages: Sequence[marq.Message]) -> list[int]:
-    """The times that messages are of, in seconds since the epoch."""
+    """Return the scheduled times of messages, in seconds since the epoch."""
     return [int(message.id.rpartition("/")[2]) for message in messages]
 
 
@@ -24,12 +24,12 @@ def seconds(first: int, count: int) -> list[int]:
 
 
 def schedules_of(backend: Backend) -> marq.Schedules:
-    """The schedules, by the queues that the backend follows."""
+    """Return the schedules, through the backend's view of the queues."""
     return marq.Schedules.of(backend.queues)
 
 
 async def none_waits(backend: Backend, consumer: marq.Consumer) -> None:
-    """Take what is on its way, and show that nothing follows it, which would come each second."""
+    """Receive what is on its way, and show that nothing follows; a schedule that ran would send each second."""
     for _ in range(5):
         messages = await consumer.receive(100, wait=1.5)
         if not messages:
@@ -101,7 +101,7 @@ async def test_a_time_may_be_cancelled_and_moved_as_any_delayed_message(backend:
         place, _, time_s = first.id.rpartition("/")
         following = [f"{place}/{int(time_s) + step}" for step in (6, 12)]
 
-        # Before the one before it is known to be over, there is none.
+        # There is no next message until the previous one is known to be over.
         while not await backend.producer.cancel(following[0]):
             await backend.advance(0.05)
         while not await backend.producer.reschedule(following[1], delay=0):

@@ -200,7 +200,7 @@ async def test_records_of_any_program_are_messages(backend: Backend) -> None:
 async def test_a_message_that_its_topic_would_not_take_back_becomes_a_dead_letter(backend: Backend) -> None:
     queue = backend.new_name()
     async with backend.consumer(queue) as consumer:
-        # It fits, and the headers of a redelivery do not.
+        # It fits, but not with the headers of a redelivery.
         sent = await backend.produce(backend.names.messages, b"x" * (LARGEST + 900 - len(queue)), queue.encode())
         await (await take_one(consumer)).release(0)
 

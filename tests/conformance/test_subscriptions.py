@@ -10,7 +10,7 @@ from tests.conformance.receiving import nothing_comes, take, take_one
 
 
 async def two_queues(backend: Backend, **settings: object) -> tuple[str, str, str]:
-    """Two queues with the same settings, and their topic."""
+    """Return two queues with the same settings, and their topic."""
     topic = await backend.create_topic(2)
     first, second = [await backend.new_queue(stem, topic=topic, **settings) for stem in ("billing", "search")]
     return first, second, topic
@@ -103,7 +103,7 @@ async def test_a_cancel_names_its_queue_or_all(backend: Backend) -> None:
     # Now the releases are durable.
     assert await backend.producer.cancel(marq.Receipt(billing, topic, 0, 0))
     assert not await backend.producer.cancel(marq.Receipt(billing, topic, 0, 0))
-    # An id is that of the record, so it names the messages of all queues.
+    # An id is the record's, so it names the messages of all queues.
     assert await backend.producer.cancel(f"{topic}/0/1")
     assert await backend.producer.cancel(marq.Receipt(search, topic, 0, 0))
     await backend.statistics(billing, cancelled=2)

@@ -17,7 +17,7 @@ from tests.simulation import seeds, swarm
 from tests.simulation.minimise import command, minimise, trace
 from tests.simulation.world import Plan, inspect
 
-#: Failed seeds that are made smaller: it takes some seconds each.
+#: Failed seeds to minimise: each takes some seconds.
 MINIMISED = 3
 
 
@@ -73,6 +73,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     if "PYTHONHASHSEED" not in os.environ:
-        # A set of texts has another order in each process: with this, a seed is the same world in all of them.
+        # The order of a set of texts differs between processes: with this, a seed is the same world in all of them.
         os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONHASHSEED": "0"})
     sys.exit(main())

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Actor:
-    """Steps are scheduled with :meth:`later`: none is taken by a dead process, and a paused one takes them late."""
+    """Steps are scheduled with :meth:`later`: a dead process takes none, and a paused one takes them late."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -21,7 +21,7 @@ class Actor:
         self.known = world.definitions.newest
         self._offset_ms = world.rng.randint(0, 10**9)
         self._drift = 1 + world.rng.uniform(-1, 1) * 2e-4
-        #: The wall clock of its machine, which no decision may rest on.
+        #: The wall clock of its machine, on which no decision may depend.
         self._wall_skew_ms = world.rng.choice([0, 0, world.rng.randint(-600_000, 600_000)])
 
     def monotonic_ms(self) -> int:
@@ -31,7 +31,7 @@ class Actor:
         return self.world.wall_ms() + self._wall_skew_ms
 
     def step_wall_clock(self) -> None:
-        """Its administrator sets the clock."""
+        """Change the wall clock, as its administrator may."""
         self._wall_skew_ms = self.world.rng.randint(-600_000, 600_000)
 
     def later(self, delay_ms: int, step: Callable[..., None], *arguments: Any) -> None:
@@ -45,17 +45,17 @@ class Actor:
             world.schedule(self.paused_until_ms - world.now_ms, self._step, step, arguments)
             return
         if world.faulty and self.suffers():
-            # What was to be done is done after the pause, or never.
+            # The step is taken after the pause, or never.
             world.schedule(0, self._step, step, arguments)
             return
         step(*arguments)
 
     def suffers(self) -> bool:
-        """Whether something befell this process just now."""
+        """Return whether a fault hits this process now; subclasses draw and apply it."""
         return False
 
     def hear(self, version: int) -> None:
-        """Learn of a change of the queues' definitions; the last one may overtake others."""
+        """Learn of a change of the queues' definitions; later changes may overtake earlier ones."""
         self.known = max(self.known, version)
 
     def crash(self) -> None:
@@ -63,7 +63,7 @@ class Actor:
         self.world.history.add("nemesis", "info", "kill", target=self.name)
 
     def pause(self, duration_ms: int) -> None:
-        """Stop for a while; where the whole machine is suspended its monotonic clock stops, too."""
+        """Stop for a while; if the whole machine is suspended, its monotonic clock stops, too."""
         world = self.world
         self.paused_until_ms = world.now_ms + duration_ms
         world.history.add("nemesis", "invoke", "pause", target=self.name)

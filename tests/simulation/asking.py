@@ -1,4 +1,4 @@
-"""Reads the answers of trackers for a consumer, as :class:`marq.kafka.log_reader.KafkaMarkersReader`."""
+"""Reads the answers of trackers for a consumer, like :class:`marq.kafka.log_reader.KafkaMarkersReader`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 #: How long a read waits for the first record.
 POLL_MS = 40
-#: The most records of one read.
+#: Maximum records per read.
 MAX_RECORDS = 50
 
 
 class MarkersReader:
-    """Reads some markers partitions from where they end now, without what is in open and aborted transactions."""
+    """Reads some markers partitions from their current ends, without records of open and aborted transactions."""
 
     def __init__(self, consumer: Consumer, partitions: Collection[int]) -> None:
         self._consumer = consumer
@@ -46,11 +46,11 @@ class MarkersReader:
         return [record.value for record in log.read(start, end, committed=True)]
 
     async def stop(self, limit_s: float) -> None:
-        """Nothing is left open."""
+        """Do nothing, because nothing is open."""
 
 
 async def open_reader(consumer: Consumer, partitions: Collection[int]) -> MarkersReader:
-    """Seek to the ends of some markers partitions, as :meth:`marq.backend.cluster.Cluster.markers_reader`."""
+    """Seek to the ends of some markers partitions, like :meth:`marq.backend.cluster.Cluster.markers_reader`."""
     world = consumer.world
     await consumer.loop.wait(world.rng.randint(0, 5))
     if world.hit(world.faults.marker_failed):

@@ -44,7 +44,7 @@ class Consumer(Actor):
         self.serving = group.serving(self)
         self.reader = Reader(self)
         self.writer = Writer(self)
-        # Where handlers hang, leases can't be renewed for long; and no message waits behind them, or for a DISPATCH.
+        # If handlers hang, leases can't be renewed for long, and no message waits behind handlers or for a DISPATCH.
         hangs = world.faults.forgotten > 0 and not world.at_most_once
         max_lease_ms = world.rng.choice([1, 2]) * world.lease_ms if hangs else MAX_LEASE_MS
         self.receiver = SimulatedReceiver(self, MAX_IN_FLIGHT, max_lease_ms)
@@ -52,7 +52,7 @@ class Consumer(Actor):
         # Handlers that wait for their acks hold nothing.
         self._concurrency = 3 * MAX_IN_FLIGHT if hangs else world.rng.choice([1, 3, MAX_IN_FLIGHT])
         self.generation = 0
-        #: The newest assignment that was heard of.
+        #: The newest assignment that it has heard of.
         self._assignment: tuple[int, Sequence[Source]] | None = None
         self._reassigned = asyncio.Event()
         self._redefined = asyncio.Event()
@@ -96,7 +96,7 @@ class Consumer(Actor):
         self.loop.do(self._redefined.set)
 
     async def _follow_definitions(self) -> None:
-        """Serve what the definitions say."""
+        """Serve the queues that the definitions name."""
         while True:
             await self._redefined.wait()
             self._redefined.clear()
@@ -105,7 +105,7 @@ class Consumer(Actor):
                 await self.receiver.serve(wanted, self.reader.serve)
 
     def serves(self, serving: Serving) -> None:
-        """Join the group for other queues; what is on its way from before was dealt out for the former ones."""
+        """Join the group for other queues; an assignment that is still on its way was made for the former ones."""
         self._revoked()
         self.serving = serving
         self.generation, self._assignment = self.group.generation, None
@@ -136,7 +136,7 @@ class Consumer(Actor):
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """Kill -9: its leases have no holder any more, and the group notices after the session timeout."""
+        """Die by kill -9: its leases no longer have a holder, and the group notices after the session timeout."""
         super().crash()
         self.loop.close()
         world = self.world
@@ -144,7 +144,7 @@ class Consumer(Actor):
         world.schedule(world.rng.randint(50, 600), self.group.leave, self)
         kept = None
         if self.starting is not None and self.starting.always and world.rng.random() < 0.5:
-            # It has a name, and starts again under it.
+            # It has a transactional id, and restarts with it.
             kept = self.starting.transactional_id
         world.schedule(world.rng.randint(100, 900), world.add_consumer, self.group, kept)
 
@@ -152,7 +152,7 @@ class Consumer(Actor):
         super().pause(duration_ms)
         self.world.stats["consumer_pauses"] += 1
         if self.world.rng.random() < 0.5 and len(self.group.members) > 1:
-            # Longer than the session timeout: the others read its partitions meanwhile.
+            # The pause exceeds the session timeout: the others read its partitions meanwhile.
             self.world.schedule(self.world.rng.randint(1, duration_ms), self._expel)
 
     def _expel(self) -> None:
@@ -164,7 +164,7 @@ class Consumer(Actor):
             self.group.join(self)
 
     def stop(self) -> None:
-        """Stop in good order: what is prefetched is released, which does not count as an attempt, and then leave."""
+        """Stop cleanly: release prefetched messages, which does not count as an attempt, and then leave."""
         self.stopping = True
         self.world.stats["consumer_stops"] += 1
         self.world.history.add("nemesis", "info", "stop", target=self.name)

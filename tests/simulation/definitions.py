@@ -1,4 +1,4 @@
-"""The queues topic: definitions change at run time, and every process hears of it in its own time."""
+"""The queues topic: definitions change at run time, and each process learns of it at its own pace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.simulation.actor import Actor
     from tests.simulation.world import World
 
-#: How long a process that runs may take to hear of a change.
+#: How long a running process may take to hear of a change.
 SLOWEST_NEWS_MS = 2_000
 
 

@@ -42,7 +42,7 @@ POLL_MS, AGAIN_MS = 40, 400
 
 @dataclass(frozen=True)
 class Call:
-    """A message as its sender gave it."""
+    """A message as its user passed it to the sender."""
 
     message: str
     value: bytes | None
@@ -57,7 +57,7 @@ class Call:
 
 @dataclass
 class Asking:
-    """A question on its way to an answer."""
+    """A question that waits for its answer."""
 
     question: Cancel | Reschedule
     log: Partition
@@ -66,13 +66,13 @@ class Asking:
 
 
 class Delayer(Actor):
-    """Delays ``count`` messages at random moments of the phase of faults, and asks about others', too."""
+    """Delays ``count`` messages at random moments of the phase of faults, and asks about others' messages, too."""
 
     def __init__(self, world: World, count: int, lots: random.Random) -> None:
         super().__init__(world, "delayer")
         self._topic = synthetic_topic(lots.getrandbits(128))
         self._numbers = [0] * MOST_PARTITIONS
-        #: Per partition, the numbers of batches that were written and not confirmed.
+        #: Per partition, the numbers of batches that were written but not confirmed.
         self._unconfirmed: list[set[int]] = [set() for _ in range(MOST_PARTITIONS)]
         #: How many messages have deduplication ids, and how many ids there are.
         self._id_share = world.id_lots.choice([0.0, 0.0, 0.5, 1.0]) if world.has_ids else 0.0
@@ -80,7 +80,7 @@ class Delayer(Actor):
         self._repeats = lots.random() < 0.5
         self._ask_share = lots.choice([0.0, 0.4, 0.8])
         self.unsent = count
-        #: Number of requests that are neither answered nor given up.
+        #: Number of requests that are neither answered nor abandoned.
         self.asking = 0
         #: Decoded batches, by the values of their records.
         self._batches: dict[bytes | None, Batch | None] = {}
@@ -152,7 +152,7 @@ class Delayer(Actor):
         self._write_delay(batch, calls)
 
     def _times(self, count: int) -> tuple[bool, list[int]]:
-        """Some at the same moment, some in the past."""
+        """Return random times, some of them the same, and whether they are relative."""
         rng = self.world.rng
         relative = rng.random() < 0.5
         since_ms = 0 if relative else self.world.wall_ms()
@@ -163,7 +163,7 @@ class Delayer(Actor):
     def _known_from(self, partition: int, first: int) -> int | None:
         if not self._repeats:
             return None
-        # Lower is right, too, when nothing is in doubt there.
+        # A lower number is also right if nothing is in doubt there.
         return first if self._unconfirmed[partition] else self.world.rng.randint(0, first)
 
     def _write_delay(self, batch: Delay, calls: list[Call]) -> None:
@@ -191,14 +191,14 @@ class Delayer(Actor):
             world.history.add(self.name, "ok", "send", **call.said(batch.queue), record=name)
             due_in_ms = time_ms if batch.relative else time_ms - world.wall_ms()
             while rng.random() < self._ask_share and world.faulty:
-                # Now and then just when it is due.
+                # Sometimes just when it is due.
                 moment_ms = rng.choice([rng.randint(0, 300), due_in_ms + rng.randint(-30, 150)])
                 self._ask_later(max(0, moment_ms), batch.queue, batch.source, number)
 
     # --- ask ----------------------------------------------------------------------------------------------------------
 
     def _ask_about_others(self) -> None:
-        """Records, too, can be moved and cancelled while they wait; most do not."""
+        """Ask about records, which can also be moved and cancelled while they wait; most do not wait."""
         world, rng = self.world, self.world.rng
         if not world.faulty:
             return
@@ -234,7 +234,7 @@ class Delayer(Actor):
             relative, times = self._times(1)
             question = Reschedule(queue, holder, source, [offset], times, relative)
         log = self.world.markers_of(source)
-        # Before the question: what decides may stand right behind it.
+        # Reads from before the question, because the deciding marker may come right after it.
         asking = Asking(question, log, log.end(committed=True))
         self._note("invoke", question)
         self._put(asking)
@@ -250,7 +250,7 @@ class Delayer(Actor):
         world = self.world
         log = asking.log
         if log.start > asking.position or int(log.name.rpartition("/")[2]) in world.halted:
-            # What decides may be gone, or never come.
+            # The deciding marker may be gone, or never come.
             self._end(asking, None)
             return
         end = log.end(committed=True)
@@ -297,7 +297,7 @@ class Delayer(Actor):
     # --- the wire -----------------------------------------------------------------------------------------------------
 
     def _write(self, batch: Delay | Cancel | Reschedule, failed: float, unknown: float) -> Sent:
-        """Write a marker; return what becomes known of that."""
+        """Write a marker; return what the sender learns of the outcome."""
         world, rng = self.world, self.world.rng
         if world.hit(failed):
             return Sent.FAILED
@@ -320,7 +320,7 @@ class Delayer(Actor):
 
 
 def _decide(question: Cancel | Reschedule, batch: Batch | None) -> Outcome | None:
-    """Return what a marker batch says about the question's message, if that is decided by it."""
+    """Return what a marker batch says about the question's message, if it decides that."""
     if not isinstance(batch, Fact | Answer) or batch.source != question.source:
         return None
     offset = question.offsets[0]
@@ -329,7 +329,7 @@ def _decide(question: Cancel | Reschedule, batch: Batch | None) -> Outcome | Non
     if isinstance(batch, Fact):
         cancelled = isinstance(question, Cancel) and batch.kind is Kind.CANCELLED
         if batch.queue != question.queue and (question.queue != ANY_QUEUE or not cancelled):
-            # Another queue's message at this place, or one of several.
+            # The fact is about another queue's message at this place, or about one of several.
             return None
         return Outcome.DONE if cancelled else Outcome.TOO_LATE
     if batch.holder != question.holder:

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from tests.simulation.tracker import Owner
     from tests.simulation.world import World
 
-#: How often it is asked whether everything has come to its end.
+#: How often the inspector checks whether everything has ended.
 INSPECT_MS = 250
 #: How long the world may take to drain after the last fault, in simulated time.
 DRAIN_MS = 60_000
-#: How long nothing happens in a world that waits for a stopped tracker.
+#: After this time without events, a world with a stopped tracker counts as waiting for it.
 QUIET_MS = 6_000
 
 
 class Inspector:
-    """Looks at the world from the last fault on."""
+    """Inspects the world from the last fault on."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -82,7 +82,7 @@ def _owner_is_done(owner: Owner) -> bool:
 
 
 def _gone(owner: Owner) -> list[tuple[str, Source, int]]:
-    """Return the open messages in order whose records are gone, and that wait for a RESUME at a later record."""
+    """Return open messages of queues with ordering that wait for a RESUME at a later record: their records are gone."""
     logs = owner.world.messages
     return [
         (lease.queue, source, offset)

@@ -50,7 +50,7 @@ class PendingOffsets:
 
 
 class Group:
-    """The coordinator of one group: of a queue's own (``queue``), or of those whose settings name it (``name``)."""
+    """The coordinator of one group: a queue's own (``queue``), or one that queues' settings name (``name``)."""
 
     def __init__(self, world: World, *, name: str | None = None, queue: str | None = None) -> None:
         self.world = world
@@ -62,7 +62,7 @@ class Group:
         self.generation = 0
         self.committed: dict[Source, Committed] = {}
         self.pending = PendingOffsets(self)
-        #: Commits are ordered by when they were asked for, not by when their transactions end.
+        #: Commits are ordered by when they were requested, not by when their transactions end.
         self._commits = 0
         self._last: dict[Source, int] = {}
         self.members: list[Consumer] = []
@@ -85,7 +85,7 @@ class Group:
             return
         self.generation += 1
         world.stats["rebalances"] += 1
-        # What was read and not committed is read by the new owner, and its marker may be written twice.
+        # The new owner reads records again that were not committed, so their markers may be written twice.
         for source in world.sources:
             readers = [member for member in self.members if source.topic in member.serving.topics]
             if readers:
@@ -114,7 +114,7 @@ class Group:
     def commit_in(
         self, transaction: Transaction, source: Source, committed: Committed, generation: int, member: Consumer
     ) -> Commit:
-        """Take an offset that counts when its transaction has been committed."""
+        """Accept an offset that takes effect when its transaction is committed."""
         if generation != self.generation or self.assignment.get(source) is not member:
             return Commit.REFUSED
         self._commits += 1
@@ -131,6 +131,6 @@ class Group:
         return 0 if committed is None else committed.offset
 
     def lose_offsets(self) -> None:
-        """Expired, deleted or reset: reading begins at the start of the topic."""
+        """Lose all offsets, as if expired, deleted or reset: reading begins at the start of the topic."""
         self.committed.clear()
         self.rebalance()

@@ -1,4 +1,4 @@
-"""The handlers of a simulated consumer: what its user's code does with messages, and what it is told of its acks."""
+"""The handlers of a simulated consumer: what its user's code does with messages, and what it learns about its acks."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Handlers:
             del self._running[message]
 
     def _check_line(self, message: Message) -> None:
-        """No other message of its line is in flight in this consumer."""
+        """Check that no other message of its line is in flight in this consumer."""
         for other in self._running:
             held = other._held
             # A late ack of an earlier attempt may have ended the other message.
             same = held.lines is message._held.lines and other.offset in held.lines._places
             same = same and _line_of(other) == _line_of(message)
             if same and other.offset in held.open and other.offset not in held.decided and not self._world.blind:
-                # The library would take an exception for the handler's.
+                # Not raised here: the library would take it for the handler's exception.
                 text = f"{held.source} {other.offset}, while {message.offset} is delivered"
                 self._world.schedule(0, _violate, Violation("concurrent", text))
 
@@ -66,7 +66,7 @@ class Handlers:
         lease_ms = world.definitions.of(consumer).settings(queue).lease_ms
         choice = rng.random() if world.faulty else 1.0
         if world.hit(world.faults.forgotten):
-            # It hangs, perhaps for longer than its lease can be renewed, and ends all the same.
+            # It hangs, perhaps for longer than its lease can be renewed, but returns in the end.
             world.history.add(consumer.name, "ok", "hang", queue=queue, record=name)
             await self._work(message, rng.randint(1, 4) * lease_ms, stubborn=True)
         elif choice < world.release_share:
@@ -83,7 +83,7 @@ class Handlers:
             stubborn = rng.random() < 0.8
             await self._work(message, rng.randint(0, lease_ms), stubborn=stubborn)
             if rng.random() < world.renew_share and message.offset in message._held.open:
-                # No longer than the library does: an earlier RENEW that comes late would make the lease shorter again.
+                # No longer than the library does, or an earlier RENEW that comes late would shorten the lease again.
                 await self._renew(message, lease_ms)
             await self._work(message, rng.randint(0, 2 * lease_ms), stubborn=stubborn)
         else:
@@ -100,7 +100,7 @@ class Handlers:
         await self._tell("ack", message, message.ack())
 
     async def _work(self, message: Message, took_ms: int, *, stubborn: bool = False) -> None:
-        """Take some time; the work of a stubborn handler goes on when the lease of its message has ended."""
+        """Take some time; a stubborn handler goes on working when the lease of its message has ended."""
         loop = self._consumer.loop
         end_s = loop.time() + took_ms / 1000
         while (left_s := end_s - loop.time()) > 0:
@@ -137,7 +137,7 @@ class Handlers:
         world.stats["released"] += 1
         how = 1.0 if message._held.at_most_once is not None else rng.random()
         if how < 0.3 and message._held.decide(message.offset):
-            # As the library does with what no handler has seen.
+            # As the library does with messages that no handler has seen.
             settlement.put_back([message], delay_ms or 0)
             self._tell_later("release", message)
         elif how < 0.5:
@@ -156,7 +156,7 @@ class Handlers:
     # --- history ------------------------------------------------------------------------------------------------------
 
     async def _tell(self, op: str, message: Message, settled: Awaitable[None]) -> None:
-        """Note an outcome, and what its call says of it."""
+        """Note an outcome, and the result of its call."""
         began_ms = self._note("invoke", op, message)
         try:
             await settled
@@ -178,7 +178,7 @@ class Handlers:
     def _tell_later(self, op: str, message: Message) -> None:
         """Note an outcome that follows from how the handler ends, and when it is durable."""
         began_ms = self._note("invoke", op, message)
-        # When its lease was over there may be nothing to release.
+        # If its lease was over, there may be nothing to release.
         known = op == "ack" or message.offset in message._held.open
         self._keep(self._told(op, message, began_ms, message._expiry_s, known))
 
@@ -196,7 +196,7 @@ class Handlers:
         self._note("ok" if known else "unknown", op, message, began_ms, **lost)
 
     def _note(self, type_: str, op: str, message: Message, began_ms: int | None = None, **fields: Any) -> int:
-        """Note an operation, and how long it took since ``began_ms``; return what the time is."""
+        """Note an operation, and how long it took since ``began_ms``; return the current time."""
         held, now_ms = message._held, self._consumer.monotonic_ms()
         if began_ms is not None:
             fields["took_ms"] = now_ms - began_ms

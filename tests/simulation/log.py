@@ -18,7 +18,7 @@ class Fenced(Exception):
 
 
 class TooLarge(Exception):
-    """The topic does not accept so large a record."""
+    """The record is too large for the topic."""
 
 
 class Outcome(Enum):
@@ -29,7 +29,7 @@ class Outcome(Enum):
 
 @dataclass(slots=True)
 class Record:
-    """One record; ``about`` is what its writer knows of it and no reader may look at except the oracle."""
+    """One record; ``about`` is what its writer knows of it, which no reader except the oracle may look at."""
 
     offset: int
     value: bytes | None
@@ -61,7 +61,7 @@ class Partition:
         self._limit_bytes = limit_bytes
         self._open: dict[Transaction, int] = {}
         self._compacted: set[int] = set()
-        #: When a deletion was first met by a compaction.
+        #: When a compaction first met each deletion, by offset.
         self._cleaned_ms: dict[int, int] = {}
 
     def append(
@@ -74,7 +74,7 @@ class Partition:
         transaction: Transaction | None = None,
         timestamp: int | None = None,
     ) -> Record:
-        """Append a record; ``timestamp`` is its sender's, where the log does not set its own.
+        """Append a record; ``timestamp`` is its sender's, if the log does not set its own.
 
         Raises:
             TooLarge: nothing was appended.
@@ -114,11 +114,11 @@ class Partition:
         ]
 
     def truncate(self, offset: int) -> None:
-        """Remove what stands before an offset."""
+        """Remove the records before an offset."""
         self.start = max(self.start, offset)
 
     def compact(self, now_ms: int, delete_retention_ms: int) -> int:
-        """Remove what a later record replaces, and deletions that have been seen for long enough; return how many."""
+        """Remove records that later ones replace, and deletions first met long enough ago; return how many."""
         before = len(self._compacted)
         end = self.end(committed=True)
         last: dict[bytes | None, int] = {}
@@ -141,7 +141,7 @@ def _size(key: bytes | None, value: bytes | None, headers: tuple[tuple[str, byte
 
 
 class Participant(Protocol):
-    """What a transaction has written to."""
+    """Anything that a transaction writes to."""
 
     name: str
 
@@ -173,7 +173,7 @@ class TransactionalId:
         self._current: Transaction | None = None
 
     def fence(self) -> int:
-        """Let a new producer in: an open transaction is aborted, a decided one shown first, the former one refused."""
+        """Let a new producer in: abort an open transaction, show a decided one first, refuse the former producer."""
         self.epoch += 1
         if self._current is not None:
             if self._current.outcome is Outcome.OPEN:
@@ -193,7 +193,7 @@ class TransactionalId:
         return self._current
 
     def expire(self, transaction: Transaction) -> None:
-        """The broker aborts a transaction that was open for too long, and lets its producer write no more."""
+        """Abort a transaction that was open for too long, and let its producer write no more, as the broker does."""
         if transaction is self._current and transaction.outcome is Outcome.OPEN:
             self.fence()
 

@@ -69,7 +69,7 @@ class Loop(asyncio.AbstractEventLoop):
         finally:
             _set_running_loop(None)
 
-    # --- what asyncio asks for ----------------------------------------------------------------------------------------
+    # --- what asyncio requires ----------------------------------------------------------------------------------------
 
     def time(self) -> float:
         return self._actor.monotonic_ms() / 1000
@@ -137,7 +137,7 @@ class Loop(asyncio.AbstractEventLoop):
 
 
 def _check(task: asyncio.Task[Any]) -> None:
-    """Raise what a task raised: no task of the library or of the simulation ends like that."""
+    """Raise what a task raised: no task of the library or of the simulation should end like that."""
     if not task.cancelled() and (error := task.exception()) is not None:
         raise error
 

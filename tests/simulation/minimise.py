@@ -9,7 +9,7 @@ from proof.findings import told
 from tests.simulation import swarm
 from tests.simulation.world import Plan, inspect, simulate
 
-#: Events that are printed of a seed whose failure no event shows.
+#: Number of events to print of a seed whose failure no event shows.
 LAST_EVENTS = 40
 _FEW_MESSAGES = (1, 2, 3, 5, 8)
 
@@ -29,7 +29,7 @@ def minimise(seed: int, plan: Plan) -> Plan:
 
 
 def command(seed: int, plan: Plan) -> str:
-    """Return what repeats a seed."""
+    """Return the command that repeats a seed."""
     parts = [f"python -m tests.simulation 1 --start {seed}"]
     if plan.without:
         parts.append(f"--without {','.join(sorted(plan.without))}")
@@ -39,7 +39,7 @@ def command(seed: int, plan: Plan) -> str:
 
 
 def trace(seed: int, plan: Plan) -> list[str]:
-    """Return what happened, as far as it shows the failure."""
+    """Return the events that show the failure."""
     result, findings, world = inspect(seed, plan)
     faults = [name for name in swarm.NAMES if getattr(world.faults, name)]
     lines = [result.failed, f"    faults: {', '.join(faults) or 'none'}"]

@@ -30,7 +30,7 @@ from tests.simulation.mutants_of_ordering import ORDERING_MUTANTS
 from tests.simulation.mutants_of_shells import SHELL_MUTANTS
 from tests.simulation.mutants_of_subscriptions import SUBSCRIPTION_MUTANTS
 
-#: How many seeds a mutant may survive before it has survived.
+#: Number of seeds after which a mutant counts as a survivor.
 SEEDS = 1_000
 #: Packages that may have imported a mutated module; reloaded for each mutant.
 _RELOADED = ("marq", "proof", "tests.simulation.")
@@ -87,7 +87,7 @@ class Verdict(NamedTuple):
 
 
 def judge(mutant: Mutant, seeds: int, blind: bool = False) -> Verdict:
-    """Simulate a mutant until a seed fails; to be called in a process of its own, for it replaces modules."""
+    """Simulate a mutant until a seed fails; call it in a process of its own, because it replaces modules."""
     kept = (__name__, "tests.simulation", "tests.simulation.mutant")
     for name in [name for name in sys.modules if name.startswith(_RELOADED) and name not in kept]:
         del sys.modules[name]
@@ -95,7 +95,7 @@ def judge(mutant: Mutant, seeds: int, blind: bool = False) -> Verdict:
         parent, _, child = name.rpartition(".")
         if parent in sys.modules:
             vars(sys.modules[parent]).pop(child, None)
-    # What is simulated needs nothing of the package around it, which would only be slow to import.
+    # The simulation needs nothing from the package's __init__, which would only be slow to import.
     package = types.ModuleType("marq")
     package.__path__ = [str(_ROOT / "marq")]
     sys.modules["marq"] = package

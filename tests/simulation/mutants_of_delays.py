@@ -1,4 +1,4 @@
-"""Mutants of all that concerns delayed messages: in the core, and in the simulated senders, askers and consumers."""
+"""Mutants of all code for delayed messages: in the core, and in the simulated senders, askers and consumers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of all that concerns queues with ordering: in the core, in receivers, and in the positions of groups."""
+"""Mutants of all code for queues with ordering: in the core, in receivers, and in the positions of groups."""
 
 from __future__ import annotations
 

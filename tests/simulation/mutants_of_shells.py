@@ -1,6 +1,6 @@
 """Mutants of receivers, of the engine of owners, and of simulated files and transactions.
 
-Each turns round an order of operations that the shipped code must keep.
+Each reverses an order of operations that the shipped code must keep.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mutants of all that keeps the messages of several queues at one place apart."""
+"""Mutants of the code that distinguishes several queues' messages with one topic, partition and offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What befalls a world as a whole: rebalances, clocks, retention, lost topics, queues that move."""
+"""Faults of a world as a whole: rebalances, clocks, retention, lost topics, queues that move."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN_TOPIC = "orders"
 
 
 class Nemesis:
-    """Does harm at random moments while the world is faulty."""
+    """Injects faults at random moments while the world is faulty."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -59,7 +59,7 @@ class Nemesis:
         self._rng.choice(self._world.groups).rebalance()
 
     def _move_owner(self) -> None:
-        """A markers partition gets another owner; the former one hears of it late."""
+        """Give a markers partition another owner; the former one hears of it late."""
         world = self._world
         partition = self._rng.randrange(len(world.markers))
         former = world.owners[partition]
@@ -76,7 +76,7 @@ class Nemesis:
     # --- clocks -------------------------------------------------------------------------------------------------------
 
     def _step_clock(self) -> None:
-        """A leader's wall clock is set a little forward or back."""
+        """Set a leader's wall clock a little forward or back."""
         log = self._rng.choice(self._world.markers)
         log.skew_ms = self._rng.randint(-60, 60)
         self._say("step", log.name)
@@ -85,7 +85,7 @@ class Nemesis:
         self._rng.choice(self._world.living()).step_wall_clock()
 
     def _jump_clock(self) -> None:
-        """A leader's clock is set by more than the log clock tolerates."""
+        """Set a leader's clock forward or back by more than the log clock tolerates."""
         log = self._rng.choice(self._world.markers)
         log.skew_ms += self._rng.choice([-1, 1]) * self._rng.randint(5_500, 15_000)
         self._say("clock", log.name)
@@ -143,7 +143,7 @@ class Nemesis:
     # --- definitions --------------------------------------------------------------------------------------------------
 
     def _change_settings(self) -> None:
-        """All but the group, the topic, how often it delivers, and its ordering."""
+        """Change a queue's settings, except its group, topic, delivery and ordering."""
         world = self._world
         queue = self._rng.choice(world.queues)
         former = world.definitions.versions[-1].layer("file", queue) or {}
@@ -152,7 +152,7 @@ class Nemesis:
         world.definitions.change((queue, {**world.document(), "lease": lease_ms / 1000, **kept}))
 
     def _move_queue(self) -> None:
-        """To another group, or to a topic; one that has a topic keeps it, or its records would be lost.
+        """Move a queue to another group or to a topic; one that has a topic keeps it, or its records would be lost.
 
         A queue with ordering stays: two groups would read it for a while, and its order would be lost. Queues of one
         topic are in different groups.
@@ -172,6 +172,6 @@ class Nemesis:
             document["topic"] = OWN_TOPIC
         group = document.get("group")
         if "topic" in document and group is not None and group in [definitions.group(each) for each in others]:
-            # A group reads each record once.
+            # Two queues of one group can't share a topic, because a group reads each record once.
             return
         world.definitions.change((queue, document))

@@ -7,7 +7,7 @@ those of proof/checker.py:
 ``book-differs``  the lease book is not the plain fold of the log up to its ``applied``
 ``table-differs`` the rows of a table or of the changelog are not the plain fold of the log up to the applied row
 ``rows-left``     a row of a message in a changelog after the world has drained
-``order``         what is due together is not sent by its time, and then in the order in which it came
+``order``         messages due together are not sent in the order of their times, then of their arrival
 ``no-row``        a tracker that is to send a copy finds no payload
 ``concurrent``    a consumer delivers a message of an ordering key while it has another one in flight
 ``stuck``         the faults have ended and the world does not drain
@@ -38,7 +38,7 @@ class Violation(AssertionError):
 
 
 def difference(fold: Fold, book: LeaseBook) -> str:
-    """Say how a lease book differs from the fold, or nothing."""
+    """Return how a lease book differs from the fold; empty if it does not."""
     if book.applied != fold.applied:
         return f"applied {book.applied}, the log says {fold.applied}"
     clock = book.clock
@@ -61,7 +61,7 @@ def difference(fold: Fold, book: LeaseBook) -> str:
 
 
 def table_difference(fold: Fold, table: dict[bytes, bytes]) -> str:
-    """Say how the rows of a table differ from the fold, or nothing."""
+    """Return how the rows of a table differ from the fold; empty if they do not."""
     book = LeaseBook(lambda queue: QueueSettings())
     book.restore(sorted(table.items()))
     for key in table:

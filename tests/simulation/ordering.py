@@ -13,12 +13,12 @@ from marq.wire.markers import Source
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-#: Sets of keys: one hot key, a few, many, and for each its number of keys.
+#: Possible numbers of ordering keys: one, a few, many.
 _KEYS = (1, 2, 5, 50)
 
 
 class Ordering:
-    """What one seed says about ordering; it has lots of its own, so that worlds without ordering stay as they were."""
+    """One seed's choices about ordering; drawn separately, so that worlds without ordering stay as they were."""
 
     def __init__(self, seed: int) -> None:
         self._lots = lots = random.Random(f"ordering {seed}")
@@ -44,7 +44,7 @@ class Ordering:
         return b"key %d" % number
 
     def source(self, world: World, queue: str, topic: str, key: bytes | None, *, copy: bool = False) -> Source:
-        """Return where a record goes: a message with an ordering key to the partition of that."""
+        """Return where a record goes: a message with an ordering key to that key's partition."""
         if queue in self.queues and key is not None:
             partitions = [source.partition for source in world.busy_sources if source.topic == topic]
             return Source(topic, partition_of(key, partitions))

@@ -1,4 +1,4 @@
-"""Sends messages; a failed send is tried again, one of unknown outcome by the idempotent producer or by its user."""
+"""Sends messages; failed sends are repeated, those of unknown outcome by the idempotent producer or by its user."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Producer(Actor):
     def _send(
         self, number: int, queue: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]
     ) -> None:
-        """The queue's own topic keeps its sender's keys; in the shared one the key says which queue it is."""
+        """Send a message: its key stays in the queue's own topic; in the shared topic, the key is the queue's name."""
         world, rng = self.world, self.world.rng
         topic = world.definitions.of(self).settings(queue).topic or world.names.messages
         again = (number, queue, key, value, headers)

@@ -2,7 +2,7 @@
 
 It is a :class:`marq.kafka.group_reader.GroupMember`.
 
-Where a partition is read from, and how far each queue is there, is marq's own code.
+Marq's own code decides where to read a partition from, and how far each queue is there.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Reader:
         self._unplaced = list(sources)
 
     async def _place(self) -> None:
-        """Look up where the group is in each partition, and then where other groups are."""
+        """Look up the group's position in each partition, and then those of other groups."""
         world, group, wait = self._world, self._group, self._consumer.loop.wait
         sources, changes = self._unplaced, self._changes
         if self._group.pending.of(sources):
@@ -83,7 +83,7 @@ class Reader:
             return
         search = self._search(sources)
         await wait(world.rng.randint(0, 5))
-        # A queue that came from another group goes on where that one is.
+        # A queue that came from another group continues at that group's position.
         if search.needs_others and any(each.pending.of(sources) for each in world.groups):
             await wait(world.rng.randint(5, 30))
             return
@@ -132,7 +132,7 @@ class Reader:
         world, rng, start = self._world, self._world.rng, self.positions[source]
         partition, committed = world.messages[source], self._group.committed_reads
         if start < partition.start:
-            # Retention was faster: what is gone is told, and reading goes on where the log begins.
+            # Retention was faster: report the gap, and continue at the start of the log.
             log_name, end = history.log_name(source), partition.start
             world.history.add(self._consumer.name, "ok", "skipped", source=log_name, start=start, end=end)
             world.stats["skipped"] += 1
@@ -144,7 +144,7 @@ class Reader:
         if world.hit(world.faults.late_read):
             end = rng.randint(start, end)
         self.positions[source] = end
-        # There may be nothing but the ends of transactions.
+        # There may be only control records of transactions.
         records = partition.read(start, end, committed=committed)
         return Records.of(records) if records else None
 

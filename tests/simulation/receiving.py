@@ -25,7 +25,7 @@ from tests.simulation.asking import open_reader
 if TYPE_CHECKING:
     from tests.simulation.consumer import Consumer
 
-#: For how many of the largest messages of a cycle an ACQUIRE has room: so that some cycles write several.
+#: How many of a cycle's largest messages fit into one ACQUIRE; if few, some cycles write several.
 ROOMS = (1, 3, 100)
 
 
@@ -66,12 +66,12 @@ class SimulatedReceiver(Receiver):
 
     @property
     def busy(self) -> bool:
-        """Whether it has messages, or outcomes of messages."""
+        """Whether it has messages, or outcomes to write."""
         waiting = self._fetched or self._fetched.held
         return bool(self.prefetch.in_flight or self.acks.unwritten or self._cycles or waiting)
 
     def fail(self, error: BaseException) -> None:
-        """End the world: nothing that happens in it may end a receiver."""
+        """End the world, because nothing that happens in it may end a receiver."""
         raise error
 
     async def _cycle(
@@ -87,7 +87,7 @@ class SimulatedReceiver(Receiver):
             taken = {(each.queue, each.source): list(each.offsets) for each in taking.acquisitions}
 
         def note(type_: str, **fields: int) -> None:
-            """How a cycle begins and ends: from the ACQUIRE to the commit."""
+            """Note how a cycle begins or ends: from the ACQUIRE to the commit."""
             for (queue, source), offsets in taken.items():
                 if offsets:
                     consumer.note(type_, "commit", holder, queue, source, offsets, **fields)

@@ -1,4 +1,4 @@
-"""Runs many seeds on all cores and adds up what came of them, in constant memory however many they are."""
+"""Runs many seeds on all cores and adds up their results, in constant memory for any number of seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.world import Plan, Result, simulate
 CHUNK = 25
 #: Results of failed seeds that are kept; the others are only counted.
 MAX_FAILED = 20
-#: Between two lines of progress.
+#: Interval between two lines of progress.
 PROGRESS_SECONDS = 60.0
 
 
@@ -29,7 +29,7 @@ class Summary:
     events: int = 0
     duplicates: int = 0
     failures: int = 0
-    #: The first ones.
+    #: The results of the first failed seeds.
     failed: list[Result] = field(default_factory=list)
     stats: Counter[str] = field(default_factory=Counter)
     causes: Counter[int] = field(default_factory=Counter)
@@ -51,7 +51,7 @@ def _summary(result: Result) -> Summary:
 
 @contextmanager
 def processes(count: int | None = None) -> Iterator[ProcessPoolExecutor]:
-    """A process for each core; spawned, so that nothing of this process (threads, warnings filters) leaks in."""
+    """Start a process for each core; spawned, so that nothing of this process (threads, warnings filters) leaks in."""
     # Sets of texts have the same order in all of them, so that a seed is the same world.
     os.environ.setdefault("PYTHONHASHSEED", "0")
     with ProcessPoolExecutor(count or os.cpu_count() or 1, get_context("spawn")) as pool:
@@ -73,7 +73,7 @@ def run(
     cores: int | None = None,
     progress: Callable[[Summary], None] | None = None,
 ) -> Summary:
-    """Simulate ``count`` seeds from ``start`` on; ``progress`` is told from time to time how far it is."""
+    """Simulate ``count`` seeds from ``start`` on; ``progress`` is called with the summary from time to time."""
     plan, summary, tell = plan or Plan(), Summary(), _Progress(progress)
     chunks = (range(first, min(first + CHUNK, start + count)) for first in range(start, start + count, CHUNK))
     if count <= CHUNK or cores == 1:

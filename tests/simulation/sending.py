@@ -1,4 +1,4 @@
-"""How a consumer's markers reach the log: each batch has its own fate, and its client hears of it, or not."""
+"""How a consumer's markers reach the log: each batch has its own fate, and its client may or may not learn of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: The first byte of markers of a version that workers do not know before the faults have ended.
 NEWER_VERSION = b"\x02"
 Batch = Acquire | Ack | Release | Reject | Renew | Dispatch | Resume
-#: How long a client waits for a write before it takes its outcome for unknown.
+#: How long a client waits for a write before it treats the outcome as unknown.
 PATIENCE_MS = 300
 
 
@@ -37,7 +37,7 @@ TYPES = {Sent.OK: "ok", Sent.FAILED: "fail", Sent.UNKNOWN: "unknown"}
 
 
 class Encoded(bytes):
-    """The bytes of a marker batch, and what their writer meant by them: the oracle does not believe the codec."""
+    """The bytes of a marker batch, and what their writer meant by them, because the oracle does not trust the codec."""
 
     about: Batch
 
@@ -65,7 +65,7 @@ def simulated_modules() -> Iterator[None]:
 
 
 def _chances(faults: Faults, batch: Batch) -> tuple[float, float, float]:
-    """Return how often the write of a batch fails, has an unknown outcome, and is slow."""
+    """Return the probabilities that the write of a batch fails, has an unknown outcome, or is slow."""
     if isinstance(batch, Acquire):
         return faults.acquire_failed, faults.acquire_unknown, faults.acquire_slow
     if isinstance(batch, Renew):
@@ -74,7 +74,7 @@ def _chances(faults: Faults, batch: Batch) -> tuple[float, float, float]:
 
 
 class Writer:
-    """Writes the markers of a receiver, as :class:`marq.kafka.marker_writer.MarkerWriter`."""
+    """Writes the markers of a receiver, like :class:`marq.kafka.marker_writer.MarkerWriter`."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
@@ -115,7 +115,7 @@ class Writer:
             result = Sent.UNKNOWN
             world.stats["markers_unknown"] += 1
         if world.hit(world.faults.newer_marker):
-            # A client that is newer than the workers: the other way round than it should be.
+            # A client that is newer than the workers, which is the wrong order of an upgrade.
             data = NEWER_VERSION + data[1:]
             world.stats["newer_markers"] += 1
         world.schedule(travel_ms, self._append, batch, data)

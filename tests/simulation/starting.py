@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.simulation.consumer import Consumer
     from tests.simulation.reading import GroupCommit
 
-#: How long a transaction may be open, and how often the broker looks for such.
+#: How long a transaction may be open, and how often the broker checks that.
 TIMEOUT_MS, LOOK_MS = 300, 400
 #: How long a consumer waits for the outcome of a transaction.
 PATIENCE_MS = 200
@@ -47,10 +47,10 @@ class Starting:
         self._busy = False
 
     async def write(self, records: Sequence[MarkerRecord], commit: GroupCommit, limit_s: float) -> None:
-        """Write records and commit offsets, as :meth:`marq.kafka.transactions.MarkerTransactions.write`."""
+        """Write records and commit offsets, like :meth:`marq.kafka.transactions.MarkerTransactions.write`."""
         consumer, world = self._consumer, self._world
         while self._busy or (self._transaction is not None and not self._transaction.shown):
-            # The one before is not over, or the broker still ends it.
+            # The previous transaction is not over, or the broker is still ending it.
             await consumer.loop.wait(2)
         self._busy = True
         began_ms = consumer.monotonic_ms()
@@ -58,7 +58,7 @@ class Starting:
         result, error = await self._transact(records, commit)
         self._busy = False
         if error is not None:
-            # Go on with a new producer, and read again.
+            # Continue with a new producer, and read again.
             self._epoch = self.transactional_id.fence()
         for batch in batches:
             self._note(TYPES[result], batch, took_ms=consumer.monotonic_ms() - began_ms)
@@ -69,7 +69,7 @@ class Starting:
     async def _transact(
         self, records: Sequence[MarkerRecord], commit: GroupCommit
     ) -> tuple[Sent, BrokerUnavailable | NotCommitted | None]:
-        """Return what the client knows of the transaction, and why it can't rely on it."""
+        """Return what the client knows of the transaction, and the error if it is not known to be committed."""
         consumer, world, result = self._consumer, self._world, Sent.FAILED
         try:
             self._transaction = transaction = self.transactional_id.begin(self._epoch)
@@ -123,7 +123,7 @@ class Starting:
         self._consumer.loop.arrive(travel_ms + world.rng.randint(1, 3), written, result)
 
     def _append(self, transaction: Transaction, batch: Acquire, data: bytes) -> None:
-        """At the broker, which takes nothing for a transaction that is over."""
+        """Append at the broker, which accepts nothing for a transaction that is over."""
         if self.transactional_id.accepts(transaction):
             self._world.markers_of(batch.source).append(data, about=batch, transaction=transaction)
 
@@ -138,7 +138,7 @@ class Starting:
 
     def _commit(self, transaction: Transaction) -> None:
         self.transactional_id.decide(transaction, Outcome.COMMITTED)
-        # The broker tells the partitions and the group: at once, or a little later.
+        # The broker informs the partitions and the group: at once, or a little later.
         if self._world.hit(self._world.faults.slow_commit):
             self._world.schedule(self._world.rng.randint(1, 50), transaction.show)
         else:

@@ -1,4 +1,4 @@
-"""Which faults a seed has and how often: each is off altogether in about a half of the seeds.
+"""Which faults a seed has and how often: each is off entirely in about half of the seeds.
 
 A fault that always happens hides the bugs that need its absence: a row that a tracker drops by mistake is healed by the
 tracker's next crash. So seeds differ in kind, not only in luck (TigerBeetle calls this a swarm).
@@ -16,7 +16,7 @@ CALM_SHARE = 0.06
 
 @dataclass
 class Faults:
-    """Chances: of a step that fails in this way, or (named ``…_every_ms``) the mean time between two such events."""
+    """Probabilities that a step fails in this way, or (named ``…_every_ms``) mean times between two such events."""
 
     # Senders and consumers.
     send_failed: float = 0.2

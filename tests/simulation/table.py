@@ -1,4 +1,4 @@
-"""The lease table of one markers partition on one host's disk, and how it is brought up to its changelog."""
+"""The lease table of one markers partition on one host's disk, and how it catches up with its changelog."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LocalTable:
         self.position = 0
 
     def prepare(self, world: World, changelog: Partition) -> None:
-        """Throw away what the changelog can't bring up to date."""
+        """Discard the rows if the changelog can't bring them up to date."""
         if self.changelog is not changelog:
             if self.changelog is not None:
                 world.stats["changelogs_made_anew"] += 1

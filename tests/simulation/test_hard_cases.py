@@ -1,7 +1,7 @@
 """The hard cases, one by one: worlds in which little else goes wrong, so that each is met often.
 
-Each test runs some seeds with the faults that lead to its case, sees that the case was met, and that every world
-drained without a finding. mutants.py has the mistakes that each must not be.
+Each test runs some seeds with the faults that lead to its case, and checks that the case was met, and that every world
+drained without a finding. mutants.py has the defects that these cases must reveal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]
 
 
 def worlds(seeds: int = SEEDS, delayed: int | None = None, **faults: float) -> Iterator[World]:
-    """Worlds with these faults and no others, all of which came to a good end."""
+    """Yield worlds with these faults and no others, and check that each of them ended well."""
     for seed in range(seeds):
         result, _, world = inspect(seed, Plan(faults=swarm.only(**faults), delayed=delayed))
         assert result.failed == "", f"seed {seed}"
@@ -281,7 +281,7 @@ def test_delay_rows_outlive_restarts_lost_changelogs_and_clocks_that_jump() -> N
         tracker_pause=0.01,
     ):
         stats += world.stats
-        # Some owner other than the one that was there when it was delayed has delivered it.
+        # An owner other than the one at the time of the DELAY has delivered it.
         owners = {event["holder"]: event["process"] for event in world.history.events if event["op"] == "own"}
         delayed_at = {name: event["offset"] for event in markers(world, "DELAY") for name in names(event)}
         fenced = {event["holder"]: event["fenced_at"] for event in world.history.events if event["op"] == "own"}

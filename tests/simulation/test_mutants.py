@@ -1,4 +1,4 @@
-"""All mutants: each must be killed by a check that it names, and from outside by any."""
+"""All mutants: each must be killed by a check that it names, and, judged from outside, by any check."""
 
 from __future__ import annotations
 

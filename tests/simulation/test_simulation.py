@@ -21,7 +21,7 @@ from tests.simulation.world import Plan, World, inspect, simulate
 
 #: Seeds of this file; test_many_seeds.py has more, and `make simulate SEEDS=` runs any number.
 SEEDS = 100
-#: A mutant of this file is killed by one of so many.
+#: Seeds of which one must kill each mutant of this file.
 MUTANT_SEEDS = 300
 ROOT = Path(__file__).resolve().parents[2]
 

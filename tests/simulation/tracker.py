@@ -62,12 +62,12 @@ class Owner(Actor):
         self.fenced_at = 0
         self.working = False
         self.halted = False
-        #: For a worker that knows the version of the marker that it stopped at.
+        #: Whether it waits for a worker that knows the version of the marker at which it stopped.
         self.waiting = False
         self.starved_until_ms = 0
         self.tick_sent_ms: int | None = None
         self.tick_awaited: Tick | None = None
-        #: Where the newest TICK of its own stands that was read back.
+        #: Offset of its newest own TICK that was read back.
         self.own_tick: int | None = None
         self.later(world.rng.randint(0, 20), self._take_over)
 
@@ -80,7 +80,7 @@ class Owner(Actor):
 
     @property
     def position(self) -> int:
-        """The next record that is to be read."""
+        """The offset of the next record to read."""
         return self.engine.position or 0
 
     def setting(self, queue: str) -> QueueSettings:
@@ -88,7 +88,7 @@ class Owner(Actor):
 
     def hear(self, version: int) -> None:
         if self.engine.unsent:
-            # What is decided rests on the former settings until it is sent, and the history has to say so.
+            # Decisions rest on the former settings until they are sent, and the history has to say so.
             self.later(20, self.hear, version)
             return
         super().hear(version)
@@ -153,7 +153,7 @@ class Owner(Actor):
         if self.engine.fenced((0, self.epoch), self.monotonic_ms()):
             self.later(self.world.rng.randint(0, 20), self._take_step)
         else:
-            # Another host was assigned the partition meanwhile; a worker that it comes back to has a new owner.
+            # Another host was assigned the partition meanwhile; if it comes back to this worker, it has a new owner.
             self.world.stats["overtaken"] += 1
             self.fenced()
 
@@ -222,7 +222,7 @@ class Owner(Actor):
         self.later(self.world.rng.randint(1, 40), self._work)
 
     def _wait_for_upgrade(self) -> None:
-        """Nothing of this partition is read, written or fired until a newer worker has it."""
+        """Read, write and fire nothing of this partition until a newer worker has it."""
         self.working = False
         self.waiting = True
         self.world.stats["unknown_versions"] += 1
@@ -240,7 +240,7 @@ class Owner(Actor):
         if self.starved_until_ms > world.now_ms and world.faulty:
             tracker.saw(self.monotonic_ms())
             return
-        # A broker says so when what is to be read next is gone, also when nothing has come after it.
+        # A broker reports that the next record to read is gone, even if nothing has come after it.
         self._check_log()
         start = max(self.delivered, self.markers.start)
         end = self.markers.end(committed=True)
@@ -250,17 +250,17 @@ class Owner(Actor):
                 end = world.rng.randint(start, end)
             self.delivered = end
             if world.hit(world.faults.delivery_lost):
-                # A rebalance drops what is on its way; then the consumer begins again where its group has committed.
+                # A rebalance drops records on their way; then the consumer restarts at its group's committed offset.
                 self.later(world.rng.randint(1, 500), self._deliver_again)
             elif not self._fold(start, end):
-                # Records were passed over: go back to where this owner is.
+                # Records were skipped: go back to this owner's position.
                 self._check_log()
                 world.stats["gaps"] += 1
                 self.delivered = self.position
         tracker.saw(self.monotonic_ms())
 
     def _known(self, record: Record) -> Record:
-        """A newer worker knows the newer version, which happens to be written like this one."""
+        """Return a record as a newer worker reads it: the newer version happens to be written like this one."""
         value = record.value
         if self.world.upgraded and value is not None and value[:1] == NEWER_VERSION:
             return replace(record, value=bytes([VERSION]) + value[1:])
@@ -277,7 +277,7 @@ class Owner(Actor):
             self._fold_plainly(records)
 
     def _fold_plainly(self, records: list[Record]) -> None:
-        """Fold what the engine says that it has folded."""
+        """Fold the records that the engine reports as folded."""
         tracker, plain = self.tracker, self.plain
         for record in records:
             if record.offset > tracker.book.applied:

@@ -57,7 +57,7 @@ _DOUBLING = ("offsets_lost_every_ms", "move_every_ms", "suspended", "commit_unkn
 
 @dataclass
 class Result:
-    """What became of one seed; ``failed`` is empty when all is well."""
+    """The result of one seed; ``failed`` is empty if all is well."""
 
     seed: int
     failed: str = ""
@@ -108,11 +108,11 @@ class World:
         self.loose_ticks = rng.random() < 0.25
         self.release_share = rng.choice([0.0, 0.1, 0.3])
         self.reject_share = rng.choice([0.0, 0.05])
-        # Lots of their own, so that worlds without such consumers stay as they were.
+        # Drawn separately, so that worlds without such consumers stay as they were.
         self._start_lots = random.Random(f"start {seed}")
         #: How many consumers acquire and commit in one transaction.
         self.transactional_share = self._start_lots.choice([0.0, 0.0, 0.5, 1.0])
-        # And so for worlds in which nothing is delayed.
+        # Likewise for worlds in which nothing is delayed.
         self._delay_lots = random.Random(f"delay {seed}")
         #: How many records are to be delivered later by a header.
         self.deliver_at_share = self._delay_lots.choice([0.0, 0.0, 0.1, 0.5])
@@ -144,7 +144,7 @@ class World:
     # --- set-up -------------------------------------------------------------------------------------------------------
 
     def _set_limits(self) -> None:
-        """Small limits in many seeds, or no seed would come near them."""
+        """Set small limits in many seeds, or no seed would come near them."""
         self._limits = (
             self.rng.choice([1, 3, 2_000]),
             self.rng.choice([0, 5, 200_000]),
@@ -172,7 +172,7 @@ class World:
         self.dead_letters = Partition(f"{self.names.dead_letters}/0", self.wall_ms)
         self.quarantine = Partition(f"{self.names.quarantine}/0", self.wall_ms)
         self.disks = [[LocalTable() for _ in range(count)] for _ in range(HOSTS)]
-        #: Of the trackers' consumer group; and the last marker record whose rows are in the changelog.
+        #: Committed offsets of the trackers' group; and the last marker records whose rows are in the changelogs.
         self.tracker_offsets = [0] * count
         self.durable_applied = [-1] * count
         self.halted: set[int] = set()
@@ -284,7 +284,7 @@ class World:
         return self._start_ms + self.now_ms
 
     def run(self) -> None:
-        """Let everything happen, and return when all is done."""
+        """Process all scheduled events, and return when all is done."""
         limits = due_messages.MAX_FIRING, due_messages.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS
         due_messages.MAX_FIRING, due_messages.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS = self._limits
         copies = engine.MAX_COPIES, engine.LOOKED_UP
@@ -331,7 +331,7 @@ class World:
         log.append(encode(batch), about=batch)
 
     def marker_event(self, log: Partition, record: Record) -> history.Event:
-        """Return the event of a record of a markers log, from what its writer meant: the codec is not believed."""
+        """Return the event of a record of a markers log, from what its writer meant: the codec is not trusted."""
         place = (log.name, record.offset)
         event = self._marker_events.get(place)
         if event is None:
@@ -340,7 +340,7 @@ class World:
         return event
 
     def marker_events(self, partition: int, end: int) -> Iterator[history.Event]:
-        """Return what stands in a markers log and is committed, up to an offset, also what retention has removed."""
+        """Yield the committed events of a markers log up to an offset, even if retention has removed their records."""
         log = self.markers[partition]
         for record in log.records[:end]:
             if record is not None and record.committed:
@@ -356,15 +356,15 @@ class World:
         return plain
 
     def backoffs(self, queue: str) -> list[Any]:
-        """All that a queue's backoff has ever been."""
+        """Return all values that a queue's backoff has ever had."""
         return list({definitions.settings(queue).backoff: None for definitions in self.definitions.versions[1:]})
 
     def limits(self, queue: str) -> list[int]:
-        """All that a queue's max_attempts has ever been."""
+        """Return all values that a queue's max_attempts has ever had."""
         return list({definitions.settings(queue).max_attempts: None for definitions in self.definitions.versions[1:]})
 
     def window_ms(self, queue: str) -> int:
-        """How long a queue remembers deduplication ids; this never changes."""
+        """Return how long a queue remembers deduplication ids; this never changes."""
         return self.definitions.versions[1].settings(queue).deduplication_window_ms
 
     # --- processes ----------------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ class World:
         group.join(self._consumer(group, transactional_id))
 
     def start_owner(self, partition: int) -> None:
-        """The assigned host owns the partition; what an earlier owner on the same host is doing ends with that."""
+        """Make the assigned host own the partition; this ends what an earlier owner on the same host is doing."""
         table = self.disks[self.hosts[partition]][partition]
         for former in [*self.former_owners, self.owners[partition]]:
             if former.table is table:
@@ -381,7 +381,7 @@ class World:
         self.owners[partition] = self._owner(partition)
 
     def crash_owner(self, owner: Owner) -> None:
-        """Kill -9, with the disk or without it; an open transaction stays open until a new producer fences it."""
+        """Kill -9 an owner, with its disk or without; its transaction stays open until a new producer fences it."""
         owner.crash()
         self.stats["tracker_crashes"] += 1
         if self.hit(self.faults.table_lost):
@@ -404,7 +404,7 @@ def simulate(seed: int, plan: Plan | None = None) -> Result:
     """Run one seed to its end."""
     with _without_collections():
         result, _, world = inspect(seed, plan)
-        # Its processes refer to it and to each other: without this, only the collector could free its history.
+        # Its processes refer to it and to each other: without this, only the garbage collector could free its history.
         vars(world).clear()
     return result
 
@@ -417,7 +417,7 @@ def inspect(seed: int, plan: Plan | None = None) -> tuple[Result, list[Finding],
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Spare the collector a growing world: it ends soon, and only then is there garbage."""
+    """Turn garbage collection off while a world grows: it ends soon, and only then is there garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -440,7 +440,7 @@ def _inspect(seed: int, plan: Plan | None) -> tuple[Result, list[Finding], World
     except Exception as error:  # The core raised: a seed that fails, not a simulator that stops.
         result.failed, result.check = f"raised: {type(error).__name__}: {error}", "raised"
     if result.check in ("", "stuck"):
-        # What does not drain may have a cause that can be told.
+        # The checker may know the cause if the world did not drain.
         ending.read_logs(world)
         report = check(world.history.events)
         _judge(result, report, world)
@@ -461,5 +461,5 @@ def _judge(result: Result, report: Report, world: World) -> None:
         result.failed, result.check = f"unexplained: {report.duplicates} duplicates and no fault", "unexplained"
 
 
-#: Findings to expect of every world that was stopped in the middle.
+#: Findings that are expected in every world that was stopped in the middle.
 _UNFINISHED = {"lost", "not-drained", "quarantine", "transaction"}

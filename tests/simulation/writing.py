@@ -33,7 +33,7 @@ _STATS = {
 
 
 class Attempt:
-    """One transaction on its way."""
+    """One transaction in progress."""
 
     def __init__(self, write: Write, transaction: Transaction) -> None:
         self.write = write
@@ -45,7 +45,7 @@ class Attempt:
 
 
 class Writing:
-    """The one producer of an owner; ``attempt`` is what is on its way."""
+    """The one producer of an owner; ``attempt`` is the transaction in progress."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
@@ -171,7 +171,7 @@ class Writing:
         self._world.stats["aborted"] += 1
 
     def _show(self, transaction: Transaction) -> None:
-        """The broker writes the control records: at once, or a little later."""
+        """Let the broker write the control records: at once, or a little later."""
         world = self._world
         if world.hit(world.faults.slow_commit):
             world.schedule(world.rng.randint(1, 50), transaction.show)

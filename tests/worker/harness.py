@@ -1,4 +1,4 @@
-"""A real worker as a subprocess, and its topics as a test writes and reads them."""
+"""A real worker as a subprocess, and its topics, which tests write and read."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from marq.wire.names import ATTEMPT_HEADER, ID_HEADER, Names, markers_partition
 from marq_worker.broker import ports
 
 ROOT = Path(__file__).resolve().parents[2]
-#: How long anything may take that is not limited by what the test is about.
+#: Time limit for anything that the subject of a test does not limit.
 LIMIT_SECONDS = 120.0
 POLL_SECONDS = 0.05
-#: Between the web ports of workers of different tests, which run at the same time.
+#: Distance between the web ports of workers of different tests, which run at the same time.
 SPACED_PORTS = 4
-#: Seconds after its lease within which a message must be on its way again, on a machine that does much else;
-#: how late it really is, benchmarks measure.
+#: Seconds after its lease within which a message must be on its way again, on a busy machine; benchmarks measure how
+#: late it really is.
 LATENESS_SECONDS = 5.0
 HOLDER, OTHER = 0xA11CE, 0xB0B
 
@@ -48,7 +48,7 @@ Record = ConsumerRecord[Any, Any]
 async def eventually(
     look: Callable[[], Awaitable[Found]], enough: Callable[[Found], object] = bool, *, limit: float = LIMIT_SECONDS
 ) -> Found:
-    """Return what ``look`` finds as soon as that is ``enough``; fail with the last find after ``limit`` seconds."""
+    """Return what ``look`` finds as soon as that is ``enough``; fail with the last result after ``limit`` seconds."""
     until = time.monotonic() + limit
     while True:
         found = await look()
@@ -124,7 +124,7 @@ class Worker(rig.worker.Worker):
             web_port=web_port or free_web_port(),
             directory=directory,
         )
-        # Nothing of what the shell that runs the tests has set.
+        # Removes the settings of the shell that runs the tests.
         foreign = {name for name in os.environ if name.startswith("MARQ_") and name not in settings}
         own = {"MARQ_DATA_DIR", "MARQ_WEB_PORT"}
         self.environment = {name: value for name, value in self.environment.items() if name not in foreign - own}
@@ -147,7 +147,7 @@ class Worker(rig.worker.Worker):
         return self
 
     def recovered(self) -> dict[int, int]:
-        """The applied offset that each markers partition's table had when this worker took it over, by its log."""
+        """Return each markers partition's applied offset at the time of this worker's take-over, from its log."""
         found = re.findall(r"owner of markers partition (\d+): .* applied offset (-?\d+)", self.log())
         return {int(partition): int(applied) for partition, applied in found}
 
@@ -166,7 +166,7 @@ class Worker(rig.worker.Worker):
         return found
 
     async def stop(self, limit: float = LIMIT_SECONDS) -> float:
-        """SIGTERM; return how many seconds the end took."""
+        """Send SIGTERM; return how many seconds the exit took."""
         began = time.monotonic()
         self.terminate()
         await self.ended(limit)
@@ -178,7 +178,7 @@ class Worker(rig.worker.Worker):
             Worker.started.remove(self)
 
     def again(self, **environment: str) -> Worker:
-        """Another worker with the same settings, not started."""
+        """Return another worker with the same settings, not started."""
         other = Worker(
             self.environment["MARQ_BOOTSTRAP_SERVERS"],
             self.directory,
@@ -192,11 +192,11 @@ class Worker(rig.worker.Worker):
     # --- what it says -------------------------------------------------------------------------------------------------
 
     async def page(self, path: str) -> tuple[int, str]:
-        """Status and text of a page; status 0 without an answer."""
+        """Return status and text of a page; status 0 without an answer."""
         return await asyncio.to_thread(self.get, path)
 
     async def published(self, *, scope: str = "") -> dict[str, Any]:
-        """The JSON of /api/queues, or {} without an answer."""
+        """Return the JSON of /api/queues, or {} without an answer."""
         return await asyncio.to_thread(self.statistics, scope)
 
     async def queue(self, name: str) -> dict[str, Any]:
@@ -206,17 +206,17 @@ class Worker(rig.worker.Worker):
         return found
 
     async def handlers(self) -> dict[str, dict[str, Any]]:
-        """What handler processes this worker has, by group."""
+        """Return the statistics of this worker's handler processes, by group."""
         statistics = await self.published(scope="worker")
         return {each["group"]: each for each in statistics.get("handlers", [])}
 
     async def partitions(self) -> dict[int, dict[str, Any]]:
-        """Statistics of this worker's markers partitions."""
+        """Return the statistics of this worker's markers partitions."""
         return await asyncio.to_thread(self.owned)
 
 
 class Sent(NamedTuple):
-    """A message as it stands in its topic."""
+    """A message as it is in its topic."""
 
     queue: str
     source: Source
@@ -229,7 +229,7 @@ class Sent(NamedTuple):
 
 
 class Namespace:
-    """The topics of one prefix: what clients write, and all that has been written so far."""
+    """The topics of one prefix: writes as clients do, and reads all that has been written so far."""
 
     def __init__(self, bootstrap_servers: str, names: Names, *, markers_partitions: int = 2) -> None:
         self.names = names
@@ -262,7 +262,7 @@ class Namespace:
         key: bytes | None = None,
         partition: int = 0,
     ) -> Sent:
-        """Send a message as any plain Kafka producer may."""
+        """Send a message, as any plain Kafka producer may."""
         key = queue.encode() if key is None else key
         kept = await self.producer.send_and_wait(
             self.names.messages, value, key, partition=partition, headers=list(headers)
@@ -275,7 +275,7 @@ class Namespace:
         return await asyncio.gather(*futures)
 
     async def mark(self, batch: Batch | bytes, partition: int | None = None) -> Any:
-        """Write a marker batch (or bytes that pretend to be one); returns where and when it was appended."""
+        """Write a marker batch (or bytes that pretend to be one); return where and when it was appended."""
         if partition is None:
             assert not isinstance(batch, bytes | Tick)
             partition = self.partition_of(batch.source)
@@ -313,9 +313,9 @@ class Namespace:
     # --- read ---------------------------------------------------------------------------------------------------------
 
     async def records(self, topic: str, *, wait: bool = False) -> list[Record]:
-        """All committed records of a topic so far, in the order of each partition.
+        """Return all committed records of a topic so far, in the order of each partition.
 
-        ``wait`` for transactions that are open: what a consumer has received may belong to one.
+        With ``wait``, first wait for open transactions: a message that a consumer has received may belong to one.
         """
         if topic not in self._readers:
             self._readers[topic] = await self._reader(topic), []
@@ -327,7 +327,7 @@ class Namespace:
         return seen
 
     async def _uncommitted(self) -> AIOKafkaConsumer:
-        """A consumer to which records of open transactions belong to the topic."""
+        """Return a consumer whose end offsets include records of open transactions."""
         if self._ends is None:
             self._ends = AIOKafkaConsumer(bootstrap_servers=self.bootstrap_servers)
             await self._ends.start()
@@ -352,7 +352,7 @@ class Namespace:
         return len(await self.producer.partitions_for(topic))
 
     async def copies(self, queue: str) -> list[Record]:
-        """The copies of a queue's messages that trackers have sent back to it."""
+        """Return the copies of a queue's messages that trackers have sent back to it."""
         key = queue.encode()
         return [r for r in await self.records(self.names.messages) if r.key == key and ATTEMPT_HEADER in header(r)]
 
@@ -363,7 +363,7 @@ class Namespace:
         return _of(sent, await self.records(self.names.dead_letters))
 
     async def markers(self) -> list[tuple[Record, Batch]]:
-        """All markers so far that can be read."""
+        """Return all markers so far that can be decoded."""
         found = []
         for record in await self.records(self.names.markers):
             with contextlib.suppress(CorruptMarker):
@@ -371,7 +371,7 @@ class Namespace:
         return found
 
     async def fact_of(self, sent: Sent) -> list[tuple[Record, Fact]]:
-        """The facts that tell of a message, with the records they stand in."""
+        """Return the facts about a message, with the records that contain them."""
         return [
             (record, batch)
             for record, batch in await self.markers()
@@ -379,12 +379,12 @@ class Namespace:
         ]
 
     async def lateness(self, acquired: Any, sent: Sent, lease: float) -> float:
-        """By how many seconds of the broker's clock the fact of a message followed the end of its lease."""
+        """Return how many seconds, by the broker's clock, a message's fact came after the end of its lease."""
         [(record, _)] = await eventually(lambda: self.fact_of(sent))
         return (record.timestamp - acquired.timestamp) / 1000 - lease
 
     async def durable(self) -> dict[int, int]:
-        """The applied offset in the changelog, by markers partition: what a kill -9 can't take away."""
+        """Return the applied offset in the changelog, by markers partition, which survives kill -9."""
         found = {}
         for record in await self.records(self.names.changelog):
             if record.key == rows.APPLIED_KEY:
@@ -406,14 +406,14 @@ class Namespace:
         return {tp.partition: end for tp, end in (await consumer.end_offsets(consumer.assignment())).items()}
 
     async def markers_after(self, offsets: Mapping[int, int]) -> dict[int, int]:
-        """How many marker records there are after these offsets, by partition."""
+        """Return how many marker records there are after these offsets, by partition."""
         count = dict.fromkeys(range(self.markers_partitions), 0)
         for record in await self.records(self.names.markers):
             count[record.partition] += record.offset > offsets.get(record.partition, -1)
         return count
 
     async def markers_between(self, offsets: Mapping[int, int], ends: Mapping[int, int]) -> list[Batch]:
-        """The markers from these offsets, by partition, to before these ends."""
+        """Return the markers from these offsets, by partition, to before these ends."""
         return [
             decode(record.value)
             for record in await self.records(self.names.markers)
@@ -436,7 +436,7 @@ class Namespace:
         await eventually(rest, lambda left: not any(left.values()))
 
     async def committed(self) -> dict[int, int]:
-        """The offsets that the trackers' group has committed."""
+        """Return the offsets that the trackers' group has committed."""
         async with admin(self.bootstrap_servers) as client:
             found = await client.list_consumer_group_offsets(self.names.app_id)
         return {tp.partition: at.offset for tp, at in found.items() if tp.topic == self.names.markers}
@@ -465,7 +465,7 @@ async def admin(bootstrap_servers: str) -> Any:
 
 
 async def make_topic(bootstrap_servers: str, name: str, partitions: int) -> None:
-    """Create a topic, and wait until the broker lists it: it confirms the creation before."""
+    """Create a topic, and wait until the broker lists it, because it confirms the creation earlier."""
     async with admin(bootstrap_servers) as client:
         await client.create_topics([NewTopic(name, partitions, 1)])
         await eventually(client.list_topics, lambda found: name in found)

@@ -1,4 +1,4 @@
-"""A source, a writer and a clock in memory, on which failures and time are the test's to decide."""
+"""A source, a writer and a clock in memory; the test decides when they fail and what time it is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FakeRecord:
 
 
 class Clock:
-    """A clock that the test sets; sleepers wake by :meth:`advance` only."""
+    """A clock that the test sets; only :meth:`advance` wakes sleepers."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -93,7 +93,7 @@ class FakeReader:
             self._more.clear()
             await self._more.wait()
             if assignment != self.assignments:
-                # As all readers: the receiver would ignore records of an assignment that came during the fetch.
+                # Like all readers: the receiver would ignore records of an assignment that came during the fetch.
                 return {}
         return found
 
@@ -140,7 +140,7 @@ class FakeReader:
 
 @dataclass
 class FakeWriter:
-    """Keeps what is written; ``gate`` closed holds writes up, ``refuse`` makes some fail."""
+    """Keeps what is written; a closed ``gate`` holds writes up, ``refuse`` makes some fail."""
 
     refuse: int = 0
     refuse_written: int = 0
@@ -252,7 +252,7 @@ class Rig:
         await self.receiver.acks.settled()
 
     async def take(self, count: int, queue: str = "q") -> list[Message]:
-        """Take messages as a waiting call does."""
+        """Take messages, as a waiting call does."""
         buffer, taken = self.receiver.prefetch.buffers[queue], []
         async with asyncio.timeout(LIMIT_S):
             while len(taken) < count:
