@@ -177,6 +177,7 @@ class Renewal:
                 yield lease, lease_ms, _to_renew(lease, now_s + lease_ms / 1000)
 
     def _lose_expired(self, now_s: float) -> None:
+        reported: dict[tuple[str, bool], list[tuple[HeldBatch, list[int]]]] = {}
         for lease in self._leases:
             if not lease.open or (now_s < lease.expires_s and not lease.own_expiry_s):
                 continue
@@ -187,14 +188,17 @@ class Renewal:
             count = len(lost) if lease.lines is None else lease.lines.lost(lease, lost)
             if count:
                 self._finished(lease.queue, count)
-            log.log(
-                logging.DEBUG if lease.ends else logging.WARNING,
-                "leases lost, the messages will be redelivered: queue=%s partition=%d messages=%d first_offset=%d"
-                " held=%.0fs max_lease=%gs",
-                lease.queue, lease.source.partition, len(lost), min(lost),
-                now_s - lease.taken_s, self._settings.max_lease_of(lease.queue) / 1000,
-            )  # fmt: skip
+            reported.setdefault((lease.queue, lease.ends), []).append((lease, lost))
             self._lost(lease, lost)
+        for (queue, ends), batches in reported.items():
+            first, offsets = batches[0]
+            log.log(
+                logging.DEBUG if ends else logging.WARNING,
+                "leases lost, the messages will be redelivered: queue=%s messages=%d first_partition=%d"
+                " first_offset=%d held=%.0fs max_lease=%gs",
+                queue, sum(len(lost) for _, lost in batches), first.source.partition, min(offsets),
+                now_s - min(lease.taken_s for lease, _ in batches), self._settings.max_lease_of(queue) / 1000,
+            )  # fmt: skip
 
     def _records(self, shares: list[tuple[HeldBatch, int, list[int]]]) -> Iterator[MarkerRecord]:
         groups: dict[tuple[str, int, Source, int], list[int]] = {}

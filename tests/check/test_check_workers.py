@@ -76,7 +76,7 @@ async def test_two_workers_of_different_versions_with_different_queues_files(
     other_file.write_text("[queues.emails]\nlease = 30\n")
     newer = one.directory / "newer"
     newer.mkdir()
-    (newer / "sitecustomize.py").write_text("import marq.version\nmarq.wire.version.VERSION = '9.9'\n")
+    (newer / "sitecustomize.py").write_text("import marq.version\nmarq.version.VERSION = '9.9'\n")
     other = new_worker(
         prefix=prefix,
         data_directory=one.directory / "other",
