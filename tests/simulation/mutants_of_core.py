@@ -433,8 +433,9 @@ CORE_MUTANTS = (
         "delivered-twice",
         (" < 0 or queue in current.past or max(", " >= 0 and max("),
         move_every_ms=150.0,
-        late_settings=0.5,
-        commit_failed=0.5,
+        late_settings=0.8,
+        commit_failed=0.2,
+        consumer_crash=0.05,
         rebalance_every_ms=500.0,
     ),
     mutant(

@@ -22,7 +22,7 @@ SUBSCRIPTION_MUTANTS: tuple[Mutant, ...] = (
         SUBSCRIPTIONS,
         "the key of a row is without the queue",
         _ROWS,
-        "table-differs raised no-row rows-left fidelity",
+        "table-differs book-differs raised no-row rows-left fidelity",
         ('return b"r" + _queue_bytes(queue, source)', 'return b"r" + _queue_bytes("", source)'),
         ("    prefix = kind + _queue_bytes(queue, source)\n", '    prefix = kind + _queue_bytes("", source)\n'),
     ),
@@ -30,7 +30,7 @@ SUBSCRIPTION_MUTANTS: tuple[Mutant, ...] = (
         SUBSCRIPTIONS,
         "restored messages of one source are those of one queue",
         _RESTORATION,
-        "table-differs raised",
+        "table-differs book-differs raised",
         (
             "            return self.leases.setdefault(rows.parse_queue(prefix[1:]), {})\n",
             (
@@ -97,6 +97,8 @@ SUBSCRIPTION_MUTANTS: tuple[Mutant, ...] = (
         ("offset not in messages.open_in(lease.queue, source)", 'offset not in messages.open_in("", source)'),
         slow_commit=0.8,
         late_read=0.5,
+        consumer_pause=0.03,
+        consumer_crash=0.02,
     ),
     mutant(
         SUBSCRIPTIONS,
