@@ -94,7 +94,6 @@ class SqsEndpoint(Service):
         maximum_bytes = min(MAX_MESSAGE_BYTES, topics.messages_limit_bytes - _HEADER_ROOM_BYTES)
         url = f"http://{settings.web_host or reachable_name(settings.sqs_bind)}:{settings.sqs_port}"
         self._producer, self._settler = SharedProducer.of(client), TokenSettler(client)
-        self._questions = LeaseQuestions(client)
         names = client.names
         self._peers = Peers(
             url, secret, lambda queue: self._queues.definitions.consumer_group(queue, names), Groups(client)

@@ -9,6 +9,8 @@ import pytest
 import pytest_asyncio
 
 import marq
+from marq.consumer.polled_consumer import TokenSettler
+from marq.settings.client import ClientSettings
 from marq.testing import Broker
 from marq_worker.broker.embedded import EmbeddedBroker
 from tests.conformance.backend import QUEUES, Backend, KafkaBackend, MemoryBackend, settings
@@ -56,3 +58,15 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     """What the test runs on."""
     found: Backend = request.getfixturevalue(request.param)
     return found
+
+
+@pytest.fixture(name="settings")
+def client_settings(backend: Backend) -> ClientSettings:
+    return ClientSettings.read(backend.address, {"prefix": backend.names.prefix}, owner="test")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def settler(settings: ClientSettings) -> AsyncIterator[TokenSettler]:
+    """Connect a client other than the one that receives."""
+    async with TokenSettler(settings) as settler:
+        yield settler

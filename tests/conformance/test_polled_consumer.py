@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 import marq
 from marq.client import message_token
 from marq.client.message_token import Token
 from marq.consumer.polled_consumer import PolledConsumer, TokenSettler
-from marq.settings.client import ClientSettings
 from marq.wire.markers import Acquire, Source
-from tests.conformance.backend import LIMIT_S, Backend
+from tests.conformance.backend import LIMIT_S
 
 LEASE_S = 2
 
 
 def of(message: marq.Message) -> Token:
     return message_token.decode(message.token)
-
-
-@pytest.fixture
-def settings(backend: Backend) -> ClientSettings:
-    return ClientSettings.read(backend.address, {"prefix": backend.names.prefix}, owner="test")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def settler(settings: ClientSettings) -> AsyncIterator[TokenSettler]:
-    """Connect a client other than the one that receives."""
-    async with TokenSettler(settings) as settler:
-        yield settler
 
 
 async def poll(consumer: PolledConsumer, count: int = 10) -> list[marq.Message]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-import pytest
 import pytest_asyncio
 
 import marq
 from marq.client import message_token
 from marq.client.message_token import Token
 from marq.consumer.lease_questions import LeaseQuestions
-from marq.consumer.polled_consumer import TokenSettler
 from marq.consumer.polled_in_order import PolledInOrder
 from marq.settings.client import ClientSettings
 from marq.wire.markers import Acquire, Release, Renew
@@ -23,17 +21,6 @@ LONG_MS = 36_000_000
 
 def of(message: marq.Message) -> Token:
     return message_token.decode(message.token)
-
-
-@pytest.fixture
-def settings(backend: Backend) -> ClientSettings:
-    return ClientSettings.read(backend.address, {"prefix": backend.names.prefix}, owner="test")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def settler(settings: ClientSettings) -> AsyncIterator[TokenSettler]:
-    async with TokenSettler(settings) as settler:
-        yield settler
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 import marq
 from marq.consumer.polled_consumer import PolledConsumer
 from marq.producer.shared import SharedProducer
-from marq.settings.client import ClientSettings
-from tests.conformance.backend import LIMIT_S, Backend
-
-
-@pytest.fixture
-def settings(backend: Backend) -> ClientSettings:
-    return ClientSettings.read(backend.address, {"prefix": backend.names.prefix}, owner="test")
+from tests.conformance.backend import LIMIT_S
 
 
 async def test_messages_sent_at_the_same_time_share_a_partition(backend, settings) -> None:
