@@ -28,7 +28,7 @@ DEDUPLICATION_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         DEDUPLICATION,
-        "the rows of ids are not written with the applied offset but one write later",
+        "the rows of ids are written one write later than the applied offset",
         _IDS,
         "book-differs table-differs duplicate",
         (
@@ -98,7 +98,7 @@ DEDUPLICATION_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         DEDUPLICATION,
-        "messages of an id go to any markers partition",
+        "messages with the same id go to arbitrary markers partitions",
         _DELAYING,
         "duplicate",
         ("        if wanted is None:\n", "        if True:\n"),

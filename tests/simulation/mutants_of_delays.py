@@ -18,7 +18,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     # --- delay --------------------------------------------------------------------------------------------------------
     mutant(
         DELAYING,
-        "a waiting message is due when its span of the index begins",
+        "a waiting message becomes due at the start of its index span",
         _DUE_INDEX,
         "early moved order",
         (
@@ -54,7 +54,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         DELAYING,
-        "delayed messages are forgotten by a restart",
+        "delayed messages are forgotten after a restart",
         _RESTORATION,
         "table-differs lost not-drained",
         (
@@ -153,7 +153,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     # --- answer -------------------------------------------------------------------------------------------------------
     mutant(
         ANSWERING,
-        "a message that is being sent is answered with DONE",
+        "the reply for a message that is being sent is DONE",
         _QUESTIONS,
         "answered",
         (

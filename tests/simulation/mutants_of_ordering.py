@@ -26,7 +26,7 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         ORDERING,
-        "all messages of a line are delivered at once",
+        "all messages with the same key are delivered at once",
         _LINE_ORDER,
         "order exclusion concurrent",
         (
@@ -52,7 +52,7 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
     # --- a new reader -------------------------------------------------------------------------------------------------
     mutant(
         ORDERING,
-        "open messages in an answer are taken for new ones",
+        "open messages in an answer are mistaken for new ones",
         _ORDERING,
         "order exclusion attempts unexplained",
         ("parts[0].acquired, opened, own_topic", "(), {}, own_topic"),

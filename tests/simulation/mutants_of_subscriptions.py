@@ -20,7 +20,7 @@ SUBSCRIPTION_MUTANTS: tuple[Mutant, ...] = (
     # --- the lease table ----------------------------------------------------------------------------------------------
     mutant(
         SUBSCRIPTIONS,
-        "the key of a row is without the queue",
+        "the row key omits the queue",
         _ROWS,
         "table-differs book-differs raised no-row rows-left fidelity",
         ('return b"r" + _queue_bytes(queue, source)', 'return b"r" + _queue_bytes("", source)'),
@@ -42,7 +42,7 @@ SUBSCRIPTION_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         SUBSCRIPTIONS,
-        "queues share the ranges that they have acquired",
+        "queues share their acquired ranges",
         _LEASES,
         "book-differs table-differs lost not-drained",
         (

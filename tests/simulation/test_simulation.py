@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Of each hard case and order of operations, a mutant that the first seeds kill; test_mutants.py has all.
 QUICKLY_KILLED = {
-    "a message that is being sent is answered with DONE",
+    "the reply for a message that is being sent is DONE",
     "a CANCEL of what is on its way is forgotten",
     "a REJECT is forgotten",
     "a change of the settings is noted, and does not count",
