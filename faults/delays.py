@@ -12,7 +12,7 @@ import marq
 from faults.consumer import Point
 from faults.mix import Mix
 from faults.scenario import own_broker, scenario
-from faults.stage import QUEUE, Stage, WorkerProcess
+from faults.stage import QUEUE, QUICK_BACKOFF, Stage, WorkerProcess
 from marq.dead_letters.dead_letters import DeadLetters
 from marq_worker.broker import EmbeddedBroker
 from proof.causes import EVERYBODY
@@ -26,6 +26,8 @@ RETRIES = """backoff = [0.1, 0.4, 1]
 errors = { TimeoutError = [0.7], ValueError = "reject" }
 """
 BACKOFF = {"backoff": [1000, 2, 1000, False, [100, 400, 1000]]}
+#: Lines for both queues: an at-most-once queue rejects after any exception, the other one after this one only.
+REJECTS = QUICK_BACKOFF + 'errors = { ValueError = "reject" }\n'
 #: Rate of a redrive: slow enough for a kill during it.
 LETTERS_IN_A_SECOND = 30
 AGAIN_S = 0.5
@@ -97,9 +99,10 @@ async def _redrive_all(letters: DeadLetters, queues: Sequence[str]) -> None:
 
 @scenario(
     "mixed-at-random",
-    "random delays, cancels, reschedules, retries and rejects; kill -9 of a consumer and of the worker; then a"
-    " redrive of all dead letters",
-    "some redeliveries are late; no message is early, no cancelled one is delivered, each dead letter is redriven once",
+    "random delays, cancels, reschedules, deduplication ids, retries and rejects; kill -9 of a consumer and of the"
+    " worker; then a redrive of all dead letters",
+    "some redeliveries are late; no message is early, no cancelled one is delivered, no id is accepted twice, each dead"
+    " letter is redriven once",
     quick=True,
 )
 async def in_short(stage: Stage, _: object) -> None:
@@ -169,9 +172,9 @@ async def queue_delays(stage: Stage, _: object) -> None:
     "undelivered messages return to the queue; delivered ones are abandoned and counted",
 )
 async def at_most_once(stage: Stage, _: object) -> None:
-    stage.define(own='delivery = "at-most-once"\n', delivery="at-most-once")
+    stage.define(REJECTS, own='delivery = "at-most-once"\n', delivery="at-most-once")
     worker = await stage.worker()
-    mix = Mix(stage, delayed=0.0)
+    mix = Mix(stage, delayed=0.0, with_ids=0.0)
     mix.start()
     await stage.consumer("--manner=rejecting")
     for point, after in SPENDING.items():
@@ -207,7 +210,7 @@ async def counted(stage: Stage, worker: WorkerProcess) -> dict[str, float]:
 )
 async def at_most_once_and_the_worker(stage: Stage, _: object) -> None:
     """A worker dies before it commits redeliveries of messages that no handler has seen; the next one sends them."""
-    stage.define(own='delivery = "at-most-once"\n', delivery="at-most-once")
+    stage.define(REJECTS, own='delivery = "at-most-once"\n', delivery="at-most-once")
     worker = await stage.worker("--die-in-transaction=1")
     mix = Mix(stage, delayed=0.0)
     mix.start()

@@ -1,12 +1,13 @@
-"""A random load of all kinds: immediate and delayed messages, some of which are cancelled or rescheduled."""
+"""A random load of all kinds: immediate and delayed messages, some of them cancelled, rescheduled or sent again."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import marq
@@ -19,16 +20,29 @@ RATE = 60
 LONGEST_S = 6.0
 #: Share of delayed messages; of these, shares of cancelled and rescheduled ones.
 DELAYED, CANCELLED, MOVED = 0.6, 0.25, 0.25
+#: Share of messages with a deduplication id. Each is sent until the outcome is known, and then up to twice more, after
+#: at most this many seconds each time: only the first of all these is delivered.
+WITH_IDS, AGAIN_S = 0.3, 8.0
+#: Pause before a message whose outcome is unknown is sent again.
+RETRY_S = 0.5
 #: Time limit for the last answers.
 ANSWERS_S = 60.0
 
 
 class Mix:
-    """Sends, cancels and reschedules until :meth:`stop`, by its seed; ``delayed``: the share of delayed messages."""
+    """Sends, cancels and reschedules until :meth:`stop`, by its seed.
 
-    def __init__(self, stage: Stage, *, delayed: float = DELAYED) -> None:
+    Args:
+        delayed: share of delayed messages.
+        with_ids: share of messages with a deduplication id.
+    """
+
+    def __init__(self, stage: Stage, *, delayed: float = DELAYED, with_ids: float = WITH_IDS) -> None:
         self._stage = stage
         self._delayed = delayed
+        self._with_ids = with_ids
+        #: Numbers of the deduplication ids.
+        self._ids = itertools.count()
         self._chance = random.Random(stage.seed)
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
@@ -64,9 +78,30 @@ class Mix:
         waits_s = sorted(chance.uniform(0, 1.2 * (delay_s or 0)) for _ in questions)
         plan = [(wait_s, op, chance.uniform(0, LONGEST_S)) for wait_s, op in zip(waits_s, questions, strict=True)]
         absolute = chance.random() < 0.4
-        task = asyncio.create_task(self._live(producer, delay_s, absolute, plan))
+        again_s = [chance.uniform(0, AGAIN_S) for _ in range(chance.randrange(3))]
+        if chance.random() < self._with_ids:
+            self._follow(self._repeat(producer, delay_s, next(self._ids), again_s))
+        else:
+            self._follow(self._live(producer, delay_s, absolute, plan))
+
+    def _follow(self, sending: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(sending)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _repeat(
+        self, producer: marq.Producer, delay_s: float | None, number: int, again_s: Sequence[float]
+    ) -> None:
+        """Send a message with a deduplication id, and others with the same id."""
+        options: dict[str, Any] = {"deduplication_id": f"id-{number}", "like": number}
+        if delay_s is not None:
+            options["delay"] = delay_s
+        for wait_s in (0.0, *again_s):
+            await asyncio.sleep(wait_s)
+            receipt = await self._stage.send_one(producer, **options)
+            while receipt is None:
+                await asyncio.sleep(RETRY_S)
+                receipt = await self._stage.send_one(producer, **options)
 
     async def _live(
         self,

@@ -189,17 +189,21 @@ class Stage(rig.recorded_run.Stage):
                 next_s = max(next_s + STEP / rate, time.monotonic() - 1)
                 await asyncio.sleep(max(0, next_s - time.monotonic()))
 
-    async def send_one(self, producer: marq.Producer, queue: str = "", **options: Any) -> marq.Receipt | None:
+    async def send_one(
+        self, producer: marq.Producer, queue: str = "", like: int | None = None, **options: Any
+    ) -> marq.Receipt | None:
         """Send the next message and record it; return its receipt, or None if the outcome is unknown.
 
-        Without a ``queue``, its number decides to which one it goes, and with which ordering key.
+        Without a ``queue``, its number decides to which one it goes, and with which ordering key; so does the number
+        ``like`` instead of its own.
         """
         number = next(self._numbers)
         value = b"%d" % number
+        place = number if like is None else like
         if not queue:
-            queue = QUEUE if number % ORDERED_SHARE else ORDERED
-        if queue == ORDERED and number % UNKEYED_SHARE:
-            options["ordering_key"] = f"customer-{number % KEYS}"
+            queue = QUEUE if place % ORDERED_SHARE else ORDERED
+        if queue == ORDERED and place % UNKEYED_SHARE:
+            options["ordering_key"] = f"customer-{place % KEYS}"
         headers = {"tenant": b"acme"} if number % 2 else {}
         names = {"process": "sender", "message": str(number), "queue": queue}
         names["content"] = history.content(queue, None, value, tuple(headers.items()))
