@@ -7,11 +7,10 @@ import errno
 import functools
 import logging
 import os
-import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -148,33 +147,3 @@ async def open_groups(client: ClientSettings) -> AsyncIterator[AIOKafkaAdminClie
         except KafkaError as error:
             where = client.bootstrap_servers
             raise BrokerUnavailable(f"{where}: the groups could not be described: {error}") from error
-
-
-def confirm(question: str, *, yes: bool, option: str = "--yes") -> None:
-    """Ask before an action that can't be undone; ``yes``: whether ``option`` has already answered."""
-    if yes:
-        return
-    with typing("nothing was changed"):
-        # To stderr, because the output may be JSON.
-        click.echo(f"{question} [y/N] ", nl=False, err=True)
-        answer = "" if sys.stdin is None else sys.stdin.readline()
-    if not answer:
-        click.echo(err=True)
-    if answer.strip().lower() not in {"y", "yes"}:
-        raise MarqError(f"nothing was changed; pass {option} to confirm without a prompt")
-
-
-@contextmanager
-def typing(until_then: str) -> Iterator[None]:
-    """Let Ctrl-C interrupt reading standard input, which asyncio would delay until a line arrives.
-
-    Raises Interrupted with what was done until then.
-    """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        click.echo(err=True)
-        raise Interrupted(until_then) from None
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -17,7 +17,8 @@ from marq.dead_letters.dead_letters import Count, DeadLetters, Deleted, Redriven
 from marq.dead_letters.filters import Filters
 from marq.wire.errors import ConfigError, UnknownQueue
 from marq.wire.names import check_queue_name
-from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, confirm
+from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command
+from marq_worker.app.commands.confirmation import confirm
 from marq_worker.app.commands.terminal import Column, bar, moment_of, quoted, show, text
 from marq_worker.app.commands.unknown import note_about
 from marq_worker.app.readable import read_duration

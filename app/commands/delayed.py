@@ -17,7 +17,8 @@ from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import check_queue_name
 from marq_worker.agents.message_listing import DEFAULT_MESSAGES, MAX_MESSAGES, read_choice
-from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm
+from marq_worker.app.commands.command import JSON, YES, Setup, command
+from marq_worker.app.commands.confirmation import confirm
 from marq_worker.app.commands.terminal import WATCH, Column, cell, duration, looked, quoted, show
 from marq_worker.app.commands.unknown import note_if_unknown
 from marq_worker.app.web.peers import ask_workers

@@ -15,7 +15,8 @@ from marq.admin.purge import Purged
 from marq.kafka.inspector import Inspector
 from marq.settings.client import ClientSettings
 from marq.wire.names import check_queue_name
-from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, confirm, open_queues
+from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, open_queues
+from marq_worker.app.commands.confirmation import confirm
 from marq_worker.app.commands.open_messages import opened
 from marq_worker.app.commands.terminal import bar, seconds
 from marq_worker.app.commands.unknown import note_if_unknown

@@ -22,7 +22,8 @@ from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
 from marq.wire.quarantines import MAX_TEXT, Quarantine, digest
 from marq.wire.record_headers import record_id
-from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm, open_queues
+from marq_worker.app.commands.command import JSON, YES, Setup, command, open_queues
+from marq_worker.app.commands.confirmation import confirm
 from marq_worker.app.commands.terminal import Column, bar, cell, show
 from marq_worker.app.web.peers import ask_workers
 

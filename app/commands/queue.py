@@ -34,7 +34,8 @@ from marq.wire.names import check_queue_name
 from marq_worker.agents.blocked_keys import merged_keys
 from marq_worker.agents.consumer_watch import has_no_consumer
 from marq_worker.agents.handler_watch import removed
-from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm, open_queues
+from marq_worker.app.commands.command import JSON, YES, Setup, command, open_queues
+from marq_worker.app.commands.confirmation import confirm
 from marq_worker.app.commands.open_messages import Open, told_by_workers
 from marq_worker.app.commands.terminal import Column, cell, quoted, seconds, show
 from marq_worker.app.commands.unknown import note_if_unknown

@@ -18,7 +18,8 @@ from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 from marq.wire.names import check_queue_name
 from marq.wire.record_headers import record_id
-from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, confirm, say
+from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, say
+from marq_worker.app.commands.confirmation import confirm
 from marq_worker.app.commands.terminal import bar, seconds
 from marq_worker.app.commands.unknown import note_if_unknown
 

@@ -17,7 +17,8 @@ from marq.producer.producer import Producer
 from marq.settings.ordering_keys import check_ordering_key
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
 from marq.wire.names import check_queue_name
-from marq_worker.app.commands.command import JSON, Interrupted, Setup, command, typing
+from marq_worker.app.commands.command import JSON, Interrupted, Setup, command
+from marq_worker.app.commands.confirmation import typing
 from marq_worker.app.commands.terminal import bar, moment_of, seconds
 from marq_worker.app.commands.unknown import note_if_no_consumer
 

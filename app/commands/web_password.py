@@ -5,7 +5,8 @@ from __future__ import annotations
 import getpass
 import sys
 
-from marq_worker.app.commands.command import Setup, command, typing
+from marq_worker.app.commands.command import Setup, command
+from marq_worker.app.commands.confirmation import typing
 from marq_worker.app.web.credentials import hashed
 
 

@@ -13,7 +13,6 @@ from marq.producer.shared import SharedProducer
 from marq.queues.queues import Queues
 from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.characters import is_fifo
-from marq_worker.app.sqs.dead_letters import DeadLetterSender
 from marq_worker.app.sqs.entries import Outcome, each_of, outcome_of
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.fifo import FifoSender, sequence_of
@@ -21,6 +20,7 @@ from marq_worker.app.sqs.handles import Handle, Handles
 from marq_worker.app.sqs.message_answers import GROUP_HEADER, TRACE_HEADER, formatted
 from marq_worker.app.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
 from marq_worker.app.sqs.message_ids import MessageIds
+from marq_worker.app.sqs.receive_limits import ReceiveLimits
 from marq_worker.app.sqs.receiving import SHORT_POLL_S, Delivery, Receivers
 from marq_worker.app.sqs.settling import Settlers, change_visibility
 from marq_worker.app.sqs.sqs_queues import Directory, can_be_polled
@@ -46,7 +46,7 @@ class MessageOperations:
     """Each operation takes the queue's name and its parameters, and returns the members of its answer.
 
     Args:
-        dead_letters: sends messages that were received too often to their dead-letter queue.
+        limits: keep messages from clients that are too old or were received too often.
         visibility: changes visibility timeouts in standard queues.
     """
 
@@ -59,7 +59,7 @@ class MessageOperations:
         receivers: Receivers,
         fifo: FifoSender,
         settlers: Settlers,
-        dead_letters: DeadLetterSender,
+        limits: ReceiveLimits,
         visibility: VisibilityChanges,
         handles: Handles,
         ids: MessageIds,
@@ -70,7 +70,7 @@ class MessageOperations:
         self._receivers = receivers
         self._fifo = fifo
         self._settlers = settlers
-        self._dead_letters = dead_letters
+        self._limits = limits
         self._visibility = visibility
         self._handles = handles
         self._ids = ids
@@ -147,7 +147,7 @@ class MessageOperations:
         most = parameters.get("MaxNumberOfMessages", 1)
         while polled := await receiver.poll(most, max(0.0, until_s - clock())):
             try:
-                deliveries = await self._deliverable(queue, polled, attributes)
+                deliveries = await self._limits.deliverable(queue, polled, attributes)
                 if deliveries:
                     return await self._received(queue, deliveries, attributes, parameters)
             except BaseException:
@@ -164,29 +164,6 @@ class MessageOperations:
             await change_visibility(self._settlers.of(queue), deliveries, visibility_s)
         until_ms = round((time.time() + visibility_s) * 1000)
         return {"Messages": [self._formatted(delivery, until_ms, parameters) for delivery in deliveries]}
-
-    async def _deliverable(
-        self, queue: str, deliveries: Sequence[Delivery], attributes: QueueAttributes
-    ) -> list[Delivery]:
-        """Return the messages for clients; delete those that are too old, and move those received too often."""
-        oldest_ms = (time.time() - attributes.retention_s) * 1000
-        most, target = attributes.max_receive_count, attributes.dead_letter_queue or ""
-        if not self._directory.exists(target):
-            most = None
-        ended: list[Delivery] = []
-        kept: list[Delivery] = []
-        for delivery in deliveries:
-            if delivery.sent_ms < oldest_ms:
-                ended.append(delivery)
-            elif most is not None and delivery.attempt > most:
-                # First the copy: a crash in between leaves two dead letters instead of none.
-                await self._dead_letters.move(delivery, queue, target)
-                ended.append(delivery)
-            else:
-                kept.append(delivery)
-        if ended:
-            await self._settlers.of(queue).ack(ended)
-        return kept
 
     def _formatted(self, delivery: Delivery, until_ms: int, parameters: Parameters) -> dict[str, Any]:
         handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt, until_ms, delivery.url)

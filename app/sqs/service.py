@@ -38,6 +38,7 @@ from marq_worker.app.sqs.moving import Mover
 from marq_worker.app.sqs.operations import Operations
 from marq_worker.app.sqs.peers import Peers
 from marq_worker.app.sqs.queue_operations import QueueOperations
+from marq_worker.app.sqs.receive_limits import ReceiveLimits
 from marq_worker.app.sqs.receiving import QueueReceiver, Receivers
 from marq_worker.app.sqs.server import SqsServer
 from marq_worker.app.sqs.settling import ByToken, Settlers
@@ -121,7 +122,7 @@ class SqsEndpoint(Service):
                 receivers=self._receivers,
                 fifo=fifo,
                 settlers=settlers,
-                dead_letters=dead_letters,
+                limits=ReceiveLimits(directory, settlers, dead_letters),
                 visibility=VisibilityChanges(self._settler, self._questions),
                 handles=Handles(secret),
                 ids=MessageIds(names.messages),

@@ -25,8 +25,8 @@ from aiokafka.protocol.admin import SaslHandShakeRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.client.threads import in_thread
+from marq.kafka.outage_log import reason_of
 from marq.kafka.paced_clients import pacer_of
-from marq.kafka.reconnect_pacer import reason_of
 from marq.kafka.token_logins import NoToken, TokenSource, open_connection, tokens_of
 from marq.settings.client import ClientSettings
 

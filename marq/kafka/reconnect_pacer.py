@@ -1,8 +1,7 @@
-"""Decides which client of a process may try to reach a broker that is down, and reports the outage.
+"""Decides which client of a process may try to reach a broker that is down.
 
 All clients that use the same cluster share one :class:`Pacer` (:mod:`marq.kafka.paced_clients`). One of them tries a
-broker that is down, after an exponential backoff with jitter; the others wait for the outcome. The log has one line
-when a broker becomes unreachable, one when it returns, and a summary in between.
+broker that is down, after an exponential backoff with jitter; the others wait for the outcome.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import random
 import threading
 import time
@@ -21,7 +19,7 @@ from typing import TypeVar
 
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
-log = logging.getLogger("marq")
+from marq.kafka.outage_log import Address, OutageLog, reason_of, text_of
 
 #: First and longest pause between two attempts to reach a broker that is down. Jitter shortens each by up to a half.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
@@ -29,10 +27,6 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
 MAX_FAILURES_PER_SECOND = 5
 #: Maximum number of concurrent attempts to reach a broker that is up. They would all fail together when it goes down.
 MAX_CONCURRENT = 2
-#: Seconds between two log lines about a broker that stays down.
-SUMMARY_S = 30.0
-#: Report a broker that has never answered only after this time, because a failed start has its own error.
-SILENT_START_S = 3.0
 #: How long the outcome of an attempt describes the broker.
 FRESH_S = MAX_PAUSE_S + 0.5
 #: An attempt that takes longer no longer keeps others from trying: its event loop may be blocked by user code.
@@ -41,7 +35,6 @@ MAX_TURN_S = 2.0
 _NEVER = float("-inf")
 FAILURES = (OSError, TimeoutError, KafkaError)
 
-Address = tuple[str, int]
 T = TypeVar("T")
 
 
@@ -71,8 +64,7 @@ class _Broker:
     answered: bool = False
     #: Callers that wait for a turn, first come, first served.
     waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = field(default_factory=dict)
-    #: When the log last mentioned this outage; None while it has not.
-    logged_at: float | None = None
+    log: OutageLog = field(default_factory=OutageLog)
 
 
 class Pacer:
@@ -233,7 +225,7 @@ class Pacer:
         now = self._clock()
         broker.error = error
         if not broker.failed:
-            broker.down_at, broker.attempts, broker.logged_at = now, len(broker.trying) + 1, None
+            broker.down_at, broker.attempts, broker.log = now, len(broker.trying) + 1, OutageLog()
         elif turn.began < broker.failed_at:
             return  # one of several that began together
         broker.failed += 1
@@ -241,42 +233,15 @@ class Pacer:
         broker.failed_at = now
         pause_s = min(FIRST_PAUSE_S * 2.0 ** min(broker.failed - 1, 30), MAX_PAUSE_S)
         broker.next_at = now + pause_s * self._jitter()
-        self._report(turn.address, broker, now)
-
-    def _report(self, address: Address, broker: _Broker, now: float) -> None:
         down_s = now - broker.down_at
-        if broker.logged_at is None:
-            if not broker.answered and down_s < SILENT_START_S:
-                return
-            log.warning("broker unreachable address=%s error=%s", text_of(address), reason_of(broker.error))
-        elif now - broker.logged_at >= SUMMARY_S:
-            log.warning(
-                "broker still unreachable address=%s seconds=%.0f attempts=%d error=%s",
-                text_of(address), down_s, broker.attempts, reason_of(broker.error),
-            )  # fmt: skip
-        else:
-            return
-        broker.logged_at = now
+        broker.log.failed(turn.address, error, now, down_s, broker.attempts, answered=broker.answered)
 
     def _succeed(self, address: Address, broker: _Broker) -> None:
-        if broker.failed and broker.logged_at is not None:
-            # A warning like its counterpart, so that a log with the one line also has the other.
-            log.warning(
-                "broker reachable again address=%s seconds=%.0f attempts=%d",
-                text_of(address), self._clock() - broker.down_at, broker.attempts,
-            )  # fmt: skip
+        if broker.failed:
+            broker.log.returned(address, self._clock() - broker.down_at, broker.attempts)
         broker.failed, broker.error, broker.answered = 0, None, True
 
 
 def _release(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
-
-
-def text_of(address: Address) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def reason_of(error: BaseException | None) -> str:
-    return "no address was given" if error is None else str(error) or type(error).__name__

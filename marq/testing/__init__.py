@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from marq.client.exports import loader
 
 if TYPE_CHECKING:
-    from marq.testing.broker import Broker, ClientLeftRunning
+    from marq.testing.broker import Broker
+    from marq.testing.clients_left_running import ClientLeftRunning
     from marq.testing.time_passing import Unfinished
     from marq.testing.views import DeadLetter, SeenMessage
 
@@ -19,7 +20,7 @@ __all__ = [
 
 _HOMES = {
     "Broker": "marq.testing.broker",
-    "ClientLeftRunning": "marq.testing.broker",
+    "ClientLeftRunning": "marq.testing.clients_left_running",
     "DeadLetter": "marq.testing.views",
     "SeenMessage": "marq.testing.views",
     "Unfinished": "marq.testing.time_passing",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
@@ -25,6 +24,7 @@ from marq.settings.durations import Duration, duration_ms
 from marq.settings.queue import check_defaults, check_document
 from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
 from marq.settings.schedule_definitions import check_schedule, check_schedule_name, schedule_key
+from marq.testing.clients_left_running import warn_of_running
 from marq.testing.memory import Memory, forget_memory, memory_at
 from marq.testing.namespace import Namespace, encoded
 from marq.testing.topics import LogRecord
@@ -42,10 +42,6 @@ DEFAULT_LIMIT_S = 60.0
 _MAX_ADVANCE_MS = 10 * 365 * 24 * 3600 * 1000
 
 _numbers = itertools.count(1)
-
-
-class ClientLeftRunning(UserWarning):
-    """A test ended without stopping a client that it started."""
 
 
 class Broker:
@@ -110,14 +106,7 @@ class Broker:
     def close(self) -> None:
         """Free the address; warn about clients that were left running."""
         forget_memory(self._memory)
-        left = self._memory.running
-        if left:
-            warnings.warn(
-                f"{self.address}: left running at the end: {', '.join(left)}. Use `async with`, or call stop(), so that"
-                " prefetched messages are released and outcomes are written",
-                ClientLeftRunning,
-                stacklevel=3,
-            )
+        warn_of_running(self._memory)
 
     # --- clients and settings -----------------------------------------------------------------------------------------
 

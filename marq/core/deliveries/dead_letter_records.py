@@ -7,7 +7,6 @@ markers again at any time, without effect.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -28,10 +27,6 @@ from marq.wire.names import (
 _DEATH_HEADERS = frozenset(
     {ATTEMPT_HEADER, DEAD_LETTERED_AT_HEADER, ERROR_HEADER, ORIGIN_HEADER, REASON_HEADER, UNCOUNTED_HEADER}
 )
-#: Parts that differ between errors of the same kind: numbers, also within words, and long hexadecimal ones.
-_VARIES = re.compile(r"\b(?=[a-f\-]*\d)[\da-f\-]{8,}\b|\d+(?:\.\d+)*", re.IGNORECASE)
-#: Maximum characters of an error kind; the rest varies too much to help.
-MAX_KIND = 200
 #: Bytes of a batch besides its payloads: names, head and columns.
 _HEAD_BYTES = 1_024
 #: Maximum number of dead letters in one batch, which limits how much a tracker writes at once.
@@ -64,14 +59,6 @@ def dead_lettered_at_ms(record: DeadLetterRecord) -> int:
     """Return when a message became a dead letter by the log's clock; the record's time if no header is readable."""
     text = text_of(record.headers, DEAD_LETTERED_AT_HEADER)
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else record.timestamp
-
-
-def kind_of(record: DeadLetterRecord) -> str:
-    """Return the kind of a dead letter's error: the first line of the error, or else of the reason, with N for each
-    part that varies."""
-    text = text_of(record.headers, ERROR_HEADER) or text_of(record.headers, REASON_HEADER)
-    first = text.strip().partition("\n")[0][: 4 * MAX_KIND]
-    return _VARIES.sub("N", first)[:MAX_KIND].strip()
 
 
 def redriven(record: DeadLetterRecord, queue: str) -> Payload:

@@ -15,7 +15,8 @@ import pytest
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
 from marq_worker.app.check.findings import problem
 from marq_worker.app.commands import send
-from marq_worker.app.commands.command import BROKEN_PIPE, INTERRUPTED, Interrupted, confirm, ending, typing
+from marq_worker.app.commands.command import BROKEN_PIPE, INTERRUPTED, Interrupted, ending
+from marq_worker.app.commands.confirmation import confirm, typing
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[3]

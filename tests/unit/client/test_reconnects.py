@@ -15,6 +15,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from marq.kafka import paced_clients as reconnects
 from marq.kafka.connection_diagnosis import find_obstacle
+from marq.kafka.outage_log import SILENT_START_S, SUMMARY_S
 from marq.kafka.paced_clients import paced
 from marq.kafka.reconnect_pacer import (
     FRESH_S,
@@ -22,8 +23,6 @@ from marq.kafka.reconnect_pacer import (
     MAX_FAILURES_PER_SECOND,
     MAX_PAUSE_S,
     MAX_TURN_S,
-    SILENT_START_S,
-    SUMMARY_S,
     Pacer,
 )
 from marq.settings.client import ClientSettings

@@ -1,0 +1,43 @@
+"""Confirmation of actions that can't be undone; without a terminal and without ``--yes``, nothing is changed."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from marq.wire.errors import MarqError
+from marq_worker.app.commands.command import Interrupted
+
+
+def confirm(question: str, *, yes: bool, option: str = "--yes") -> None:
+    """Ask before an action that can't be undone; ``yes``: whether ``option`` has already answered."""
+    if yes:
+        return
+    with typing("nothing was changed"):
+        # To stderr, because the output may be JSON.
+        click.echo(f"{question} [y/N] ", nl=False, err=True)
+        answer = "" if sys.stdin is None else sys.stdin.readline()
+    if not answer:
+        click.echo(err=True)
+    if answer.strip().lower() not in {"y", "yes"}:
+        raise MarqError(f"nothing was changed; pass {option} to confirm without a prompt")
+
+
+@contextmanager
+def typing(until_then: str) -> Iterator[None]:
+    """Let Ctrl-C interrupt reading standard input, which asyncio would delay until a line arrives.
+
+    Raises Interrupted with what was done until then.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(err=True)
+        raise Interrupted(until_then) from None
+    finally:
+        signal.signal(signal.SIGINT, before)
