@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from math import ceil
 
 from marq.consumer.message import Message
 from marq.consumer.receiver_settings import ReceiverSettings
@@ -153,12 +154,16 @@ class AtMostOnce:
         return [each for each in messages if each._held.at_most_once is not None and _is_leased(each, now_s)]
 
     def _records(self, messages: Sequence[Message]) -> Iterator[MarkerRecord]:
-        groups: dict[tuple[str, int, Source], list[int]] = {}
+        now_s = self._clock()
+        groups: dict[tuple[str, int, Source], list[Message]] = {}
         for message in messages:
             held = message._held
-            groups.setdefault((held.queue, held.holder, held.source), []).append(message.offset)
-        for (queue, holder, source), offsets in groups.items():
-            batch = Dispatch(queue, holder, source, sorted(offsets), self._settings.lease_of(queue))
+            groups.setdefault((held.queue, held.holder, held.source), []).append(message)
+        for (queue, holder, source), group in groups.items():
+            # At least what is left: this consumer counts on it, although the queue may have a shorter lease by now.
+            left_ms = ceil((max([message._expiry_s for message in group]) - now_s) * 1000)
+            lease_ms = max(self._settings.lease_of(queue), left_ms)
+            batch = Dispatch(queue, holder, source, sorted([message.offset for message in group]), lease_ms)
             yield MarkerRecord(markers_partition(*source, self._settings.markers_partitions), encode(batch))
 
 

@@ -30,13 +30,15 @@ class Call(NamedTuple):
 class Drain(NamedTuple):
     """Receive all visible messages of a queue. ``receives`` has them, and how often each was received then, by body.
 
-    A ``last`` one also waits for messages that should not come.
+    A ``last`` one also waits for messages that should not come. While messages from ``source`` are awaited, it is
+    polled without result: a message moves when it would be received too often.
     """
 
     queue: str
     receives: dict[str, int]
     parameters: dict[str, Any]
     last: bool = False
+    source: str | None = None
 
 
 class HandleOf(NamedTuple):
@@ -71,13 +73,10 @@ class Queue:
 
 
 class Script:
-    """Makes the steps of a seed, with standard queues.
-
-    Three methods depend on the kind of queues: :meth:`_create`, :meth:`_message`, and :meth:`_drain`, which takes all
-    visible messages to be deliverable.
-    """
+    """Makes the steps of a seed, with standard queues; :meth:`_drain` takes all visible messages to be deliverable."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self._random = random.Random(seed)
         self._prefix = f"script-{seed}-"
         self._queues: dict[str, Queue] = {}
@@ -172,7 +171,7 @@ class Script:
         yield from self._drain(queue, last=True)
         # A dead letter of Marq is a new message, so its receives are counted from 1; moto continues to count.
         for drain in self._drain(to):
-            yield drain._replace(parameters={"MessageSystemAttributeNames": ["SentTimestamp"]})
+            yield drain._replace(parameters={"MessageSystemAttributeNames": ["SentTimestamp"]}, source=queue)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -226,8 +225,11 @@ class Script:
 
     def _delete(self, queue: str) -> Iterator[Call]:
         for body in self._some(self._queues[queue].in_flight, 1):
-            self._forget(queue, body)
-            yield Call("delete", "delete_message", queue, {"ReceiptHandle": HandleOf(queue, body)})
+            yield self._delete_one(queue, body)
+
+    def _delete_one(self, queue: str, body: str) -> Call:
+        self._forget(queue, body)
+        return Call("delete", "delete_message", queue, {"ReceiptHandle": HandleOf(queue, body)})
 
     def _delete_batch(self, queue: str) -> Iterator[Call]:
         if bodies := self._some(self._queues[queue].in_flight, 9):

@@ -25,6 +25,7 @@ IGNORED = {
     "ApproximateNumberOfMessages": "Marq counts every few seconds",
     "ApproximateNumberOfMessagesNotVisible": "the same",
     "ApproximateNumberOfMessagesDelayed": "the same",
+    "SequenceNumber": "each service chooses numbers",
     "SenderId": "Marq does not record the senders of messages",
     "MD5OfMessageSystemAttributes": "moto leaves it out",
 }
@@ -63,6 +64,8 @@ class Service:
         messages: list[dict[str, Any]] = []
         deadline_s = time.monotonic() + LIMIT_SECONDS
         while len(messages) < len(drain.receives) and time.monotonic() < deadline_s:
+            if drain.source is not None:
+                assert not self._receive(drain._replace(queue=drain.source), wait_s=0)
             messages += self._receive(drain, wait_s=5)
         if drain.last:
             messages += self._receive(drain, wait_s=0)

@@ -15,6 +15,7 @@ from marq_worker.broker.embedded import EmbeddedBroker
 from marq_worker.broker.ports import free_port
 from rig.program import Program
 from tests.sqs import environments
+from tests.sqs.fifo_script import FifoScript
 from tests.sqs.mistakes import DIFFERENCES, QUEUES, mistakes, outcome
 from tests.sqs.script import Call, Drain, Script
 from tests.sqs.service import Service
@@ -66,13 +67,14 @@ async def services(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFact
 
 
 async def test_random_scripts_have_the_same_answers(services: Services) -> None:
-    await asyncio.gather(*[asyncio.to_thread(run, seed, services) for seed in SEEDS])
+    scripts = [kind(seed) for kind in (Script, FifoScript) for seed in SEEDS]
+    await asyncio.gather(*[asyncio.to_thread(run, script, services) for script in scripts])
 
 
-def run(seed: int, services: Services) -> None:
+def run(script: Script, services: Services) -> None:
     """Carry out a script on both services, step by step."""
-    for number, step in enumerate(Script(seed).steps()):
-        where = f"seed {seed}, step {number}: {step}"
+    for number, step in enumerate(script.steps()):
+        where = f"{type(script).__name__}({script.seed}), step {number}: {step}"
         match step:
             case Call():
                 assert services.marq.call(step) == services.moto.call(step), where
