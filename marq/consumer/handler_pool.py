@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from marq.client.codecs import Codec
 from marq.client.outcomes import Outcome
-from marq.consumer import middleware, settlement
+from marq.consumer import handler_failures, middleware, settlement
 from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.at_most_once import dispatched
 from marq.consumer.handler_parameters import is_coroutine_function
@@ -151,7 +151,7 @@ class HandlerPool(ABC, Generic[Work]):
             if task in tasks and work is not None:
                 messages = self._messages(work)
                 log.warning("handler continues although it was cancelled: %s", _describe(messages))
-                settlement.interrupt(messages)
+                handler_failures.interrupt(messages)
 
     # --- ended leases -------------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class HandlerPool(ABC, Generic[Work]):
             replaced = RuntimeError(f"SystemExit in the handler: {error}")
             replaced.__cause__, error = error, replaced
         decided = sum([message.offset in message._held.decided for message in messages])
-        settlement.fail_all(messages, error, only_open=lost and not stopping)
+        handler_failures.fail_all(messages, error, only_open=lost and not stopping)
         if not isinstance(error, Exception):
             raise error
         if not (isinstance(error, Outcome) or (lost and cancelled)):

@@ -10,7 +10,7 @@ from marq.client import message_token
 from marq.client.codecs import Codec, decode
 from marq.client.hooks import point
 from marq.client.outcomes import DecodeError, Reject, Retry
-from marq.consumer import settlement
+from marq.consumer import handler_failures, settlement
 from marq.consumer.held_batch import HeldBatch
 from marq.kafka.records import Row
 from marq.settings.durations import Duration, duration_ms
@@ -214,7 +214,7 @@ class Message(Hinted, Generic[T_co]):
         if error is None:
             settlement.ack(self)
             return False
-        settlement.fail(self, error)
+        handler_failures.fail(self, error)
         return isinstance(error, Retry | Reject)
 
     def __repr__(self) -> str:

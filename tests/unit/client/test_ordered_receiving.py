@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marq.client.outcomes import Reject
-from marq.consumer import ordered_receiving, settlement
+from marq.consumer import handler_failures, ordered_receiving
 from marq.consumer.acquisition import acquisitions
 from marq.consumer.ordered_records import delivered_again
 from marq.consumer.resume_questions import Questions
@@ -210,7 +210,7 @@ async def test_a_handler_that_fails_after_its_lease_has_ended_does_not_end_the_n
     [second] = await made.take(1)
     assert (second.offset, second.attempt) == (0, 2)
 
-    settlement.fail(first, error)
+    handler_failures.fail(first, error)
     await second.ack()
     assert (made.acked, made.released, made.rejected) == ([0], {}, {})
     await made.receiver.stop_reading(1)

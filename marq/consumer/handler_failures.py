@@ -1,0 +1,88 @@
+"""Outcomes of messages whose handlers failed: retry, dead letter or release, by the exception and the queue's settings.
+
+Only failures are counted by the queue's circuit breaker: ``Retry`` is one if it was raised because of an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from marq.client.hooks import point
+from marq.client.outcomes import Reject, Retry
+from marq.consumer.breaker import Call
+from marq.consumer.interruptions import release_interrupted
+from marq.core.storage.rows import row_key
+from marq.wire.markers import BACKOFF
+
+if TYPE_CHECKING:
+    from marq.consumer.message import Message
+
+
+@point("fail")
+def fail(message: Message, error: BaseException, call: Call | None = None) -> None:
+    """Apply an exception to a message; ``call`` if its handler was called with other messages, too."""
+    held, offset = message._held, message._offset
+    if not held.decide(offset):
+        return
+    if isinstance(error, Reject):
+        held.reject(offset, error.reason)
+    elif held.at_most_once is not None:
+        _reject_failed(message, error, call)
+    elif isinstance(error, Retry):
+        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        delay_ms = BACKOFF if error.delay_ms is None else error.delay_ms
+        if cause is None:
+            held.release(offset, delay_ms)
+        else:
+            _release_failed(message, delay_ms, cause, call)
+    elif isinstance(error, Exception):
+        policy = None if held.errors is None else held.errors.said_of(error)
+        if isinstance(policy, str):
+            held.reject(offset, _text(error))
+        else:
+            # The seed that the tracker uses for the queue's own backoff.
+            seed = row_key(held.queue, held.source, offset)
+            delay_ms = BACKOFF if policy is None else policy.delay_ms(message.attempt, seed)
+            _release_failed(message, delay_ms, error, call)
+    else:
+        release_interrupted(message)
+
+
+def fail_all(messages: Sequence[Message], error: BaseException, *, only_open: bool) -> None:
+    """Apply an exception to all messages of one call; with ``only_open``, the leases of some have ended."""
+    call = Call(messages)
+    for message in messages:
+        if only_open and message._offset not in message._held.open:
+            # Its lease has ended, so there is nothing to release.
+            call.counts(message._held.breaker)
+        else:
+            fail(message, error, call)
+
+
+def interrupt(messages: Iterable[Message]) -> None:
+    """Release messages of a handler that ignores its cancellation."""
+    for message in messages:
+        fail(message, asyncio.CancelledError())
+
+
+def _release_failed(message: Message, delay_ms: int, error: BaseException, call: Call | None) -> None:
+    breaker, counted = message._held.breaker, True
+    if breaker is not None:
+        counted = (call or Call([message])).counts(breaker)
+        if breaker.pause_left_s:
+            delay_ms = max(delay_ms, breaker.delay_ms(message))
+    message._held.release(message._offset, delay_ms, counted=counted, error=_text(error))
+
+
+def _reject_failed(message: Message, error: BaseException, call: Call | None) -> None:
+    """Dead-letter a message of a queue that delivers at most once, because it must not be redelivered."""
+    if message._held.breaker is not None and isinstance(error, Exception):
+        (call or Call([message])).counts(message._held.breaker)
+    interrupted = "interrupted: it may have been processed in part"
+    message._held.reject(message._offset, _text(error) if isinstance(error, Exception) else interrupted)
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
