@@ -1,6 +1,6 @@
 """Blocked keys of queues with ordering, for pages, commands and programs.
 
-A key is blocked while its first message waits for its next attempt, because the later messages of the key wait for it.
+A key is blocked while its first message waits for its next attempt, because later messages with the key wait for it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A process that ends is restarted after a growing pause. A group whose queues, topics, handlers or concurrency change
 gets a new process once the former one has released its messages. All old processes end before a new one starts, so that
-a queue that moves between groups continues at its committed position.
+a queue that moves between groups resumes from its committed position.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 
 class LineOrder:
-    """The messages of each key in the order of their offsets."""
+    """The messages with each key, in offset order."""
 
     __slots__ = ("_after", "_before", "_keys", "_last")
 

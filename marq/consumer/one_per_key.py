@@ -1,8 +1,8 @@
 """Lines: the messages of a queue with ordering, from one source, by ordering key.
 
-A line contains the open messages of one key in the order of their offsets. Only its first message is delivered. The
-next one follows when the end of the first is durable; otherwise a crash could redeliver the first after it. A message
-that is released, or whose lease has expired, keeps its place. A message without a key is a line of its own.
+A line contains the open messages with one key, in offset order. Only its first message is delivered. The next one
+follows when the end of the first is durable; otherwise a crash could redeliver the first after it. A message that is
+released, or whose lease has expired, keeps its place. A message without a key is a line of its own.
 """
 
 from __future__ import annotations

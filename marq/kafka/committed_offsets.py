@@ -1,7 +1,7 @@
-"""Where reading continues: the committed offsets of a group, and of the groups that served its queues before.
+"""Where reading resumes: the committed offsets of a group, and of the groups that served its queues before.
 
 Another group may have served a queue before. All messages before the committed position of any group of the namespace
-are acquired, so the tracker redelivers them or they are finished. A queue therefore continues at the furthest position
+are acquired, so the tracker redelivers them or they are finished. A queue therefore resumes from the furthest position
 of all groups, so that it misses nothing and receives nothing twice.
 """
 

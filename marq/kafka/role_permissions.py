@@ -119,7 +119,7 @@ def worker(
             *_topics("Read", [names.messages, *handled_topics]),
             *_topics("Write", [names.markers]),
             *_groups("Read", names.named_group("")),
-            # To continue at the positions of consumers when a queue of theirs gets a handler.
+            # To resume from the positions of consumers when one of their queues gets a handler.
             *_groups("Describe", names.group("")),
         ]
     if handlers and transactional:

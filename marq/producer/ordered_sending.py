@@ -1,7 +1,7 @@
 """Where to send the messages of an ordering key: all to one partition, in the order of the calls.
 
 The key and the queue's fixed list of partitions determine the partition. Two senders with different lists would put
-messages of a key into different partitions. So a message with a key is sent only by a fixed list that is in force
+messages with a key into different partitions. So a message with a key is sent only by a fixed list that is in force
 everywhere (:meth:`marq.settings.placements.Placement.takes_keys`); until then, the call waits.
 """
 

@@ -12,7 +12,7 @@ The topic is compacted. Each record is one layer of one queue or schedule, or th
 * ``sqs:NAME``: data of a queue that only SQS clients use, or when it was deleted (app/sqs/sqs_queues.py);
 * ``sqs-tasks:NAME``: tasks that endpoints carry out on a queue on behalf of SQS clients (app/sqs/tasks.py);
 * ``quarantine:PARTITION/OFFSET``: a request to quarantine one marker record (:mod:`marq.wire.quarantines`);
-* ``confirmed:MODULE``: a worker that runs the decorated handlers of this module was alive (agents/handler_watch.py);
+* ``confirmed:MODULE``: a worker that runs the decorated handlers in this module was alive (agents/handler_watch.py);
 * ``schedule-file:NAME``, ``schedule:NAME``: schedules (:mod:`marq.settings.schedule_definitions`), from the file and at
   run time;
 * ``check``: never with a value.

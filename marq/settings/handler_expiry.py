@@ -6,7 +6,7 @@ away for good. So workers confirm the modules of their handlers, by records of t
 the layers of a module without confirmations.
 
 Only time in which the observer was running and reading the topic counts. No clocks are compared, and if no tracker
-runs, nothing expires. A queue that moves to another group, or back, continues at the furthest position of all groups
+runs, nothing expires. A queue that moves to another group, or back, resumes from the furthest position of all groups
 (:mod:`marq.kafka.committed_offsets`), so an expiry neither loses nor repeats a message.
 """
 

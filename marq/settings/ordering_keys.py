@@ -1,6 +1,6 @@
 """Ordering by key: the settings that it excludes, the keys, and the partition of a key's messages.
 
-All messages of a key must be in one partition in the order in which they were sent, because a receiver sees only the
+All messages with a key must be in one partition, in the order in which they were sent, because a receiver sees only the
 order within a partition.
 """
 

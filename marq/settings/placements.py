@@ -63,7 +63,7 @@ class Placement:
     def takes_keys(self) -> bool:
         """Return whether messages with an ordering key may be sent.
 
-        Former partitions may have messages of the key. There are none if all partitions were in use before, because
+        Former partitions may have messages with the key. There are none if all partitions were in use before, because
         the queue was not ordered then.
         """
         return self.fixed is not None and (self.settled or self.reads is None)

@@ -40,7 +40,7 @@ class Gauge:
 
 
 def is_blocked(lease: LeaseRow) -> bool:
-    """Return whether a message waits for its next attempt, and the later messages of its key wait for it.
+    """Return whether a message is waiting for its next attempt, and later messages with its key wait for it.
 
     A release that does not count, such as at a shutdown, blocks nothing: the next consumer delivers the message.
     """
