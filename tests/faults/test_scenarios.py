@@ -13,6 +13,8 @@ from marq_worker.broker import EmbeddedBroker
 QUICK = [scenario for scenario in SCENARIOS if scenario.quick]
 #: The data pipeline also audits these: its account must be the checker's.
 AUDITED = {"worker-killed-in-the-transaction", "mixed-at-random"}
+#: Sends messages with deduplication ids several times.
+SENT_AGAIN = "mixed-at-random"
 
 
 @pytest.mark.verify
@@ -26,6 +28,7 @@ async def test_nothing_is_lost_and_each_duplicate_is_explained(scenario: Scenari
     assert result.wrong == []
     assert result.passed, result.line()
     assert result.statistics["accepted"] > 0
+    assert (result.statistics["deduplicated"] > 0) == (scenario.name == SENT_AGAIN)
 
 
 def test_the_names_of_scenarios_are_unique_and_the_audited_ones_exist() -> None:
