@@ -149,7 +149,7 @@ async def of_the_broker(stage: Stage, here: MovableBroker, seconds: float) -> No
 @scenario(
     "broker-clock-ahead",
     f"the broker's wall clock is set {AHEAD_SECONDS / 3600:+.0f} h; then a consumer is killed",
-    "an alarm (`clock_jump_ms`); messages acquired or released at that moment are redelivered late, by the size of the"
+    "an alarm (`clock_jump_ms`); messages acquired or released at that moment are redelivered late by the size of the"
     " jump",
     movable_broker,
 )

@@ -26,7 +26,7 @@ RETRIES = """backoff = [0.1, 0.4, 1]
 errors = { TimeoutError = [0.7], ValueError = "reject" }
 """
 BACKOFF = {"backoff": [1000, 2, 1000, False, [100, 400, 1000]]}
-#: Lines for both queues: an at-most-once queue rejects after any exception, the other one after this one only.
+#: Lines for both queues: an at-most-once queue rejects messages after any exception, the other one after ValueError.
 REJECTS = QUICK_BACKOFF + 'errors = { ValueError = "reject" }\n'
 #: Rate of a redrive: slow enough for a kill during it.
 LETTERS_IN_A_SECOND = 30

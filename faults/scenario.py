@@ -21,11 +21,9 @@ from rig.audit import audit as audited
 
 #: Statistics of both the checker and the audit: the checker's names, the audit's.
 AUDITED = {
-    **{name: name for name in ("acked", "lost", "cancelled", "deduplicated", "redelivered", "redriven")},
-    "expired_unread": "expired_unread",
+    **{name: name for name in ("acked", "abandoned", "cancelled", "deduplicated", "duplicates", "expired_unread")},
+    **{name: name for name in ("lost", "redelivered", "redriven")},
     "waiting": "delayed",
-    "abandoned": "abandoned",
-    "duplicates": "duplicates",
 }
 
 

@@ -194,8 +194,7 @@ class Stage(rig.recorded_run.Stage):
     ) -> marq.Receipt | None:
         """Send the next message and record it; return its receipt, or None if the outcome is unknown.
 
-        Without a ``queue``, its number decides to which one it goes, and with which ordering key; so does the number
-        ``like`` instead of its own.
+        Without a ``queue``, the message's number determines its queue and ordering key; ``like`` replaces the number.
         """
         number = next(self._numbers)
         value = b"%d" % number

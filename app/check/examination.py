@@ -355,8 +355,7 @@ class Examination:
         facts, may = look.found.get(topic), allowed.get(topic)
         if facts is None or (may is not None and "Write" not in may):
             return
-        appended = await self._ask("the clock", view.append, failed=None)
-        if appended is not None:
+        if (appended := await self._ask("the clock", view.append, failed=None)) is not None:
             self._add(judge_clock(appended))
 
     # --- queries and findings -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Confirmation of actions that can't be undone; without a terminal and without ``--yes``, nothing is changed."""
+"""Confirmation of actions that can't be undone: without ``--yes`` and without an answer, nothing is changed."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class MessageOperations:
     """Each operation takes the queue's name and its parameters, and returns the members of its answer.
 
     Args:
-        limits: keep messages from clients that are too old or were received too often.
+        limits: withhold messages that are too old or were received too often.
         visibility: changes visibility timeouts in standard queues.
     """
 

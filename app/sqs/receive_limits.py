@@ -1,4 +1,4 @@
-"""Received messages that clients don't get: too old ones, and those received more often than ``maxReceiveCount``."""
+"""Messages that clients don't receive: too old ones, and those received more than ``maxReceiveCount`` times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marq_worker.app.sqs.sqs_queues import Directory
 
 
 class ReceiveLimits:
-    """Ends the messages that no client may get; ``dead_letters`` sends those received too often to another queue."""
+    """Deletes messages that are too old; moves those received too often to the dead-letter queue."""
 
     def __init__(self, directory: Directory, settlers: Settlers, dead_letters: DeadLetterSender) -> None:
         self._directory = directory
@@ -23,7 +23,7 @@ class ReceiveLimits:
     async def deliverable(
         self, queue: str, deliveries: Sequence[Delivery], attributes: QueueAttributes
     ) -> list[Delivery]:
-        """Return the messages for clients; delete those that are too old, and move those received too often."""
+        """Return the messages that clients may receive, after ending the others."""
         oldest_ms = (time.time() - attributes.retention_s) * 1000
         most, target = attributes.max_receive_count, attributes.dead_letter_queue or ""
         if not self._directory.exists(target):

@@ -160,7 +160,8 @@ class AtMostOnce:
             held = message._held
             groups.setdefault((held.queue, held.holder, held.source), []).append(message)
         for (queue, holder, source), group in groups.items():
-            # At least what is left: this consumer counts on it, although the queue may have a shorter lease by now.
+            # Never shorter than what is left of the lease: this consumer counts on that, even if the queue's lease has
+            # become shorter.
             left_ms = ceil((max([message._expiry_s for message in group]) - now_s) * 1000)
             lease_ms = max(self._settings.lease_of(queue), left_ms)
             batch = Dispatch(queue, holder, source, sorted([message.offset for message in group]), lease_ms)

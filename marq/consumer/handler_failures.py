@@ -1,6 +1,6 @@
 """Outcomes of messages whose handlers failed: retry, dead letter or release, by the exception and the queue's settings.
 
-Only failures are counted by the queue's circuit breaker: ``Retry`` is one if it was raised because of an exception.
+The queue's circuit breaker counts only failures. ``Retry`` is a failure if another exception caused it.
 """
 
 from __future__ import annotations

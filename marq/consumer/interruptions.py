@@ -1,4 +1,4 @@
-"""Interrupted attempts: those of handlers that a shutdown or a lost lease cancelled do not count."""
+"""Interrupted attempts: an attempt that a shutdown cuts short does not count, except after many in a row."""
 
 from __future__ import annotations
 

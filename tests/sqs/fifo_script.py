@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
 from tests.sqs.script import Call, Drain, Script
 
 GROUPS = ("a", "b", "c")
-#: As Marq has them in all queues; by default, others compare deduplication ids in the whole queue.
+#: Marq's values for all FIFO queues; by default, other services compare deduplication ids across the whole queue.
 ATTRIBUTES = {
     "FifoQueue": "true",
     "DeduplicationScope": "messageGroup",
@@ -20,29 +19,28 @@ ATTRIBUTES = {
 class FifoScript(Script):
     """Makes the steps of a seed, with FIFO queues.
 
-    A receive gets one message, the first of a group of which no message is in flight. Duplicates are sent only while
-    the message with their id is in the queue, because moto forgets the ids of deleted messages.
+    Each receive gets one message, the first in a group that has none in flight. Duplicates are sent only while the
+    message with their id is in the queue, because moto forgets the ids of deleted messages.
     """
+
+    kind = "fifo"
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self._random = random.Random(f"fifo {seed}")
-        self._prefix = f"fifo-{seed}-"
         #: The group and the deduplication id of each message, by body.
         self._groups: dict[str, str] = {}
         self._ids: dict[str, str | None] = {}
         self._content_based: set[str] = set()
 
     def _create(self, **attributes: Any) -> Call:
-        call = super()._create(**ATTRIBUTES, **attributes)
+        content_based = {"ContentBasedDeduplication": "true"} if self._random.random() < 0.5 else {}
+        call = super()._create(**ATTRIBUTES, **content_based, **attributes)
         name = call.parameters["QueueName"]
-        self._queues[f"{name}.fifo"] = self._queues.pop(name)
-        own = {}
-        if self._random.random() < 0.5:
-            own = {"ContentBasedDeduplication": "true"}
-            self._content_based.add(f"{name}.fifo")
-        attributes = {**call.parameters["Attributes"], **own}
-        return call._replace(parameters={**call.parameters, "QueueName": f"{name}.fifo", "Attributes": attributes})
+        fifo = f"{name}.fifo"
+        self._queues[fifo] = self._queues.pop(name)
+        if content_based:
+            self._content_based.add(fifo)
+        return call._replace(parameters={**call.parameters, "QueueName": fifo})
 
     def _create_again(self, queue: str) -> Iterator[Call]:
         for call in super()._create_again(queue):

@@ -30,8 +30,8 @@ class Call(NamedTuple):
 class Drain(NamedTuple):
     """Receive all visible messages of a queue. ``receives`` has them, and how often each was received then, by body.
 
-    A ``last`` one also waits for messages that should not come. While messages from ``source`` are awaited, it is
-    polled without result: a message moves when it would be received too often.
+    A ``last`` one also waits for messages that should not come. The queue ``source`` is polled meanwhile, and must
+    return nothing: its messages move here when they would be received too often.
     """
 
     queue: str
@@ -75,10 +75,12 @@ class Queue:
 class Script:
     """Makes the steps of a seed, with standard queues; :meth:`_drain` takes all visible messages to be deliverable."""
 
+    kind = "script"
+
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._random = random.Random(seed)
-        self._prefix = f"script-{seed}-"
+        self._prefix = f"{self.kind}-{seed}-"
         self._queues: dict[str, Queue] = {}
         self._names = 0
         self._bodies = 0

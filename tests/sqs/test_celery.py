@@ -22,7 +22,7 @@ from tests.worker.harness import Worker, eventually
 
 #: ``make celery TASKS=...`` sets it; a large number is sent without pauses.
 TASKS = int(os.environ.get("TASKS", "2000"))
-#: Fewest tasks per second, on a busy machine with two cores.
+#: Lowest rate of tasks to expect on a busy machine with two cores.
 PER_SECOND = 20
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(600 + TASKS // PER_SECOND)]
 

@@ -1,4 +1,4 @@
-"""Kinds of errors: which dead letters ended by the same error, although its text differs in numbers."""
+"""Kinds of errors: dead letters whose error texts differ only in numbers have the same kind."""
 
 from __future__ import annotations
 
