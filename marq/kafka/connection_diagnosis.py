@@ -25,9 +25,10 @@ from aiokafka.protocol.admin import SaslHandShakeRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.client.threads import in_thread
+from marq.kafka.broker_connections import open_connection
 from marq.kafka.outage_log import reason_of
 from marq.kafka.paced_clients import pacer_of
-from marq.kafka.token_logins import NoToken, TokenSource, open_connection, tokens_of
+from marq.kafka.token_logins import NoToken, TokenSource, tokens_of
 from marq.settings.client import ClientSettings
 
 #: ApiVersions, version 0, which brokers answer before any login: size, key, version, correlation id, no client id.

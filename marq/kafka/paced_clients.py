@@ -26,9 +26,9 @@ from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.kafka import client_logs
+from marq.kafka.broker_connections import open_connection
 from marq.kafka.outage_log import Address, reason_of
 from marq.kafka.reconnect_pacer import FAILURES, Pacer
-from marq.kafka.token_logins import open_connection
 
 K = TypeVar("K")
 

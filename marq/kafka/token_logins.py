@@ -1,4 +1,4 @@
-"""Logins with tokens: how a provider is called, and how a refusal is read.
+"""Logins with tokens: how a token provider is called.
 
 Each connection asks for a token when it opens. Clients of one process may live in several event loops, and in threads.
 """
@@ -15,7 +15,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from aiokafka.abc import AbstractTokenProvider
-from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator
 
 from marq.settings.client import ClientSettings
 from marq.settings.token_provider import NamedProvider
@@ -101,22 +100,3 @@ def tokens_of(settings: ClientSettings) -> TokenSource | None:
     """Return the source of the tokens for these settings; None if they log in without."""
     named = settings.sasl_token_provider
     return None if named is None else _sources.setdefault(named, TokenSource(named.name, named.provider))
-
-
-class _TokenLogin(OAuthAuthenticator):  # type: ignore[misc]
-    async def step(self, payload: bytes | None) -> Any:
-        # A broker refuses a token with a document, and sends an error after the reply of one control-A (RFC 7628).
-        # aiokafka 0.14 does not reply, and takes the document for a success: the next request fails without a reason.
-        return (b"\x01", True) if payload else await super().step(payload)
-
-
-class _Connection(AIOKafkaConnection):  # type: ignore[misc]
-    def authenticator_oauth(self) -> _TokenLogin:
-        return _TokenLogin(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
-
-
-async def open_connection(host: str, port: int, **options: Any) -> AIOKafkaConnection:
-    """Open a connection and log in, as aiokafka's ``create_conn``."""
-    connection = _Connection(host, port, **options)
-    await connection.connect()
-    return connection
