@@ -21,7 +21,8 @@ from marq.kafka.committed_offsets import commit_offsets, committed_offsets
 from marq.kafka.log_reader import log_ranges
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
-from marq.wire.names import Names, markers_partition
+from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import Names
 from marq_worker.agents.tracker import TrackerOwners
 from marq_worker.agents.waiting_messages import MAX_QUEUES, Waiting
 

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from marq.kafka.served_queues import Serving, serving
-from marq.settings.definitions import HANDLERS_GROUP, Definitions
+from marq.settings.default_group import HANDLERS_GROUP
+from marq.settings.definitions import Definitions
 from marq.settings.placements import Partitions
 from marq.settings.purged_offsets import Purge
 from marq.wire.errors import ConfigError

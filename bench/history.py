@@ -41,7 +41,8 @@ from marq.wire.markers import (
     Source,
     Tick,
 )
-from marq.wire.names import Names, markers_partition, synthetic_topic
+from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import Names, synthetic_topic
 from marq.wire.payload_columns import Columns, encode_headers
 
 QUEUES = ("emails", "invoices", "reports", "thumbnails")

@@ -13,7 +13,8 @@ from bench.load import QUEUE, values
 from marq.kafka.connection import stop_consumer, stop_producer
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Acquire, Source
-from marq.wire.names import ATTEMPT_HEADER, Names, markers_partition
+from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import ATTEMPT_HEADER, Names
 from marq.wire.payload_columns import Columns
 
 HOLDER = 0xA11CE

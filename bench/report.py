@@ -43,13 +43,6 @@ def run(rows: Sequence[Row], size: Size, name: str) -> list[Outcome]:
     return outcomes
 
 
-def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """Return 1 if a row failed, 2 if a bar is not met."""
-    if any(outcome.error for outcome in outcomes):
-        return 1
-    return 0 if all(bar.met for outcome in outcomes for bar in outcome.bars) else 2
-
-
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
     """Print the medians and notes of each row, and all bars in one table."""
     for outcome in outcomes:

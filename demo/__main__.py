@@ -7,7 +7,6 @@ differ, or the demo did not keep its own promises. 2: it could not be completed.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from demo.data_directory import PREFIX, data_directory
 from demo.plan import Plan, read_plan
 from demo.progress import Display
 from demo.report import show
@@ -35,11 +35,6 @@ from proof.history import Event
 from rig.audit import Audit, audit
 from rig.program import RigError
 from rig.topics import delete_topics
-
-#: First part of each run's prefix.
-PREFIX = "demo-"
-#: Directory of the pipeline's data: the pipeline's own, unless it holds other data.
-DATA_VARIABLE, DEFAULT_DATA, OTHER_DATA = "MARQ_PIPELINE_DATA", Path(".marq/pipeline"), Path(".marq/demo")
 
 
 def main() -> int:
@@ -87,15 +82,6 @@ async def _play(
     async with Run(plan, settings, folder, partitions, display, check) as run:
         await run.carry_out()
     return run
-
-
-def data_directory() -> Path:
-    """Return the directory for this run's data; it replaces a former run's, but no other data."""
-    given = os.environ.get(DATA_VARIABLE, "").strip()
-    data = Path(given) if given else DEFAULT_DATA
-    about = data / "about.json"
-    ours = about.exists() and json.loads(about.read_text())["prefix"].startswith(PREFIX)
-    return data if "://" not in given and (ours or not data.exists()) else OTHER_DATA
 
 
 def _clean_up(settings: ClientSettings, notes: Console) -> None:

@@ -13,15 +13,13 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from pipeline.key_order import overtakes
+from pipeline.overdue import overdue
 from pipeline.record_parts import KEY, PARTS, PLACE
 from pipeline.subscriptions import DRAWN, skipped
 from pipeline.tables import LAST_MS, columns
 
 #: {topic: {partition: offset}}, with partitions as text.
 Offsets = Mapping[str, Mapping[str, int]]
-
-#: A row is overdue if its tracker was active this long after it was due.
-OVERDUE = "INTERVAL 10 MINUTES"
 
 #: The elements of a message's ``deliveries``.
 DELIVERY = columns(
@@ -252,7 +250,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         F.when(is_copy, count["records"]).otherwise(0).alias("copies"),
         F.when(is_copy, count["records"] * F.coalesce("record.attempt", F.lit(1))).otherwise(0).alias("copy_attempts"),
         (F.col("offset") < F.col("first_offset")).alias("before_first"),
-        _overdue().alias("overdue"),
+        overdue().alias("overdue"),
         F.coalesce(_differences(held_back), F.when(~F.col("undecided"), _overtook())).alias("differences"),
         # Consumers may read past an open transaction, and ingest does not.
         F.when(_absent() & held_back, F.concat_ws(": ", F.lit(_NO_RECORD), F.col("place")))
@@ -297,13 +295,6 @@ def _passed_over() -> Column:
 
 def _within() -> Column:
     return F.coalesce(F.exists("runs", lambda run: F.col("offset").between(run[0], run[1])), F.lit(False))
-
-
-def _overdue() -> Column:
-    still_open = F.col("open_pos").isNotNull() & ~F.col("closed") & ~F.coalesce("duplicate", F.lit(False))
-    # A message of a queue with ordering waits for its consumers, unless one rejected it.
-    in_order = F.coalesce(F.col("taken.in_order") & F.col("refused").isNull(), F.lit(False))
-    return F.coalesce(still_open & ~in_order & (F.col("due") + F.expr(OVERDUE) < F.col("seen_at")), F.lit(False))
 
 
 def _differences(held_back: Column) -> Column:

@@ -9,8 +9,8 @@ from typing import Any
 from marq.kafka.group_members import GroupMember
 from marq.wire.names import Names
 from marq_worker.agents.handler_watch import merged, removed
+from marq_worker.app.check.differing_workers import judge_differences
 from marq_worker.app.check.findings import Finding, fine, problem, warning
-from marq_worker.app.client_id import Identity
 
 #: A partition has stalled if its owner has read none of the available records for this long. On a busy machine a record
 #: may wait for seconds.
@@ -43,32 +43,7 @@ def judge_members(names: Names, members: Sequence[GroupMember], *, begun: bool) 
             )
         ]
     listed = "; ".join(map(str, members))
-    return [fine(subject, f"{len(members)} in group {names.app_id}: {listed}"), *_judge_identities(names, members)]
-
-
-def _judge_identities(names: Names, members: Sequence[GroupMember]) -> list[Finding]:
-    identities = {identity for member in members if (identity := Identity.read(member.client_id)) is not None}
-    different = [
-        what
-        for what, values in (
-            ("versions", {identity.version for identity in identities}),
-            ("definitions of queues", {identity.fingerprint for identity in identities}),
-        )
-        if len(values) > 1
-    ]
-    if not different:
-        return []
-    return [
-        warning(
-            "trackers",
-            f"they have different {' and '.join(different)}",
-            expected="the same for all, with the same MARQ_QUEUES_FILE",
-            advice=(
-                f"two sets of workers share MARQ_PREFIX={names.prefix}, or a rolling deploy is in progress. Give each"
-                " its own prefix, or restart the outdated workers"
-            ),
-        )
-    ]
+    return [fine(subject, f"{len(members)} in group {names.app_id}: {listed}"), *judge_differences(names, members)]
 
 
 def judge_pages(pages: Sequence[Page], partitions: int | None = None) -> list[Finding]:

@@ -20,10 +20,11 @@ from marq_worker.app.sqs.handles import Handle, Handles
 from marq_worker.app.sqs.message_answers import GROUP_HEADER, TRACE_HEADER, formatted
 from marq_worker.app.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
 from marq_worker.app.sqs.message_ids import MessageIds
+from marq_worker.app.sqs.pollable_queues import why_not_pollable
 from marq_worker.app.sqs.receive_limits import ReceiveLimits
 from marq_worker.app.sqs.receiving import SHORT_POLL_S, Delivery, Receivers
 from marq_worker.app.sqs.settling import Settlers, change_visibility
-from marq_worker.app.sqs.sqs_queues import Directory, can_be_polled
+from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.tasks import is_being_purged
 from marq_worker.app.sqs.visibility import VisibilityChanges
 
@@ -132,7 +133,7 @@ class MessageOperations:
     async def receive(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         attributes = self._directory.get(queue).attributes
         definitions = self._queues.definitions
-        if (why := can_be_polled(queue, definitions.settings(queue), definitions.group(queue))) is not None:
+        if (why := why_not_pollable(queue, definitions.settings(queue), definitions.group(queue))) is not None:
             raise SqsError("UnsupportedOperation", f"the queue {queue!r} can't be received from: {why}")
         if self._receivers.stopped:
             return {}

@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any
 
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, MessageTooLarge
-from marq_worker.app.sqs.access_keys import Key, action_of
-from marq_worker.app.sqs.attributes import target_of
+from marq_worker.app.sqs.access_keys import Key
 from marq_worker.app.sqs.aws_json import Call
 from marq_worker.app.sqs.call_limits import check
+from marq_worker.app.sqs.call_permissions import check_permission, check_permissions
 from marq_worker.app.sqs.entries import each_of
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_operations import MessageOperations
-from marq_worker.app.sqs.move_tasks import MoveOperations, queue_of_task
+from marq_worker.app.sqs.move_operations import MoveOperations, queue_of_task
 from marq_worker.app.sqs.queue_operations import QueueOperations
 from marq_worker.app.sqs.sqs_queues import Directory
 
@@ -62,17 +62,13 @@ class Operations:
         parameters = call.parameters
         queue = _queue_of(parameters)
         if queue is not None and key is not None:
-            _check_permission(key, action_of(call.operation), queue)
-            policy = (parameters.get("Attributes") or {}).get("RedrivePolicy")
-            if policy and (target := target_of(policy)) is not None:
-                # The endpoint will send there for the client.
-                _check_permission(key, "send", target)
+            check_permissions(key, call, queue)
         errors = check(call, self._maximum_bytes)
         if queue is not None:
             await self._directory.look_for(queue)
             if key is not None:
                 for action, other in self._moves.permissions(call.operation, queue, parameters):
-                    _check_permission(key, action, other)
+                    check_permission(key, action, other)
         try:
             if call.operation == "ListQueues":
                 return self._queues.list_queues(parameters, key, base_url)
@@ -113,14 +109,6 @@ class Operations:
                 answer["Successful"].append({"Id": entry["Id"], **outcome})
         # SQS leaves out empty lists, as some clients expect. Successful stays, because others expect it.
         return {name: results for name, results in answer.items() if results or name == "Successful"}
-
-
-def _check_permission(key: Key, action: str, queue: str) -> None:
-    """Raise SqsError if a key may not perform an action on a queue."""
-    if not key.allows(action, queue):
-        raise SqsError(
-            "AccessDenied", f"the access key {key.id} has no permission for {action!r} on the queue {queue!r}"
-        )
 
 
 def translated(error: MarqError) -> SqsError:

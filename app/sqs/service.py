@@ -33,7 +33,7 @@ from marq_worker.app.sqs.handles import Handles
 from marq_worker.app.sqs.message_ids import MessageIds
 from marq_worker.app.sqs.message_limits import MAX_MESSAGE_BYTES
 from marq_worker.app.sqs.message_operations import MessageOperations
-from marq_worker.app.sqs.move_tasks import MoveOperations
+from marq_worker.app.sqs.move_operations import MoveOperations
 from marq_worker.app.sqs.moving import Mover
 from marq_worker.app.sqs.operations import Operations
 from marq_worker.app.sqs.peers import Peers

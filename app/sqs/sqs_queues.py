@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from marq.queues.following import SYNC_LIMIT_S
 from marq.queues.queues import QueueOptions, Queues
 from marq.settings.definitions import sqs_key
-from marq.settings.queue import ORDERED_BY_KEY, UNLIMITED, QueueSettings
+from marq.settings.queue import ORDERED_BY_KEY, UNLIMITED
 from marq.wire.errors import MarqError
 from marq_worker.app.sqs.attributes import QueueAttributes, differing_attribute, queue_of_arn, read_attributes
-from marq_worker.app.sqs.characters import FIFO_SUFFIX, is_fifo, is_queue_name
+from marq_worker.app.sqs.characters import is_fifo, is_queue_name
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.tasks import is_being_deleted
 
@@ -224,17 +224,6 @@ class Directory:
     async def _merge(self, name: str, merged: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
         """Change the record of a queue, even if another client changes it at the same time."""
         await self._queues.merge(f"queue {name!r}", sqs_key(name), lambda definitions: definitions.sqs(name), merged)
-
-
-def can_be_polled(name: str, settings: QueueSettings, group: str | None) -> str | None:
-    """Return why a queue with these settings can't be received from, or None."""
-    if settings.handler is not None:
-        return "it has a handler"
-    if group is not None:
-        return f"the consumers of the group {group!r} receive its messages"
-    if settings.ordered and not is_fifo(name):
-        return f'it has ordering = "key", and its name does not end in {FIFO_SUFFIX}'
-    return None
 
 
 def _options(attributes: QueueAttributes, named: Mapping[str, str]) -> QueueOptions:

@@ -12,7 +12,7 @@ from faust.web.views import View
 from marq_worker.agents.progress import Lateness
 from marq_worker.agents.statistics import Statistics
 from marq_worker.app.watchdog.broker_probe import Markers
-from marq_worker.app.web import health
+from marq_worker.app.web import liveness_and_readiness as health
 from marq_worker.app.web.metrics import Exposition, Snapshot
 
 if TYPE_CHECKING:

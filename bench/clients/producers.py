@@ -13,7 +13,8 @@ from bench.leases import BATCH, HOLDER, LONG_MS, marker_producer
 from bench.load import CHUNK, QUEUE, values
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Ack, Acquire, Source
-from marq.wire.names import Names, markers_partition
+from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import Names
 from marq.wire.payload_columns import Columns
 
 #: Tasks that send one by one.

@@ -46,7 +46,8 @@ from marq.settings.purged_offsets import Purge
 from marq.wire.errors import MarqError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Ack, Source
-from marq.wire.names import check_queue_name, markers_partition
+from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import check_queue_name
 
 #: How long until all consumers and trackers know of a pause.
 PAUSE_KNOWN_S = 2.5

@@ -9,7 +9,7 @@ from typing import Self
 
 from marq.client.receipt import Receipt
 from marq.core.storage.rows import HELD, WAITING, State
-from marq.dead_letters.filters import Snapshot
+from marq.dead_letters.snapshots import Snapshot
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
 from marq.settings.purged_offsets import read_offsets, written_offsets

@@ -37,6 +37,7 @@ from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Delay, Payload, Source, payload_bytes, spans
+from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import (
     ATTEMPT_HEADER,
     ID_HEADER,
@@ -45,7 +46,6 @@ from marq.wire.names import (
     REPLAYED_HEADER,
     RESERVED_HEADER,
     check_queue_name,
-    markers_partition,
     synthetic_topic,
 )
 from marq.wire.record_headers import origin, record_id

@@ -21,7 +21,7 @@ from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord, MarkerWriter
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import MAX_TEXT_BYTES, encode
 from marq.wire.markers import ANY_QUEUE, LAST, MAX_BATCH_MARKERS, Ack, Reject, Release, Renew, Source, spans
-from marq.wire.names import markers_partition
+from marq.wire.markers_partitions import markers_partition
 
 log = logging.getLogger("marq")
 

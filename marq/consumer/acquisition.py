@@ -30,7 +30,8 @@ from marq.wire.markers import (
     payload_bytes,
     spans,
 )
-from marq.wire.names import ATTEMPT_HEADER, DELIVER_AT_HEADER, markers_partition
+from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import ATTEMPT_HEADER, DELIVER_AT_HEADER
 from marq.wire.payload_columns import Columns
 from marq.wire.record_headers import deliver_at_ms, origin
 

@@ -23,7 +23,7 @@ from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Dispatch, Source
-from marq.wire.names import markers_partition
+from marq.wire.markers_partitions import markers_partition
 
 log = logging.getLogger("marq")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from marq.kafka.offset_snapshots import check_room
 from marq.kafka.served_queues import Serving, serving
-from marq.settings.definitions import HANDLERS_GROUP, Definitions
+from marq.settings.default_group import HANDLERS_GROUP
+from marq.settings.definitions import Definitions
 from marq.settings.handler_expiry import EXPIRY_S
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names, check_group_name, check_queue_name

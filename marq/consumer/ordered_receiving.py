@@ -31,7 +31,7 @@ from marq.kafka.records import Records
 from marq.kafka.served_queues import Serving
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import Resume, Resumed, Source
-from marq.wire.names import ordered_holder
+from marq.wire.ordered_holders import ordered_holder
 
 log = logging.getLogger("marq")
 

@@ -19,7 +19,7 @@ from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord, MarkerWriter
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import encode
 from marq.wire.markers import MAX_BATCH_MARKERS, Renew, Source
-from marq.wire.names import markers_partition
+from marq.wire.markers_partitions import markers_partition
 
 log = logging.getLogger("marq")
 

@@ -45,7 +45,8 @@ from marq.wire.markers import (
     Tick,
     may_have,
 )
-from marq.wire.names import DEDUPLICATION_ID_HEADER, follows, is_scheduled, is_synthetic
+from marq.wire.names import DEDUPLICATION_ID_HEADER, is_scheduled, is_synthetic
+from marq.wire.ordered_holders import follows
 
 #: The field of Counts for each fact.
 _FACT_COUNTS = {kind: kind.name.lower() for kind in FACTS}

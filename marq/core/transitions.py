@@ -26,7 +26,7 @@ Rules that are easy to get wrong, and the reason for each:
 * A redriven dead letter (a DELAY of its place) or a deleted one (DISCARD) is settled for good: a second request changes
   nothing.
 * An ordered ACQUIRE takes a message over only from a holder whose RESUME is not after its own. The holder of ordered
-  messages contains the place of its RESUME in the log (:func:`marq.wire.names.ordered_holder`), and a WAITING_IN_ORDER
+  messages contains the place of its RESUME in the log (:mod:`marq.wire.ordered_holders`), and a WAITING_IN_ORDER
   message keeps its holder. So a late marker of a consumer that lost the source takes nothing from its successor.
 * An unordered ACQUIRE takes over ordered messages, too: its consumer does not know about the ordering. From then on the
   tracker redelivers them, because no consumer would.

@@ -22,10 +22,11 @@ from marq.client.dead_letter import DeadLetter, time_of
 from marq.client.lifecycle import CodecClient, Lifecycle, to_its_end
 from marq.core.deliveries import dead_letter_records
 from marq.core.deliveries.error_kinds import kind_of
-from marq.dead_letters.filters import DeadLetterFilter, Filters, Snapshot
+from marq.dead_letters.filters import DeadLetterFilter, Filters
 from marq.dead_letters.log import DeadLetterLog, Stored, dead_letter_log
 from marq.dead_letters.redrive import RedriveLimits, RedriveProgress, RedriveRequester
 from marq.dead_letters.selection import Survey, dead_letters_at
+from marq.dead_letters.snapshots import Snapshot
 from marq.kafka.marker_writer import FRAME_BYTES
 from marq.kafka.topics import Topics
 from marq.settings.client import ClientSettings, whole_number

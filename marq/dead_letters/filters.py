@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, Self, TypedDict
+from typing import Any, TypedDict
 
 from marq.core.deliveries.dead_letter_records import DeadLetterRecord, dead_lettered_at_ms, text_of
 from marq.core.deliveries.error_kinds import kind_of
+from marq.dead_letters.snapshots import Snapshot
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.hints import refuse
 from marq.wire.errors import ConfigError
@@ -17,33 +17,6 @@ from marq.wire.names import ERROR_HEADER, ID_HEADER, REASON_HEADER, RESERVED_HEA
 
 #: The maximum age: a hundred years.
 _MAX_AGE_MS = 100 * 366 * 24 * 3_600_000
-
-
-class Snapshot(NamedTuple):
-    """The dead letters that existed at one moment: those before the offset in ``ends`` for their partition.
-
-    Pass the same snapshot when you count and when you act, so that the action does not affect messages that were
-    dead-lettered in between. Ages refer to ``at_ms`` (ms since the epoch).
-    """
-
-    at_ms: int
-    ends: Mapping[int, int]
-
-    def __str__(self) -> str:
-        return f"{self.at_ms}/{','.join(f'{partition}:{end}' for partition, end in sorted(self.ends.items()))}"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read what ``str()`` returned.
-
-        Raises:
-            ConfigError: the text is not a snapshot.
-        """
-        match = re.fullmatch(r"(\d{1,15})/((?:\d{1,9}:\d{1,18},?)*)", text, re.ASCII)
-        if match is None:
-            raise ConfigError(f"as_of={text}: not a snapshot of the dead letters; get a new one and pass it unchanged")
-        ends = [pair.split(":") for pair in match[2].split(",") if pair]
-        return cls(int(match[1]), {int(partition): int(end) for partition, end in ends})
 
 
 class Filters(TypedDict, total=False):
@@ -104,7 +77,7 @@ class DeadLetterFilter:
 
     def fits(self, record: DeadLetterRecord) -> bool:
         headers = record.headers
-        if self.as_of is not None and record.offset >= self.as_of.ends.get(record.partition, 0):
+        if self.as_of is not None and not self.as_of.includes(record.partition, record.offset):
             return False
         if self.ids and text_of(headers, ID_HEADER) not in self.ids:
             return False

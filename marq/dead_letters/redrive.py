@@ -18,7 +18,7 @@ from marq.wire.dead_letter_notes import Disposition, decode, is_note
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Delay, Discard, Source
-from marq.wire.names import markers_partition
+from marq.wire.markers_partitions import markers_partition
 
 #: Maximum number of dead letters in one write; after each write a call reads notes and reports its progress.
 TURN_LETTERS = 1_000

@@ -22,7 +22,7 @@ from marq.producer.delays import Delays
 from marq.wire.errors import BrokerUnavailable, CorruptMarker, MarqError
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import ANY_QUEUE, Answer, Batch, Cancel, Fact, Kind, Outcome, Reschedule, Source
-from marq.wire.names import markers_partition
+from marq.wire.markers_partitions import markers_partition
 
 #: How long to wait for an answer before a request is repeated.
 AGAIN_S = 2.0

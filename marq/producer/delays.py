@@ -26,7 +26,8 @@ from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Delay as DelayMarker
 from marq.wire.markers import Payload, Source, payload_bytes, spans
-from marq.wire.names import deduplicating_partition, markers_partition, source_partition, synthetic_topic
+from marq.wire.markers_partitions import deduplicating_partition, markers_partition, source_partition
+from marq.wire.names import synthetic_topic
 from marq.wire.payload_columns import Columns, encode_headers
 
 #: Bytes of the head of a DELAY: queue, source, numbers.

@@ -22,7 +22,8 @@ from marq.settings.combinations import (
     check_start,
     check_topic,
 )
-from marq.settings.definitions import Definitions, group_of, layer_key
+from marq.settings.default_group import group_of
+from marq.settings.definitions import Definitions, layer_key
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.effective_settings import EffectiveSettings
 from marq.settings.hints import refuse

@@ -32,6 +32,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from marq.settings.default_group import group_of
 from marq.settings.placements import EVERYWHERE, Placement
 from marq.settings.purged_offsets import Purge
 from marq.settings.queue import CHECKS, QueueSettings, check_defaults, check_document, queue_settings
@@ -41,8 +42,6 @@ from marq.wire.errors import ConfigError
 from marq.wire.names import Names, check_queue_name
 from marq.wire.quarantines import Quarantine, read_place
 
-#: The group of queues that have a handler and name no group.
-HANDLERS_GROUP = "handlers"
 #: Layers of one queue, weakest first.
 LAYERS = ("handler", "file", "change")
 DEFAULTS_KEY = b"defaults"
@@ -370,11 +369,6 @@ def _document(document: object) -> Mapping[str, Any]:
 
 def _resumed(settings: QueueSettings) -> QueueSettings:
     return replace(settings, paused=False, paused_until_ms=None)
-
-
-def group_of(settings: QueueSettings) -> str | None:
-    """Return the named group of a queue with these settings, None for a group of its own."""
-    return settings.group or (HANDLERS_GROUP if settings.handler else None)
 
 
 def _known(document: Mapping[str, Any] | None) -> object:

@@ -17,7 +17,8 @@ from zlib import crc32
 
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Headers, Source
-from marq.wire.names import RESERVED_HEADER, check_queue_name, markers_partition, schedule_topic
+from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import RESERVED_HEADER, check_queue_name, schedule_topic
 
 #: Layers of one schedule, weakest first: marq.toml, and changes at run time.
 LAYERS = ("schedule-file", "schedule")

@@ -23,7 +23,8 @@ from marq.kafka.served_queues import serving
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.settings.combinations import check_topic
-from marq.settings.definitions import HANDLERS_GROUP, Definitions, layer_key
+from marq.settings.default_group import HANDLERS_GROUP
+from marq.settings.definitions import Definitions, layer_key
 from marq.testing.cluster import MemoryCluster, MemoryMember
 from marq.testing.namespace import Namespace, encoded
 from marq.wire.errors import ConfigError

@@ -5,9 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import sha256
 from urllib.parse import quote
-from zlib import crc32
 
 from marq.wire.errors import ConfigError
 
@@ -165,39 +163,6 @@ class Names:
     def start_ids(self) -> str:
         """The prefix of the ids of all transactional consumers' producers."""
         return f"{self.prefix}-start-"
-
-
-#: The low bits of the holder of ordered messages, which are random; the place of a RESUME in the log is above them.
-_HOLDER_BITS = 16
-
-
-def ordered_holder(asked_at: int, random: int) -> int:
-    """Return the holder for the ordered messages of a consumer whose RESUME is at this offset."""
-    return asked_at << _HOLDER_BITS | random & (1 << _HOLDER_BITS) - 1 or 1
-
-
-def follows(holder: int, other: int) -> bool:
-    """Return whether the RESUME of one holder of ordered messages is not before that of another."""
-    return holder >> _HOLDER_BITS >= other >> _HOLDER_BITS
-
-
-def markers_partition(topic: str, partition: int, count: int) -> int:
-    """Return the markers partition of all messages of a source partition: (crc32(topic) + partition) mod count."""
-    return (crc32(topic.encode()) + partition) % count
-
-
-def source_partition(topic: str, wanted: int, count: int) -> int:
-    """Return the first partition of a source whose messages are in the ``wanted`` markers partition."""
-    return (wanted - crc32(topic.encode())) % count
-
-
-def deduplicating_partition(queue: str, place: bytes, count: int) -> int:
-    """Return the markers partition whose tracker checks deduplication ids.
-
-    ``place`` is the ordering key of the message, or without one its id. One tracker must check all messages
-    with the same id, and all with the same key, in their order.
-    """
-    return int.from_bytes(sha256(queue.encode() + b"\0" + place).digest()[:8]) % count
 
 
 def synthetic_topic(number: int) -> str:

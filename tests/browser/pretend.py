@@ -14,7 +14,8 @@ from aiohttp import web
 from marq.admin.purge_extent import Extent
 from marq.core.storage.handling_times import BOUNDS_MS
 from marq.dead_letters.dead_letters import Deleted, Redriven
-from marq.dead_letters.filters import Filters, Snapshot
+from marq.dead_letters.filters import Filters
+from marq.dead_letters.snapshots import Snapshot
 from marq.settings.queue import QueueSettings, settings_document
 from marq.wire.errors import BrokerUnavailable, ConfigError, UnknownQueue
 from marq.wire.markers import Source

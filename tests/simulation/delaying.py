@@ -18,13 +18,8 @@ from marq.core.storage.rows import WAITING
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import ANY_QUEUE, Answer, Batch, Cancel, Delay, Fact, Kind, Outcome, Payload, Reschedule, Source
-from marq.wire.names import (
-    DEDUPLICATION_ID_HEADER,
-    ORDERING_KEY_HEADER,
-    deduplicating_partition,
-    source_partition,
-    synthetic_topic,
-)
+from marq.wire.markers_partitions import deduplicating_partition, source_partition
+from marq.wire.names import DEDUPLICATION_ID_HEADER, ORDERING_KEY_HEADER, synthetic_topic
 from proof import history
 from tests.simulation.actor import Actor
 from tests.simulation.sending import NEWER_VERSION, PATIENCE_MS, Sent

@@ -23,7 +23,8 @@ from marq.owner import engine
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Batch, Source
-from marq.wire.names import Names, markers_partition
+from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import Names
 from proof import history
 from proof.checker import check
 from proof.findings import Finding, Report

@@ -13,7 +13,8 @@ from typing import Any
 
 from marq.admin.purge_extent import Extent
 from marq.dead_letters.dead_letters import Deleted, Redriven
-from marq.dead_letters.filters import Filters, Snapshot
+from marq.dead_letters.filters import Filters
+from marq.dead_letters.snapshots import Snapshot
 from marq.wire.errors import ConfigError, MarqError
 from marq_worker.app.web.dashboard.actor import Actor, DeadLetterSelection
 from marq_worker.app.web.dashboard.tasks import Reached, Tasks

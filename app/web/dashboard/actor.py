@@ -11,14 +11,15 @@ from marq.admin.purge_extent import Extent
 from marq.backend.cluster import cluster_of
 from marq.client.receipt import Receipt
 from marq.dead_letters.dead_letters import DeadLetters, Deleted
-from marq.dead_letters.filters import Filters, Snapshot
+from marq.dead_letters.filters import Filters
+from marq.dead_letters.snapshots import Snapshot
 from marq.kafka.marker_writer import MarkerRecord
 from marq.producer.producer import Producer
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
 from marq.wire.markers import ANY_QUEUE, Release, Source
-from marq.wire.names import markers_partition
+from marq.wire.markers_partitions import markers_partition
 from marq_worker.agents.message_listing import UNRELEASABLE
 from marq_worker.app.web.dashboard.tasks import Reached
 

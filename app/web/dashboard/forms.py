@@ -9,7 +9,8 @@ from typing import Any
 from aiohttp import web
 
 from marq.client.receipt import Receipt
-from marq.dead_letters.filters import Filters, Snapshot
+from marq.dead_letters.filters import Filters
+from marq.dead_letters.snapshots import Snapshot
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
 from marq_worker.agents.message_listing import MAX_MINUTES, MAX_PLACES, read_number

@@ -9,8 +9,9 @@ import pytest
 
 from marq.client.dead_letter import DeadLetter
 from marq.dead_letters.dead_letters import Deleted, Redriven
-from marq.dead_letters.filters import DeadLetterFilter, Snapshot
+from marq.dead_letters.filters import DeadLetterFilter
 from marq.dead_letters.log import Stored
+from marq.dead_letters.snapshots import Snapshot
 from marq.wire.errors import ConfigError
 from marq_worker.app.commands.dead import ask_and_act, described, read_filters, said
 

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from marq_worker.agents.progress import Pace
-from marq_worker.app.web.health import MAX_LAG_RECORDS, MAX_LOOP_LAG_SECONDS, Condition, document, not_live, not_ready
+from marq_worker.app.web.liveness_and_readiness import (
+    MAX_LAG_RECORDS,
+    MAX_LOOP_LAG_SECONDS,
+    Condition,
+    document,
+    not_live,
+    not_ready,
+)
 from marq_worker.config.settings import Role
 
 WELL = Condition(roles=frozenset(Role), partitions={0: ("owner", "")}, handlers={"background": True})

@@ -18,7 +18,7 @@ from marq.producer.delays import MAX_MESSAGES, Delays
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Delay
-from marq.wire.names import deduplicating_partition
+from marq.wire.markers_partitions import deduplicating_partition
 
 LIMIT_S = 5.0
 

@@ -33,7 +33,8 @@ from marq.wire.markers import (
     Source,
     Tick,
 )
-from marq.wire.names import ordered_holder, synthetic_topic
+from marq.wire.names import synthetic_topic
+from marq.wire.ordered_holders import ordered_holder
 
 SOURCE = Source("marq.messages", 0)
 #: Source of messages that their sender delayed.

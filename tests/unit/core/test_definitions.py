@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from marq.settings.combinations import check_combinations
-from marq.settings.definitions import HANDLERS_GROUP, Definitions, confirmed_key, quarantine_key
+from marq.settings.default_group import HANDLERS_GROUP
+from marq.settings.definitions import Definitions, confirmed_key, quarantine_key
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
 from marq.wire.quarantines import Quarantine, digest

@@ -42,7 +42,8 @@ from marq.wire.markers import (
     Source,
     Tick,
 )
-from marq.wire.names import DEDUPLICATION_ID_HEADER, ordered_holder
+from marq.wire.names import DEDUPLICATION_ID_HEADER
+from marq.wire.ordered_holders import ordered_holder
 from proof.endings import Ending, ending
 from proof.fold import IN_ORDER, Event, Fold, Key, Standing
 from proof.history import holder_name, log_name, marker, name_of

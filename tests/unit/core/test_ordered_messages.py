@@ -29,7 +29,8 @@ from marq.wire.markers import (
     Resumed,
     Source,
 )
-from marq.wire.names import ERROR_HEADER, follows, ordered_holder
+from marq.wire.names import ERROR_HEADER
+from marq.wire.ordered_holders import follows, ordered_holder
 from tests.unit.core.batches import (
     FORMER,
     HOLDER,

@@ -17,7 +17,8 @@ from marq.wire.markers import (
     Resume,
     Resumed,
 )
-from marq.wire.names import DELIVER_AT_HEADER, ordered_holder
+from marq.wire.names import DELIVER_AT_HEADER
+from marq.wire.ordered_holders import ordered_holder
 from proof import history
 from proof.checker import check
 from proof.evidence_types import Clock

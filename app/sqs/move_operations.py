@@ -15,7 +15,8 @@ from marq_worker.app.sqs.attributes import queue_of_arn
 from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.counts import Counts
 from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.sqs_queues import Directory, can_be_polled
+from marq_worker.app.sqs.pollable_queues import why_not_pollable
+from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.task_runner import TaskRunner
 from marq_worker.app.sqs.tasks import RUNNING, MoveTask, Tasks
 
@@ -60,7 +61,7 @@ class MoveOperations:
         if not sources:
             raise SqsError("InvalidParameterValue", "Source queue must be configured as a Dead Letter Queue.")
         definitions = self._queues.definitions
-        if (why := can_be_polled(queue, definitions.settings(queue), definitions.group(queue))) is not None:
+        if (why := why_not_pollable(queue, definitions.settings(queue), definitions.group(queue))) is not None:
             raise SqsError("UnsupportedOperation", f"the messages of {queue!r} can't be moved: {why}")
         targets = self._targets(queue, parameters)
         destination = targets[0] if "DestinationArn" in parameters else None

@@ -1,0 +1,24 @@
+"""The permissions that a call needs: on its own queue, and on those to which the endpoint will send for its client."""
+
+from __future__ import annotations
+
+from marq_worker.app.sqs.access_keys import Key, action_of
+from marq_worker.app.sqs.attributes import target_of
+from marq_worker.app.sqs.aws_json import Call
+from marq_worker.app.sqs.errors import SqsError
+
+
+def check_permissions(key: Key, call: Call, queue: str) -> None:
+    """Raise SqsError if a key may not make a call."""
+    check_permission(key, action_of(call.operation), queue)
+    policy = (call.parameters.get("Attributes") or {}).get("RedrivePolicy")
+    if policy and (target := target_of(policy)) is not None:
+        check_permission(key, "send", target)
+
+
+def check_permission(key: Key, action: str, queue: str) -> None:
+    """Raise SqsError if a key may not perform an action on a queue."""
+    if not key.allows(action, queue):
+        raise SqsError(
+            "AccessDenied", f"the access key {key.id} has no permission for {action!r} on the queue {queue!r}"
+        )
