@@ -58,7 +58,7 @@ class FifoSender:
         self._sequence = 0
 
     def options(
-        self, attributes: QueueAttributes, parameters: Mapping[str, Any], headers: Sequence[Header]
+        self, attributes: QueueAttributes, generation: int, parameters: Mapping[str, Any], headers: Sequence[Header]
     ) -> SendOptions:
         """Return the options of SendMessage, or of an entry of its batch. Raises SqsError."""
         deduplication_id = parameters.get("MessageDeduplicationId")
@@ -69,8 +69,13 @@ class FifoSender:
                     "MessageDeduplicationId is missing; set it, or set the queue's attribute ContentBasedDeduplication",
                 )
             deduplication_id = sha256(parameters["MessageBody"].encode()).hexdigest()
+        headers = [*headers, (SEQUENCE_HEADER, self._next_sequence())]
+        if generation:
+            # Trackers remember the ids of the deleted queue with this name.
+            headers.append((DEDUPLICATION_HEADER, deduplication_id.encode()))
+            deduplication_id = f"{deduplication_id} {generation}"
         return SendOptions(
-            headers=[*headers, (SEQUENCE_HEADER, self._next_sequence())],
+            headers=headers,
             ordering_key=parameters["MessageGroupId"],
             deduplication_id=deduplication_id,
             delay=attributes.delay_s or None,
@@ -84,7 +89,7 @@ class FifoSender:
             # Other producers may send messages without a group.
             ordering_key=delivery.headers.get(GROUP_HEADER) or delivery.id,
             # Not the sender's id: messages that had the same one at different times are not duplicates.
-            deduplication_id=delivery.id,
+            deduplication_id=f"{delivery.token.queue} {delivery.id}",
         )
 
     def _next_sequence(self) -> bytes:

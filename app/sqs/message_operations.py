@@ -95,7 +95,8 @@ class MessageOperations:
 
     def _outgoing(self, queue: str, parameters: Parameters) -> Outgoing:
         """Return a message to send. Raises SqsError."""
-        attributes = self._directory.get(queue).attributes
+        found = self._directory.get(queue)
+        attributes = found.attributes
         body = parameters["MessageBody"]
         message_attributes = parameters.get("MessageAttributes") or {}
         system = parameters.get("MessageSystemAttributes") or {}
@@ -116,7 +117,7 @@ class MessageOperations:
             delay = _LEAST_DELAY_S if attributes.delay_s else None
         options = SendOptions(headers=headers)
         if attributes.fifo:
-            options = self._fifo.options(attributes, parameters, headers)
+            options = self._fifo.options(attributes, found.generation, parameters, headers)
         elif delay is not None:
             options["delay"] = delay
         if group is not None and self._queues.definitions.settings(queue).ordered:
@@ -147,14 +148,20 @@ class MessageOperations:
         until_s = clock() + wait_s
         most = parameters.get("MaxNumberOfMessages", 1)
         while polled := await receiver.poll(most, max(0.0, until_s - clock())):
+            divided = self._limits.divide(polled, attributes)
+            deliveries = divided.deliverable
             try:
-                deliveries = await self._limits.deliverable(queue, polled, attributes)
+                if len(deliveries) < len(polled):
+                    await self._limits.end(queue, divided)
                 if deliveries:
                     return await self._received(queue, deliveries, attributes, parameters)
             except BaseException:
                 # The client gave up, or markers could not be written: it never sees these messages.
-                receiver.release(polled)
+                receiver.release(deliveries)
                 raise
+            if clock() > until_s + SHORT_POLL_S:
+                # There may be any number of messages to end.
+                break
         return {}
 
     async def _received(

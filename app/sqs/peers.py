@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
-from marq_worker.app.web.dashboard.groups import Groups
+from marq_worker.app.web.dashboard.groups import MAX_GROUPS, Groups
 
 log = logging.getLogger("marq.sqs")
 
@@ -26,6 +27,8 @@ SETTLE_PATH = "/marq/settle"
 _SETTLE_S = 3.0
 #: Interval between lookups of the groups of polled queues, and time limit of an endpoint's answer.
 _LOOK_S, _ANSWER_S = 2.0, 5.0
+#: A queue counts as polled for this long after a poll, so that polls with pauses in between reach other endpoints, too.
+_POLLED_S = 60.0
 _PURPOSE = b"marq sqs peer"
 
 
@@ -45,7 +48,8 @@ class Peers:
         self._group = group
         self._groups = groups
         self._known: dict[str, tuple[str, ...]] = {}
-        self._polled: set[str] = set()
+        #: When each queue was last polled; monotonic seconds.
+        self._polled: dict[str, float] = {}
         self._client: ClientSession | None = None
         self._looking: asyncio.Task[None] | None = None
 
@@ -67,7 +71,7 @@ class Peers:
 
     def of(self, queue: str) -> Sequence[str]:
         """Return the addresses of other endpoints with partitions of a queue, as of a moment ago."""
-        self._polled.add(queue)
+        self._polled[queue] = time.monotonic()
         return self._known.get(queue, ())
 
     async def ask(self, url: str, queue: str, most: int) -> list[dict[str, Any]]:
@@ -114,10 +118,21 @@ class Peers:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            queues, self._polled = self._polled, set()
-            groups = {queue: self._group(queue) for queue in queues}
-            members = await self._groups.members(sorted(groups.values())) if groups else {}
-            self._known = {queue: self._others(members.get(group, ())) for queue, group in groups.items()}
+            try:
+                self._known = await self._found()
+            except Exception:
+                log.exception("other endpoints were not looked up, trying again")
+
+    async def _found(self) -> dict[str, tuple[str, ...]]:
+        """Return the other endpoints of each queue that was polled lately."""
+        since_s = time.monotonic() - _POLLED_S
+        self._polled = {queue: polled_s for queue, polled_s in self._polled.items() if polled_s > since_s}
+        groups = {queue: self._group(queue) for queue in self._polled}
+        members: dict[str, list[dict[str, Any]]] = {}
+        names = sorted(set(groups.values()))
+        for first in range(0, len(names), MAX_GROUPS):
+            members |= await self._groups.members(names[first : first + MAX_GROUPS])
+        return {queue: self._others(members.get(group, ())) for queue, group in groups.items()}
 
     def _others(self, members: Iterable[dict[str, Any]]) -> tuple[str, ...]:
         urls = {member["url"] for member in members if any(member["partitions"].values())}

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from marq.wire.errors import BrokerUnavailable, MarqError
 from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.dead_letters import DeadLetterSender
+from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.receiving import Delivery
 from marq_worker.app.sqs.settling import Settlers
 from marq_worker.app.sqs.sqs_queues import Directory
+
+log = logging.getLogger("marq.sqs")
+
+
+class Divided(NamedTuple):
+    """Messages to deliver, old ones to delete, and those that were received too often, to move to ``target``."""
+
+    deliverable: list[Delivery]
+    old: list[Delivery]
+    dead: list[Delivery]
+    target: str
 
 
 class ReceiveLimits:
@@ -19,26 +35,46 @@ class ReceiveLimits:
         self._directory = directory
         self._settlers = settlers
         self._dead_letters = dead_letters
+        self._ending: set[asyncio.Task[None]] = set()
 
-    async def deliverable(
-        self, queue: str, deliveries: Sequence[Delivery], attributes: QueueAttributes
-    ) -> list[Delivery]:
-        """Return the messages that clients may receive, after ending the others."""
+    def divide(self, deliveries: Sequence[Delivery], attributes: QueueAttributes) -> Divided:
         oldest_ms = (time.time() - attributes.retention_s) * 1000
         most, target = attributes.max_receive_count, attributes.dead_letter_queue or ""
-        if not self._directory.exists(target):
+        if most is not None and not self._directory.exists(target):
             most = None
-        ended: list[Delivery] = []
-        kept: list[Delivery] = []
+        divided = Divided([], [], [], target)
         for delivery in deliveries:
             if delivery.sent_ms < oldest_ms:
-                ended.append(delivery)
+                divided.old.append(delivery)
             elif most is not None and delivery.attempt > most:
-                # First the copy: a crash in between leaves two dead letters instead of none.
-                await self._dead_letters.move(delivery, queue, target)
-                ended.append(delivery)
+                divided.dead.append(delivery)
             else:
-                kept.append(delivery)
-        if ended:
-            await self._settlers.of(queue).ack(ended)
-        return kept
+                divided.deliverable.append(delivery)
+        return divided
+
+    async def end(self, queue: str, divided: Divided) -> None:
+        """Delete and move messages, even if the client hangs up meanwhile.
+
+        If that fails, they stay hidden until their visibility timeout, and are tried again then.
+        """
+        ending = asyncio.create_task(self._end(queue, divided), name="marq-sqs-limits")
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        await asyncio.shield(ending)
+
+    async def _end(self, queue: str, divided: Divided) -> None:
+        settler = self._settlers.of(queue)
+        try:
+            if divided.old:
+                await settler.ack(divided.old)
+        except (MarqError, SqsError) as error:
+            log.warning("queue %r: %d old messages were not deleted: %s", queue, len(divided.old), error)
+        for delivery in divided.dead:
+            try:
+                # First the copy: a crash in between leaves two dead letters instead of none.
+                await self._dead_letters.move(delivery, queue, divided.target)
+                await settler.ack([delivery])
+            except (MarqError, SqsError) as error:
+                log.warning("queue %r: a message was not moved to %r: %s", queue, divided.target, error)
+                if isinstance(error, BrokerUnavailable):
+                    break

@@ -13,6 +13,7 @@ import time
 from base64 import b64decode, b64encode
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import ceil
 from typing import Any, NamedTuple, Self
@@ -32,8 +33,10 @@ IDLE_S = 300.0
 #: Pause before another attempt to receive a queue's messages.
 RETRY_S = 1.0
 #: Least time for which a poll looks for messages, because they are acquired only when a poll asks; the second number is
-#: for polls that find no consumer yet.
+#: for polls whose consumer has just joined its group.
 SHORT_POLL_S, FIRST_POLL_S = 0.5, 2.0
+#: How long a poll waits for its consumer to join. By default, brokers let a new group wait for 3 s.
+JOIN_S = 8.0
 #: Polls of at least this length end together, at the next multiple of the second number: waking up for each of them
 #: costs more than the rest of an idle poll.
 LONG_POLL_S, TOGETHER_S = 5.0, 0.5
@@ -99,9 +102,10 @@ class Deleted:
 
     def add(self, message_id: str, attempt: int) -> None:
         """Note that a client has deleted a message by the handle of this attempt."""
-        self._deleted[message_id] = attempt, self._clock()
+        now_s = self._clock()
+        self._deleted[message_id] = attempt, now_s
         self._deleted.move_to_end(message_id)
-        if len(self._deleted) > MAX_DELETED:
+        while len(self._deleted) > MAX_DELETED or now_s - next(iter(self._deleted.values()))[1] >= DELETED_S:
             self._deleted.popitem(last=False)
 
     def concerns(self, delivery: Delivery) -> bool:
@@ -233,13 +237,21 @@ class QueueReceiver:
                 if not failing:
                     log.warning("queue %r: receiving failed, retrying: %s", self._queue, error)
                 failing = True
+            except Exception:
+                log.exception("queue %r: receiving failed with an unexpected error, retrying", self._queue)
             self._started.clear()
             await consumer.stop()
             await asyncio.sleep(RETRY_S)
 
     async def _poll(self, most: int, wait_s: float, *, alone: bool) -> list[Delivery]:
         clock = asyncio.get_running_loop().time
-        until_s = end_of_poll_s(clock(), max(wait_s, SHORT_POLL_S if self._started.is_set() else FIRST_POLL_S))
+        until_s = end_of_poll_s(clock(), max(wait_s, SHORT_POLL_S))
+        if not self._started.is_set():
+            # Even a short poll: a client that polls seldom would find a consumer that is still joining each time.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(JOIN_S):
+                    await self._started.wait()
+                until_s = max(until_s, clock() + FIRST_POLL_S)
         while not self._stopping:
             if deliveries := await self._take(most, alone=alone):
                 return deliveries

@@ -4,8 +4,9 @@ Every queue that is defined in Marq, also by marq.toml or a handler, exists if S
 settings of Marq are changes to the queue, like those of ``marq queue --set``. The rest is in the record ``sqs:NAME`` of
 the queues topic:
 
-``attributes``: attributes without a setting; ``tags``; ``created`` and ``modified``: seconds since 1970; ``deleted``:
-when DeleteQueue was called; replaces all others. Until a deletion is done, it is one of the queue's tasks.
+``attributes``: attributes without a setting; ``tags``; ``created`` and ``modified``: seconds since 1970;
+``generation``: as ``created``, if a queue with this name was deleted before; ``deleted``: when DeleteQueue was called;
+replaces all others. Until a deletion is done, it is one of the queue's tasks.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from marq.wire.errors import MarqError
 from marq_worker.app.sqs.attributes import QueueAttributes, differing_attribute, queue_of_arn, read_attributes
 from marq_worker.app.sqs.characters import is_fifo, is_queue_name
 from marq_worker.app.sqs.errors import SqsError
+from marq_worker.app.sqs.message_limits import MAX_MESSAGE_BYTES
 from marq_worker.app.sqs.tasks import is_being_deleted
 
 #: How long the name of a deleted queue can't be used again.
@@ -49,6 +51,8 @@ class SqsQueue(NamedTuple):
     tags: Mapping[str, str]
     created_s: int
     modified_s: int
+    #: Tells a queue from a deleted one with the same name; 0 for the first.
+    generation: int
 
 
 class Directory:
@@ -104,6 +108,9 @@ class Directory:
             SqsError: the name or an attribute is invalid, or the queue has other attributes.
             MarqError: it is unknown whether the queue was created.
         """
+        size = attributes.get("MaximumMessageSize", "")
+        if len(size) <= 7 and size.isdecimal() and self._maximum_bytes < int(size) <= MAX_MESSAGE_BYTES:
+            attributes = {**attributes, "MaximumMessageSize": str(self._maximum_bytes)}
         if self.exists(name):
             existing = self._read(name).attributes
             if (other := differing_attribute(attributes, existing)) is not None:
@@ -120,12 +127,14 @@ class Directory:
         if checked.fifo:
             options["ordering"] = ORDERED_BY_KEY
         await self._queues.change(name, **options)
-        document = {
+        document: dict[str, Any] = {
             "attributes": _unmapped(name, attributes),
             "tags": dict(tags),
             "created": round(now_s),
             "modified": round(now_s),
         }
+        if deleted_s:
+            document["generation"] = round(now_s)
         await self._queues.replace({sqs_key(name): document})
 
     async def set_attributes(self, name: str, attributes: Mapping[str, str]) -> None:
@@ -190,7 +199,14 @@ class Directory:
             maximum_message_bytes=min(kept.maximum_message_bytes, self._maximum_bytes),
         )
         created_s = document.get("created", 0)
-        return SqsQueue(name, attributes, document.get("tags", {}), created_s, document.get("modified", created_s))
+        return SqsQueue(
+            name,
+            attributes,
+            document.get("tags", {}),
+            created_s,
+            document.get("modified", created_s),
+            document.get("generation", 0),
+        )
 
     def _defaults(self, name: str) -> QueueAttributes:
         return QueueAttributes(maximum_message_bytes=self._maximum_bytes, fifo=is_fifo(name))

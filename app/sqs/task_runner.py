@@ -62,9 +62,12 @@ class TaskRunner:
 
     async def _look(self) -> None:
         while True:
-            for queue in self._tasks.unclaimed():
-                if queue not in self._running:
-                    self._running[queue] = asyncio.create_task(self._run(queue), name=f"marq-sqs-task-{queue}")
+            try:
+                for queue in self._tasks.unclaimed():
+                    if queue not in self._running:
+                        self._running[queue] = asyncio.create_task(self._run(queue), name=f"marq-sqs-task-{queue}")
+            except Exception:
+                log.exception("tasks of queues can't be read, trying again")
             self._woken.clear()
             try:
                 async with asyncio.timeout(LOOK_S):

@@ -91,7 +91,7 @@ class AtMostOnce:
         return [
             message
             for message in messages
-            if (message._held.at_most_once is None or message in written) and _is_leased(message, now_s)
+            if (message._held.at_most_once is None or message in written) and is_leased(message, now_s)
         ]
 
     async def stop(self) -> None:
@@ -151,7 +151,7 @@ class AtMostOnce:
 
     def _live(self, messages: Sequence[Message]) -> list[Message]:
         now_s = self._clock()
-        return [each for each in messages if each._held.at_most_once is not None and _is_leased(each, now_s)]
+        return [each for each in messages if each._held.at_most_once is not None and is_leased(each, now_s)]
 
     def _records(self, messages: Sequence[Message]) -> Iterator[MarkerRecord]:
         now_s = self._clock()
@@ -168,5 +168,5 @@ class AtMostOnce:
             yield MarkerRecord(markers_partition(*source, self._settings.markers_partitions), encode(batch))
 
 
-def _is_leased(message: Message, now_s: float) -> bool:
+def is_leased(message: Message, now_s: float) -> bool:
     return message._expiry_s > now_s and message.offset in message._held.open

@@ -15,7 +15,7 @@ from marq.backend.cluster import Writer, cluster_of
 from marq.client.lifecycle import Lifecycle
 from marq.client.message_token import Token
 from marq.consumer.ack_batcher import AckBatcher
-from marq.consumer.at_most_once import dispatched
+from marq.consumer.at_most_once import dispatched, is_leased
 from marq.consumer.consumer import Consumer
 from marq.consumer.message import Message
 from marq.consumer.receiver_settings import ReceiverSettings
@@ -28,6 +28,9 @@ from marq.settings.queue import QueueSettings
 from marq.wire.errors import MarqError
 from marq.wire.markers import Ack, Release, Renew, Source
 from marq.wire.record_headers import origin, record_id
+
+#: A polled message is leased for at most this much less than its queue's setting says: seconds, and a fraction of it.
+MOST_LATE_S, MOST_LATE = 1.0, 0.05
 
 
 class Described(NamedTuple):
@@ -92,11 +95,24 @@ class PolledConsumer(Consumer):
             return []
         try:
             messages = await dispatched(messages)
+            messages = await self._in_full(messages)
         except BaseException:
             put_back(messages)
             raise
         running.detach(messages)
         return messages
+
+    async def _in_full(self, messages: list[Message]) -> list[Message]:
+        """Renew the leases of messages that no poll took at once; leave out those that end meanwhile."""
+        running = self._started()
+        now_s, lease_ms = running.cluster.now_s(), running.receiver_settings.queue(self.name).lease_ms
+        late_s = lease_ms / 1000 - min(MOST_LATE_S, lease_ms / 1000 * MOST_LATE)
+        short = [message for message in messages if message._expiry_s - now_s < late_s]
+        if not short:
+            return messages
+        await running.hold(short, lease_ms, ends=True)
+        now_s = running.cluster.now_s()
+        return [message for message in messages if is_leased(message, now_s)]
 
     @property
     def error(self) -> MarqError | None:

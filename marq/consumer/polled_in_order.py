@@ -91,12 +91,20 @@ class PolledInOrder(PolledConsumer):
         purge = running.receiver_settings.skipped(self.name)
         if purge != self._purge:
             self._purge, self._purged_s, self._released = purge, running.cluster.now_s(), set()
+            self._end_purged()
         former = [message for message in messages if self._may_be_purged(message)]
         if not former:
             return messages
         self._released.update([Place(each._held.source, each.offset) for each in former])
         settlement.put_back(former)
         return [message for message in messages if message not in former]
+
+    def _end_purged(self) -> None:
+        """Ack delivered messages that the purge has ended, or is about to: otherwise, they would block their keys."""
+        for place, message in list(self._delivered.items()):
+            if self._purge is not None and not self._purge.left(*place, message._record.timestamp):
+                del self._delivered[place]
+                settlement.ack(message)
 
     def _may_be_purged(self, message: Message) -> bool:
         held, purge = message._held, self._purge

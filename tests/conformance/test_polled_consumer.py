@@ -60,6 +60,22 @@ async def test_its_lease_ends_although_the_consumer_runs(backend, settings, sett
     await backend.statistics(queue, expired=1, redelivered=1, acked=1, late=1)
 
 
+async def test_a_message_that_has_waited_for_a_poll_is_leased_in_full(backend, settings, settler) -> None:
+    queue = await backend.new_queue(lease=LEASE_S)
+    await backend.producer.send(queue, b"x")
+    async with PolledConsumer(queue, settings) as consumer:
+        # Acquired for a poll that has ended meanwhile.
+        await consumer.wait(1, LIMIT_S)
+        await backend.advance(0.3 * LEASE_S)
+
+        [message] = await consumer.poll(1)
+
+        await consumer.wait(1, 0.8 * LEASE_S)
+        assert await consumer.poll(1) == []
+        await settler.ack([of(message)])
+    await backend.statistics(queue, acked=1, expired=0)
+
+
 async def test_a_renewed_lease_is_as_long_as_its_renew_says(backend, settings, settler) -> None:
     queue = await backend.new_queue(lease=600)
     await backend.producer.send_many(queue, [b"short", b"long"])

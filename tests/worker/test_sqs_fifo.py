@@ -214,11 +214,12 @@ async def test_a_purge_ends_messages_that_wait_behind_others(worker: Worker) -> 
 
     await fifo("purge_queue", "purged.fifo")
     await eventually(lambda: worker.queue("purged.fifo"), lambda found: not found["in_flight"])
-    await fifo.end(*first.values())
     await fifo.send("a", "new")
 
     assert set(await fifo.take()) == {"new"}
     await fifo.nothing_comes()
+    # Deleting a message that a purge has ended is not an error.
+    await fifo.end(*first.values())
 
 
 async def test_a_deleted_queue_leaves_nothing(worker: Worker) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from math import inf
 from typing import Any, TypeVar
 
+from marq.client.message_token import Token
 from marq.consumer.message import Message
 from marq.consumer.polled_in_order import WAITING_LEASE_MS, PolledInOrder
 from marq.consumer.resume_questions import Questions
@@ -113,6 +114,21 @@ async def test_a_message_is_released_if_its_partition_is_revoked_during_the_poll
     assert polled.rig.released == {0: (0, False, "")}
     poll.cancel()
     await asyncio.gather(poll, return_exceptions=True)
+    await polled.stop()
+
+
+async def test_a_delivered_message_that_was_purged_does_not_block_its_key() -> None:
+    polled = Polled()
+    polled.rig.reader.add(P0, record(0, "a"))
+    [first] = await polled.poll()
+    polled.purge = Purge(10**15, {P0: 1})
+    polled.rig.reader.add(P0, record(1, "a"))
+
+    [following] = await polled.poll()
+
+    assert following.offset == 1
+    assert polled.consumer.find(Token("q", first._held.holder, P0, 0), 1) is None
+    assert polled.rig.acked == [0]
     await polled.stop()
 
 

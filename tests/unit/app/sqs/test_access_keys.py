@@ -95,6 +95,7 @@ def test_a_key_does_not_show_its_secret() -> None:
         ("describe", "a.fifo", True),
         ("send", "us-invoices-2", True),
         ("send", "us-invoices", False),
+        ("send", "-invoices-" * 100_000 + "\n", False),
     ],
 )
 def test_a_grant_is_for_actions_on_queues(action: str, queue: str, allowed: bool) -> None:

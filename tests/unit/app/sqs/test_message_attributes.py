@@ -221,3 +221,11 @@ def test_whatever_the_headers_are_the_attributes_could_have_been_sent(
     message = {"MessageBody": "x", "MessageAttributes": attributes}
     check_message(message, "http://h/0/orders", MAX_MESSAGE_BYTES)
     assert len(attributes) <= len(headers)
+
+
+@pytest.mark.parametrize("text", ["1" * 1_000_000 + "x", "1" * 1_000_000 + ".x", "." + "1" * 1_000_000 + "ex"])
+def test_a_long_text_that_is_no_number_is_soon_refused(text: str) -> None:
+    """A pattern that can match in several ways would take hours."""
+    headers = {"n": text.encode(), TYPES_HEADER: b'{"n": "Number"}'}
+
+    assert from_headers(headers) == {"n": string(text)}

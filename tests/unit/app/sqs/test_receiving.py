@@ -58,6 +58,16 @@ def test_a_deletion_counts_for_a_minute() -> None:
     assert not deleted.concerns(delivery("a", 2))
 
 
+def test_deletions_that_no_longer_count_take_no_memory() -> None:
+    now_s = 0.0
+    deleted = Deleted(lambda: now_s)
+    for number in range(100):
+        now_s = float(number)
+        deleted.add(str(number), 1)
+
+    assert len(deleted._deleted) == DELETED_S
+
+
 def test_the_oldest_deletions_are_forgotten_first() -> None:
     deleted = Deleted()
     for number in range(MAX_DELETED + 1):

@@ -1,0 +1,127 @@
+"""Messages that clients don't receive: what is done with them if the client hangs up, or if that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from marq.client.message_token import Token
+from marq.settings.definitions import Definitions
+from marq.wire.errors import BrokerUnavailable, MessageTooLarge
+from marq.wire.markers import Source
+from marq_worker.app.sqs.attributes import QueueAttributes
+from marq_worker.app.sqs.message_operations import MessageOperations
+from marq_worker.app.sqs.receive_limits import ReceiveLimits
+from marq_worker.app.sqs.receiving import Delivery
+from marq_worker.app.sqs.settling import Settlers
+
+ATTRIBUTES = QueueAttributes(dead_letter_queue="dead", max_receive_count=1, retention_s=3600)
+NOW_MS = round(time.time() * 1000)
+OLD_MS = NOW_MS - 7_200_000
+LIMIT_S = 10
+
+
+def message(number: int, attempt: int = 2, sent_ms: int = NOW_MS) -> Delivery:
+    token = Token("emails", 1, Source("marq.messages", 0), number)
+    return Delivery(token, f"marq.messages/0/{number}", attempt, sent_ms, b"x", {})
+
+
+class Rig:
+    """The limits; a dead-letter queue, a settler and a receiver that say what happened; and the receiving operation."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.errors: dict[int, Exception] = {}
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.polls: list[list[Delivery]] = []
+        self.stopped = False
+        directory: Any = SimpleNamespace(
+            exists=lambda name: name == "dead", get=lambda name: SimpleNamespace(attributes=ATTRIBUTES)
+        )
+        parts: Any = self
+        self.limits = ReceiveLimits(directory, Settlers(parts, parts), parts)
+        queues = SimpleNamespace(definitions=Definitions())
+        unused: Any = dict.fromkeys(("producer", "fifo", "visibility", "ids"))
+        self.operations = MessageOperations(
+            queues=queues, directory=directory, receivers=parts, settlers=Settlers(parts, parts), limits=self.limits,
+            handles=parts, **unused,
+        )  # type: ignore[arg-type]  # fmt: skip
+
+    # The receiver.
+    def of(self, queue: str) -> Rig:
+        return self
+
+    async def poll(self, most: int, wait_s: float) -> list[Delivery]:
+        await asyncio.sleep(0)
+        return self.polls.pop(0) if self.polls else []
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        self.log += [f"released {each.token.offset}" for each in deliveries]
+
+    # The dead-letter queue, and the settler.
+    async def move(self, delivery: Delivery, queue: str, target: str) -> None:
+        await self.gate.wait()
+        number = delivery.token.offset
+        if number in self.errors:
+            raise self.errors[number]
+        self.log.append(f"moved {number}")
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        self.log.extend(f"acked {each.token.offset}" for each in deliveries)
+
+
+async def test_each_message_is_deleted_as_soon_as_it_was_moved() -> None:
+    rig = Rig()
+    divided = rig.limits.divide([message(1), message(2, attempt=1), message(3, sent_ms=OLD_MS), message(4)], ATTRIBUTES)
+
+    await rig.limits.end("emails", divided)
+
+    assert [each.token.offset for each in divided.deliverable] == [2]
+    assert rig.log == ["acked 3", "moved 1", "acked 1", "moved 4", "acked 4"]
+
+
+async def test_a_client_that_hangs_up_causes_no_second_copies() -> None:
+    rig = Rig()
+    rig.gate.clear()
+    rig.polls = [[message(1), message(2), message(3, attempt=1)]]
+    call = asyncio.create_task(rig.operations.receive("emails", {"MaxNumberOfMessages": 10}))
+    await asyncio.sleep(0.01)
+
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert rig.log == ["released 3"]
+    rig.gate.set()
+    await asyncio.gather(*rig.limits._ending)
+
+    assert rig.log == ["released 3", "moved 1", "acked 1", "moved 2", "acked 2"]
+
+
+@pytest.mark.parametrize(
+    ("error", "moved"), [(MessageTooLarge("x"), ["moved 2", "acked 2"]), (BrokerUnavailable("x"), [])]
+)
+async def test_a_message_that_can_t_be_moved_does_not_hold_up_the_others(error: Exception, moved: list[str]) -> None:
+    """It is tried again after its visibility timeout. Without a broker, the others would only wait, too."""
+    rig = Rig()
+    rig.errors[1] = error
+    divided = rig.limits.divide([message(1), message(2)], ATTRIBUTES)
+
+    await rig.limits.end("emails", divided)
+
+    assert rig.log == moved
+
+
+async def test_a_poll_ends_in_time_although_there_are_more_messages_to_delete() -> None:
+    rig = Rig()
+    rig.polls = [[message(number, sent_ms=OLD_MS)] for number in range(1_000_000)]
+
+    async with asyncio.timeout(LIMIT_S):
+        assert await rig.operations.receive("emails", {"WaitTimeSeconds": 0}) == {}
+
+    assert rig.log
+    assert rig.polls
