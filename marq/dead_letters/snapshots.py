@@ -29,7 +29,7 @@ class Snapshot(NamedTuple):
         Raises:
             ConfigError: the text is not a snapshot.
         """
-        match = re.fullmatch(r"(\d{1,15})/((?:\d{1,9}:\d{1,18},?)*)", text, re.ASCII)
+        match = re.fullmatch(r"(\d{1,15})/(|\d{1,9}:\d{1,18}(?:,\d{1,9}:\d{1,18})*)", text, re.ASCII)
         if match is None:
             raise ConfigError(f"as_of={text}: not a snapshot of the dead letters; get a new one and pass it unchanged")
         ends = [pair.split(":") for pair in match[2].split(",") if pair]

@@ -115,7 +115,7 @@ async def test_a_deletion_is_of_the_letters_that_were_counted(monkeypatch: pytes
 def test_a_snapshot_is_read_as_it_was_written_and_ages_are_counted_back_from_it() -> None:
     assert Snapshot.parse(str(ASKED)) == ASKED
     assert Snapshot.parse(str(Snapshot(5, {}))) == Snapshot(5, {})
-    for text in ("", "x", "1/x", "1/0", "1/0:1;", "9" * 20 + "/0:1"):
+    for text in ("", "x", "1/x", "1/0", "1/0:1;", "1/0:1,", "1/" + "1:1111111111" * 1_000, "9" * 20 + "/0:1"):
         with pytest.raises(ConfigError, match="not a snapshot"):
             Snapshot.parse(text)
 
