@@ -8,6 +8,7 @@ import pytest
 
 import marq.queues.following
 from marq.queues.queues import Queues
+from marq.settings.definitions import Definitions
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.sqs_queues import DELETED_S, Directory
 from tests.unit.client.test_queues import ListLog
@@ -15,9 +16,14 @@ from tests.unit.client.test_queues import ListLog
 MAXIMUM_BYTES = 1_000_000
 
 
+class EmptyQueues(ListLog):
+    async def messages_of(self, queue: str, definitions: Definitions) -> str:
+        return ""
+
+
 @pytest.fixture
 async def queues(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Queues]:
-    log = ListLog()
+    log = EmptyQueues()
     monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: log)
     async with Queues("none:1") as queues:
         yield queues
