@@ -2,7 +2,8 @@
 
 1. **Pause** the queue, and wait until all clients know: then nothing moves between the topic and the trackers.
 2. **Publish** the end offsets of the purge (:mod:`marq.settings.purged_offsets`): consumers skip earlier records from
-   here on. After a crash they still do, and the next purge completes step 3.
+   here on. After a crash they still do, and the next purge completes step 3. If consumers went on in between, it first
+   completes the former purge's records, then its own: the records between the two may be in flight.
 3. **Acquire** unread records with a due time in the far future, and cancel them. After a crash in between, they
    would be delivered then, unless the next purge cancels them before.
 4. **Cancel** messages that trackers hold: those due or waiting for a redelivery, and on request delayed ones. The
@@ -22,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -188,12 +190,14 @@ class _Purging:
 
     async def run(self, *, delayed: bool, in_flight: bool) -> Purged:
         await self._check_paused()
-        purge = await self._begin()
-        waiting, too_late = 0, 0
-        async for receipts in self._acquire(purge):
-            outcomes = await self._cancel(receipts)
-            waiting += outcomes.count(True)
-            too_late += outcomes.count(False)
+        places = (await self._inspector.places([self._queue]))[self._queue]
+        self._acquired = await self._inspector.acquired([self._queue])
+        outcomes: Counter[bool] = Counter()
+        if self._published is not None and (left := self._published.before(places)).starts:
+            outcomes += await self._end_waiting(left)
+        purge = await self._begin(places)
+        outcomes += await self._end_waiting(purge)
+        waiting, too_late = outcomes[True], outcomes[False]
         await self._check_paused()
         await self._publish(purge.done())
         held, _ = await open_messages(
@@ -207,8 +211,8 @@ class _Purging:
         for first in range(0, len(held), AT_ONCE):
             piece = held[first : first + AT_ONCE]
             await self._check_paused()
-            outcomes = await self._cancel([receipt for receipt, _ in piece])
-            for (_, kind), in_time in zip(piece, outcomes, strict=True):
+            cancelled = await self._cancel([receipt for receipt, _ in piece])
+            for (_, kind), in_time in zip(piece, cancelled, strict=True):
                 ended[kind] += in_time
                 too_late += not in_time
         return Purged(waiting + ended["waiting"], ended["redelivery"], ended["delayed"], 0, too_late)
@@ -241,9 +245,7 @@ class _Purging:
         self._published = purge
         await self._queues.publish({purge_key(self._queue): purge.document()})
 
-    async def _begin(self) -> Purge:
-        places = (await self._inspector.places([self._queue]))[self._queue]
-        self._acquired = await self._inspector.acquired([self._queue])
+    async def _begin(self, places: Mapping[Source, int]) -> Purge:
         async with LogReader(self._settings, committed=False) as view:
             spans = await existing_ranges(view, places)
         until_ms = int(time.time() * 1000) + SKEW_MS
@@ -256,6 +258,13 @@ class _Purging:
         purge = Purge(until_ms, ends, starts).after(self._queues.definitions.purge(self._queue))
         await self._publish(purge)
         return purge
+
+    async def _end_waiting(self, purge: Purge) -> Counter[bool]:
+        """End the records of a purge; return how many were in time (True) and how many too late."""
+        outcomes: Counter[bool] = Counter()
+        async for receipts in self._acquire(purge):
+            outcomes.update(await self._cancel(receipts))
+        return outcomes
 
     async def _acquire(self, purge: Purge) -> AsyncIterator[list[Receipt]]:
         """Write ACQUIREs for unread records, and return the receipts of each write."""

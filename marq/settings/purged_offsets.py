@@ -40,6 +40,12 @@ class Purge:
         """Return the purge after all its records have their markers."""
         return Purge(self.until_ms, self.ends)
 
+    def before(self, places: Mapping[Source, int]) -> Purge:
+        """Return the part without markers that consumers have passed since the purge was interrupted."""
+        starts = {source: start for source, start in self.starts.items() if start < places.get(source, 0)}
+        ends = {source: min(self.ends.get(source, 0), places[source]) for source in starts}
+        return Purge(self.until_ms, ends, starts)
+
     @property
     def topics(self) -> set[str]:
         """The topics of the purged records."""
@@ -57,12 +63,14 @@ class Purge:
         return Purge(max(self.until_ms, former.until_ms), {**ends, **former.ends}) if ends else former
 
     def after(self, former: Purge | None) -> Purge:
-        """Return this purge merged with the one before it."""
+        """Return this purge merged with the one before it.
+
+        It keeps its own starts: between the former purge and this one, consumers may have acquired records.
+        """
         if former is None:
             return self
         ends = {source: max(end, former.ends.get(source, 0)) for source, end in self.ends.items()}
-        starts = {source: min(start, former.starts.get(source, start)) for source, start in self.starts.items()}
-        return Purge(max(self.until_ms, former.until_ms), ends, starts)
+        return Purge(max(self.until_ms, former.until_ms), ends, self.starts)
 
     def document(self) -> dict[str, Any]:
         """Return the value of its record."""

@@ -59,12 +59,19 @@ def test_one_that_can_t_be_read_changes_nothing(document: object) -> None:
     assert definitions.purge("emails") == PURGE
 
 
-def test_a_second_purge_takes_up_what_the_first_one_left_undone() -> None:
-    again = Purge(9_000, {P0: 20, P1: 3}, {P0: 10, P1: 2}).after(PURGE)
+def test_a_second_purge_skips_also_the_records_of_the_first_one() -> None:
+    again = Purge(9_000, {P0: 20, P1: 2}, {P0: 10, P1: 2}).after(PURGE)
 
-    assert (again.until_ms, again.ends, again.starts) == (9_000, {P0: 20, P1: 3}, {P0: 4, P1: 0})
-    # A completed purge leaves nothing to do.
-    assert Purge(9_000, {P0: 20}, {P0: 10}).after(PURGE.done()).starts == {P0: 10}
+    assert (again.until_ms, again.ends, again.starts) == (9_000, {P0: 20, P1: 3}, {P0: 10, P1: 2})
+
+
+def test_an_interrupted_purge_leaves_records_without_markers_before_the_places_of_consumers() -> None:
+    left = PURGE.before({P0: 15, P1: 2})
+
+    assert (left.until_ms, left.ends, left.starts) == (5_000, {P0: 10, P1: 2}, {P0: 4, P1: 0})
+    # Paused consumers leave everything to the next purge, and a completed purge leaves nothing.
+    assert PURGE.before({P0: 4, P1: 0}).starts == {}
+    assert PURGE.done().before({P0: 15, P1: 2}).starts == {}
 
 
 def test_records_before_the_end_are_passed_over_and_do_not_count_as_known() -> None:
