@@ -250,12 +250,12 @@ class _Purging:
             spans = await existing_ranges(view, places)
         until_ms = int(time.time() * 1000) + SKEW_MS
         starts = {source: max(places[source], span.start) for source, span in spans.items()}
-        ends = {source: span.stop for source, span in spans.items()}
+        ends = stops = {source: span.stop for source, span in spans.items()}
         if self._extent is not None:
             # A partition that is not in the extent was added later, and so were all its records.
             known = self._extent.ends
-            ends = {source: min(end, known.get(source, starts[source])) for source, end in ends.items()}
-        purge = Purge(until_ms, ends, starts).after(self._queues.definitions.purge(self._queue))
+            ends = {source: min(stop, known.get(source, starts[source])) for source, stop in stops.items()}
+        purge = Purge(until_ms, ends, starts).after(self._queues.definitions.purge(self._queue), stops)
         await self._publish(purge)
         return purge
 

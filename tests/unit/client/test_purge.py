@@ -206,3 +206,13 @@ async def test_a_purge_that_is_called_again_while_the_queue_is_paused_completes_
     assert (purged.waiting, purged.too_late) == (200, 0)
     assert namespace.purge.ends == {P0: 300}
     assert namespace.purge.starts == {}
+
+
+async def test_a_purge_of_a_recreated_topic_skips_no_later_messages(namespace: Namespace) -> None:
+    interrupted(namespace, Purge(5_000, {P0: 1_000}))
+    namespace.fill(range(5))
+
+    await purge(namespace)
+
+    assert namespace.purge.ends == {P0: 5}
+    assert namespace.purge.left(P0, 5, 5_000)
