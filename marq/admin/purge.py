@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -273,11 +274,11 @@ class _Purging:
             spans = await self._spans(view, purge)
             async for fetched in view.read(spans):
                 for source, read in fetched.items():
-                    own = read.at(self._own(source, read, purge))
+                    own, kept = self._own(source, read, purge)
                     for first in range(0, len(own), AT_ONCE):
                         piece = own[first : first + AT_ONCE]
                         await self._check_paused()
-                        records = list(self._markers(source, piece, holder))
+                        records = [each for run in _runs(piece, kept) for each in self._markers(source, run, holder)]
                         await writer.write(records, self._settings.request_timeout_ms / 1000)
                         self._of += len(piece)
                         yield [Receipt(self._queue, *source, offset) for offset in piece.offsets]
@@ -290,14 +291,20 @@ class _Purging:
             for source, span in existing.items()
         }
 
-    def _own(self, source: Source, read: Records, purge: Purge) -> list[int]:
+    def _own(self, source: Source, read: Records, purge: Purge) -> tuple[Records, list[int]]:
+        """Return the records to end, and the offsets of the queue's records that the purge keeps."""
         key = self._queue.encode() if source.topic == self._settings.names.messages else None
         acquired = self._acquired.get((self._queue, source), ())
-        return [
-            index
-            for index, (offset, each, sent_ms) in enumerate(zip(read.offsets, read.keys, read.timestamps, strict=True))
-            if (key is None or each == key) and offset not in acquired and not purge.left(source, offset, sent_ms)
-        ]
+        own: list[int] = []
+        kept: list[int] = []
+        for index, (offset, each, sent_ms) in enumerate(zip(read.offsets, read.keys, read.timestamps, strict=True)):
+            if (key is not None and each != key) or offset in acquired:
+                continue
+            if purge.left(source, offset, sent_ms):
+                kept.append(offset)
+            else:
+                own.append(index)
+        return read.at(own), kept
 
     def _markers(self, source: Source, own: Records, holder: int) -> Iterator[MarkerRecord]:
         lease_ms = self._queues.definitions(self._queue).lease_ms
@@ -343,6 +350,21 @@ class _Purging:
         if self._progress is not None:
             self._progress(self._done, self._of)
         return outcomes
+
+
+def _runs(own: Records, kept: Sequence[int]) -> Iterator[Records]:
+    """Cut records wherever a kept one is in between.
+
+    An ACQUIRE marks all offsets between its messages as seen. Then the tracker would ignore the ACQUIRE of a consumer
+    that receives a kept message, and never redeliver it.
+    """
+    start = 0
+    for offset in kept:
+        cut = bisect_left(own.offsets, offset)
+        if start < cut < len(own):
+            yield own[start:cut]
+            start = cut
+    yield own[start:]
 
 
 def _check(settings: ClientSettings, queue: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Self
@@ -216,3 +217,17 @@ async def test_a_purge_of_a_recreated_topic_skips_no_later_messages(namespace: N
 
     assert namespace.purge.ends == {P0: 5}
     assert namespace.purge.left(P0, 5, 5_000)
+
+
+async def test_a_message_that_a_purge_keeps_is_tracked_when_a_consumer_receives_it(namespace: Namespace) -> None:
+    namespace.fill(range(10, 15))
+    newer = int(time.time() * 1000) + 2 * purging.SKEW_MS
+    namespace.fill(range(15, 17), timestamp_ms=newer)
+    namespace.fill(range(17, 20))
+
+    purged = await purge(namespace)
+    namespace.consume(range(15, 17))
+
+    assert (purged.waiting, purged.too_late) == (8, 0)
+    assert {namespace.state(offset) for offset in (15, 16)} == {State.LEASED}
+    assert {namespace.state(offset) for offset in (*range(10, 15), *range(17, 20))} == {State.CANCELLED}
