@@ -175,7 +175,7 @@ class CountedSources:
 
         def purged_to(queue: str, sent_ms: int) -> int:
             purge = self._definitions().skipped(queue)
-            return 0 if purge is None or sent_ms > purge.until_ms else purge.ends.get(source, 0)
+            return 0 if purge is None or sent_ms > purge.until_of(source) else purge.ends.get(source, 0)
 
         waiting = Waiting(acquired, owners, purged_to, lambda queue: self._definitions().defines(queue))
         counted = CountedSource(source, book, owners, waiting, position, span.stop, span.stop, committed)

@@ -83,7 +83,7 @@ class Subscription:
             return since, None, None, not self.current
         # An unfinished purge may still write markers from its start on.
         end = self.purge.ends.get(source, 0)
-        return since, min(end, self.purge.starts.get(source, end)), self.purge.until_ms, not self.current
+        return since, min(end, self.purge.starts.get(source, end)), self.purge.until_of(source), not self.current
 
 
 class Subscriptions:

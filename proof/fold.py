@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from marq.core.storage.rows import row_key
 from marq.settings.backoff import Backoff
-from marq.wire.markers import ANY_QUEUE, BACKOFF, BLOCKED_MS, LAST, Source
+from marq.wire.markers import ANY_QUEUE, BACKOFF, BLOCKED_MS, LAST, MAX_TIME_MS, Source
 from marq.wire.names import is_synthetic
 
 Event = dict[str, Any]
@@ -161,9 +161,9 @@ class Fold:
                 self._count_again(queue, standing if taken else None, state, attempt)
                 if not taken:
                     continue
-            holder, ends_ms = (
-                (self._place(), due_ms) if state == DELAYED else (event["holder"], self.now_ms + event["lease_ms"])
-            )
+            holder, ends_ms = event["holder"], self.now_ms + event["lease_ms"]
+            if state == DELAYED:
+                holder, ends_ms = self._place(), min(due_ms, MAX_TIME_MS)
             self.put(key, Standing(queue, holder, attempt, (ends_ms,), self.now_ms, state))
         _mark(acquired, event["from_offset"], offsets[-1] + 1)
 
@@ -238,7 +238,7 @@ class Fold:
             _mark(known, offset, offset + 1)
 
     def _due_ms(self, event: Event, time_ms: int) -> int:
-        return self.now_ms + time_ms if event["relative"] else int(time_ms)
+        return min(self.now_ms + time_ms if event["relative"] else int(time_ms), MAX_TIME_MS)
 
     def _reschedule(self, event: Event) -> None:
         for offset, time_ms in zip(event["offsets"], event["times_ms"], strict=True):
@@ -336,7 +336,7 @@ class Fold:
                 # It blocks its line instead.
                 last = [False]
             delays_ms = [*([0] if any(last) else []), *([] if all(last) else delays_ms)]
-            dues_ms = tuple(sorted({self.now_ms + each for each in delays_ms}))
+            dues_ms = tuple(sorted({min(self.now_ms + each, MAX_TIME_MS) for each in delays_ms}))
             state, holder = RELEASED, ""
             if delay_ms == LAST and standing.state in (LEASED, LEASED_IN_ORDER):
                 state = EXHAUSTED

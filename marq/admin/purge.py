@@ -2,7 +2,8 @@
 
 1. **Pause** the queue, and wait until all clients know: then nothing moves between the topic and the trackers.
 2. **Publish** the end offsets of the purge (:mod:`marq.settings.purged_offsets`): consumers skip earlier records from
-   here on. After a crash they still do, and the next purge completes step 3.
+   here on. After a crash they still do, and the next purge completes step 3. If consumers went on in between, it first
+   completes the former purge's records, then its own: the records between the two may be in flight.
 3. **Acquire** unread records with a due time in the far future, and cancel them. After a crash in between, they
    would be delivered then, unless the next purge cancels them before.
 4. **Cancel** messages that trackers hold: those due or waiting for a redelivery, and on request delayed ones. The
@@ -22,6 +23,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -188,12 +191,14 @@ class _Purging:
 
     async def run(self, *, delayed: bool, in_flight: bool) -> Purged:
         await self._check_paused()
-        purge = await self._begin()
-        waiting, too_late = 0, 0
-        async for receipts in self._acquire(purge):
-            outcomes = await self._cancel(receipts)
-            waiting += outcomes.count(True)
-            too_late += outcomes.count(False)
+        places = (await self._inspector.places([self._queue]))[self._queue]
+        self._acquired = await self._inspector.acquired([self._queue])
+        outcomes: Counter[bool] = Counter()
+        if self._published is not None and (left := self._published.before(places)).starts:
+            outcomes += await self._end_waiting(left)
+        purge = await self._begin(places)
+        outcomes += await self._end_waiting(purge)
+        waiting, too_late = outcomes[True], outcomes[False]
         await self._check_paused()
         await self._publish(purge.done())
         held, _ = await open_messages(
@@ -207,8 +212,8 @@ class _Purging:
         for first in range(0, len(held), AT_ONCE):
             piece = held[first : first + AT_ONCE]
             await self._check_paused()
-            outcomes = await self._cancel([receipt for receipt, _ in piece])
-            for (_, kind), in_time in zip(piece, outcomes, strict=True):
+            cancelled = await self._cancel([receipt for receipt, _ in piece])
+            for (_, kind), in_time in zip(piece, cancelled, strict=True):
                 ended[kind] += in_time
                 too_late += not in_time
         return Purged(waiting + ended["waiting"], ended["redelivery"], ended["delayed"], 0, too_late)
@@ -241,21 +246,26 @@ class _Purging:
         self._published = purge
         await self._queues.publish({purge_key(self._queue): purge.document()})
 
-    async def _begin(self) -> Purge:
-        places = (await self._inspector.places([self._queue]))[self._queue]
-        self._acquired = await self._inspector.acquired([self._queue])
+    async def _begin(self, places: Mapping[Source, int]) -> Purge:
         async with LogReader(self._settings, committed=False) as view:
             spans = await existing_ranges(view, places)
         until_ms = int(time.time() * 1000) + SKEW_MS
         starts = {source: max(places[source], span.start) for source, span in spans.items()}
-        ends = {source: span.stop for source, span in spans.items()}
+        ends = stops = {source: span.stop for source, span in spans.items()}
         if self._extent is not None:
             # A partition that is not in the extent was added later, and so were all its records.
             known = self._extent.ends
-            ends = {source: min(end, known.get(source, starts[source])) for source, end in ends.items()}
-        purge = Purge(until_ms, ends, starts).after(self._queues.definitions.purge(self._queue))
+            ends = {source: min(stop, known.get(source, starts[source])) for source, stop in stops.items()}
+        purge = Purge(until_ms, ends, starts).after(self._queues.definitions.purge(self._queue), stops)
         await self._publish(purge)
         return purge
+
+    async def _end_waiting(self, purge: Purge) -> Counter[bool]:
+        """End the records of a purge; return how many were in time (True) and how many too late."""
+        outcomes: Counter[bool] = Counter()
+        async for receipts in self._acquire(purge):
+            outcomes.update(await self._cancel(receipts))
+        return outcomes
 
     async def _acquire(self, purge: Purge) -> AsyncIterator[list[Receipt]]:
         """Write ACQUIREs for unread records, and return the receipts of each write."""
@@ -264,11 +274,11 @@ class _Purging:
             spans = await self._spans(view, purge)
             async for fetched in view.read(spans):
                 for source, read in fetched.items():
-                    own = read.at(self._own(source, read, purge))
+                    own, kept = self._own(source, read, purge)
                     for first in range(0, len(own), AT_ONCE):
                         piece = own[first : first + AT_ONCE]
                         await self._check_paused()
-                        records = list(self._markers(source, piece, holder))
+                        records = [each for run in _runs(piece, kept) for each in self._markers(source, run, holder)]
                         await writer.write(records, self._settings.request_timeout_ms / 1000)
                         self._of += len(piece)
                         yield [Receipt(self._queue, *source, offset) for offset in piece.offsets]
@@ -281,14 +291,20 @@ class _Purging:
             for source, span in existing.items()
         }
 
-    def _own(self, source: Source, read: Records, purge: Purge) -> list[int]:
+    def _own(self, source: Source, read: Records, purge: Purge) -> tuple[Records, list[int]]:
+        """Return the records to end, and the offsets of the queue's records that the purge keeps."""
         key = self._queue.encode() if source.topic == self._settings.names.messages else None
         acquired = self._acquired.get((self._queue, source), ())
-        return [
-            index
-            for index, (offset, each, sent_ms) in enumerate(zip(read.offsets, read.keys, read.timestamps, strict=True))
-            if (key is None or each == key) and offset not in acquired and not purge.left(source, offset, sent_ms)
-        ]
+        own: list[int] = []
+        kept: list[int] = []
+        for index, (offset, each, sent_ms) in enumerate(zip(read.offsets, read.keys, read.timestamps, strict=True)):
+            if (key is not None and each != key) or offset in acquired:
+                continue
+            if purge.left(source, offset, sent_ms):
+                kept.append(offset)
+            else:
+                own.append(index)
+        return read.at(own), kept
 
     def _markers(self, source: Source, own: Records, holder: int) -> Iterator[MarkerRecord]:
         lease_ms = self._queues.definitions(self._queue).lease_ms
@@ -334,6 +350,21 @@ class _Purging:
         if self._progress is not None:
             self._progress(self._done, self._of)
         return outcomes
+
+
+def _runs(own: Records, kept: Sequence[int]) -> Iterator[Records]:
+    """Cut records wherever a kept one is in between.
+
+    An ACQUIRE marks all offsets between its messages as seen. Then the tracker would ignore the ACQUIRE of a consumer
+    that receives a kept message, and never redeliver it.
+    """
+    start = 0
+    for offset in kept:
+        cut = bisect_left(own.offsets, offset)
+        if start < cut < len(own):
+            yield own[start:cut]
+            start = cut
+    yield own[start:]
 
 
 def _check(settings: ClientSettings, queue: str) -> None:

@@ -6,7 +6,9 @@ at once, with its sender's headers and a new identity. The header ``marq-replaye
 The replay covers the queue's records from the start up to where its group had read when the replay began, except
 
 * open messages, which are in flight, delayed, or wait for a redelivery: they will be delivered anyway.
-* redelivered messages, except their last record; and all their records if one of them waits or is open.
+* redelivered messages, except their last record; and all their records if one of them waits or is open, in whichever
+  partition.
+* records that the topic had before a queue with ``start = "latest"``.
 
 Records that the group had read were acquired before their offset was committed, so the markers read afterwards tell
 which are open. A message that ends in between is delivered again, because it is finished.
@@ -34,6 +36,7 @@ from marq.kafka.records import Row
 from marq.kafka.topics import Topics, ensure_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Delay, Payload, Source, payload_bytes, spans
@@ -109,8 +112,7 @@ async def replay(
     topics = await ensure_topics(settings, changelog=True)
     async with Queues.of(settings) as queues:
         inspector = Inspector(settings, queues.definitions)
-        ordered = queues.definitions(queue).ordered
-        replaying = _Replaying(settings, topics, inspector, queue, identity, ordered=ordered)
+        replaying = _Replaying(settings, topics, inspector, queues.definitions, queue, identity)
         await replaying.look(start)
         if not dry_run:
             await replaying.write(progress)
@@ -123,17 +125,18 @@ class _Replaying:
         settings: ClientSettings,
         topics: Topics,
         inspector: Inspector,
+        definitions: Definitions,
         queue: str,
         identity: str,
-        *,
-        ordered: bool,
     ) -> None:
         self._settings = settings
         self._topics = topics
         self._inspector = inspector
         self._queue = queue
         self._key = queue.encode()
-        self._ordered = ordered
+        self._ordered = definitions(queue).ordered
+        #: The records before the start of the queue.
+        self._before = definitions.begin(queue)
         #: Prefixes of the ids of this replay's messages.
         self._prefixes: tuple[bytes, ...] = ()
         #: The end of the ranges requested so far.
@@ -161,11 +164,10 @@ class _Replaying:
             self._prefixes = tuple(f"{self._synthetic(topic)}/".encode() for topic in topics)
             starts = await self._starts(view, start, ranges)
             self._spans = {source: range(starts[source], max(starts[source], places[source])) for source in starts}
-            # Waiting redeliveries come after the group's position, so read to the end.
-            async for fetched in view.read({source: range(starts[source], ranges[source].stop) for source in starts}):
+            async for fetched in view.read(self._noted(ranges, places)):
                 for source, read in fetched.items():
                     for row in read:
-                        self._note(source, row)
+                        self._note(source, row, places[source])
         again = skipped = copies = 0
         async for _, _, fate in self._fates():
             again += fate == "again"
@@ -186,24 +188,35 @@ class _Replaying:
         ends = {source: span.stop for source, span in ranges.items()}
         return ends | {source: offset for source, offset in offsets.items() if offset is not None}
 
+    def _noted(self, ranges: Mapping[Source, range], places: Mapping[Source, int]) -> dict[Source, range]:
+        """Return the records that tell which messages are unfinished: their redeliveries may be in any partition."""
+        noted = {}
+        for source, existing in ranges.items():
+            if source in self._spans:
+                begin = self._spans[source].start
+            else:
+                begin = max(existing.start, min([places[source], *self._open.get(source, ())]))
+            # Waiting redeliveries come after the group's position, so read to the end.
+            noted[source] = range(begin, existing.stop)
+        return noted
+
     def _is_own(self, source: Source, row: Row) -> bool:
         if source.topic == self._settings.names.messages and row.key != self._key:
+            return False
+        if self._before is not None and not self._before.left(source, row.offset, row.timestamp):
             return False
         # Skip messages that this replay delivered before it was interrupted.
         identity = next((value for name, value in row.headers if name == ID_HEADER and value is not None), b"")
         return not identity.startswith(self._prefixes)
 
-    def _note(self, source: Source, row: Row) -> None:
-        if not self._is_own(source, row):
+    def _note(self, source: Source, row: Row, place: int) -> None:
+        """Note a redelivery; ``place`` is the group's position."""
+        if not self._is_own(source, row) or not any(name == ATTEMPT_HEADER for name, _ in row.headers):
             return
-        read = row.offset < self._spans[source].stop
-        is_copy = any(name == ATTEMPT_HEADER for name, _ in row.headers)
-        identity = origin(source, row.offset, row.timestamp, row.headers).id if is_copy else ""
-        if not read or row.offset in self._open.get(source, ()):
-            if is_copy:
-                self._alive.add(identity)
-            return
-        if is_copy:
+        identity = origin(source, row.offset, row.timestamp, row.headers).id
+        if row.offset >= place or row.offset in self._open.get(source, ()):
+            self._alive.add(identity)
+        elif row.offset in self._spans.get(source, ()):
             here = (row.timestamp, source, row.offset)
             self._last[identity] = max(here, self._last.get(identity, here))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from marq.core.attempts_and_times import group_by_due, runs_by_due
+from marq.core.attempts_and_times import due_at, group_by_due, runs_by_due
 from marq.core.due_messages import DueMessages
 from marq.core.redeliver_or_dead_letter import release_delay_ms
 from marq.core.request_answers import PendingReplies
@@ -120,7 +120,7 @@ class LeaseBook(DueMessages):
             to = (_ACQUIRE_EARLY if early else _ACQUIRE_IN_ORDER if batch.in_order else _ACQUIRE).get(state)
             if not isinstance(to, State):
                 continue
-            holder, due_ms = (self.applied, due_ms) if early else (batch.holder, now_ms + batch.lease_ms)
+            holder, due_ms = (self.applied, due_at(0, due_ms)) if early else (batch.holder, now_ms + batch.lease_ms)
             lease = LeaseRow(batch.queue, holder, attempt, due_ms, now_ms, to)
             if isinstance(state, State):
                 redelivered += self._count_redelivered(opened, group, lease)
@@ -181,7 +181,7 @@ class LeaseBook(DueMessages):
         leases, push = opened.leases, self._due.push
         # Each message may have a lease of its own.
         for attempt, time_ms, run in runs_by_due(batch, new):
-            lease = LeaseRow(batch.queue, self.applied, attempt, base_ms + time_ms, now_ms, state)
+            lease = LeaseRow(batch.queue, self.applied, attempt, due_at(base_ms, time_ms), now_ms, state)
             for offset in run:
                 leases[offset] = lease
             push(opened, run, lease)
@@ -220,7 +220,7 @@ class LeaseBook(DueMessages):
                 into = last if delay_ms == LAST else to
                 seed = row_key(batch.queue, batch.source, offset)
                 delay_ms = release_delay_ms(lease.attempt, counted, delay_ms, settings, seed)
-                groups.setdefault((now_ms + delay_ms, error, into), []).append(offset)
+                groups.setdefault((due_at(now_ms, delay_ms), error, into), []).append(offset)
             for (due_ms, error, into), group in groups.items():
                 assert isinstance(into, State)
                 # Kept, so that a late ACQUIRE of a former holder does not take the message.
@@ -251,7 +251,7 @@ class LeaseBook(DueMessages):
         for opened, lease, offsets, to in moved:
             groups: dict[int, list[int]] = {}
             for offset in offsets:
-                groups.setdefault(base_ms + index[offset], []).append(offset)
+                groups.setdefault(due_at(base_ms, index[offset]), []).append(offset)
             for due_ms, group in groups.items():
                 # A delayed message keeps its place in the log, so that it keeps its order.
                 holder = 0 if to is State.RELEASED else lease.holder

@@ -211,7 +211,7 @@ async def _past_skipped(
         async with LogReader(settings, committed=False) as view:
             for source, purge in purges.items():
                 # If the topic was recreated, its records are newer, and none is skipped.
-                newer = (await view.offsets_at([source], purge.until_ms + 1))[source]
+                newer = (await view.offsets_at([source], purge.until_of(source) + 1))[source]
                 end = (await view.ends([source]))[source] if newer is None else newer
                 places[source] = replace(places[source], start=max(places[source].start, min(end, purge.ends[source])))
     return places

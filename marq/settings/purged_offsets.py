@@ -13,7 +13,7 @@ Offsets of a recreated topic start at 0 again. So records with a timestamp after
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
@@ -26,19 +26,31 @@ class Purge:
     """Records before ``ends`` with timestamps up to ``until_ms`` are purged.
 
     ``starts`` has the offsets from which on some records may lack their markers, if the purge was interrupted.
+    ``untils_ms`` has the highest timestamps in partitions where it is not ``until_ms``.
     """
 
     until_ms: int
     ends: Mapping[Source, int] = field(hash=False)
     starts: Mapping[Source, int] = field(default_factory=dict, hash=False)
+    untils_ms: Mapping[Source, int] = field(default_factory=dict, hash=False)
 
     def left(self, source: Source, offset: int, timestamp_ms: int) -> bool:
         """Return whether a record is not purged."""
-        return offset >= self.ends.get(source, 0) or timestamp_ms > self.until_ms
+        return offset >= self.ends.get(source, 0) or timestamp_ms > self.until_of(source)
+
+    def until_of(self, source: Source) -> int:
+        """Return the highest timestamp of purged records in a partition."""
+        return self.untils_ms.get(source, self.until_ms)
 
     def done(self) -> Purge:
         """Return the purge after all its records have their markers."""
         return Purge(self.until_ms, self.ends)
+
+    def before(self, places: Mapping[Source, int]) -> Purge:
+        """Return the part without markers that consumers have passed since the purge was interrupted."""
+        starts = {source: start for source, start in self.starts.items() if start < places.get(source, 0)}
+        ends = {source: min(self.ends.get(source, 0), places[source]) for source in starts}
+        return Purge(self.until_ms, ends, starts)
 
     @property
     def topics(self) -> set[str]:
@@ -49,36 +61,49 @@ class Purge:
         """Return a purge of the records of both."""
         former, latter = sorted((self, other), key=attrgetter("until_ms"))
         # The former end is larger only if the topic was recreated since.
-        return Purge(latter.until_ms, {**former.ends, **latter.ends}, self.starts)
+        return replace(latter._with_partitions_of(former), starts=self.starts)
 
     def decided_by(self, former: Purge) -> Purge:
         """Return the starts of a queue, in each topic the first one."""
         ends = {source: end for source, end in self.ends.items() if source.topic not in former.topics}
-        return Purge(max(self.until_ms, former.until_ms), {**ends, **former.ends}) if ends else former
+        return former._with_partitions_of(replace(self, ends=ends))
 
-    def after(self, former: Purge | None) -> Purge:
-        """Return this purge merged with the one before it."""
+    def _with_partitions_of(self, other: Purge) -> Purge:
+        """Return this purge with the other one's partitions that it lacks, each with its own highest timestamp."""
+        ends = {**other.ends, **self.ends}
+        untils_ms = {source: (self if source in self.ends else other).until_of(source) for source in ends}
+        until_ms = max(untils_ms.values(), default=self.until_ms)
+        others = {source: own_ms for source, own_ms in untils_ms.items() if own_ms != until_ms}
+        return Purge(until_ms, ends, self.starts, others)
+
+    def after(self, former: Purge | None, stops: Mapping[Source, int]) -> Purge:
+        """Return this purge merged with the one before it; ``stops`` are the current ends of the partitions.
+
+        It keeps its own starts: between the former purge and this one, consumers may have acquired records.
+        """
         if former is None:
             return self
-        ends = {source: max(end, former.ends.get(source, 0)) for source, end in self.ends.items()}
-        starts = {source: min(start, former.starts.get(source, start)) for source, start in self.starts.items()}
-        return Purge(max(self.until_ms, former.until_ms), ends, starts)
+        # A former end beyond the end of a partition dates from before the topic was recreated.
+        known = {source: end for source, end in former.ends.items() if end <= stops.get(source, 0)}
+        ends = {source: max(end, known.get(source, 0)) for source, end in self.ends.items()}
+        return Purge(max(self.until_ms, former.until_ms), ends, self.starts)
 
     def document(self) -> dict[str, Any]:
         """Return the value of its record."""
-        starts = written_offsets(self.starts)
-        return {"until_ms": self.until_ms, "ends": written_offsets(self.ends), **({"starts": starts} if starts else {})}
+        members = {"ends": self.ends, "starts": self.starts, "untils_ms": self.untils_ms}
+        written = {name: written_offsets(each) for name, each in members.items() if each or name == "ends"}
+        return {"until_ms": self.until_ms, **written}
 
     @classmethod
     def read(cls, document: object) -> Purge:
         """Read what :meth:`document` returned. Raises ConfigError if it can't be understood."""
         if not isinstance(document, Mapping) or not _is_count(document.get("until_ms")):
             raise ConfigError(f"expected a table with until_ms and ends, not {document!r}")
-        return cls(document["until_ms"], read_offsets(document, "ends"), read_offsets(document, "starts"))
+        return cls(document["until_ms"], *[read_offsets(document, name) for name in ("ends", "starts", "untils_ms")])
 
 
 def written_offsets(offsets: Mapping[Source, int]) -> dict[str, int]:
-    """Return offsets for a document, by ``topic/partition``."""
+    """Return offsets, or other numbers, for a document, by ``topic/partition``."""
     return {f"{source.topic}/{source.partition}": offset for source, offset in sorted(offsets.items())}
 
 

@@ -27,6 +27,8 @@ BLOCKED_MS = 100 * 365 * 24 * 3_600_000
 BLOCKED_WAIT_MS = 2**32 - 1
 #: The due time of a message that may be delivered immediately.
 NOW = -1
+#: The latest due time; later ones count as this one. Times have 63 bits, and the sum of two may not fit.
+MAX_TIME_MS = 2**62
 #: The queue of an ACK, RESCHEDULE or CANCEL of messages of any queues.
 ANY_QUEUE = ""
 #: Maximum number of markers in one batch; the encoder's caller splits longer ones.

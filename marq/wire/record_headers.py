@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from marq.wire.markers import NOW, Source
+from marq.wire.markers import MAX_TIME_MS, NOW, Source
 from marq.wire.names import (
     ATTEMPT_HEADER,
     DEDUPLICATION_ID_HEADER,
@@ -20,9 +20,6 @@ from marq.wire.names import (
     RESERVED_HEADER,
     UNCOUNTED_HEADER,
 )
-
-#: A time that no sender can mean: the marker format has 63 bits for it.
-_MAX_TIME_MS = 2**62
 
 
 class Origin(NamedTuple):
@@ -56,7 +53,7 @@ def deliver_at_ms(timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]]
     time_ms = _time_ms(values.get(DELIVER_AT_HEADER))
     if time_ms != NOW:
         return time_ms
-    return max(0, timestamp_ms) + delay_ms if delay_ms else NOW
+    return min(max(0, timestamp_ms) + delay_ms, MAX_TIME_MS) if delay_ms else NOW
 
 
 def has_invalid_deliver_at(headers: Iterable[tuple[str, bytes | None]]) -> bool:
@@ -90,7 +87,7 @@ def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:
 
 def _time_ms(value: bytes | None) -> int:
     time_ms = _number(value, NOW)
-    return time_ms if time_ms < _MAX_TIME_MS else NOW
+    return time_ms if time_ms < MAX_TIME_MS else NOW
 
 
 def _number(value: bytes | None, default: int) -> int:

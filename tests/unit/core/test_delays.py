@@ -7,7 +7,7 @@ import pytest
 from marq.core import due_messages
 from marq.core.due_index import SPAN_MS
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
-from marq.wire.markers import Answer, Batch, Cause, Fact, Kind, Outcome, Source
+from marq.wire.markers import MAX_TIME_MS, Answer, Batch, Cause, Fact, Kind, Outcome, Source
 from marq.wire.names import synthetic_topic
 from tests.unit.core.batches import DRAWN, OTHER, QUEUE, cancel, delay, reschedule
 from tests.unit.core.test_lease_book import T0, Log
@@ -77,6 +77,23 @@ def test_a_day_of_delays_is_hinted_at_in_its_order(restart: bool) -> None:
         log.fold(told(Kind.DELIVERED, [fire.offset for fire in fires], Cause.DUE), at=T0)
 
     assert [fire.offset for fire in found] == sorted(range(3_000), key=lambda number: (times[number], number))
+
+
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("moved", [True, False])
+def test_the_longest_time_that_the_format_allows_is_in_the_far_future(relative: bool, moved: bool) -> None:
+    log = Log()
+    longest_ms = 2**63 - 1
+    log.fold(delay([0], [5 if moved else longest_ms], relative=relative or moved))
+    if moved:
+        log.fold(reschedule([0], longest_ms, relative=relative))
+
+    log.write()
+    log.restart()
+
+    assert log.book.next_due_ms == MAX_TIME_MS
+    log.fold(cancel([0]))
+    assert fired(log, T0) == [(0, Destination.NOWHERE, 1, Cause.CANCELLED, Kind.CANCELLED)]
 
 
 def test_cancel_is_told_of_as_a_fact_and_no_copy_is_sent() -> None:

@@ -15,7 +15,7 @@ from marq.core.storage.rows import Counts
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import ANY_QUEUE, BACKOFF, Ack, Acquire, Batch, Cause, Kind, Payload
+from marq.wire.markers import ANY_QUEUE, BACKOFF, MAX_TIME_MS, Ack, Acquire, Batch, Cause, Kind, Payload
 from tests.unit.core.batches import (
     HOLDER,
     LEASE_MS,
@@ -93,6 +93,17 @@ def test_each_message_of_a_release_has_its_own_delay_and_error() -> None:
 
     found = {offset: (lease.due_ms, lease.text) for _, offset, lease in log.book.open_leases()}
     assert found == {1: (T1 + 10, "one"), 2: (T1 + 100, "")}
+
+
+def test_the_longest_delay_of_a_release_is_in_the_far_future() -> None:
+    log = Log()
+    log.fold(acquire([1]), release([1], 2**63 - 1))
+
+    log.write()
+    log.restart()
+
+    [(_, _, lease)] = log.book.open_leases()
+    assert lease.due_ms == MAX_TIME_MS
 
 
 def test_a_record_that_was_folded_is_not_folded_again() -> None:

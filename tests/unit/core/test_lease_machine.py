@@ -55,6 +55,9 @@ BACKOFF_RULE = Backoff(10, 2.0, 100)
 WINDOW_MS = 60
 _MAX_STALE_HINTS, _MAX_FIRING = due_messages.MAX_STALE_HINTS, due_messages.MAX_FIRING
 
+#: The longest time that the format allows.
+_LONGEST_MS = 2**63 - 1
+
 _records = st.sampled_from([Source("marq.messages", 0), Source("marq.messages", 1)])
 _sources = st.one_of(_records, st.just(DRAWN), st.just(LETTERS))
 #: The second and third are as late as each other.
@@ -62,8 +65,8 @@ _holders = st.sampled_from([1, ordered_holder(5, 1), ordered_holder(5, 2), order
 _ids = st.sampled_from(["", "", "x", "y"])
 _held_kinds = st.sampled_from([Renew, Dispatch])
 _offsets = st.sets(st.integers(0, 12), min_size=1, max_size=5).map(sorted)
-_delays = st.sampled_from([LAST, BACKOFF, 0, 5, 50, BLOCKED_MS])
-_times = st.sampled_from([-50, 0, 5, 50])
+_delays = st.sampled_from([LAST, BACKOFF, 0, 5, 50, BLOCKED_MS, _LONGEST_MS])
+_times = st.sampled_from([-50, 0, 5, 50, _LONGEST_MS])
 #: Both may have a message at each place.
 _queues = st.sampled_from(["a", "b"])
 #: Of an ACK, RESCHEDULE or CANCEL.
@@ -158,7 +161,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.resumes.append((question, self.offset))
 
     def absolute(self, time_ms: int) -> int:
-        return max(0, self.time_ms + time_ms)
+        return min(max(0, self.time_ms + time_ms), _LONGEST_MS)
 
     def times(self, data: st.DataObject, relative: bool, count: int) -> list[int]:
         drawn = data.draw(st.lists(_times, min_size=count, max_size=count))

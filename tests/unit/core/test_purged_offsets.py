@@ -59,12 +59,28 @@ def test_one_that_can_t_be_read_changes_nothing(document: object) -> None:
     assert definitions.purge("emails") == PURGE
 
 
-def test_a_second_purge_takes_up_what_the_first_one_left_undone() -> None:
-    again = Purge(9_000, {P0: 20, P1: 3}, {P0: 10, P1: 2}).after(PURGE)
+def test_a_second_purge_skips_also_the_records_of_the_first_one() -> None:
+    again = Purge(9_000, {P0: 20, P1: 2}, {P0: 10, P1: 2}).after(PURGE, {P0: 20, P1: 9})
 
-    assert (again.until_ms, again.ends, again.starts) == (9_000, {P0: 20, P1: 3}, {P0: 4, P1: 0})
-    # A completed purge leaves nothing to do.
-    assert Purge(9_000, {P0: 20}, {P0: 10}).after(PURGE.done()).starts == {P0: 10}
+    assert (again.until_ms, again.ends, again.starts) == (9_000, {P0: 20, P1: 3}, {P0: 10, P1: 2})
+
+
+def test_a_purge_of_a_recreated_topic_does_not_skip_up_to_the_end_of_a_purge_of_the_former_one() -> None:
+    former = Purge(5_000, {P0: 1_000})
+
+    again = Purge(9_000, {P0: 3}, {P0: 0}).after(former, {P0: 5})
+
+    assert again.ends == {P0: 3}
+    assert again.left(P0, 5, 8_000)
+
+
+def test_an_interrupted_purge_leaves_records_without_markers_before_the_places_of_consumers() -> None:
+    left = PURGE.before({P0: 15, P1: 2})
+
+    assert (left.until_ms, left.ends, left.starts) == (5_000, {P0: 10, P1: 2}, {P0: 4, P1: 0})
+    # Paused consumers leave everything to the next purge, and a completed purge leaves nothing.
+    assert PURGE.before({P0: 4, P1: 0}).starts == {}
+    assert PURGE.done().before({P0: 15, P1: 2}).starts == {}
 
 
 def test_records_before_the_end_are_passed_over_and_do_not_count_as_known() -> None:
@@ -103,3 +119,33 @@ def test_a_purge_of_a_recreated_topic_does_not_skip_up_to_the_start_of_the_queue
 
     assert skipped is not None
     assert [skipped.left(topic, offset, 8_000) for offset in (19, 20)] == [False, True]
+
+
+def test_a_purge_and_a_start_skip_no_record_that_is_newer_than_theirs() -> None:
+    topic = Source("shop-orders", 0)
+    definitions = Definitions()
+    definitions.fold(purge_key("audit"), Purge(5_000, {P0: 20}).document())
+    definitions.fold(start_key("audit"), Purge(9_000, {topic: 10}).document())
+
+    skipped = definitions.skipped("audit")
+
+    assert skipped is not None
+    assert [skipped.left(P0, 15, sent_ms) for sent_ms in (5_000, 5_001)] == [False, True]
+    assert [skipped.left(topic, 5, sent_ms) for sent_ms in (9_000, 9_001)] == [False, True]
+
+
+def test_a_start_keeps_the_highest_timestamp_of_the_former_topic() -> None:
+    former, topic = Source("shop-orders", 0), Source("shop-orders-2", 0)
+    definitions = Definitions()
+    start = Purge(5_000, {former: 10})
+    definitions.fold(start_key("audit"), start.document())
+    later = Purge(9_000, {topic: 20}).along_with(start).document()
+    definitions.fold(start_key("audit"), json.loads(json.dumps(later)))
+
+    begin = definitions.begin("audit")
+
+    assert begin is not None
+    assert [begin.until_of(source) for source in (former, topic)] == [5_000, 9_000]
+    compacted = Definitions()
+    compacted.fold(start_key("audit"), later)
+    assert compacted.begin("audit") == begin

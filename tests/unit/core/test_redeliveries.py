@@ -10,7 +10,7 @@ from marq.core.deliveries.redeliveries import Redelivery, reason, redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow, State
 from marq.wire.marker_codec import MAX_TEXT_BYTES
-from marq.wire.markers import NOW, Cause, Payload, Source
+from marq.wire.markers import MAX_TIME_MS, NOW, Cause, Payload, Source
 from marq.wire.record_headers import deliver_at_ms, has_invalid_deliver_at, ordering_key, origin, record_id, uncounted
 
 SOURCE = Source("marq.messages", 2)
@@ -174,6 +174,10 @@ def test_a_delivery_time_that_can_not_be_read_means_at_once_and_is_known_as_inva
 
     assert deliver_at_ms(SENT_MS, headers, 0) == NOW
     assert has_invalid_deliver_at(headers)
+
+
+def test_the_delay_of_a_queue_leads_to_a_time_that_a_marker_can_express() -> None:
+    assert deliver_at_ms(2**63 - 1, [], 1_000) == MAX_TIME_MS
 
 
 @pytest.mark.parametrize("headers", [[], [("x", b"y")], [("marq-deliver-at", b"x"), ("marq-deliver-at", b"0")]])

@@ -1,0 +1,233 @@
+"""Purges of a log in memory, whose markers a lease book folds: they end waiting messages, and no others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+from marq.admin import purge as purging
+from marq.client.receipt import Receipt
+from marq.core.lease_book import LeaseBook
+from marq.core.storage.rows import State
+from marq.kafka.marker_writer import MarkerRecord
+from marq.kafka.records import Records
+from marq.kafka.topics import Topics
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions, purge_key
+from marq.settings.purged_offsets import Purge
+from marq.wire.marker_codec import decode, encode
+from marq.wire.markers import Acquire, Batch, Cancel, Payload, Release, Source
+from tests.unit.client.fakes import FakeRecord
+
+QUEUE, P0 = "emails", Source("marq.messages", 0)
+HOLDER, OTHER = 7, 8
+LEASE_MS = 30_000
+
+
+class Namespace:
+    """One source, the tracker of its markers, and the definitions: all that a purge reads and writes."""
+
+    def __init__(self) -> None:
+        self.records: list[FakeRecord] = []
+        #: The offset that the queue's consumers have committed.
+        self.place = 0
+        self.definitions = Definitions()
+        self.definitions.fold(b"change:" + QUEUE.encode(), {"paused": True})
+        self.book = LeaseBook(self.definitions.settings)
+        self.time_ms = 1_000_000
+
+    def fill(self, offsets: range, timestamp_ms: int = 1_000) -> None:
+        self.records += [FakeRecord(offset, QUEUE.encode(), timestamp=timestamp_ms) for offset in offsets]
+
+    def fold(self, batch: Batch) -> None:
+        self.book.fold(decode(encode(batch)), self.time_ms, self.book.applied + 1)
+
+    def consume(self, offsets: range, from_offset: int | None = None) -> None:
+        """Acquire and commit records, as a consumer does."""
+        begin = offsets.start if from_offset is None else from_offset
+        payloads = [Payload(1_000, 1, QUEUE.encode(), (), b"v")] * len(offsets)
+        self.fold(Acquire(QUEUE, HOLDER, P0, offsets, LEASE_MS, begin, payloads))
+        self.place = offsets.stop
+
+    def state(self, offset: int) -> State | None:
+        lease = self.book.open_in(QUEUE, P0).get(offset)
+        return None if lease is None else lease.state
+
+    @property
+    def purge(self) -> Purge:
+        purge = self.definitions.purge(QUEUE)
+        assert purge is not None
+        return purge
+
+    # --- the queues topic ---------------------------------------------------------------------------------------------
+
+    def __getitem__(self, queue: str) -> Any:
+        return self.definitions.settings(queue)
+
+    async def sync(self, limit_s: float) -> None: ...
+
+    async def publish(self, documents: Mapping[bytes, Mapping[str, Any]]) -> None:
+        for key, document in documents.items():
+            self.definitions.fold(key, document)
+
+    # --- the inspector ------------------------------------------------------------------------------------------------
+
+    async def places(self, queues: Collection[str]) -> dict[str, dict[Source, int]]:
+        return {queue: {P0: self.place} for queue in queues}
+
+    async def acquired(self, queues: Collection[str]) -> dict[Any, Any]:
+        return {}
+
+    async def owned(self) -> dict[int, Any]:
+        return {0: SimpleNamespace(tracker=SimpleNamespace(book=self.book))}
+
+    # --- logs ---------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+    async def ranges(self, topic: str) -> dict[Source, range]:
+        return {P0: range(self.records[0].offset, self.records[-1].offset + 1)}
+
+    async def read(self, ranges: Mapping[Source, range]) -> AsyncIterator[dict[Source, Records]]:
+        wanted = [record for record in self.records if record.offset in ranges.get(P0, ())]
+        if wanted:
+            yield {P0: Records.of(wanted)}
+
+    async def start(self) -> None: ...
+
+    async def stop(self, limit_s: float) -> None: ...
+
+    async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> None:
+        for record in records:
+            self.fold(decode(record.value))
+
+    async def cancel(self, receipts: Sequence[Receipt]) -> list[bool]:
+        offsets = sorted(receipt.offset for receipt in receipts)
+        self.fold(Cancel(QUEUE, OTHER, P0, offsets))
+        return [self.state(receipt.offset) is State.CANCELLED for receipt in receipts]
+
+
+@pytest.fixture
+def namespace(monkeypatch: pytest.MonkeyPatch) -> Namespace:
+    namespace = Namespace()
+    monkeypatch.setattr(purging, "LogReader", lambda settings, committed: namespace)
+    monkeypatch.setattr(purging, "Inspector", lambda settings, definitions: namespace)
+    monkeypatch.setattr(purging, "cluster_of", lambda settings: SimpleNamespace(writer=lambda topics: namespace))
+    return namespace
+
+
+async def purge(namespace: Namespace) -> purging.Purged:
+    settings = ClientSettings.read("localhost:9092", {}, environment={})
+    queues: Any = namespace
+    run = purging._Purging(settings, Topics(1, 1, 10_000, 10_000), queues, queues, QUEUE, None, None)
+    return await run.run(delayed=False, in_flight=False)
+
+
+def interrupted(namespace: Namespace, purge: Purge) -> None:
+    """Publish a purge that has written no marker."""
+    namespace.definitions.fold(purge_key(QUEUE), purge.document())
+
+
+async def test_a_purge_leaves_messages_in_flight_although_an_earlier_one_was_interrupted(namespace: Namespace) -> None:
+    namespace.fill(range(100, 400))
+    interrupted(namespace, Purge(5_000, {P0: 200}, {P0: 100}))
+    # The queue was resumed: its consumers skip the purged records.
+    namespace.consume(range(200, 300))
+
+    purged = await purge(namespace)
+
+    assert (purged.waiting, purged.too_late) == (200, 0)
+    assert {namespace.state(offset) for offset in range(200, 300)} == {State.LEASED}
+    assert {namespace.state(offset) for offset in (*range(100, 200), *range(300, 400))} == {State.CANCELLED}
+    namespace.fold(Release(QUEUE, HOLDER, P0, [250], [0], True, [""]))
+    assert namespace.state(250) is State.RELEASED
+
+
+async def test_nor_does_the_next_one_take_them_if_that_purge_is_interrupted_too(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace.fill(range(100, 400))
+    interrupted(namespace, Purge(5_000, {P0: 200}, {P0: 100}))
+    namespace.consume(range(200, 300))
+    with monkeypatch.context() as patch:
+        patch.setattr(namespace, "write", fail_from(namespace, 300))
+        with pytest.raises(ConnectionError):
+            await purge(namespace)
+    assert namespace.purge.starts == {P0: 300}
+
+    purged = await purge(namespace)
+
+    assert (purged.waiting, purged.too_late) == (100, 0)
+    assert {namespace.state(offset) for offset in range(200, 300)} == {State.LEASED}
+    assert {namespace.state(offset) for offset in (*range(100, 200), *range(300, 400))} == {State.CANCELLED}
+
+
+def fail_from(namespace: Namespace, offset: int) -> Any:
+    """Return a write that fails for messages from this offset on."""
+
+    async def write(records: Sequence[MarkerRecord], limit_s: float) -> None:
+        for record in records:
+            batch = decode(record.value)
+            assert isinstance(batch, Acquire)
+            if batch.offsets[0] >= offset:
+                raise ConnectionError
+            namespace.fold(batch)
+
+    return write
+
+
+async def test_a_purge_keeps_records_that_an_interrupted_one_kept_and_consumers_hold(namespace: Namespace) -> None:
+    namespace.fill(range(100, 150))
+    # Newer than the first purge: consumers received it.
+    namespace.fill(range(150, 151), timestamp_ms=5_001)
+    namespace.fill(range(151, 200))
+    interrupted(namespace, Purge(5_000, {P0: 200}, {P0: 100}))
+    namespace.consume(range(150, 151))
+    namespace.place = 200
+
+    await purge(namespace)
+
+    assert namespace.state(150) is State.LEASED
+
+
+async def test_a_purge_that_is_called_again_while_the_queue_is_paused_completes_the_first(namespace: Namespace) -> None:
+    namespace.fill(range(100, 300))
+    namespace.place = 100
+    interrupted(namespace, Purge(5_000, {P0: 200}, {P0: 100}))
+
+    purged = await purge(namespace)
+
+    assert (purged.waiting, purged.too_late) == (200, 0)
+    assert namespace.purge.ends == {P0: 300}
+    assert namespace.purge.starts == {}
+
+
+async def test_a_purge_of_a_recreated_topic_skips_no_later_messages(namespace: Namespace) -> None:
+    interrupted(namespace, Purge(5_000, {P0: 1_000}))
+    namespace.fill(range(5))
+
+    await purge(namespace)
+
+    assert namespace.purge.ends == {P0: 5}
+    assert namespace.purge.left(P0, 5, 5_000)
+
+
+async def test_a_message_that_a_purge_keeps_is_tracked_when_a_consumer_receives_it(namespace: Namespace) -> None:
+    namespace.fill(range(10, 15))
+    newer = int(time.time() * 1000) + 2 * purging.SKEW_MS
+    namespace.fill(range(15, 17), timestamp_ms=newer)
+    namespace.fill(range(17, 20))
+
+    purged = await purge(namespace)
+    namespace.consume(range(15, 17))
+
+    assert (purged.waiting, purged.too_late) == (8, 0)
+    assert {namespace.state(offset) for offset in (15, 16)} == {State.LEASED}
+    assert {namespace.state(offset) for offset in (*range(10, 15), *range(17, 20))} == {State.CANCELLED}

@@ -1,0 +1,136 @@
+"""Which records a replay delivers again, from a log in memory and the leases of a tracker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+from marq.admin import replay as replaying
+from marq.admin.replay import Start
+from marq.core.lease_book import LeaseBook
+from marq.kafka.records import Records
+from marq.kafka.topics import Topics
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions, start_key
+from marq.settings.purged_offsets import Purge
+from marq.wire.markers import Acquire, Payload, Source
+from tests.unit.client.fakes import FakeRecord
+
+QUEUE, OWN_TOPIC = "emails", "shop-orders"
+P3, P5, OWN = Source("marq.messages", 3), Source("marq.messages", 5), Source(OWN_TOPIC, 0)
+
+
+class Namespace:
+    """Records, the places up to which the queue has read them, and its open messages."""
+
+    def __init__(self) -> None:
+        self.log: dict[Source, list[FakeRecord]] = {}
+        self.place: dict[Source, int] = {}
+        self.definitions = Definitions()
+        self.book = LeaseBook(self.definitions.settings)
+
+    def redelivered(self, source: Source, offset: int, identity: str) -> None:
+        """Add the redelivery of a message."""
+        headers = [("marq-id", identity.encode()), ("marq-attempt", b"2")]
+        self.log.setdefault(source, []).append(FakeRecord(offset, QUEUE.encode(), headers=headers))
+
+    def sent(self, source: Source, offsets: Iterable[int], timestamp_ms: int = 1_000) -> None:
+        records = [FakeRecord(offset, QUEUE.encode(), timestamp=timestamp_ms) for offset in offsets]
+        self.log.setdefault(source, []).extend(records)
+
+    def acquire(self, source: Source, offset: int) -> None:
+        payload = Payload(1_000, 2, QUEUE.encode(), (), b"v")
+        self.book.fold(Acquire(QUEUE, 7, source, [offset], 30_000, offset, [payload]), 1, self.book.applied + 1)
+
+    # --- the inspector ------------------------------------------------------------------------------------------------
+
+    async def places(self, queues: Collection[str]) -> dict[str, dict[Source, int]]:
+        return dict.fromkeys(queues, self.place)
+
+    async def owned(self) -> dict[int, Any]:
+        return {0: SimpleNamespace(tracker=SimpleNamespace(book=self.book))}
+
+    # --- logs ---------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+    async def ranges(self, topic: str) -> dict[Source, range]:
+        return {
+            source: range(records[0].offset, records[-1].offset + 1)
+            for source, records in self.log.items()
+            if source.topic == topic
+        }
+
+    async def offsets_at(self, sources: Iterable[Source], time_ms: int) -> dict[Source, int | None]:
+        later = {source: [each.offset for each in self.log[source] if each.timestamp >= time_ms] for source in sources}
+        return {source: min(offsets, default=None) for source, offsets in later.items()}
+
+    async def read(self, ranges: Mapping[Source, range]) -> AsyncIterator[dict[Source, Records]]:
+        for source, span in ranges.items():
+            wanted = [record for record in self.log[source] if record.offset in span]
+            if wanted:
+                yield {source: Records.of(wanted)}
+
+
+@pytest.fixture
+def namespace(monkeypatch: pytest.MonkeyPatch) -> Namespace:
+    namespace = Namespace()
+    monkeypatch.setattr(replaying, "LogReader", lambda settings, committed: namespace)
+    return namespace
+
+
+async def replayed(namespace: Namespace, start: Start) -> replaying.Replayed:
+    settings = ClientSettings.read("localhost:9092", {}, environment={})
+    inspector: Any = namespace
+    topics = Topics(6, 1, 10_000, 10_000)
+    replay = replaying._Replaying(settings, topics, inspector, namespace.definitions, QUEUE, "id")
+    await replay.look(start)
+    return replay.totals
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_replay_of_one_partition_leaves_out_messages_that_are_unfinished_in_another(
+    namespace: Namespace, waits: bool
+) -> None:
+    namespace.sent(P3, range(10, 13))
+    namespace.sent(P5, range(5))
+    namespace.redelivered(P5, 5, "marq.messages/3/11")
+    namespace.sent(P5, range(6, 9))
+    namespace.place = {P3: 13, P5: 5 if waits else 9}
+    if not waits:
+        namespace.acquire(P5, 5)
+
+    totals = await replayed(namespace, Start(place=(P3, 10)))
+
+    assert (totals.messages, totals.unfinished, totals.earlier_records) == (2, 1, 0)
+
+
+async def test_a_replay_of_one_partition_includes_messages_that_were_redelivered_in_another(
+    namespace: Namespace,
+) -> None:
+    namespace.sent(P3, range(10, 13))
+    namespace.sent(P5, range(5))
+    namespace.acquire(P5, 2)
+    namespace.redelivered(P5, 5, "marq.messages/3/11")
+    namespace.sent(P5, range(6, 9))
+    namespace.place = {P3: 13, P5: 8}
+
+    totals = await replayed(namespace, Start(place=(P3, 10)))
+
+    assert (totals.messages, totals.unfinished, totals.earlier_records) == (3, 0, 0)
+
+
+async def test_a_replay_leaves_out_records_from_before_the_start_of_the_queue(namespace: Namespace) -> None:
+    namespace.definitions.fold(b"change:" + QUEUE.encode(), {"topic": OWN_TOPIC, "start": "latest"})
+    namespace.definitions.fold(start_key(QUEUE), Purge(5_000, {OWN: 7}).document())
+    namespace.sent(OWN, range(10))
+    namespace.place = {OWN: 10}
+
+    for start in (Start(0), Start(place=(OWN, 2))):
+        assert (await replayed(namespace, start)).messages == 3
