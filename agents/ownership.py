@@ -358,6 +358,8 @@ class Ownership:
             if not self.engine.refused_for_size(write):
                 raise
             log_refused(write)
+            if not self.engine.renewed(await self._writer.renew()):
+                raise ProducerFenced from None
             return
         self.transactions += 1
         self.fired += len(write.due)

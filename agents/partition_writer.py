@@ -103,7 +103,8 @@ class PartitionWriter:
                 transactional_id=self.context.names.transactional_id(self.partition),
                 transaction_timeout_ms=int(TRANSACTION_SECONDS * 1000),
                 linger_ms=0,
-                max_batch_size=1 << 20,
+                # All other topics take batches that are larger than those of the messages topic.
+                max_batch_size=min(1 << 20, self.context.max_message_bytes),
                 max_request_size=self.context.max_message_bytes * 2 + (1 << 20),
                 **self.context.client,
             )
@@ -112,6 +113,15 @@ class PartitionWriter:
         async with asyncio.timeout(TRANSACTION_SECONDS):
             await producer.start()
         return producer._txn_manager.producer_id, producer._txn_manager.producer_epoch
+
+    async def renew(self) -> tuple[int, int]:
+        """Replace the producer after a record was refused; return the new id and epoch as :meth:`fence` does.
+
+        aiokafka counts refused batches in their partition's sequence numbers, and the broker does not: it would refuse
+        all further ones.
+        """
+        await self.stop()
+        return await self.fence()
 
     async def recover_table(self) -> int:
         """Bring the table up to the end of its changelog; return the number of records read."""

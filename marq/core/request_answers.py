@@ -8,7 +8,6 @@ only costs a moment.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -26,6 +25,7 @@ from marq.wire.markers import (
     Resume,
     Resumed,
     Source,
+    offset_runs,
     spans,
 )
 
@@ -92,8 +92,10 @@ class PendingReplies:
             outcomes[offset] = min(Outcome.TOO_LATE if left else Outcome.DONE, outcomes.get(offset, Outcome.TOO_LATE))
         self._open = unanswered
         return [
-            Answer(*asked, sorted(outcomes), [outcomes[offset] for offset in sorted(outcomes)])
+            Answer(*asked, offsets[run], [outcomes[offset] for offset in offsets[run]])
             for asked, outcomes in groups.items()
+            for offsets in [sorted(outcomes)]
+            for run in offset_runs(offsets)
         ]
 
 
@@ -129,11 +131,8 @@ def _resumed(batch: Resume, asked_at: int, messages: Messages, now_ms: int) -> I
 def _parts(offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[slice]:
     """Cut messages into runs that fit into a batch, by bytes and by the distance of their offsets."""
     for span in spans(sizes, _BATCH_BYTES):
-        start = span.start
-        while start < span.stop:
-            stop = bisect_left(offsets, offsets[start] + 2**32, start, span.stop)
-            yield slice(start, stop)
-            start = stop
+        for run in offset_runs(offsets[span]):
+            yield slice(span.start + run.start, span.start + run.stop)
 
 
 def _wait_ms(left_ms: int) -> int:

@@ -25,7 +25,7 @@ from marq.settings.queue import QueueSettings
 from marq.wire.dead_letter_notes import Note
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.marker_codec import decode
-from marq.wire.markers import Ack, Answer, Fact, Kind, Resumed, Source, Tick
+from marq.wire.markers import Ack, Answer, Fact, Kind, Resumed, Source, Tick, offset_runs
 from marq.wire.quarantines import Quarantine
 
 #: The least time between two TICKs of a partition.
@@ -169,7 +169,7 @@ class Tracker:
         facts: list[Fact] = []
         for (kind, queue, source), group in groups.items():
             rows = sorted([(fire.offset, fire.attempt, fire.cause) for fire in group])
-            for start in range(0, len(rows), MAX_FACT_MARKERS):
-                offsets, attempts, causes = zip(*rows[start : start + MAX_FACT_MARKERS], strict=True)
+            for run in offset_runs([offset for offset, _, _ in rows], MAX_FACT_MARKERS):
+                offsets, attempts, causes = zip(*rows[run], strict=True)
                 facts.append(Fact(kind, queue, self.holder, source, offsets, attempts, causes))
         return facts

@@ -97,8 +97,7 @@ class OwnerEngine:
         #: Offset and content of the record of a newer version before which the owner has stopped.
         self.stopped_before: tuple[int, bytes] | None = None
         #: Numbers of records folded, and of those skipped because they were folded before.
-        self.folded = 0
-        self.skipped = 0
+        self.folded = self.skipped = 0
         #: Unconfirmed rows; None deletes a row.
         self.pending: dict[bytes, bytes | None] = {}
         #: Unconfirmed answers to RESCHEDULEs, CANCELs and RESUMEs.
@@ -127,8 +126,7 @@ class OwnerEngine:
         #: Bytes of markers folded since the last rows were written, and whether any are unacknowledged.
         self._pending_bytes = 0
         self._unacknowledged = False
-        self._flushed_ms = 0
-        self._sought_ms = 0
+        self._flushed_ms = self._sought_ms = 0
 
     # --- take over ----------------------------------------------------------------------------------------------------
 
@@ -156,6 +154,11 @@ class OwnerEngine:
         self.tracker.take_over_again()
         self._due, self._apart, self._sending = [], [], False
         return True
+
+    def renewed(self, epoch: tuple[int, int]) -> bool:
+        """Note a new producer after an aborted transaction; return False if another owner was active in between."""
+        former, self._epoch = self._epoch, epoch
+        return former is not None and epoch == (former[0], former[1] + 1)
 
     def forget(self) -> None:
         """Start again from the table; unwritten markers will be read again."""

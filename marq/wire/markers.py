@@ -351,6 +351,15 @@ def headers_bytes(headers: Iterable[tuple[str, bytes | None]]) -> int:
     return sum([6 + 4 * len(name) + len(value or b"") for name, value in headers])
 
 
+def offset_runs(offsets: Sequence[int], most: int = MAX_BATCH_MARKERS) -> Iterator[slice]:
+    """Cut ascending offsets into runs that a batch can express: at most this many, and less than 2^32 apart."""
+    start = 0
+    while start < len(offsets):
+        stop = bisect_left(offsets, offsets[start] + 2**32, start, min(start + most, len(offsets)))
+        yield slice(start, stop)
+        start = stop
+
+
 def spans(sizes: Iterable[int], limit_bytes: int) -> Iterator[slice]:
     """Cut a sequence of sizes into runs of at most ``limit_bytes``; a single larger one is a run of its own."""
     index, start, total = -1, 0, 0
