@@ -269,10 +269,14 @@ class Inspector:
             return {}
 
     async def owned(
-        self, progress: Callable[[int, int], None] | None = None, *, incomplete: bool = False
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        incomplete: bool = False,
+        ends: Mapping[int, int] | None = None,
     ) -> dict[int, Owned]:
         """Return the content of each markers partition; see :func:`marq.kafka.owned_partitions.owned_partitions`."""
-        return await owned_partitions(self._settings, self._definitions, progress, incomplete=incomplete)
+        return await owned_partitions(self._settings, self._definitions, progress, incomplete=incomplete, ends=ends)
 
 
 def _cut(ranges: Mapping[Source, range], limit: int) -> tuple[dict[Source, range], bool]:

@@ -6,9 +6,8 @@ import asyncio
 import threading
 from collections.abc import Iterator
 
-from marq.core.storage.rows import State
 from marq.kafka.offset_snapshots import OffsetSnapshot
-from marq.queues.definition_log import unfinished
+from marq.queues.definition_log import Unfinished, unfinished
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.testing.clock import Clock
 from marq.testing.group import Group
@@ -147,11 +146,10 @@ class Memory:
                 if skipped is None or skipped.left(source, record.offset, record.timestamp):
                     yield source, record
 
-    def messages_of(self, namespace: Namespace, queue: str) -> str:
-        """Describe the messages of a queue that are waiting or in flight; "" if there are none."""
-        states = [lease.state for _, _, lease, _ in namespace.open_messages(queue)]
-        opened = sum(state is not State.DELAYED for state in states)
-        return unfinished(opened, sum(1 for _ in self.waiting(namespace, queue)))
+    def messages_of(self, namespace: Namespace, queue: str) -> Unfinished:
+        """Count the messages of a queue that have not ended."""
+        leases = [(source, lease) for source, _, lease, _ in namespace.open_messages(queue)]
+        return unfinished(sum(1 for _ in self.waiting(namespace, queue)), leases)
 
 
 _memories: dict[str, Memory] = {}

@@ -162,6 +162,18 @@ async def test_an_ordered_queue_with_messages_keeps_its_ordering_and_its_partiti
     assert (await backend.queues.change(queue, ordering="none", lease=5)).ordering == "none"
 
 
+async def test_a_delayed_message_keeps_the_settings_that_decide_its_place(backend: Backend) -> None:
+    queue = await backend.new_queue(ordering="key")
+    receipt = await backend.producer.send(queue, b"x", ordering_key="k", delay=600)
+
+    for change in ({"ordering": "none"}, {"partitions": 1}):
+        with pytest.raises(marq.ConfigError, match=r"can't change while .*1 delayed"):
+            await backend.queues.change(queue, **change)  # type: ignore[arg-type]
+    await backend.producer.cancel(receipt)
+
+    assert (await backend.queues.change(queue, partitions=1)).partitions == 1
+
+
 async def test_settings_that_ordering_excludes_are_refused(backend: Backend) -> None:
     queue = await backend.new_queue(ordering="key")
 
