@@ -38,13 +38,16 @@ class Entry(NamedTuple):
 class Unfinished(NamedTuple):
     """The messages of a queue that have not ended; false if there are none.
 
-    ``searched`` is the number of records, of all queues, that were searched if there are more.
+    ``searched`` is the number of records, of all queues, that were searched if there are more. ``uncommitted`` messages
+    are in flight or finished, but their group has not committed that it has read them: a consumer that does not ask the
+    tracker, because the queue is not ordered any more, would deliver them again.
     """
 
     waiting: int
     in_flight: int
     delayed: int
     searched: int = 0
+    uncommitted: int = 0
 
     def __bool__(self) -> bool:
         return any(self)
@@ -53,7 +56,7 @@ class Unfinished(NamedTuple):
         waiting = f"{self.waiting:,} waiting"
         if self.searched and not self.waiting:
             waiting = (
-                f"more than {self.searched:,} records without a consumer's position, which may be waiting messages"
+                f"more than {self.searched:,} records after its consumers' positions, which may be waiting messages"
             )
         return f"{waiting}, {self.in_flight:,} in flight and {self.delayed:,} delayed"
 
@@ -134,7 +137,8 @@ class KafkaDefinitionLog:
         books = [each.tracker.book for each in (await inspector.owned(ends=await inspector.marker_ends())).values()]
         arrived = await inspector.arrived(queue, waiting.ends) if waiting.complete else 0
         leases = ((source, lease) for book in books for source, _, lease in book.open_leases() if lease.queue == queue)
-        return unfinished(waiting.counts[queue] + arrived, leases, 0 if waiting.complete else MAX_SCANNED)
+        searched = 0 if waiting.complete else MAX_SCANNED
+        return unfinished(waiting.counts[queue] + arrived, leases, waiting.uncommitted[queue], searched)
 
     async def ends_of(self, topic: str) -> dict[Source, int]:
         if not await topic_exists(self._settings, topic):
@@ -149,12 +153,14 @@ class KafkaDefinitionLog:
         await asyncio.sleep(seconds)
 
 
-def unfinished(waiting: int, leases: Iterable[tuple[Source, LeaseRow]], searched: int = 0) -> Unfinished:
+def unfinished(
+    waiting: int, leases: Iterable[tuple[Source, LeaseRow]], uncommitted: int, searched: int = 0
+) -> Unfinished:
     """Count the messages of a queue that are waiting, and those that have these leases."""
     # A schedule always has a delayed message, which has no ordering key.
     states = [lease.state for source, lease in leases if not is_scheduled(source.topic)]
     delayed = sum([state in BEFORE_DELIVERY for state in states])
-    return Unfinished(waiting, len(states) - delayed, delayed, searched)
+    return Unfinished(waiting, len(states) - delayed, delayed, searched, uncommitted)
 
 
 def definition_log(settings: ClientSettings) -> DefinitionLog:

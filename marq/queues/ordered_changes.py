@@ -38,6 +38,12 @@ async def check_order(log: DefinitionLog, before: Definitions, after: Definition
 
 
 def refusal(queue: str, key: str, messages: Unfinished) -> str:
+    if messages == Unfinished(0, 0, 0, uncommitted=messages.uncommitted):
+        return (
+            f"queue {queue!r}: {key} can't change yet, because {messages.uncommitted:,} finished messages would be"
+            " delivered again: the queue's consumers have not committed their offsets. Let a consumer run for some"
+            " seconds, and repeat the change"
+        )
     return (
         f"queue {queue!r}: {key} can't change while the queue has messages ({messages}), because messages of the same"
         " ordering key could overtake each other: stop its senders, wait until its consumers have processed all"

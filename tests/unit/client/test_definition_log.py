@@ -13,6 +13,7 @@ from marq.core.storage.rows import LeaseRow, State
 from marq.kafka.inspector import Waiting
 from marq.queues import definition_log
 from marq.queues.definition_log import MAX_SCANNED, KafkaDefinitionLog, Unfinished
+from marq.queues.ordered_changes import refusal
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
@@ -20,7 +21,7 @@ from marq.wire.names import schedule_topic, synthetic_topic
 
 TOPIC, SENDER = Source("marq.messages", 0), Source(synthetic_topic(5), 0)
 SCHEDULE = Source(schedule_topic("nightly", "0" * 12), 0)
-WAITING = "waiting"
+WAITING, FINISHED = "waiting", "finished"
 
 
 class MovingMessage:
@@ -39,7 +40,13 @@ class MovingMessage:
         return self._seen[-1]
 
     async def waiting(self, queues: Collection[str], limit: int) -> Waiting:
-        return Waiting(Counter({"q": int(self._look() == WAITING)}), complete=self._complete, ends={TOPIC: 5})
+        place = self._look()
+        return Waiting(
+            Counter({"q": int(place == WAITING)}),
+            uncommitted=Counter({"q": int(place == FINISHED)}),
+            complete=self._complete,
+            ends={TOPIC: 5},
+        )
 
     async def marker_ends(self) -> dict[int, int]:
         return {0: 7}
@@ -99,8 +106,15 @@ async def test_the_next_message_of_a_schedule_does_not_count(monkeypatch: pytest
     assert not await counted(monkeypatch, MovingMessage(State.DELAYED, source=SCHEDULE))
 
 
+async def test_a_finished_message_counts_until_its_consumer_has_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = await counted(monkeypatch, MovingMessage(FINISHED))
+
+    assert found == Unfinished(0, 0, 0, uncommitted=1)
+    assert "can't change yet, because 1 finished messages" in refusal("q", "ordering", found)
+
+
 async def test_records_that_were_not_read_may_be_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     found = await counted(monkeypatch, MovingMessage("nowhere", complete=False))
 
     assert found == Unfinished(0, 0, 0, MAX_SCANNED)
-    assert str(found).startswith("more than 200,000 records without a consumer's position")
+    assert str(found).startswith("more than 200,000 records after its consumers' positions")
