@@ -38,16 +38,23 @@ class HandlerGroup:
     """What one process runs; an equal group needs no new process.
 
     ``modules`` have lifespans or middleware for it, besides the modules of its handlers.
-    ``transactional``: one of its queues is, so the process acquires the messages of all of them in transactions, and
-    reads only committed records. A process can't change how it reads.
+    ``transactional``: one of its queues is, so the process acquires the messages of all of them in transactions.
+    ``ordered``: one of its queues has ordering. In both cases the process reads only committed records, and a process
+    can't change how it reads.
     """
 
     name: str
     queues: Mapping[str, HandledQueue]
     modules: tuple[str, ...] = ()
     transactional: bool = False
+    ordered: bool = False
     #: As in :class:`marq.kafka.served_queues.Serving`.
     changed_at: int = field(default=-1, compare=False)
+
+    @property
+    def committed(self) -> bool:
+        """Whether the process reads only committed records."""
+        return self.transactional or self.ordered
 
     @property
     def topics(self) -> dict[str, str]:
@@ -58,7 +65,7 @@ class HandlerGroup:
     ) -> Serving:
         """Return what to read for some of the queues; ``skipped`` as in :class:`marq.kafka.served_queues.Serving`."""
         reads = {name: queue.reads for name, queue in self.queues.items()}
-        return serving(messages, queues, self.topics, reads, self.changed_at, skipped)
+        return serving(messages, queues, self.topics, reads, self.changed_at, skipped, ordered=self.ordered)
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,8 +73,7 @@ class HandlerGroup:
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> HandlerGroup:
         queues = {name: _handled(**queue) for name, queue in document["queues"].items()}
-        modules, changed_at = tuple(document["modules"]), document["changed_at"]
-        return cls(document["name"], queues, modules, document["transactional"], changed_at)
+        return cls(**{**document, "queues": queues, "modules": tuple(document["modules"])})
 
 
 def _handled(reads: Iterable[int] | None, **told: Any) -> HandledQueue:
@@ -94,7 +100,12 @@ def handler_groups(
             groups.setdefault(group, {})[queue] = HandledQueue(handler, settings.concurrency, settings.topic, reads)
     return {
         name: HandlerGroup(
-            name, queues, modules, bool(_transactional(queues, definitions)), definitions.changed_at(queues)
+            name,
+            queues,
+            modules,
+            transactional=bool(_transactional(queues, definitions)),
+            ordered=any(definitions.settings(queue).ordered for queue in queues),
+            changed_at=definitions.changed_at(queues),
         )
         for name, queues in sorted(groups.items())
     }

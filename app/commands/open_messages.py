@@ -61,4 +61,4 @@ async def opened(client: ClientSettings, inspector: Inspector, ends: Mapping[int
     reported = await told_by_workers(client, ends)
     if reported.complete or reported.workers:
         return reported
-    return Open(open_counts((await inspector.owned()).values()))
+    return Open(open_counts((await inspector.owned(ends=ends)).values()))

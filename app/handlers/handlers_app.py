@@ -76,8 +76,8 @@ class HandlersApp(MarqApp):
     watchdog: Watchdog | None = None
     #: Number of assigned partitions; None before the first assignment.
     partitions: int | None = None
-    #: As in most consumers, so that the open transaction of a dead tracker does not hold it up. A group with a queue
-    #: that delivers at most once waits for it, because a redelivery from an aborted transaction would be a second one.
+    #: As in most consumers, so that the open transaction of a dead tracker does not hold it up. A transactional group,
+    #: or one with an ordered queue, waits for it (:class:`marq.kafka.group_reader.GroupReader`).
     isolation_level = "read_uncommitted"
 
     async def on_first_start(self) -> None:
@@ -101,7 +101,7 @@ class HandlersApp(MarqApp):
         reader = self.handlers.reader
         if self.rebalancing or reader is None:
             return {}
-        committed = self.group.transactional
+        committed = self.group.committed
         return {Messages(*source, committed): standing for source, standing in reader.standings().items()}
 
     async def on_stop(self) -> None:
@@ -167,7 +167,7 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
     # It sends nothing through Faust.
     app.boot_strategy = BootStrategy(app, enable_kafka_producer=False)
     app.group = group
-    if group.transactional:
+    if group.committed:
         app.isolation_level = "read_committed"
     app.queues = Queues.of(client)
     topic = app.topic(names.messages, *group.topics.values(), schema=BatchSchema())

@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer
+from aiokafka.consumer.fetcher import READ_COMMITTED, READ_UNCOMMITTED
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import KafkaError, UnknownMemberIdError
@@ -138,3 +139,7 @@ class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
             coordinator.__class__ = Coordinator
             coordinator.on_fenced = self.on_fenced
         self._made = coordinator
+
+    def read_committed(self, committed: bool) -> None:
+        """Choose the isolation level of later fetches; call :meth:`subscribe` next, which drops the present ones."""
+        self._fetcher._isolation_level = READ_COMMITTED if committed else READ_UNCOMMITTED

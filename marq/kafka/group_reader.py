@@ -208,10 +208,7 @@ class GroupReader:
             group_instance_id=self._instance_id,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
-            # read_committed would stop at a dead tracker's open transaction. read_uncommitted delivers redeliveries of
-            # aborted transactions, and each can end its message a second time (docs/guarantees.md, cause 6). Only
-            # transactional consumers and queues that deliver at most once use read_committed.
-            isolation_level="read_committed" if self._committed else "read_uncommitted",
+            isolation_level="read_committed" if self._reads_committed else "read_uncommitted",
             partition_assignment_strategy=(
                 SpreadAssignor(lambda: self._serving.reads, lambda: self._holders(), self._url),
             ),
@@ -222,6 +219,13 @@ class GroupReader:
             rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
         )
 
+    @property
+    def _reads_committed(self) -> bool:
+        # read_committed stops at a dead tracker's open transaction. read_uncommitted delivers redeliveries of aborted
+        # transactions, and each can end its message a second time (docs/guarantees.md, cause 6), or come after later
+        # messages of its key. Queues that deliver at most once are transactional.
+        return self._committed or self._serving.ordered
+
     async def stop(self, limit_s: float) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
@@ -231,6 +235,7 @@ class GroupReader:
         assert self._consumer is not None
         self._serving = serving
         self._changes += 1
+        self._consumer.read_committed(self._reads_committed)
         # A new subscription, even to the same topics, drops the assignment at once and rejoins the group.
         self._consumer.subscribe(serving.topics, listener=self._listener)
 
@@ -343,10 +348,6 @@ class GroupReader:
         self.committed(commit)
 
     def commit_of(self, offsets: Offsets, behind: Behind = NOT_BEHIND) -> GroupCommit:
-        """Return what :meth:`commit` would commit now; call :meth:`committed` after committing it elsewhere.
-
-        Raises NotCommitted if a partition is no longer assigned.
-        """
         return self._commit_of(offsets, self._progress.after(self._serving, offsets, behind), offsets)
 
     def _commit_of(
@@ -373,7 +374,6 @@ class GroupReader:
         return GroupCommit(self._group, generation, commits, after, offsets)
 
     def committed(self, commit: GroupCommit) -> None:
-        """Note that this commit has succeeded."""
         self._progress.take(commit.ends, commit.after)
 
     def rewind(self, offsets: Offsets) -> None:

@@ -51,6 +51,8 @@ class Waiting:
     """
 
     counts: Counter[str] = field(default_factory=Counter)
+    #: The messages after the position of a queue with ordering that are in flight or finished.
+    uncommitted: Counter[str] = field(default_factory=Counter)
     #: The time of the first of them, in ms since the epoch.
     oldest_ms: dict[str, int] = field(default_factory=dict)
     #: Keys of records of other queues.
@@ -177,9 +179,10 @@ class Inspector:
             if shared and key and key not in starts:
                 found.unknown_keys[key] += 1
             for queue, start in ([starts[key]] if key in starts else ()) if shared else everyone:
-                if offset < start or offset in acquired.get((queue, source), _NONE):
+                if offset < start or (queue in skipped and not skipped[queue].left(source, offset, sent_ms)):
                     continue
-                if queue in skipped and not skipped[queue].left(source, offset, sent_ms):
+                if offset in acquired.get((queue, source), _NONE):
+                    found.uncommitted[queue] += 1
                     continue
                 counts[queue] += 1
                 if sent_ms < oldest_ms.get(queue, sent_ms + 1):
@@ -269,10 +272,14 @@ class Inspector:
             return {}
 
     async def owned(
-        self, progress: Callable[[int, int], None] | None = None, *, incomplete: bool = False
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        incomplete: bool = False,
+        ends: Mapping[int, int] | None = None,
     ) -> dict[int, Owned]:
         """Return the content of each markers partition; see :func:`marq.kafka.owned_partitions.owned_partitions`."""
-        return await owned_partitions(self._settings, self._definitions, progress, incomplete=incomplete)
+        return await owned_partitions(self._settings, self._definitions, progress, incomplete=incomplete, ends=ends)
 
 
 def _cut(ranges: Mapping[Source, range], limit: int) -> tuple[dict[Source, range], bool]:

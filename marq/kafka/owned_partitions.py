@@ -59,10 +59,12 @@ async def owned_partitions(
     progress: Callable[[int, int], None] | None = None,
     *,
     incomplete: bool = False,
+    ends: Mapping[int, int] | None = None,
 ) -> dict[int, Owned]:
     """Return the content of each markers partition.
 
-    ``incomplete``: if a record of a newer version stops a partition, return the content before that record.
+    ``incomplete``: if a record of a newer version stops a partition, return the content before that record. ``ends``:
+    read each partition at least to this offset, even if an open transaction must end first.
 
     Raises BrokerUnavailable if a topic could not be read; UnknownVersion if a record of a newer version stops a
     partition, and ``incomplete`` is False.
@@ -73,11 +75,11 @@ async def owned_partitions(
         tables, writers = await _tables(view, changelog, progress)
         found = {}
         for source, span in markers.items():
-            number = source.partition
+            number, end = source.partition, max(span.stop, (ends or {}).get(source.partition, 0))
             tracker = Tracker(definitions.settings, holder=0, ordered=partial(definitions.quarantine, number))
             tracker.book.restore(sorted(tables.pop(number, {}).items()))
             applied, behind, unknown = tracker.book.applied, 0, None
-            async for fetched in view.read({source: range(max(applied + 1, span.start), span.stop)}):
+            async for fetched in view.read({source: range(max(applied + 1, span.start), end)}):
                 for row in fetched.get(source, ()):
                     behind += 1
                     if unknown is None:
@@ -90,7 +92,7 @@ async def owned_partitions(
                     " messages are unknown: `marq quarantine` shows what to do"
                 )
             owner, written_ms = writers.get(number, ("", None))
-            found[number] = Owned(tracker, applied, span.stop, behind, owner, written_ms, unknown)
+            found[number] = Owned(tracker, applied, end, behind, owner, written_ms, unknown)
     return found
 
 

@@ -47,6 +47,8 @@ class Positions:
         #: Separate positions, and the queues that are at ``_reached`` if that is further.
         self._own = dict(by_queue or {})
         self._together: Sequence[str] = ()
+        #: The queues that the metadata was made for, those behind included; () before the first commit.
+        self._served: Sequence[str] = ()
         self._members: frozenset[str] = frozenset()
         self._reached = 0
         self._furthest_own = max(self._own.values(), default=0)
@@ -166,23 +168,23 @@ class Positions:
 
         Those of ``behind`` have received all records before an offset of their own.
         """
+        together = tuple([queue for queue in queues if queue not in behind]) if behind else queues
+        if together == self._together:
+            after = copy(self)
+            after._reached = max(self._reached, offset)
+        else:
+            members = _members(tuple(together))
+            own = {queue: at for queue, at in self.by_queue.items() if at > offset or queue not in members}
+            # A queue that becomes ordered while its group is served is behind from then on. The metadata still holds.
+            after = Positions(own, self._metadata if self._served in ((), queues) else None)
+            after._together, after._members, after._reached = together, members, offset
+        after._served = queues
         if behind:
-            after = self.after(tuple([queue for queue in queues if queue not in behind]), offset)
             before = self.by_queue
             # A position never goes back: records before it are finished.
             after._behind = {queue: max(at, before.get(queue, 0)) for queue, at in behind.items()}
             after._own = {**after._own, **after._behind}
             after._furthest_own = max(after._own.values())
-            return after
-        if queues == self._together:
-            after = copy(self)
-            after._reached = max(self._reached, offset)
-            return after
-        members = _members(tuple(queues))
-        own = {queue: at for queue, at in self.by_queue.items() if at > offset or queue not in members}
-        # The metadata holds only for the queues that it was made for.
-        after = Positions(own, None if self._together else self._metadata)
-        after._together, after._members, after._reached = queues, members, offset
         return after
 
     def had(self, queue: str, offset: int) -> bool:

@@ -23,7 +23,8 @@ class Serving:
     """``messages`` is the shared topic, ``partitions`` its partitions in which these queues may have records.
 
     ``own_topics`` has the topics that queues name. None of the queues has changed its group after the record at
-    ``changed_at`` of the queues topic. ``skipped`` returns which records of a queue are not delivered.
+    ``changed_at`` of the queues topic. ``skipped`` returns which records of a queue are not delivered. ``ordered`` says
+    that one of the queues has ordering, so only committed records are read.
     """
 
     messages: str
@@ -32,6 +33,7 @@ class Serving:
     partitions: Partitions = None
     changed_at: int = field(default=-1, compare=False)
     skipped: Callable[[str], Purge | None] = field(default=lambda _: None, repr=False, compare=False)
+    ordered: bool = False
     _keys: Mapping[bytes, str] = field(init=False, repr=False, compare=False)
     _owners: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
@@ -110,6 +112,8 @@ def serving(
     reads: Mapping[str, Partitions] | None = None,
     changed_at: int = -1,
     skipped: Callable[[str], Purge | None] = lambda _: None,
+    *,
+    ordered: bool = False,
 ) -> Serving:
     """Return the serving of queues; ``own_topics`` may have None for a queue without a topic.
 
@@ -118,4 +122,4 @@ def serving(
     names = tuple(sorted(queues))
     own = {queue: topic for queue in names if (topic := own_topics.get(queue))}
     partitions = union((reads or {}).get(queue) for queue in names) if names else None
-    return Serving(messages, names, own, partitions, changed_at, skipped)
+    return Serving(messages, names, own, partitions, changed_at, skipped, ordered)

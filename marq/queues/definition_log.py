@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from marq.client.backends import backend_of
+from marq.core.storage.gauges import BEFORE_DELIVERY
+from marq.core.storage.rows import LeaseRow
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
 from marq.kafka.marker_writer import write_once
@@ -15,6 +17,7 @@ from marq.kafka.topics import ensure_topics, topic_exists
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
+from marq.wire.names import is_scheduled
 
 #: Longest wait of the broker before it answers an empty fetch: an idle client costs about one request a second.
 FETCH_WAIT_MS = 1_000
@@ -30,6 +33,32 @@ class Entry(NamedTuple):
     offset: int
     key: bytes | None
     value: bytes | None
+
+
+class Unfinished(NamedTuple):
+    """The messages of a queue that have not ended; false if there are none.
+
+    ``searched`` is the number of records, of all queues, that were searched if there are more. ``uncommitted`` messages
+    are in flight or finished, but their group has not committed that it has read them: a consumer that does not ask the
+    tracker, because the queue is not ordered any more, would deliver them again.
+    """
+
+    waiting: int
+    in_flight: int
+    delayed: int
+    searched: int = 0
+    uncommitted: int = 0
+
+    def __bool__(self) -> bool:
+        return any(self)
+
+    def __str__(self) -> str:
+        waiting = f"{self.waiting:,} waiting"
+        if self.searched and not self.waiting:
+            waiting = (
+                f"more than {self.searched:,} records after its consumers' positions, which may be waiting messages"
+            )
+        return f"{waiting}, {self.in_flight:,} in flight and {self.delayed:,} delayed"
 
 
 class DefinitionLog(Protocol):
@@ -58,8 +87,8 @@ class DefinitionLog(Protocol):
     async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
         """Write records; return their offsets by key when all are durable."""
 
-    async def messages_of(self, queue: str, definitions: Definitions) -> str:
-        """Return in words which messages of a queue are waiting or in flight, "" if there are none."""
+    async def messages_of(self, queue: str, definitions: Definitions) -> Unfinished:
+        """Count the messages of a queue; if the result is false, it had none at some moment of the call."""
 
     async def ends_of(self, topic: str) -> dict[Source, int]:
         """Return the end offset of each partition of a topic; nothing if it does not exist."""
@@ -101,12 +130,15 @@ class KafkaDefinitionLog:
     async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
         return await write_once(self._settings, self._source.topic, records)
 
-    async def messages_of(self, queue: str, definitions: Definitions) -> str:
+    async def messages_of(self, queue: str, definitions: Definitions) -> Unfinished:
         inspector = Inspector(self._settings, definitions)
-        gauges = [each.tracker.book.gauges().get(queue) for each in (await inspector.owned()).values()]
-        opened = sum(each.in_flight + each.released + each.rejected for each in gauges if each is not None)
+        # A message moves from the topic to the markers, and a delayed one back. In another order it could be missed.
         waiting = await inspector.waiting([queue], MAX_SCANNED)
-        return unfinished(opened, waiting.counts[queue], MAX_SCANNED if not waiting.complete else 0)
+        books = [each.tracker.book for each in (await inspector.owned(ends=await inspector.marker_ends())).values()]
+        arrived = await inspector.arrived(queue, waiting.ends) if waiting.complete else 0
+        leases = ((source, lease) for book in books for source, _, lease in book.open_leases() if lease.queue == queue)
+        searched = 0 if waiting.complete else MAX_SCANNED
+        return unfinished(waiting.counts[queue] + arrived, leases, waiting.uncommitted[queue], searched)
 
     async def ends_of(self, topic: str) -> dict[Source, int]:
         if not await topic_exists(self._settings, topic):
@@ -121,12 +153,14 @@ class KafkaDefinitionLog:
         await asyncio.sleep(seconds)
 
 
-def unfinished(opened: int, waiting: int, unread: int = 0) -> str:
-    """Return the text of :meth:`DefinitionLog.messages_of`; ``unread``: records of all queues that were searched."""
-    texts = [f"{waiting:,} waiting", f"{opened:,} in flight"]
-    if unread and not waiting:
-        texts[0] = f"more than {unread:,} records without a consumer's position, which may be waiting messages"
-    return " and ".join(texts) if opened or waiting or unread else ""
+def unfinished(
+    waiting: int, leases: Iterable[tuple[Source, LeaseRow]], uncommitted: int, searched: int = 0
+) -> Unfinished:
+    """Count the messages of a queue that are waiting, and those that have these leases."""
+    # A schedule always has a delayed message, which has no ordering key.
+    states = [lease.state for source, lease in leases if not is_scheduled(source.topic)]
+    delayed = sum([state in BEFORE_DELIVERY for state in states])
+    return Unfinished(waiting, len(states) - delayed, delayed, searched, uncommitted)
 
 
 def definition_log(settings: ClientSettings) -> DefinitionLog:

@@ -1,15 +1,16 @@
 """Refuses changes to settings that would break the order of messages that a queue already has.
 
 Order holds only within a partition. Messages of a key that are in two places, or that were sent while the queue was
-not ordered, could overtake each other. A queue of the messages topic may become ordered at any time, because its
-earlier messages have no keys.
+not ordered, could overtake each other. Delayed messages count, too: a tracker that does not know the change yet may
+send one to its former partition, and never sends one to a queue's own topic. A queue of the messages topic may become
+ordered at any time, because its earlier messages have no keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from marq.queues.definition_log import DefinitionLog
+from marq.queues.definition_log import DefinitionLog, Unfinished
 from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
@@ -36,7 +37,13 @@ async def check_order(log: DefinitionLog, before: Definitions, after: Definition
             raise ConfigError(refusal(queue, key, messages))
 
 
-def refusal(queue: str, key: str, messages: str) -> str:
+def refusal(queue: str, key: str, messages: Unfinished) -> str:
+    if messages == Unfinished(0, 0, 0, uncommitted=messages.uncommitted):
+        return (
+            f"queue {queue!r}: {key} can't change yet, because {messages.uncommitted:,} finished messages would be"
+            " delivered again: the queue's consumers have not committed their offsets. Let a consumer run for some"
+            " seconds, and repeat the change"
+        )
     return (
         f"queue {queue!r}: {key} can't change while the queue has messages ({messages}), because messages of the same"
         " ordering key could overtake each other: stop its senders, wait until its consumers have processed all"

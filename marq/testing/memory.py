@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from marq.core.storage.rows import State
 from marq.kafka.offset_snapshots import OffsetSnapshot
-from marq.queues.definition_log import unfinished
+from marq.queues.definition_log import Unfinished, unfinished
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.testing.clock import Clock
 from marq.testing.group import Group
@@ -117,11 +116,15 @@ class Memory:
         """Return a consumer group, which may have no members."""
         return self.groups.setdefault(name, Group(name, self.snapshots))
 
-    def acquired(self, namespace: Namespace, queue: str, source: Source) -> int:
-        """Return how far a queue was read in a partition; later messages are waiting."""
+    def position(self, namespace: Namespace, queue: str, source: Source) -> int:
+        """Return the position of a queue in a partition."""
         names = namespace.names
         groups = [group for name, group in self.groups.items() if names.is_group(name)]
-        position = max([group.position(queue, source, names) for group in groups], default=0)
+        return max([group.position(queue, source, names) for group in groups], default=0)
+
+    def acquired(self, namespace: Namespace, queue: str, source: Source) -> int:
+        """Return how far a queue was read in a partition; later messages are waiting."""
+        position = self.position(namespace, queue, source)
         # The position of a queue with ordering is its lowest open message.
         marks = [owner.tracker.book.marks.get((queue, source)) for owner in namespace.owners]
         return max([position, *[each.first_free(position) for each in marks if each is not None]])
@@ -141,17 +144,24 @@ class Memory:
 
     def waiting(self, namespace: Namespace, queue: str) -> Iterator[tuple[Source, LogRecord]]:
         """Return the waiting messages of a queue."""
+        return self._after(namespace, queue, self.acquired)
+
+    def _after(
+        self, namespace: Namespace, queue: str, start: Callable[[Namespace, str, Source], int]
+    ) -> Iterator[tuple[Source, LogRecord]]:
+        skipped = namespace.definitions.skipped(queue)
         for source in self.sources(namespace, queue):
-            start, skipped = self.acquired(namespace, queue, source), namespace.definitions.skipped(queue)
-            for record in self.records(namespace, queue, source, start):
+            for record in self.records(namespace, queue, source, start(namespace, queue, source)):
                 if skipped is None or skipped.left(source, record.offset, record.timestamp):
                     yield source, record
 
-    def messages_of(self, namespace: Namespace, queue: str) -> str:
-        """Describe the messages of a queue that are waiting or in flight; "" if there are none."""
-        states = [lease.state for _, _, lease, _ in namespace.open_messages(queue)]
-        opened = sum(state is not State.DELAYED for state in states)
-        return unfinished(opened, sum(1 for _ in self.waiting(namespace, queue)))
+    def messages_of(self, namespace: Namespace, queue: str) -> Unfinished:
+        """Count the messages of a queue that have not ended."""
+        leases = [(source, lease) for source, _, lease, _ in namespace.open_messages(queue)]
+        waiting = sum(1 for _ in self.waiting(namespace, queue))
+        ordered = namespace.definitions(queue).ordered
+        unread = sum(1 for _ in self._after(namespace, queue, self.position)) if ordered else waiting
+        return unfinished(waiting, leases, unread - waiting)
 
 
 _memories: dict[str, Memory] = {}

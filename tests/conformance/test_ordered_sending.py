@@ -11,7 +11,7 @@ import marq
 from marq.producer.ordered_sending import default_partition
 from marq.settings.ordering_keys import partition_of
 from tests.conformance.backend import Backend, Stored
-from tests.conformance.receiving import take
+from tests.conformance.receiving import nothing_comes, take
 
 KEYS = ["customer-1", "customer-2", "customer-3", "customer-4", "customer-5", b"\x00\xff"]
 
@@ -160,6 +160,43 @@ async def test_an_ordered_queue_with_messages_keeps_its_ordering_and_its_partiti
 
     assert (await backend.queues.change(queue, partitions=1)).partitions == 1
     assert (await backend.queues.change(queue, ordering="none", lease=5)).ordering == "none"
+
+
+async def test_a_delayed_message_keeps_the_settings_that_decide_its_place(backend: Backend) -> None:
+    queue = await backend.new_queue(ordering="key")
+    receipt = await backend.producer.send(queue, b"x", ordering_key="k", delay=600)
+
+    for change in ({"ordering": "none"}, {"partitions": 1}):
+        with pytest.raises(marq.ConfigError, match=r"can't change while .*1 delayed"):
+            await backend.queues.change(queue, **change)  # type: ignore[arg-type]
+    await backend.producer.cancel(receipt)
+
+    assert (await backend.queues.change(queue, partitions=1)).partitions == 1
+
+
+async def test_messages_that_ended_behind_a_blocked_key_are_not_delivered_again_without_ordering(
+    backend: Backend,
+) -> None:
+    queue = await backend.new_queue(ordering="key", max_attempts=1, on_dead_letter="block")
+    blocking = await backend.producer.send(queue, b"blocks", ordering_key="k")
+    for key in KEYS:
+        await backend.producer.send(queue, b"ends", ordering_key=key)
+    async with backend.consumer(queue) as consumer:
+        for message in await take(consumer, 1 + len(KEYS)):
+            await (message.reject("no") if message.value == b"blocks" else message.ack())
+    await backend.statistics_of_open(queue, acked=len(KEYS))
+    assert await backend.producer.cancel(blocking)
+    await backend.statistics(queue, cancelled=1)
+
+    unordered = {"ordering": "none", "on_dead_letter": None}
+    with pytest.raises(marq.ConfigError, match=r"ordering can't change yet, because \d finished messages would be"):
+        await backend.queues.change(queue, **unordered)  # type: ignore[arg-type]
+    async with backend.consumer(queue) as consumer:
+        await nothing_comes(backend, consumer)
+    await backend.queues.change(queue, **unordered)  # type: ignore[arg-type]
+
+    async with backend.consumer(queue) as consumer:
+        await nothing_comes(backend, consumer)
 
 
 async def test_settings_that_ordering_excludes_are_refused(backend: Backend) -> None:

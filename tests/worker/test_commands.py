@@ -246,7 +246,7 @@ async def test_a_key_is_sent_to_an_ordered_queue(shell: Shell) -> None:
     refused = await shell("send", "unordered", "x", "--ordering-key", "k", code=1)
     assert "queue 'unordered': ordering_key needs the setting ordering = \"key\"" in refused.err
     kept = await shell("queue", queue, "--set", "partitions=1", code=1)
-    assert "partitions can't change while the queue has messages (3 waiting and 0 in flight)" in kept.err
+    assert "partitions can't change while the queue has messages (3 waiting, 0 in flight and 0 delayed)" in kept.err
 
 
 async def test_a_message_is_sent_with_a_deduplication_id(shell: Shell, shared_worker: Worker) -> None:

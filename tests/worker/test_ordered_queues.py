@@ -7,8 +7,10 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 import marq
 from tests.worker.conftest import client_of
@@ -167,3 +169,44 @@ async def test_a_replay_delivers_the_messages_of_a_key_in_their_order(
 
 def _replays(count: int) -> Callable[[dict[str, Any]], bool]:
     return lambda found: found["messages"] == count
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["ordered", "becomes-ordered"])
+async def test_an_aborted_message_is_not_delivered(
+    namespace: Namespace, shared_worker: Worker, queues: marq.Queues, queue: str, running: bool
+) -> None:
+    """A tracker that dies in a transaction leaves such records. Its successor sends the messages again, later."""
+    if not running:
+        await queues.change(queue, ordering="key")
+    async with marq.Consumer(queue, **client_of(shared_worker)) as consumer:
+        await queues.change(queue, ordering="key")
+        await eventually(lambda: _reads_committed(consumer))
+        await _send_and_abort(namespace, queue, b"a@100", b"b@101")
+        for value in (b"a@110", b"b@111"):
+            await namespace.send(queue, value, headers=[("marq-ordering-key", b"k")])
+
+        values = []
+        for _ in range(2):
+            [message] = await take(consumer, 1)
+            values.append(message.value)
+            await message.ack()
+
+        assert values == [b"a@110", b"b@111"]
+        assert await consumer.receive(wait=1) == []
+
+
+async def _reads_committed(consumer: marq.Consumer) -> bool:
+    running: Any = consumer._running
+    return bool(running._reader._serving.ordered)
+
+
+async def _send_and_abort(namespace: Namespace, queue: str, *values: bytes) -> None:
+    producer = AIOKafkaProducer(bootstrap_servers=namespace.bootstrap_servers, transactional_id=uuid4().hex)
+    await producer.start()
+    await producer.begin_transaction()
+    for value in values:
+        await producer.send_and_wait(
+            namespace.names.messages, value, queue.encode(), partition=0, headers=[("marq-ordering-key", b"k")]
+        )
+    await producer.abort_transaction()
+    await producer.stop()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from marq.core.storage.rows import HELD, LeaseRow, State
 
-_BEFORE_DELIVERY = (State.DELAYED, State.CANCELLED)
+#: The states of a delayed message.
+BEFORE_DELIVERY = (State.DELAYED, State.CANCELLED)
 
 
 @dataclass(slots=True)
@@ -58,11 +59,11 @@ def gauges_of(leases: Iterable[Collection[LeaseRow]]) -> dict[str, Gauge]:
 def add_gauges(gauges: dict[str, Gauge], leases: Collection[LeaseRow]) -> None:
     """Count some more messages."""
     # Each of a million delayed messages has its own lease, so only the queue is examined.
-    delayed = [lease.queue for lease in leases if lease.state in _BEFORE_DELIVERY]
+    delayed = [lease.queue for lease in leases if lease.state in BEFORE_DELIVERY]
     for queue, count in Counter(delayed).items():
         gauges.setdefault(queue, Gauge()).delayed += count
     if len(delayed) == len(leases):
         return
-    others = [lease for lease in leases if lease.state not in _BEFORE_DELIVERY] if delayed else leases
+    others = [lease for lease in leases if lease.state not in BEFORE_DELIVERY] if delayed else leases
     for lease, count in Counter(others).items():
         gauges.setdefault(lease.queue, Gauge()).add(lease, count)

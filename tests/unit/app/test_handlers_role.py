@@ -144,3 +144,15 @@ def test_a_group_is_transactional_if_one_of_its_queues_is(said: dict[str, Any]) 
     with pytest.raises(ConfigError, match="queue 'emails' is transactional, but this process was started before"):
         check_transactional(groups["handlers"], after)
     check_transactional(handler_groups(after, {})["handlers"], after)
+
+
+def test_a_group_with_an_ordered_queue_reads_committed_records() -> None:
+    often = {"handler": "json:loads"}
+    ordered = {**often, "ordering": "key"}
+    [group] = handler_groups(defined(file__emails=often, file__sms=ordered), {}).values()
+
+    assert (group.committed, group.transactional) == (True, False)
+    assert group.serving("messages", group.queues).ordered
+    assert HandlerGroup.read(json.loads(json.dumps(group.document()))) == group
+    # A queue that becomes ordered gets another process.
+    assert handler_groups(defined(file__sms=often), {}) != handler_groups(defined(file__sms=ordered), {})

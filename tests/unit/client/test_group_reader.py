@@ -24,6 +24,8 @@ class FakeConsumer:
     def __init__(self) -> None:
         self.sought: list[tuple[TopicPartition, int]] = []
         self.subscribed = 0
+        self.committed: list[bool] = []
+        self.subscribed_before = 0
         self.records: list[ConsumerRecord[bytes, bytes]] = []
 
     def pause(self, *partitions: TopicPartition) -> None: ...
@@ -32,6 +34,10 @@ class FakeConsumer:
 
     def subscribe(self, topics: list[str], listener: object) -> None:
         self.subscribed += 1
+
+    def read_committed(self, committed: bool) -> None:
+        self.committed.append(committed)
+        self.subscribed_before = self.subscribed
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         self.sought.append((partition, offset))
@@ -113,3 +119,26 @@ def test_copies_that_were_taken_back_are_seen_unless_nothing_may_be_delivered_tw
     GroupReader(ClientSettings(), "g", serving("t", ["q"], {}), committed=committed)._make()
 
     assert made[0]["isolation_level"] == ("read_committed" if committed else "read_uncommitted")
+
+
+def test_a_queue_with_ordering_is_read_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, object]] = []
+    monkeypatch.setattr("marq.kafka.group_reader.GroupConsumer", lambda **options: made.append(options))
+
+    GroupReader(ClientSettings(), "g", serving("t", ["q"], {}, ordered=True))._make()
+
+    assert made[0]["isolation_level"] == "read_committed"
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_queue_that_becomes_ordered_is_read_committed_from_then_on(transactional: bool) -> None:
+    reader = GroupReader(ClientSettings(), "g", serving("t", ["q"], {}), committed=transactional)
+    reader._consumer = consumer = FakeConsumer()  # type: ignore[assignment]
+    reader._listener = None  # type: ignore[assignment]
+
+    reader.serve(serving("t", ["q"], {}, ordered=True))
+    reader.serve(serving("t", ["q"], {}))
+
+    assert consumer.committed == [True, transactional]
+    # Before the subscription, which drops fetches of the former level.
+    assert (consumer.subscribed_before, consumer.subscribed) == (1, 2)

@@ -105,6 +105,20 @@ def test_while_one_queue_catches_up_the_others_stay_where_they_are() -> None:
     assert crashed.snapshot is None
 
 
+def test_a_queue_that_becomes_ordered_while_it_is_served_keeps_the_snapshot() -> None:
+    partition = Partition()
+    place, queues = partition.place(MANY), tuple(MANY)
+    positions = place.positions.after(queues, 100)
+
+    for offset in (200, 300):
+        positions = positions.after(queues, offset, {MANY[3]: 150})
+        partition.committed = Committed(offset, positions.encode(offset))
+
+    again = partition.place(MANY)
+    assert again.positions == Positions(dict.fromkeys(MANY, 300) | {MANY[3]: 150})
+    assert again.start == 150
+
+
 def test_queues_that_come_one_by_one_from_groups_of_their_own_keep_their_positions() -> None:
     partition = Partition()
     search = Search(NAMES, "g", serving(NAMES.messages, MANY, {}), [SOURCE], {}, {})
