@@ -1,4 +1,4 @@
-"""aiokafka's consumer, with two repairs to its membership in a group (aiokafka 0.14).
+"""aiokafka's consumer, with three repairs to its membership in a group (aiokafka 0.14).
 
 **A leader only assigns partitions that it knows.** The leader of a group reads the partitions of all topics from its
 own metadata. If the broker goes down between the leader's join and its metadata request, aiokafka assigns no
@@ -12,6 +12,10 @@ client, and so on endlessly. Here, a static member joins again with its previous
 the instance id is free, the broker answers that the member id is unknown. If another client has the instance id now, it
 answers ``FENCED_INSTANCE_ID``. A new process has no member id, so a restart after kill -9 always wins.
 
+**A changed subscription does not end the fetch task.** The fetch task waits for an assignment. If the consumer
+subscribes again before the task wakes up, the new subscription has no assignment yet, and aiokafka's task fails. The
+member then keeps its partitions and reads nothing. Here the task waits for the next assignment.
+
 All uses of aiokafka's private names for this are in this file.
 """
 
@@ -24,6 +28,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import KafkaError, UnknownMemberIdError
 from aiokafka.protocol.group import JoinGroupRequest
@@ -120,8 +125,19 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]
         return response
 
 
+class Subscriptions(SubscriptionState):  # type: ignore[misc]
+    """The topics and partitions of a consumer."""
+
+    async def wait_for_assignment(self) -> None:
+        """Wait for the next assignment that is still valid when the caller continues."""
+        while True:
+            await super().wait_for_assignment()
+            if self.subscription is not None and self.subscription.assignment is not None:
+                return
+
+
 class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
-    """A consumer whose coordinator is :class:`Coordinator`, which aiokafka cannot be told to use."""
+    """A consumer with our :class:`Coordinator` and :class:`Subscriptions`, which aiokafka cannot be told to use."""
 
     #: Called when another client has joined the group with the same instance id; the consumer then receives nothing.
     on_fenced: Callable[[], None] = staticmethod(lambda: None)
@@ -136,5 +152,7 @@ class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         if isinstance(coordinator, GroupCoordinator):
             # Its task has not run yet: aiokafka sets this before it waits for anything.
             coordinator.__class__ = Coordinator
+            # Its fetch task has not run yet, either.
+            self._subscription.__class__ = Subscriptions
             coordinator.on_fenced = self.on_fenced
         self._made = coordinator
