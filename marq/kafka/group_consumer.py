@@ -1,4 +1,4 @@
-"""aiokafka's consumer, with three repairs to its membership in a group (aiokafka 0.14).
+"""aiokafka's consumer, with four repairs to its membership in a group (aiokafka 0.14).
 
 **A leader only assigns partitions that it knows.** The leader of a group reads the partitions of all topics from its
 own metadata. If the broker goes down between the leader's join and its metadata request, aiokafka assigns no
@@ -16,6 +16,9 @@ answers ``FENCED_INSTANCE_ID``. A new process has no member id, so a restart aft
 subscribes again before the task wakes up, the new subscription has no assignment yet, and aiokafka's task fails. The
 member then keeps its partitions and reads nothing. Here the task waits for the next assignment.
 
+**A coordinator that is loading its groups is asked again.** It has lost the rebalance, so the member joins once more.
+aiokafka does so only if the coordinator answers a JoinGroup request like that. After a SyncGroup request it stops.
+
 All uses of aiokafka's private names for this are in this file.
 """
 
@@ -30,8 +33,8 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.coordinator.protocol import ConsumerProtocol
-from aiokafka.errors import KafkaError, UnknownMemberIdError
-from aiokafka.protocol.group import JoinGroupRequest
+from aiokafka.errors import GroupLoadInProgressError, KafkaError, UnknownMemberIdError
+from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
 log = logging.getLogger("marq")
 
@@ -122,6 +125,9 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]
             raise _Fenced
         if code == UnknownMemberIdError.errno and isinstance(request, JoinGroupRequest):
             self.member_id = self._former_id = JoinGroupRequest.UNKNOWN_MEMBER_ID
+        if code == GroupLoadInProgressError.errno and isinstance(request, SyncGroupRequest):
+            # aiokafka joins again, as after a broken connection.
+            raise GroupLoadInProgressError
         return response
 
 
@@ -156,3 +162,19 @@ class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
             self._subscription.__class__ = Subscriptions
             coordinator.on_fenced = self.on_fenced
         self._made = coordinator
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the consumer receives nothing more; None if it receives, or was stopped.
+
+        aiokafka raises these errors only in ``getmany`` and ``getone``. May be called in any thread.
+        """
+        if self._coordinator is None:
+            return None
+        failure: BaseException | None = self._coordinator._pending_exception
+        for task in (self._coordinator._coordination_task, self._fetcher._fetch_task):
+            if failure is None and task.done():
+                error = None if task.cancelled() else task.exception()
+                failure = error or KafkaError("a task of the consumer was cancelled")
+        # Last: a stop sets it before it ends the tasks.
+        return None if self._closed else failure

@@ -50,6 +50,28 @@ async def test_a_subscription_that_changes_during_an_assignment_does_not_end_the
     assert consumer._fetcher._wait_consume_future is not None
 
 
+async def test_a_consumer_says_why_it_receives_nothing_more(consumer: GroupConsumer) -> None:
+    assert consumer.failure is None
+    error = KafkaError("SyncGroup was refused")
+
+    consumer._coordinator._pending_exception = error
+    assert consumer.failure is error
+    consumer._coordinator._pending_exception = None
+    consumer._fetcher._fetch_task.cancel()
+    await spin()
+    assert isinstance(consumer.failure, KafkaError)
+
+    await consumer.stop()
+    assert consumer.failure is None
+
+
+async def test_a_consumer_that_has_not_started_has_not_failed() -> None:
+    consumer = GroupConsumer(group_id="g")
+
+    assert consumer.failure is None
+    await consumer.stop()
+
+
 @pytest.fixture
 async def doomed() -> AsyncIterator[Any]:
     """A consumer of aiokafka's own, whose fetch task a change of its subscription ends."""
