@@ -32,6 +32,10 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 LONG_LIFE_S = 60.0
 #: After a change of definitions: several changes together restart a process once.
 SETTLE_S = 0.2
+#: How long to wait for the end of a dead process's reports: a process that a handler has forked may hold them open.
+REPORTS_END_S = 1.0
+#: How long to wait for the end of a process that was killed.
+KILL_LIMIT_S = 2.0
 #: The part of the stop timeout that the worker keeps for itself.
 OWN_STOP_S = 3.0
 
@@ -192,6 +196,8 @@ class _GroupProcess:
             )  # fmt: skip
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+            await asyncio.wait([living], timeout=KILL_LIMIT_S)
+        living.cancel()
         await asyncio.wait([living])
 
     async def _live(self) -> None:
@@ -228,17 +234,22 @@ class _GroupProcess:
         self._starts += 1
         queues = ", ".join(self.group.queues)
         log.info("group %s: handler process %d, queues %s", self.group.name, process.pid, queues)
-        code = await process.wait()
-        await listening
+        try:
+            code = await process.wait()
+            await asyncio.wait([listening], timeout=REPORTS_END_S)
+        finally:
+            listening.cancel()
         return f"{process.pid} has ended with exit code {code}"
 
     async def _listen(self, pipe: int) -> None:
         begun = False
-        async for report in reports(pipe):
-            if report is not None:
-                begun = True
-                self._report, self._blocked_s = {**self._report, **report}, 0.0
-            elif begun:
-                # Before its first report the process imports modules, which may take any time.
-                self._blocked_s += SILENCE_SECONDS
-        self._report, self._blocked_s = dict(NOTHING_REPORTED), 0.0
+        try:
+            async for report in reports(pipe):
+                if report is not None:
+                    begun = True
+                    self._report, self._blocked_s = {**self._report, **report}, 0.0
+                elif begun:
+                    # Before its first report the process imports modules, which may take any time.
+                    self._blocked_s += SILENCE_SECONDS
+        finally:
+            self._report, self._blocked_s = dict(NOTHING_REPORTED), 0.0

@@ -100,6 +100,36 @@ async def test_a_process_whose_instance_id_another_one_uses_ends_its_worker_and_
     assert (code, metrics["starts"]) == (EXIT_FENCED, 1)
 
 
+async def test_a_process_is_restarted_although_a_process_that_it_forked_holds_its_reports_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The forked process ends with the worker.
+    program = f"""
+import json, os, pathlib
+started_before = pathlib.Path({str(tmp_path / "started")!r})
+if started_before.exists():
+    raise SystemExit({EXIT_FENCED})
+started_before.touch()
+if os.fork() == 0:
+    os.read(json.loads(os.environ[{VARIABLE!r}])["pipe"], 1)
+"""
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.REPORTS_END_S", 0.01)
+    codes: asyncio.Queue[int] = asyncio.Queue()
+    processes = HandlersProcesses(1, None, codes.put_nowait)
+    await processes.start()
+
+    processes.want({"a": group("a", "emails")})
+    try:
+        async with asyncio.timeout(30):
+            assert await codes.get() == EXIT_FENCED
+        [metrics] = processes.metrics()
+        assert metrics["starts"] == 2
+    finally:
+        await processes.stop()
+
+
 async def test_a_process_has_the_settings_of_its_worker_even_if_the_files_have_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
