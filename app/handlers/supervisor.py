@@ -19,10 +19,11 @@ from typing import Any
 
 from mode import Service
 
+from marq.client.background import failure_of
 from marq_worker.agents.handler_groups import HandlerGroup
 from marq_worker.app.handlers.handlers_app import VARIABLE, HandlersProcess
 from marq_worker.app.handlers.worker_pipes import SILENCE_SECONDS, reports
-from marq_worker.app.worker_exit_codes import EXIT_FENCED
+from marq_worker.app.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 from marq_worker.config.settings import read_environment
 
 log = logging.getLogger("marq.handlers")
@@ -76,7 +77,8 @@ def command(log_level: str | int | None) -> list[str]:
 class HandlersProcesses(Service):
     """Keeps one process running for each wanted group.
 
-    ``end`` stops the worker with an exit code, if one of its processes was fenced and must not be restarted.
+    ``end`` stops the worker with an exit code, if one of its processes was fenced and must not be restarted, or if an
+    unexpected error keeps one from being restarted.
     """
 
     def __init__(self, stop_limit_s: float, log_level: str | int | None, end: Callable[[int], None]) -> None:
@@ -162,6 +164,11 @@ class _GroupProcess:
 
     def start(self) -> None:
         self._living = asyncio.create_task(self._live(), name=f"handlers of group {self.group.name}")
+        self._living.add_done_callback(self._ended)
+
+    def _ended(self, living: asyncio.Task[None]) -> None:
+        if failure_of(living, stopping=self._stopping) is not None:
+            self._end(EXIT_STALLED)
 
     def metrics(self) -> dict[str, Any]:
         running = self._process is not None and self._process.returncode is None

@@ -107,6 +107,7 @@ class Receiver:
             finished=self.finished,
             before=self.prefetch.release_unwanted,
             lost=self.prefetch.lost,
+            failed=self.fail,
             clock=clock,
             sleep=sleep,
         )

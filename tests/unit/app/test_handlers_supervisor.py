@@ -22,7 +22,7 @@ from marq_worker.app.handlers.supervisor import (
     command,
     stop_limit_s,
 )
-from marq_worker.app.worker_exit_codes import EXIT_FENCED
+from marq_worker.app.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
 
 def group(name: str, *queues: str, concurrency: int = 64, topic: str | None = None) -> HandlerGroup:
@@ -128,6 +128,26 @@ if os.fork() == 0:
         assert metrics["starts"] == 2
     finally:
         await processes.stop()
+
+
+async def test_an_unexpected_error_that_keeps_a_process_from_being_restarted_ends_the_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def defect(_: object) -> str:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor._GroupProcess._run", defect)
+    codes: asyncio.Queue[int] = asyncio.Queue()
+    processes = HandlersProcesses(1, None, codes.put_nowait)
+    await processes.start()
+
+    processes.want({"a": group("a", "emails")})
+    async with asyncio.timeout(30):
+        code = await codes.get()
+    await processes.stop()
+
+    assert code == EXIT_STALLED
+    assert "task stopped after an unexpected error: handlers of group a" in caplog.text
 
 
 async def test_a_process_has_the_settings_of_its_worker_even_if_the_files_have_changed(
