@@ -25,6 +25,7 @@ from aiokafka.structs import OffsetAndMetadata
 from faust import Event, Schema
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
+from mode import Service
 
 from marq.kafka.connection import stop_consumer
 from marq.kafka.group_consumer import GroupConsumer
@@ -37,6 +38,8 @@ _POLL_SECONDS = 1.0
 #: Least time between two fetches. A fetch costs about a millisecond, however few records it returns: with hundreds of
 #: small ones a second a worker used half a processor. Messages that are due may wait this long.
 _SPACING_SECONDS = 0.01
+#: Interval for checking whether the consumer has failed.
+_LOOK_SECONDS = 1.0
 #: Time limit for leaving the group.
 _STOP_SECONDS = 3.0
 #: No partition: polling it fetches nothing, but counts as a poll.
@@ -137,6 +140,11 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         return str(self._ensure_consumer()._coordinator.member_id)
 
     @property
+    def failure(self) -> BaseException | None:
+        """Why the consumer receives nothing more; None if it receives, or does not run."""
+        return None if self._consumer is None else self._consumer.failure
+
+    @property
     def generation(self) -> Generation:
         """This member of the group, between two rebalances."""
         coordinator = self._ensure_consumer()._coordinator
@@ -205,6 +213,15 @@ class BatchConsumer(driver.Consumer):
     @property
     def thread(self) -> BatchThread:
         return cast("BatchThread", self._thread)
+
+    @Service.task
+    async def _look_for_failure(self) -> None:
+        """End the process if the consumer has failed: Faust never asks aiokafka for such an error."""
+        while not self.should_stop:
+            if (failure := self.thread.failure) is not None:
+                self.app.consumer_failed(failure)
+                return
+            await self.sleep(_LOOK_SECONDS)
 
     async def _drain_messages(self, fetcher: Any) -> None:
         try:

@@ -19,7 +19,7 @@ from marq.wire.errors import MarqError
 from marq_worker.app.batch_transport import BatchTransport
 from marq_worker.app.faust_worker import MarqWorker
 from marq_worker.app.readable import end_with
-from marq_worker.app.worker_exit_codes import EXIT_FENCED
+from marq_worker.app.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 from marq_worker.config.settings import AppSettings
 
 log = logging.getLogger("marq.worker")
@@ -66,6 +66,15 @@ class MarqApp(faust.App):
             self.conf.id, self.settings.instance_id,
         )  # fmt: skip
         self.end(EXIT_FENCED)
+
+    def consumer_failed(self, error: BaseException) -> None:
+        """Stop this process, because its consumer receives nothing more."""
+        log.critical(
+            "group %s: the consumer receives nothing more after an error: %r. Terminating with exit code %d, so that"
+            " its supervisor restarts it",
+            self.conf.id, error, EXIT_STALLED,
+        )  # fmt: skip
+        self.end(EXIT_STALLED)
 
     def end(self, exit_code: int) -> None:
         """Stop this process as SIGTERM does, with this exit code; may be called in any thread."""

@@ -19,10 +19,11 @@ from typing import Any
 
 from mode import Service
 
+from marq.client.background import failure_of
 from marq_worker.agents.handler_groups import HandlerGroup
 from marq_worker.app.handlers.handlers_app import VARIABLE, HandlersProcess
 from marq_worker.app.handlers.worker_pipes import SILENCE_SECONDS, reports
-from marq_worker.app.worker_exit_codes import EXIT_FENCED
+from marq_worker.app.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 from marq_worker.config.settings import read_environment
 
 log = logging.getLogger("marq.handlers")
@@ -32,6 +33,10 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 LONG_LIFE_S = 60.0
 #: After a change of definitions: several changes together restart a process once.
 SETTLE_S = 0.2
+#: How long to wait for the end of a dead process's reports: a process that a handler has forked may hold them open.
+REPORTS_END_S = 1.0
+#: How long to wait for the end of a process that was killed.
+KILL_LIMIT_S = 2.0
 #: The part of the stop timeout that the worker keeps for itself.
 OWN_STOP_S = 3.0
 
@@ -72,7 +77,8 @@ def command(log_level: str | int | None) -> list[str]:
 class HandlersProcesses(Service):
     """Keeps one process running for each wanted group.
 
-    ``end`` stops the worker with an exit code, if one of its processes was fenced and must not be restarted.
+    ``end`` stops the worker with an exit code, if one of its processes was fenced and must not be restarted, or if an
+    unexpected error keeps one from being restarted.
     """
 
     def __init__(self, stop_limit_s: float, log_level: str | int | None, end: Callable[[int], None]) -> None:
@@ -158,6 +164,11 @@ class _GroupProcess:
 
     def start(self) -> None:
         self._living = asyncio.create_task(self._live(), name=f"handlers of group {self.group.name}")
+        self._living.add_done_callback(self._ended)
+
+    def _ended(self, living: asyncio.Task[None]) -> None:
+        if failure_of(living, stopping=self._stopping) is not None:
+            self._end(EXIT_STALLED)
 
     def metrics(self) -> dict[str, Any]:
         running = self._process is not None and self._process.returncode is None
@@ -192,6 +203,8 @@ class _GroupProcess:
             )  # fmt: skip
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+            await asyncio.wait([living], timeout=KILL_LIMIT_S)
+        living.cancel()
         await asyncio.wait([living])
 
     async def _live(self) -> None:
@@ -228,17 +241,22 @@ class _GroupProcess:
         self._starts += 1
         queues = ", ".join(self.group.queues)
         log.info("group %s: handler process %d, queues %s", self.group.name, process.pid, queues)
-        code = await process.wait()
-        await listening
+        try:
+            code = await process.wait()
+            await asyncio.wait([listening], timeout=REPORTS_END_S)
+        finally:
+            listening.cancel()
         return f"{process.pid} has ended with exit code {code}"
 
     async def _listen(self, pipe: int) -> None:
         begun = False
-        async for report in reports(pipe):
-            if report is not None:
-                begun = True
-                self._report, self._blocked_s = {**self._report, **report}, 0.0
-            elif begun:
-                # Before its first report the process imports modules, which may take any time.
-                self._blocked_s += SILENCE_SECONDS
-        self._report, self._blocked_s = dict(NOTHING_REPORTED), 0.0
+        try:
+            async for report in reports(pipe):
+                if report is not None:
+                    begun = True
+                    self._report, self._blocked_s = {**self._report, **report}, 0.0
+                elif begun:
+                    # Before its first report the process imports modules, which may take any time.
+                    self._blocked_s += SILENCE_SECONDS
+        finally:
+            self._report, self._blocked_s = dict(NOTHING_REPORTED), 0.0

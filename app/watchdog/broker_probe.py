@@ -83,7 +83,10 @@ class BrokerProbe:
                 return await question
         except (KafkaError, OSError, TimeoutError) as error:
             log.info("the watchdog waits, because the broker does not answer correctly: %r", error)
-            return Answer.AWAY
+        except (Exception, asyncio.CancelledError):
+            # aiokafka asserts, and a client's stop may pass on a cancellation of its own.
+            log.exception("the watchdog waits, because its probe failed unexpectedly")
+        return Answer.AWAY
 
     async def _markers(self, markers: Markers, standing: ProgressReport, last: bool) -> Answer:
         source = TopicPartition(self.client.names.markers, markers.partition)

@@ -86,7 +86,12 @@ class Watchdog(Service):
             # After a longer pause this thread was suspended too.
             passed_s = min(now_s - before_s, 2 * LOOK_SECONDS)
             before_s = now_s
-            stalled = self._stillness.look(Sample(self._turns, self._said), passed_s)
+            try:
+                stalled = self._stillness.look(Sample(self._turns, self._said), passed_s)
+            except Exception:
+                # A defect in one check must not end all later ones.
+                log.exception("a check of the watchdog failed; it checks again in %g s", LOOK_SECONDS)
+                continue
             if stalled and not self._over.is_set():
                 self._end(stalled)
 

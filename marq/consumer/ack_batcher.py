@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from marq.client.background import failure_of
 from marq.consumer.held_batch import HeldBatch, Released
 from marq.consumer.one_per_key import Lines
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord, MarkerWriter
@@ -77,7 +78,8 @@ class AckBatcher:
         self._closing = False
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="marq-acks")
+        self._task = asyncio.create_task(self._write_until_closed(), name="marq-acks")
+        self._task.add_done_callback(self._ended)
 
     async def stop(self, limit_s: float) -> bool:
         """Write the remaining outcomes for at most ``limit_s``; return whether all were written."""
@@ -151,11 +153,8 @@ class AckBatcher:
         self._flush_for_call()
         await asyncio.shield(self._settled)
 
-    async def _run(self) -> None:
-        try:
-            await self._write_until_closed()
-        except Exception as error:
-            log.exception("writing outcomes stopped after an unexpected error")
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if (error := failure_of(task, stopping=self._closing)) is not None:
             self._fail_waiters()
             self._failed(error)
 

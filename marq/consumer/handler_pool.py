@@ -2,8 +2,8 @@
 
 Messages share tasks: a coroutine handler runs in one of the pool's tasks, a plain function in a thread. When the lease
 of a message expires, another consumer may have the message, so the task is cancelled while it waits in the handler. It
-then undoes the cancellation and continues with the next message. A shutdown cancels the same tasks: each task counts
-its cancellations, and one that is left over came from the shutdown.
+then undoes the cancellation and continues with the next message. A shutdown cancels the same tasks, and so may user
+code. Only a cancellation by the shutdown ends a task.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ class HandlerPool(ABC, Generic[Work]):
         #: Tasks that were cancelled because a lease expired, and have not undone the cancellation yet.
         self._interrupted: set[int] = set()
         self._stopping = False
+        #: Whether a stop has cancelled the tasks.
+        self._cancelled = False
         self._hurried = False
         #: The wait for running handlers during a stop.
         self._waiting: asyncio.Future[Any] | None = None
@@ -103,7 +105,24 @@ class HandlerPool(ABC, Generic[Work]):
     def start(self) -> None:
         self._buffer.handler_demand += self._demand
         self._buffer.pools.append(self)
-        self.tasks = [asyncio.create_task(self._work(index)) for index in range(self._concurrency)]
+        self.tasks = [asyncio.create_task(self._run(index)) for index in range(self._concurrency)]
+
+    async def _run(self, index: int) -> None:
+        """Work until the pool stops, even if user code cancels the task between two calls."""
+        while True:
+            try:
+                return await self._work(index)
+            except asyncio.CancelledError:
+                if self._cancelled:
+                    raise
+                log.warning("a handler task was cancelled although its consumer is not stopping; it continues")
+                self._forget_cancellations(index)
+
+    def _forget_cancellations(self, index: int) -> None:
+        """Undo cancellations that user code did not undo: in later calls, a TaskGroup would end as if cancelled."""
+        task = self.tasks[index]
+        while task.cancelling() and not self._cancelled:
+            task.uncancel()
 
     @property
     def busy_tasks(self) -> Sequence[asyncio.Task[None]]:
@@ -112,9 +131,9 @@ class HandlerPool(ABC, Generic[Work]):
         return [task for task, work in pairs if work is not None and not task.done()]
 
     async def done(self) -> None:
-        """Return when all tasks have ended, by stop() or because the buffer was closed."""
-        await asyncio.wait(self.tasks)
-        for task in self.tasks:
+        """Return when all tasks have ended, by stop() or because the buffer was closed, or when one has failed."""
+        ended, _ = await asyncio.wait(self.tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in ended:
             # stop() cancels tasks; any other exception is a bug in Marq.
             if not task.cancelled():
                 task.result()
@@ -129,6 +148,7 @@ class HandlerPool(ABC, Generic[Work]):
         if self.tasks and shutdown_s > 0 and not self._hurried:
             self._waiting = asyncio.ensure_future(asyncio.wait(self.tasks, timeout=shutdown_s))
             await asyncio.wait([self._waiting])
+        self._cancelled = True
         for task in self.tasks:
             task.cancel()
         if self.tasks:
@@ -168,8 +188,8 @@ class HandlerPool(ABC, Generic[Work]):
         task = self.tasks[index]
         if self._threads is not None:
             log.warning("lease lost; its handler runs in a thread and can't be cancelled: %s", _describe(lost))
-        # A task that was already cancelled is about to end; if a stop cancelled it, the stop settles the messages.
-        elif not (task.done() or task.cancelling()):
+        # If a stop has cancelled the task, the stop settles the messages.
+        elif not (task.done() or self._cancelled or index in self._interrupted):
             log.warning("lease lost, its handler is cancelled: %s", _describe(lost))
             self._interrupted.add(index)
             task.cancel(f"the lease expired: {_describe(lost)}")
@@ -186,8 +206,8 @@ class HandlerPool(ABC, Generic[Work]):
 
     def _failed(self, index: int, messages: Sequence[Message], error: BaseException) -> None:
         """Settle the messages of a call that raised."""
-        lost = self._resumed(index)
-        stopping = self.tasks[index].cancelling() > 0
+        lost, stopping = self._resumed(index), self._cancelled
+        self._forget_cancellations(index)
         cancelled = isinstance(error, asyncio.CancelledError) and not stopping
         if cancelled:
             # Not cancelled by a stop: a lease expired, or something that the handler awaited was cancelled.
@@ -266,6 +286,7 @@ class HandlerTasks(HandlerPool[Message]):
                         self._resumed(index)
                     finish(message)
             current[index] = None
+            self._forget_cancellations(index)
             took_s = clock() - begun_s
             # If the handler waited and another task began in the meantime, other tasks have had their turn.
             yielded = burst == 1 and self._latest != index
@@ -318,6 +339,7 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
                 self._resumed(index)
                 settlement.finish_all(batch)
             self._current[index] = None
+            self._forget_cancellations(index)
             await asyncio.sleep(0)
 
     def _take(self) -> list[Message]:

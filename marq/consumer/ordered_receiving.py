@@ -18,6 +18,7 @@ from itertools import count
 from math import inf
 from typing import Any
 
+from marq.client.background import failure_of
 from marq.consumer.acquisition import Acquisition, acquisitions
 from marq.consumer.blocked_reads import BlockedReads
 from marq.consumer.held_batch import HeldBatch
@@ -123,7 +124,8 @@ class Ordering:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._asking.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        # give_up() cancels the other tasks.
+        if (error := failure_of(task, stopping=self.stopped or task is not self._task)) is not None:
             self._failed(error)
 
     def serve(self, queues: Iterable[str]) -> None:

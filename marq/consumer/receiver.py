@@ -25,6 +25,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from marq.client.background import failure_of
 from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.acquisition import AcquiredOffsets, Acquisition
 from marq.consumer.at_most_once import AtMostOnce
@@ -106,6 +107,7 @@ class Receiver:
             finished=self.finished,
             before=self.prefetch.release_unwanted,
             lost=self.prefetch.lost,
+            failed=self.fail,
             clock=clock,
             sleep=sleep,
         )
@@ -146,7 +148,8 @@ class Receiver:
         self.acks.start()
         self.renewal.start()
         self.ordering.start()
-        self._reading = asyncio.create_task(self._read(), name="marq-receiver")
+        self._reading = asyncio.create_task(self._run_cycles(), name="marq-receiver")
+        self._reading.add_done_callback(self._reading_ended)
 
     async def stop_reading(self, limit_s: float) -> None:
         """Stop fetching and dispatching; wait up to ``limit_s`` for cycles in progress."""
@@ -249,13 +252,8 @@ class Receiver:
             put_back(self.prefetch.take_of(queue))
         self._changed.set()
 
-    async def _read(self) -> None:
-        try:
-            await self._run_cycles()
-        except MarqError as error:
-            self.fail(error)
-        except Exception as error:
-            log.exception("reading stopped after an unexpected error")
+    def _reading_ended(self, task: asyncio.Task[None]) -> None:
+        if (error := failure_of(task, stopping=self._stopping)) is not None:
             self.fail(error)
 
     async def _run_cycles(self) -> None:

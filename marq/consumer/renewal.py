@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from math import floor, inf
 
+from marq.client.background import failure_of
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord, MarkerWriter
@@ -35,7 +36,8 @@ class Renewal:
     """Renews all batches that still have messages.
 
     ``queues`` returns the queues that are served now. Renewal calls ``before`` ahead of each renewal, to release
-    unwanted messages, and ``lost`` with a batch and the offsets whose lease has ended.
+    unwanted messages, ``lost`` with a batch and the offsets whose lease has ended, and ``failed`` with the error if it
+    cannot go on.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class Renewal:
         finished: Callable[[str, int], None],
         before: Callable[[float], None],
         lost: Callable[[HeldBatch, Sequence[int]], None],
+        failed: Callable[[BaseException], None],
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         self._queues = queues
         self._before = before
         self._lost = lost
+        self._failed = failed
         self._writer = writer
         self._settings = settings
         self._finished = finished
@@ -65,11 +69,20 @@ class Renewal:
         self._pausing: asyncio.Future[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._watched_s = inf
+        self._stopped = False
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="marq-renewal")
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # A watch that add() has replaced was cancelled, too.
+        stopping = self._stopped or task not in (self._task, self._watch)
+        if (error := failure_of(task, stopping=stopping)) is not None:
+            self._failed(error)
 
     async def stop(self) -> None:
+        self._stopped = True
         tasks = [task for task in (self._task, self._watch) if task is not None]
         for task in tasks:
             task.cancel()
@@ -88,6 +101,7 @@ class Renewal:
                 self._watch.cancel()
             self._watched_s = lease.expires_s
             self._watch = asyncio.create_task(self._wait_for_expiry(), name="marq-expiry")
+            self._watch.add_done_callback(self._ended)
 
     def holders(self, limit: int) -> list[int]:
         """Return the holders of messages in flight, newest first."""

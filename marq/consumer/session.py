@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from marq.backend.cluster import Cluster, Connection, DefinitionsView, cluster_of
+from marq.client.background import failure_of
 from marq.client.lifecycle import to_its_end
 from marq.consumer import settlement
 from marq.consumer.handler_pool import HandlerPool
@@ -28,7 +29,7 @@ from marq.kafka.topics import Topics
 from marq.queues.tracker_watch import watch_for_tracker
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
-from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
+from marq.wire.errors import BrokerUnavailable, ConfigError
 
 log = logging.getLogger("marq")
 
@@ -225,6 +226,7 @@ class MemberSession(ConsumerSession):
         self._queues = queues
         self._changed = changed
         self._background: list[asyncio.Task[None]] = []
+        self._ending = False
         definitions = queues.definitions
         self._serving = membership.serving(settings.names, definitions)
         self._group = membership.kafka_group(settings.names, definitions)
@@ -254,10 +256,14 @@ class MemberSession(ConsumerSession):
 
     def start(self) -> None:
         super().start()
-        self._background = [
-            asyncio.create_task(self._follow(), name="marq-definitions"),
-            asyncio.create_task(watch_for_tracker(self.cluster.tracker_runs, self._settings), name="marq-watch"),
-        ]
+        following = asyncio.create_task(self._follow(), name="marq-definitions")
+        following.add_done_callback(self._following_ended)
+        watching = asyncio.create_task(watch_for_tracker(self.cluster.tracker_runs, self._settings), name="marq-watch")
+        self._background = [following, watching]
+
+    def _following_ended(self, task: asyncio.Task[None]) -> None:
+        if (error := failure_of(task, stopping=self._ending)) is not None:
+            self.receiver.fail(error)
 
     @property
     def queues(self) -> list[str]:
@@ -279,9 +285,6 @@ class MemberSession(ConsumerSession):
                 log.warning("%s: the definitions have changed, retrying: %s", self._membership, error)
                 await self.cluster.sleep(RETRY_S)
                 self._changed.set()
-            except MarqError as error:
-                self.receiver.fail(error)
-                return
 
     async def _serve(self, wanted: Serving) -> None:
         await self.cluster.own_topics(wanted.own_topics.values(), self._topics)
@@ -339,6 +342,7 @@ class MemberSession(ConsumerSession):
         try:
             await self.stop(shutdown_s, release=release)
         finally:
+            self._ending = True
             for task in self._background:
                 task.cancel()
             await asyncio.gather(*self._background, return_exceptions=True)

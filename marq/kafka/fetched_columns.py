@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import Any
 
 from aiokafka.consumer.fetcher import READ_COMMITTED, FetchResult
-from aiokafka.errors import CorruptRecordException
+from aiokafka.errors import CorruptRecordException, KafkaError
 
 from marq.kafka.records import Records
 from marq.wire.markers import Source
@@ -30,13 +30,14 @@ async def fetch_records(
     """Return the next records of each partition, or nothing if none came in time; raises KafkaError like ``getmany``.
 
     The last record batch may exceed ``max_records``. The consumer's position is then after the returned records.
-    ``woken`` ends the wait early.
+    ``woken`` ends the wait early. An ended fetch task raises KafkaError, too: aiokafka only logs it.
     """
     fetcher, subscription = consumer._fetcher, consumer._subscription
     consumer._coordinator.check_errors()
     until_s = time.monotonic() + wait_s
     with subscription.fetch_context():
         while True:
+            _check_fetching(fetcher)
             if subscription.reassignment_in_progress:
                 # Another member may own the fetched partitions by now.
                 await subscription.wait_for_assignment()
@@ -45,15 +46,23 @@ async def fetch_records(
             if taken or left_s <= 0:
                 return taken
             waiter = fetcher._create_fetch_waiter()
-            waiters = [waiter] if woken is None else [waiter, woken]
+            waiters = [waiter, fetcher._fetch_task] if woken is None else [waiter, fetcher._fetch_task, woken]
             done, _ = await asyncio.wait(waiters, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if waiter not in done:
                 waiter.cancel()
+                _check_fetching(fetcher)
                 return {}
             # Raises an error of the fetch, such as a missing permission.
             waiter.result()
             if fetcher._closed:
                 return {}
+
+
+def _check_fetching(fetcher: Any) -> None:
+    task = fetcher._fetch_task
+    if task.done() and not fetcher._closed:
+        error = None if task.cancelled() else task.exception()
+        raise KafkaError(f"fetching ended unexpectedly: {getattr(error, '__cause__', None)!r}") from error
 
 
 def _take(fetcher: Any, left: int) -> dict[Source, Records]:

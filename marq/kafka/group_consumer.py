@@ -1,4 +1,4 @@
-"""aiokafka's consumer, with two repairs to its membership in a group (aiokafka 0.14).
+"""aiokafka's consumer, with four repairs to its membership in a group (aiokafka 0.14).
 
 **A leader only assigns partitions that it knows.** The leader of a group reads the partitions of all topics from its
 own metadata. If the broker goes down between the leader's join and its metadata request, aiokafka assigns no
@@ -11,6 +11,13 @@ soon as a client joins with the same id. aiokafka then joins again without its m
 client, and so on endlessly. Here, a static member joins again with its previous member id. If the session has ended and
 the instance id is free, the broker answers that the member id is unknown. If another client has the instance id now, it
 answers ``FENCED_INSTANCE_ID``. A new process has no member id, so a restart after kill -9 always wins.
+
+**A changed subscription does not end the fetch task.** The fetch task waits for an assignment. If the consumer
+subscribes again before the task wakes up, the new subscription has no assignment yet, and aiokafka's task fails. The
+member then keeps its partitions and reads nothing. Here the task waits for the next assignment.
+
+**A coordinator that is loading its groups is asked again.** It has lost the rebalance, so the member joins once more.
+aiokafka does so only if the coordinator answers a JoinGroup request like that. After a SyncGroup request it stops.
 
 All uses of aiokafka's private names for this are in this file.
 """
@@ -25,9 +32,10 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer.fetcher import READ_COMMITTED, READ_UNCOMMITTED
 from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.coordinator.protocol import ConsumerProtocol
-from aiokafka.errors import KafkaError, UnknownMemberIdError
-from aiokafka.protocol.group import JoinGroupRequest
+from aiokafka.errors import GroupLoadInProgressError, KafkaError, UnknownMemberIdError
+from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
 log = logging.getLogger("marq")
 
@@ -118,11 +126,25 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]
             raise _Fenced
         if code == UnknownMemberIdError.errno and isinstance(request, JoinGroupRequest):
             self.member_id = self._former_id = JoinGroupRequest.UNKNOWN_MEMBER_ID
+        if code == GroupLoadInProgressError.errno and isinstance(request, SyncGroupRequest):
+            # aiokafka joins again, as after a broken connection.
+            raise GroupLoadInProgressError
         return response
 
 
+class Subscriptions(SubscriptionState):  # type: ignore[misc]
+    """The topics and partitions of a consumer."""
+
+    async def wait_for_assignment(self) -> None:
+        """Wait for the next assignment that is still valid when the caller continues."""
+        while True:
+            await super().wait_for_assignment()
+            if self.subscription is not None and self.subscription.assignment is not None:
+                return
+
+
 class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
-    """A consumer whose coordinator is :class:`Coordinator`, which aiokafka cannot be told to use."""
+    """A consumer with our :class:`Coordinator` and :class:`Subscriptions`, which aiokafka cannot be told to use."""
 
     #: Called when another client has joined the group with the same instance id; the consumer then receives nothing.
     on_fenced: Callable[[], None] = staticmethod(lambda: None)
@@ -137,9 +159,27 @@ class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         if isinstance(coordinator, GroupCoordinator):
             # Its task has not run yet: aiokafka sets this before it waits for anything.
             coordinator.__class__ = Coordinator
+            # Its fetch task has not run yet, either.
+            self._subscription.__class__ = Subscriptions
             coordinator.on_fenced = self.on_fenced
         self._made = coordinator
 
     def read_committed(self, committed: bool) -> None:
         """Choose the isolation level of later fetches; call :meth:`subscribe` next, which drops the present ones."""
         self._fetcher._isolation_level = READ_COMMITTED if committed else READ_UNCOMMITTED
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the consumer receives nothing more; None if it receives, or was stopped.
+
+        aiokafka raises these errors only in ``getmany`` and ``getone``. May be called in any thread.
+        """
+        if self._coordinator is None:
+            return None
+        failure: BaseException | None = self._coordinator._pending_exception
+        for task in (self._coordinator._coordination_task, self._fetcher._fetch_task):
+            if failure is None and task.done():
+                error = None if task.cancelled() else task.exception()
+                failure = error or KafkaError("a task of the consumer was cancelled")
+        # Last: a stop sets it before it ends the tasks.
+        return None if self._closed else failure

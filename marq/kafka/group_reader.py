@@ -324,7 +324,7 @@ class GroupReader:
                 raise self._fenced from error
             if not error.retriable:
                 raise refused(self._settings, error, "Read") or BrokerUnavailable(
-                    f"group {self._group}: the broker refuses to let {', '.join(self._serving.topics)} be read:"
+                    f"group {self._group}: {', '.join(self._serving.topics)} can't be read:"
                     f" {error or type(error).__name__}"
                 ) from error
             log.warning("read failed, retrying: group=%s error=%s", self._group, error)

@@ -87,6 +87,16 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
             self.force_metadata_update()
             return None
 
+    def set_topics(self, topics: Iterable[str]) -> Any:
+        """Track these topics, as aiokafka does; also if that happens during its periodic refresh."""
+        before = self._topics
+        updated = super().set_topics(topics)
+        if self._topics != before and self._md_update_fut is not None and not self._md_update_waiter.done():
+            # The refresh asks for the former topics. Without a wake-up aiokafka would ask for the new ones after five
+            # minutes, and force_metadata_update() would do nothing until then.
+            self._md_update_waiter.set_result(None)
+        return updated
+
     #: aiokafka's own, but its requests create no topic: a broker would use its own settings for it.
     _metadata_update = FunctionType(
         AIOKafkaClient._metadata_update.__code__,

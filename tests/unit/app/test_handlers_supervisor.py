@@ -22,7 +22,7 @@ from marq_worker.app.handlers.supervisor import (
     command,
     stop_limit_s,
 )
-from marq_worker.app.worker_exit_codes import EXIT_FENCED
+from marq_worker.app.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
 
 def group(name: str, *queues: str, concurrency: int = 64, topic: str | None = None) -> HandlerGroup:
@@ -98,6 +98,56 @@ async def test_a_process_whose_instance_id_another_one_uses_ends_its_worker_and_
     await processes.stop()
 
     assert (code, metrics["starts"]) == (EXIT_FENCED, 1)
+
+
+async def test_a_process_is_restarted_although_a_process_that_it_forked_holds_its_reports_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The forked process ends with the worker.
+    program = f"""
+import json, os, pathlib
+started_before = pathlib.Path({str(tmp_path / "started")!r})
+if started_before.exists():
+    raise SystemExit({EXIT_FENCED})
+started_before.touch()
+if os.fork() == 0:
+    os.read(json.loads(os.environ[{VARIABLE!r}])["pipe"], 1)
+"""
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.REPORTS_END_S", 0.01)
+    codes: asyncio.Queue[int] = asyncio.Queue()
+    processes = HandlersProcesses(1, None, codes.put_nowait)
+    await processes.start()
+
+    processes.want({"a": group("a", "emails")})
+    try:
+        async with asyncio.timeout(30):
+            assert await codes.get() == EXIT_FENCED
+        [metrics] = processes.metrics()
+        assert metrics["starts"] == 2
+    finally:
+        await processes.stop()
+
+
+async def test_an_unexpected_error_that_keeps_a_process_from_being_restarted_ends_the_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def defect(_: object) -> str:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor._GroupProcess._run", defect)
+    codes: asyncio.Queue[int] = asyncio.Queue()
+    processes = HandlersProcesses(1, None, codes.put_nowait)
+    await processes.start()
+
+    processes.want({"a": group("a", "emails")})
+    async with asyncio.timeout(30):
+        code = await codes.get()
+    await processes.stop()
+
+    assert code == EXIT_STALLED
+    assert "task stopped after an unexpected error: handlers of group a" in caplog.text
 
 
 async def test_a_process_has_the_settings_of_its_worker_even_if_the_files_have_changed(

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from marq.settings.client import ClientSettings
 from marq_worker.agents.progress import ProgressReport
 from marq_worker.app.watchdog import watchdog
+from marq_worker.app.watchdog.broker_probe import BrokerProbe, Rebalance
 from marq_worker.app.watchdog.watchdog import LOOK_SECONDS, Answer, Watchdog
 from marq_worker.app.worker_exit_codes import EXIT_STALLED
 
@@ -104,3 +106,40 @@ async def test_a_stopped_watchdog_ends_no_process(monkeypatch: pytest.MonkeyPatc
     dog._watch()
 
     assert not ended.is_set()
+
+
+async def test_a_defect_in_a_check_is_logged_and_the_next_checks_follow(
+    monkeypatch: pytest.MonkeyPatch, ended: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock(monkeypatch, 1.0)
+    monkeypatch.setattr(watchdog, "SAY_SECONDS", 0.001)
+    answers = iter([AssertionError("Unrecognized partition")])
+
+    def ask(subject: Hashable, standing: ProgressReport, last: bool) -> Answer:
+        for error in answers:
+            raise error
+        return Answer.WORK_WAITS
+
+    standings = {"markers partition 0": ProgressReport((7,), 7)}
+    dog = Watchdog(0.02, lambda: standings, ask, watches_loop=False)
+    await dog.start()
+
+    assert await asyncio.to_thread(ended.wait, SIGNAL_SECONDS)
+    await dog.stop()
+    assert "a check of the watchdog failed" in caplog.text
+    assert "markers partition 0 stalled" in caplog.text
+
+
+@pytest.mark.parametrize("error", [AssertionError("Unrecognized partition"), asyncio.CancelledError()])
+def test_a_probe_that_fails_unexpectedly_is_logged_and_counts_as_no_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    probe = BrokerProbe(ClientSettings())
+
+    async def rebalance(_: str) -> Answer:
+        raise error
+
+    monkeypatch.setattr(BrokerProbe, "_rebalance", lambda _, group: rebalance(group))
+
+    assert probe.ask(Rebalance("g"), ProgressReport((7,), 7), False) is Answer.AWAY
+    assert "its probe failed unexpectedly" in caplog.text

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.consumer.subscription_state import SubscriptionState
-from aiokafka.errors import KafkaError, UnknownMemberIdError
-from aiokafka.protocol.group import JoinGroupRequest
+from aiokafka.errors import GroupLoadInProgressError, KafkaError, NoError, UnknownMemberIdError
+from aiokafka.protocol.group import JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
 from marq.kafka import group_consumer
 from marq.kafka.assignor import SpreadAssignor
@@ -32,6 +32,7 @@ class FakeClient:
         self.asked = asyncio.Event()
         self.joins: list[int] = []
         self.joined_as: list[str] = []
+        self.syncs = 0
 
     def set_topics(self, topics: object) -> None: ...
 
@@ -47,9 +48,15 @@ class FakeClient:
         return done
 
     async def send(self, node: int, request: Any, *, group: object) -> Any:
+        if isinstance(request, LeaveGroupRequest):
+            return SimpleNamespace(error_code=NoError.errno)
+        if isinstance(request, SyncGroupRequest):
+            self.syncs += 1
+            return SimpleNamespace(error_code=GroupLoadInProgressError.errno)
         assert isinstance(request, JoinGroupRequest)
         self.joined_as.append(request._member_id)
-        return SimpleNamespace(error_code=self.joins.pop(0))
+        joined = {"generation_id": 1, "group_protocol": "roundrobin", "member_id": MINE, "leader_id": "another"}
+        return SimpleNamespace(error_code=self.joins.pop(0), **joined)
 
 
 @pytest.fixture
@@ -172,3 +179,15 @@ async def test_other_members_join_without_the_id_that_they_had(
     await coordinator._do_rejoin_group(SimpleNamespace(topics={"a"}, active=True))
 
     assert client.joined_as == [""]
+
+
+async def test_a_member_joins_again_if_the_coordinator_loads_its_groups_during_a_rebalance(
+    make: Callable[..., Coordinator], client: FakeClient
+) -> None:
+    client.joins = [NoError.errno]
+    coordinator = make()
+
+    joined = await coordinator._do_rejoin_group(SimpleNamespace(topics={"a"}, active=True))
+
+    assert (joined, client.syncs) == (False, 1)
+    assert coordinator._rejoin_needed_fut.done()

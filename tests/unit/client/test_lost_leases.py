@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -74,6 +75,25 @@ async def test_the_handler_is_cancelled_and_its_worker_goes_on(make_rig, caplog,
     assert (rig.acked, rig.released) == ([1], {})
     warnings = [each.getMessage() for each in caplog.records if "handler" in each.getMessage()]
     assert warnings == ["lease lost, its handler is cancelled: queue=q id=t/0/0 partition=0 offset=0 attempt=1"]
+
+
+async def test_a_handler_is_cancelled_although_a_library_has_left_a_cancellation_behind(make_rig) -> None:
+    class Careless(Handler):
+        async def __call__(self, message) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            await super().__call__(message)
+
+    rig, pool = await working(make_rig, handler := Careless())
+
+    await lose(rig)
+    await add(rig, 1)
+    await pool.stop(1)
+
+    assert (handler.cancelled, handler.ended) == ([0], [1])
 
 
 async def test_a_handler_that_is_cancelled_sees_why(make_rig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -161,6 +162,73 @@ async def test_a_cancellation_that_is_not_ours_is_an_error_of_the_handler(make_r
     await pool.stop(1)
 
     assert rig.released[0][1]
+
+
+async def leave_a_cancellation_behind() -> None:
+    """Do what a library does that cancels the task for a timeout, and does not undo it."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+
+
+async def test_after_a_cancellation_that_a_library_has_left_behind_a_worker_goes_on(make_rig, work) -> None:
+    rig = make_rig()
+
+    async def handler(messages) -> None:
+        if messages[0].offset == 0:
+            await leave_a_cancellation_behind()
+        if messages[0].offset == 1:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(failing(messages))
+        if messages[0].offset == 2:
+            await leave_a_cancellation_behind()
+            raise asyncio.CancelledError
+
+    pool = work(rig, handler)
+    for offset in range(4):
+        rig.add([offset])
+        await rig.settler.until(lambda offset=offset: offset in rig.ended)
+    await pool.stop(1)
+
+    assert rig.acked == [0, 3]
+    assert rig.released[1][2].startswith("ExceptionGroup")
+    assert rig.released[2][2] == "RuntimeError: CancelledError in the handler"
+
+
+async def test_a_worker_that_a_handler_has_cancelled_before_it_returned_goes_on(make_rig, work) -> None:
+    rig = make_rig()
+
+    async def handler(_: object) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    pool = work(rig, handler)
+    for offset in range(2):
+        rig.add([offset])
+        await rig.settler.until(lambda offset=offset: offset in rig.acked)
+    await pool.stop(1)
+
+    assert rig.acked == [0, 1]
+
+
+async def test_a_worker_that_ends_with_an_error_does_not_wait_for_the_others(make_rig) -> None:
+    class Fatal(BaseException):
+        pass
+
+    async def handler(_: object) -> None:
+        raise Fatal
+
+    rig = make_rig()
+    rig.add(1)
+    pool = rig.work(handler, concurrency=2)
+
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(Fatal):
+            await pool.done()
+    await pool.stop(0)
 
 
 # --- how much is at hand ----------------------------------------------------------------------------------------------

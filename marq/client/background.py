@@ -1,0 +1,26 @@
+"""Background tasks that must not end silently.
+
+An unexpected exception ends a task, and so does user code that cancels all tasks of its event loop. Nothing would do
+the task's work from then on, so its owner has to fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from marq.wire.errors import MarqError
+
+log = logging.getLogger("marq")
+
+
+def failure_of(task: asyncio.Task[Any], *, stopping: bool) -> BaseException | None:
+    """Return why a task has failed its owner; None if it returned, or was cancelled while its owner is stopping."""
+    if task.cancelled():
+        name = task.get_name()
+        return None if stopping else MarqError(f"the task {name!r} was cancelled, but not by Marq")
+    error = task.exception()
+    if error is not None and not isinstance(error, MarqError):
+        log.error("task stopped after an unexpected error: %s", task.get_name(), exc_info=error)
+    return error

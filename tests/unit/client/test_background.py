@@ -1,0 +1,106 @@
+"""Background tasks of a consumer that end although nothing has stopped them: the consumer ends with an error."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from marq.testing import Broker
+from marq.wire.errors import BrokerUnavailable, MarqError
+from tests.unit.client.fakes import LIMIT_S, P1, Rig, spin
+
+TASKS = ["marq-receiver", "marq-acks", "marq-renewal", "marq-expiry", "marq-ordering"]
+
+
+def task(name: str) -> asyncio.Task[object]:
+    [task] = [each for each in asyncio.all_tasks() if each.get_name() == name]
+    return task
+
+
+async def ended(rig: Rig) -> str:
+    """Return the error with which the receiver has ended."""
+    async with asyncio.timeout(LIMIT_S):
+        while not rig.buffer.closed:
+            await rig.buffer.wait()
+    assert isinstance(rig.receiver.error, MarqError)
+    return str(rig.receiver.error)
+
+
+@pytest.mark.parametrize("name", TASKS)
+async def test_a_receiver_ends_with_an_error_when_user_code_cancels_one_of_its_tasks(make_rig, name) -> None:
+    rig = make_rig()
+    rig.add(1)
+    await rig.take(1)
+
+    task(name).cancel()
+
+    assert await ended(rig) == f"the task {name!r} was cancelled, but not by Marq"
+
+
+async def test_a_call_that_waits_for_its_outcome_learns_that_the_outcome_is_not_written(make_rig) -> None:
+    rig = make_rig()
+    rig.add(1)
+    [message] = await rig.take(1)
+    rig.settler.gate.clear()
+    acking = asyncio.create_task(message.ack())
+    await spin()
+
+    task("marq-acks").cancel()
+
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(BrokerUnavailable):
+            await acking
+
+
+@pytest.mark.parametrize("name", ["marq-renewal", "marq-expiry"])
+async def test_a_receiver_ends_with_an_error_when_the_renewal_of_leases_fails(make_rig, caplog, name) -> None:
+    def defect(*_: object) -> None:
+        raise ZeroDivisionError
+
+    rig = make_rig()
+    rig.add(1)
+    await rig.take(1)
+    renewal = rig.receiver.renewal
+    if name == "marq-renewal":
+        renewal._before = defect
+        await rig.clock.advance(10)
+    else:
+        renewal._lost = defect
+        rig.settler.gate.clear()
+        await rig.clock.advance(30)
+
+    assert await ended(rig) == "receiving stopped: ZeroDivisionError()"
+    assert f"task stopped after an unexpected error: {name}" in caplog.text
+
+
+async def test_neither_a_stop_nor_a_lease_that_ends_earlier_is_an_error(make_rig) -> None:
+    leases_ms = {"q": 30_000}
+    rig = make_rig(leases_ms=leases_ms)
+    rig.add(1)
+    await rig.take(1)
+    watch = task("marq-expiry")
+    leases_ms["q"] = 10_000
+    rig.add(1, P1)
+    await rig.take(1)
+    await spin()
+
+    await rig.receiver.stop_reading(1)
+    await rig.receiver.stop(1)
+    await spin()
+
+    assert watch.cancelled()
+    assert rig.receiver.error is None
+
+
+async def test_a_consumer_that_can_no_longer_follow_its_queues_ends_with_an_error(monkeypatch) -> None:
+    def defect() -> None:
+        raise ZeroDivisionError
+
+    async with Broker() as broker, broker.consumer("q") as consumer:
+        session = consumer._started()
+        monkeypatch.setattr(session, "_check_group", defect)
+        session._changed.set()
+
+        with pytest.raises(MarqError, match="ZeroDivisionError"):
+            await consumer.receive(wait=LIMIT_S)
