@@ -1,7 +1,6 @@
 """Finds out why a broker can't be used, by repeating the steps of a connection one at a time.
 
-aiokafka only says that it was "unable to bootstrap". Each step here has its own diagnosis: look up the name, open a
-connection, negotiate TLS, check that Kafka is listening, log in, and send a request as that user.
+aiokafka only says that it was "unable to bootstrap". Each step here has its own diagnosis.
 """
 
 from __future__ import annotations

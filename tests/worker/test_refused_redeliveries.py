@@ -19,7 +19,7 @@ COUNT = 20
 
 
 async def test_a_redelivery_that_is_too_large_does_not_hold_up_the_others(new_worker: Callable[..., Worker]) -> None:
-    worker = await new_worker(environment={"MARQ_PARTITIONS": "1"}).start().ready()
+    worker = await new_worker(environment={"MARQ_PARTITIONS": "1"}).start().ready(1)
     attempts: Counter[bytes] = Counter()
 
     async def handle(message: marq.Message) -> None:
@@ -40,13 +40,14 @@ async def test_a_redelivery_that_is_too_large_does_not_hold_up_the_others(new_wo
         running = asyncio.create_task(consumer.run(handle, concurrency=100))
 
         async def ended() -> tuple[int, int]:
-            return sum(attempts.values()), sum([each.dead_letters for each in await dead_letters.count("q")])
+            # Copies of refused transactions come, too.
+            again = [number for number, count in attempts.items() if count >= 2]
+            return len(again), sum([each.dead_letters for each in await dead_letters.count("q")])
 
-        await eventually(ended, lambda found: found == (2 * COUNT + 1, 1))
+        await eventually(ended, lambda found: found == (COUNT, 1))
         running.cancel()
 
-    assert attempts.pop(b"large.....") == 1
-    assert set(attempts.values()) == {2}
+    assert attempts[b"large....."] == 1
 
 
 async def largest_size(producer: marq.Producer) -> int:

@@ -366,6 +366,18 @@ def test_facts_are_grouped_and_tell_of_every_copy() -> None:
     }
 
 
+def test_facts_of_messages_that_are_far_apart_can_be_written() -> None:
+    """A message that was delayed for long may become due together with one that is billions of records after it."""
+    partition = Partition()
+    for offset in (1, 2**40):
+        partition.append(acquire([offset]), T0)
+    partition.tick(T0 + LEASE_MS)
+
+    facts: list[Fact] = partition.tracker.facts(partition.tracker.due())
+
+    assert [list(fact.offsets) for fact in facts if encode(fact)] == [[1], [2**40]]
+
+
 def test_facts_are_split_at_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracker_module, "MAX_FACT_MARKERS", 2)
     partition = Partition()
