@@ -38,9 +38,9 @@ class HandlerGroup:
     """What one process runs; an equal group needs no new process.
 
     ``modules`` have lifespans or middleware for it, besides the modules of its handlers.
-    ``transactional``: one of its queues is, so the process acquires the messages of all of them in transactions.
-    ``ordered``: one of its queues has ordering. In both cases the process reads only committed records, and a process
-    can't change how it reads.
+    ``transactional``: at least one queue is transactional, so the process acquires the messages of all its queues in
+    transactions. ``ordered``: at least one queue has ordering. In both cases the process reads only committed records.
+    A running process can't change how it reads.
     """
 
     name: str

@@ -115,10 +115,10 @@ class PartitionWriter:
         return producer._txn_manager.producer_id, producer._txn_manager.producer_epoch
 
     async def renew(self) -> tuple[int, int]:
-        """Replace the producer after a record was refused; return the new id and epoch as :meth:`fence` does.
+        """Replace the producer after the broker rejected a record; return the new id and epoch as :meth:`fence` does.
 
-        aiokafka counts refused batches in their partition's sequence numbers, and the broker does not: it would refuse
-        all further ones.
+        aiokafka counts rejected batches in the partition's sequence numbers, but the broker does not. The broker would
+        therefore reject all later batches.
         """
         await self.stop()
         return await self.fence()

@@ -22,7 +22,7 @@ def create_app() -> "MarqApp":
     from marq_worker.app.handlers import handlers_app
     from marq_worker.config.settings import load_client_settings, load_settings
 
-    # Its timers and sockets cost less CPU time than those of asyncio's own loop.
+    # uvloop's timers and sockets use less CPU time than those of asyncio's own loop.
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     settings = load_settings()
     client = load_client_settings(settings)

@@ -141,7 +141,7 @@ class BatchThread(driver.AIOKafkaConsumerThread):
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the consumer receives nothing more; None if it receives, or does not run."""
+        """Why the consumer can no longer receive; None if it can, or is not running."""
         return None if self._consumer is None else self._consumer.failure
 
     @property

@@ -76,8 +76,8 @@ class HandlersApp(MarqApp):
     watchdog: Watchdog | None = None
     #: Number of assigned partitions; None before the first assignment.
     partitions: int | None = None
-    #: As in most consumers, so that the open transaction of a dead tracker does not hold it up. A transactional group,
-    #: or one with an ordered queue, waits for it (:class:`marq.kafka.group_reader.GroupReader`).
+    #: As in most consumers, so that a dead tracker's open transaction does not delay the group. A transactional group,
+    #: or one with an ordered queue, waits for the transaction (:class:`marq.kafka.group_reader.GroupReader`).
     isolation_level = "read_uncommitted"
 
     async def on_first_start(self) -> None:

@@ -33,9 +33,9 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 LONG_LIFE_S = 60.0
 #: After a change of definitions: several changes together restart a process once.
 SETTLE_S = 0.2
-#: How long to wait for the end of a dead process's reports: a process that a handler has forked may hold them open.
+#: How long to wait for the end of a dead process's reports; a process that a handler forked may keep the pipe open.
 REPORTS_END_S = 1.0
-#: How long to wait for the end of a process that was killed.
+#: How long to wait for a killed process to exit.
 KILL_LIMIT_S = 2.0
 #: The part of the stop timeout that the worker keeps for itself.
 OWN_STOP_S = 3.0

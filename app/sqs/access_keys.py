@@ -66,7 +66,7 @@ class Grant:
     actions: frozenset[str]
 
     def covers(self, queue: str) -> bool:
-        # Other names may be so long that comparing them would take seconds.
+        # An invalid name may be so long that matching it would take seconds.
         return is_queue_name(queue) and fnmatchcase(queue, self.queues)
 
 

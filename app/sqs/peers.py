@@ -121,7 +121,7 @@ class Peers:
             try:
                 self._known = await self._found()
             except Exception:
-                log.exception("other endpoints were not looked up, trying again")
+                log.exception("looking up other endpoints failed, retrying")
 
     async def _found(self) -> dict[str, tuple[str, ...]]:
         """Return the other endpoints of each queue that was polled lately."""

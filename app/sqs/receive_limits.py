@@ -53,9 +53,9 @@ class ReceiveLimits:
         return divided
 
     async def end(self, queue: str, divided: Divided) -> None:
-        """Delete and move messages, even if the client hangs up meanwhile.
+        """Delete and move messages, even if the client disconnects in the meantime.
 
-        If that fails, they stay hidden until their visibility timeout, and are tried again then.
+        If that fails, the messages stay hidden until their visibility timeouts end. A later poll then tries again.
         """
         ending = asyncio.create_task(self._end(queue, divided), name="marq-sqs-limits")
         self._ending.add(ending)

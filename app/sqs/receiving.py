@@ -247,7 +247,7 @@ class QueueReceiver:
         clock = asyncio.get_running_loop().time
         until_s = end_of_poll_s(clock(), max(wait_s, SHORT_POLL_S))
         if not self._started.is_set():
-            # Even a short poll: a client that polls seldom would find a consumer that is still joining each time.
+            # Even a short poll waits. Otherwise, each poll of a client that rarely polls would end during the join.
             with suppress(TimeoutError):
                 async with asyncio.timeout(JOIN_S):
                     await self._started.wait()

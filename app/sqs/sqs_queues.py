@@ -51,7 +51,7 @@ class SqsQueue(NamedTuple):
     tags: Mapping[str, str]
     created_s: int
     modified_s: int
-    #: Tells a queue from a deleted one with the same name; 0 for the first.
+    #: Distinguishes a queue from deleted ones with the same name; 0 for the first.
     generation: int
 
 

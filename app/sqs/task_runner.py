@@ -67,7 +67,7 @@ class TaskRunner:
                     if queue not in self._running:
                         self._running[queue] = asyncio.create_task(self._run(queue), name=f"marq-sqs-task-{queue}")
             except Exception:
-                log.exception("tasks of queues can't be read, trying again")
+                log.exception("reading the tasks of queues failed, retrying")
             self._woken.clear()
             try:
                 async with asyncio.timeout(LOOK_S):

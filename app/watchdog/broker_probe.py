@@ -84,7 +84,7 @@ class BrokerProbe:
         except (KafkaError, OSError, TimeoutError) as error:
             log.info("the watchdog waits, because the broker does not answer correctly: %r", error)
         except (Exception, asyncio.CancelledError):
-            # aiokafka asserts, and a client's stop may pass on a cancellation of its own.
+            # aiokafka may raise AssertionError, and stopping a client may raise a CancelledError of its own.
             log.exception("the watchdog waits, because its probe failed unexpectedly")
         return Answer.AWAY
 

@@ -2,8 +2,8 @@
 
 1. **Pause** the queue, and wait until all clients know: then nothing moves between the topic and the trackers.
 2. **Publish** the end offsets of the purge (:mod:`marq.settings.purged_offsets`): consumers skip earlier records from
-   here on. After a crash they still do, and the next purge completes step 3. If consumers went on in between, it first
-   completes the former purge's records, then its own: the records between the two may be in flight.
+   here on. After a crash they still do, and the next purge completes step 3. If consumers continued in between, the
+   next purge completes the former purge's records first, then its own. The records between the two may be in flight.
 3. **Acquire** unread records with a due time in the far future, and cancel them. After a crash in between, they
    would be delivered then, unless the next purge cancels them before.
 4. **Cancel** messages that trackers hold: those due or waiting for a redelivery, and on request delayed ones. The
@@ -261,7 +261,7 @@ class _Purging:
         return purge
 
     async def _end_waiting(self, purge: Purge) -> Counter[bool]:
-        """End the records of a purge; return how many were in time (True) and how many too late."""
+        """Cancel the waiting messages of a purge; return how many requests were in time (True) or too late (False)."""
         outcomes: Counter[bool] = Counter()
         async for receipts in self._acquire(purge):
             outcomes.update(await self._cancel(receipts))
@@ -353,10 +353,10 @@ class _Purging:
 
 
 def _runs(own: Records, kept: Sequence[int]) -> Iterator[Records]:
-    """Cut records wherever a kept one is in between.
+    """Split records wherever a kept one lies between them.
 
-    An ACQUIRE marks all offsets between its messages as seen. Then the tracker would ignore the ACQUIRE of a consumer
-    that receives a kept message, and never redeliver it.
+    An ACQUIRE marks all offsets between its messages as seen. If a kept message were among them, the tracker would
+    ignore the ACQUIRE of the consumer that receives it, and would never redeliver it.
     """
     start = 0
     for offset in kept:

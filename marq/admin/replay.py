@@ -6,7 +6,7 @@ at once, with its sender's headers and a new identity. The header ``marq-replaye
 The replay covers the queue's records from the start up to where its group had read when the replay began, except
 
 * open messages, which are in flight, delayed, or wait for a redelivery: they will be delivered anyway.
-* redelivered messages, except their last record; and all their records if one of them waits or is open, in whichever
+* redelivered messages, except their last record; and all their records if one of them waits or is open, in any
   partition.
 * records that the topic had before a queue with ``start = "latest"``.
 
@@ -189,7 +189,7 @@ class _Replaying:
         return ends | {source: offset for source, offset in offsets.items() if offset is not None}
 
     def _noted(self, ranges: Mapping[Source, range], places: Mapping[Source, int]) -> dict[Source, range]:
-        """Return the records that tell which messages are unfinished: their redeliveries may be in any partition."""
+        """Return the ranges that show which messages are unfinished; their redeliveries may be in any partition."""
         noted = {}
         for source, existing in ranges.items():
             if source in self._spans:

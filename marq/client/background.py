@@ -16,7 +16,7 @@ log = logging.getLogger("marq")
 
 
 def failure_of(task: asyncio.Task[Any], *, stopping: bool) -> BaseException | None:
-    """Return why a task has failed its owner; None if it returned, or was cancelled while its owner is stopping."""
+    """Return the error of a task that failed; None if it returned, or was cancelled while its owner was stopping."""
     if task.cancelled():
         name = task.get_name()
         return None if stopping else MarqError(f"the task {name!r} was cancelled, but not by Marq")

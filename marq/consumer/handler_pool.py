@@ -119,7 +119,7 @@ class HandlerPool(ABC, Generic[Work]):
                 self._forget_cancellations(index)
 
     def _forget_cancellations(self, index: int) -> None:
-        """Undo cancellations that user code did not undo: in later calls, a TaskGroup would end as if cancelled."""
+        """Undo cancellations that user code did not undo; otherwise, a TaskGroup in a later call would be cancelled."""
         task = self.tasks[index]
         while task.cancelling() and not self._cancelled:
             task.uncancel()

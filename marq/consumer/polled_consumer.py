@@ -29,7 +29,7 @@ from marq.wire.errors import MarqError
 from marq.wire.markers import Ack, Release, Renew, Source
 from marq.wire.record_headers import origin, record_id
 
-#: A polled message is leased for at most this much less than its queue's setting says: seconds, and a fraction of it.
+#: A polled message's lease may be shorter than its queue's setting by the smaller of these: seconds, and a fraction.
 MOST_LATE_S, MOST_LATE = 1.0, 0.05
 
 
@@ -103,7 +103,7 @@ class PolledConsumer(Consumer):
         return messages
 
     async def _in_full(self, messages: list[Message]) -> list[Message]:
-        """Renew the leases of messages that no poll took at once; leave out those that end meanwhile."""
+        """Renew the leases of messages that waited for a poll; leave out messages whose leases end meanwhile."""
         running = self._started()
         now_s, lease_ms = running.cluster.now_s(), running.receiver_settings.queue(self.name).lease_ms
         late_s = lease_ms / 1000 - min(MOST_LATE_S, lease_ms / 1000 * MOST_LATE)

@@ -1,10 +1,10 @@
 """Connections to brokers: aiokafka's own, without two of its defects.
 
-* A broker refuses a token with a document, and sends an error after the reply of one control-A (RFC 7628). aiokafka
-  0.14 does not reply, and takes the document for a success: the next request fails without a reason.
-* If a connection has just broken, uvloop answers a write with a RuntimeError. aiokafka 0.14 expects an OSError; the
-  RuntimeError ends the task that sends its client's metadata requests, and the client never learns that the broker is
-  back (aiokafka issue 1038). Web frameworks often run on uvloop, and so do some of Marq's own processes.
+* To reject a token, a broker sends a document, and then an error when the client has replied with one control-A (RFC
+  7628). aiokafka 0.14 does not reply, and treats the document as a success. The next request fails without a reason.
+* If a connection has just broken, a write on uvloop raises RuntimeError. aiokafka 0.14 expects an OSError. The
+  RuntimeError ends the task that sends the client's metadata requests, so the client never learns that the broker is
+  back (aiokafka issue 1038). Web frameworks often run on uvloop, and so do all processes of a worker.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ async def fetch_records(
     """Return the next records of each partition, or nothing if none came in time; raises KafkaError like ``getmany``.
 
     The last record batch may exceed ``max_records``. The consumer's position is then after the returned records.
-    ``woken`` ends the wait early. An ended fetch task raises KafkaError, too: aiokafka only logs it.
+    ``woken`` ends the wait early. Raises KafkaError also if the fetch task has ended, which aiokafka only logs.
     """
     fetcher, subscription = consumer._fetcher, consumer._subscription
     consumer._coordinator.check_errors()

@@ -16,8 +16,8 @@ answers ``FENCED_INSTANCE_ID``. A new process has no member id, so a restart aft
 subscribes again before the task wakes up, the new subscription has no assignment yet, and aiokafka's task fails. The
 member then keeps its partitions and reads nothing. Here the task waits for the next assignment.
 
-**A coordinator that is loading its groups is asked again.** It has lost the rebalance, so the member joins once more.
-aiokafka does so only if the coordinator answers a JoinGroup request like that. After a SyncGroup request it stops.
+**A coordinator that is loading its groups is asked again.** It has lost the rebalance, so the member joins again.
+aiokafka does so only if the coordinator gives this answer to a JoinGroup request. After a SyncGroup request it stops.
 
 All uses of aiokafka's private names for this are in this file.
 """
@@ -165,12 +165,12 @@ class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         self._made = coordinator
 
     def read_committed(self, committed: bool) -> None:
-        """Choose the isolation level of later fetches; call :meth:`subscribe` next, which drops the present ones."""
+        """Set the isolation level of later fetches; then call :meth:`subscribe`, which drops the current ones."""
         self._fetcher._isolation_level = READ_COMMITTED if committed else READ_UNCOMMITTED
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the consumer receives nothing more; None if it receives, or was stopped.
+        """Why the consumer can no longer receive; None if it can, or was stopped.
 
         aiokafka raises these errors only in ``getmany`` and ``getone``. May be called in any thread.
         """
@@ -181,5 +181,5 @@ class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
             if failure is None and task.done():
                 error = None if task.cancelled() else task.exception()
                 failure = error or KafkaError("a task of the consumer was cancelled")
-        # Last: a stop sets it before it ends the tasks.
+        # Checked last, because a stop sets this flag before it ends the tasks.
         return None if self._closed else failure

@@ -51,7 +51,7 @@ class Waiting:
     """
 
     counts: Counter[str] = field(default_factory=Counter)
-    #: The messages after the position of a queue with ordering that are in flight or finished.
+    #: Messages at or after the position of an ordered queue that are in flight or finished.
     uncommitted: Counter[str] = field(default_factory=Counter)
     #: The time of the first of them, in ms since the epoch.
     oldest_ms: dict[str, int] = field(default_factory=dict)

@@ -88,7 +88,7 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
             return None
 
     def set_topics(self, topics: Iterable[str]) -> Any:
-        """Track these topics, as aiokafka does; also if that happens during its periodic refresh."""
+        """Track these topics as aiokafka does, even if its periodic refresh is in progress."""
         before = self._topics
         updated = super().set_topics(topics)
         if self._topics != before and self._md_update_fut is not None and not self._md_update_waiter.done():

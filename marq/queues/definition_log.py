@@ -38,9 +38,9 @@ class Entry(NamedTuple):
 class Unfinished(NamedTuple):
     """The messages of a queue that have not ended; false if there are none.
 
-    ``searched`` is the number of records, of all queues, that were searched if there are more. ``uncommitted`` messages
-    are in flight or finished, but their group has not committed that it has read them: a consumer that does not ask the
-    tracker, because the queue is not ordered any more, would deliver them again.
+    ``searched`` is the number of records of all queues that were searched, or 0 if that was all of them.
+    ``uncommitted`` messages are in flight or finished, but their group has not committed their offsets. If the queue
+    were no longer ordered, consumers would not ask the tracker, and would deliver these messages again.
     """
 
     waiting: int
@@ -88,7 +88,7 @@ class DefinitionLog(Protocol):
         """Write records; return their offsets by key when all are durable."""
 
     async def messages_of(self, queue: str, definitions: Definitions) -> Unfinished:
-        """Count the messages of a queue; if the result is false, it had none at some moment of the call."""
+        """Count the messages of a queue; a false result means that it had none at some moment during the call."""
 
     async def ends_of(self, topic: str) -> dict[Source, int]:
         """Return the end offset of each partition of a topic; nothing if it does not exist."""
@@ -132,7 +132,7 @@ class KafkaDefinitionLog:
 
     async def messages_of(self, queue: str, definitions: Definitions) -> Unfinished:
         inspector = Inspector(self._settings, definitions)
-        # A message moves from the topic to the markers, and a delayed one back. In another order it could be missed.
+        # Messages move from the topic to the markers, and delayed ones back. Another order of reads could miss some.
         waiting = await inspector.waiting([queue], MAX_SCANNED)
         books = [each.tracker.book for each in (await inspector.owned(ends=await inspector.marker_ends())).values()]
         arrived = await inspector.arrived(queue, waiting.ends) if waiting.complete else 0

@@ -47,7 +47,7 @@ class Purge:
         return Purge(self.until_ms, self.ends)
 
     def before(self, places: Mapping[Source, int]) -> Purge:
-        """Return the part without markers that consumers have passed since the purge was interrupted."""
+        """Return the part that may lack markers and that consumers have passed since the purge was interrupted."""
         starts = {source: start for source, start in self.starts.items() if start < places.get(source, 0)}
         ends = {source: min(self.ends.get(source, 0), places[source]) for source in starts}
         return Purge(self.until_ms, ends, starts)
@@ -69,7 +69,7 @@ class Purge:
         return former._with_partitions_of(replace(self, ends=ends))
 
     def _with_partitions_of(self, other: Purge) -> Purge:
-        """Return this purge with the other one's partitions that it lacks, each with its own highest timestamp."""
+        """Return this purge plus the partitions that only the other has, each with its own highest timestamp."""
         ends = {**other.ends, **self.ends}
         untils_ms = {source: (self if source in self.ends else other).until_of(source) for source in ends}
         until_ms = max(untils_ms.values(), default=self.until_ms)

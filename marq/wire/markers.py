@@ -352,7 +352,7 @@ def headers_bytes(headers: Iterable[tuple[str, bytes | None]]) -> int:
 
 
 def offset_runs(offsets: Sequence[int], most: int = MAX_BATCH_MARKERS) -> Iterator[slice]:
-    """Cut ascending offsets into runs that a batch can express: at most this many, and less than 2^32 apart."""
+    """Cut ascending offsets into runs that a batch can express: at most ``most`` offsets, less than 2^32 apart."""
     start = 0
     while start < len(offsets):
         stop = bisect_left(offsets, offsets[start] + 2**32, start, min(start + most, len(offsets)))
