@@ -73,7 +73,10 @@ class HandlerGroup:
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> HandlerGroup:
         queues = {name: _handled(**queue) for name, queue in document["queues"].items()}
-        return cls(**{**document, "queues": queues, "modules": tuple(document["modules"])})
+        # A worker of an older version does not say whether a queue has ordering; reading committed records is safe.
+        ordered = document.get("ordered", True)
+        modules, changed_at = tuple(document["modules"]), document["changed_at"]
+        return cls(document["name"], queues, modules, document["transactional"], ordered, changed_at)
 
 
 def _handled(reads: Iterable[int] | None, **told: Any) -> HandledQueue:

@@ -243,7 +243,9 @@ class _GroupProcess:
         log.info("group %s: handler process %d, queues %s", self.group.name, process.pid, queues)
         try:
             code = await process.wait()
-            await asyncio.wait([listening], timeout=REPORTS_END_S)
+            ended, _ = await asyncio.wait([listening], timeout=REPORTS_END_S)
+            if ended and (error := listening.exception()) is not None:
+                log.error("group %s: its process sent no readable reports: %r", self.group.name, error)
         finally:
             listening.cancel()
         return f"{process.pid} has ended with exit code {code}"

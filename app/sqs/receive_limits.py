@@ -18,6 +18,9 @@ from marq_worker.app.sqs.sqs_queues import Directory
 
 log = logging.getLogger("marq.sqs")
 
+#: Time limit of a stop.
+STOP_S = 2.0
+
 
 class Divided(NamedTuple):
     """Messages to deliver, old ones to delete, and those that were received too often, to move to ``target``."""
@@ -61,6 +64,11 @@ class ReceiveLimits:
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
         await asyncio.shield(ending)
+
+    async def stop(self) -> None:
+        """Wait for what clients that hung up have begun: a copy without its deletion would be a second dead letter."""
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=STOP_S)
 
     async def _end(self, queue: str, divided: Divided) -> None:
         settler = self._settlers.of(queue)

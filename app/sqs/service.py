@@ -111,6 +111,7 @@ class SqsEndpoint(Service):
         settlers = Settlers(ByToken(self._settler), self._outcomes)
         fifo = FifoSender()
         dead_letters = DeadLetterSender(self._producer, fifo)
+        self._limits = limits = ReceiveLimits(directory, settlers, dead_letters)
         mover = Mover(tasks, directory, self._receivers, dead_letters.move_back, settlers, count)
         self._runner = runner = TaskRunner(tasks, self._purge, mover.run)
         calls = Operations(
@@ -122,7 +123,7 @@ class SqsEndpoint(Service):
                 receivers=self._receivers,
                 fifo=fifo,
                 settlers=settlers,
-                limits=ReceiveLimits(directory, settlers, dead_letters),
+                limits=limits,
                 visibility=VisibilityChanges(self._settler, self._questions),
                 handles=Handles(secret),
                 ids=MessageIds(names.messages),
@@ -146,6 +147,7 @@ class SqsEndpoint(Service):
         # First the polls, because clients treat a cut connection as an error.
         await asyncio.gather(self._runner.stop(), self._receivers.stop())
         await self._server.stop()
+        await self._limits.stop()
         await self._outcomes.stop()
         await self._peers.stop()
         await asyncio.gather(self._settler.stop(), self._questions.stop(), self._producer.stop())

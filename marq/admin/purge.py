@@ -200,7 +200,7 @@ class _Purging:
         outcomes += await self._end_waiting(purge)
         waiting, too_late = outcomes[True], outcomes[False]
         await self._check_paused()
-        await self._publish(purge.done())
+        await self._publish(purge.done(in_flight=in_flight))
         held, _ = await open_messages(
             self._inspector, self._queue, delayed=delayed, in_flight=in_flight, extent=self._extent
         )

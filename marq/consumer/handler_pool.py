@@ -262,7 +262,7 @@ class HandlerTasks(HandlerPool[Message]):
             begun_s = clock()
             left = burst
             self._latest = index
-            while left and (made or make()) and not self._stopping:
+            while left and (made or make()) and not (self._stopping or buffer.closed):
                 left -= 1
                 message = pop()
                 held = message._held

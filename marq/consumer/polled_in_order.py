@@ -100,9 +100,12 @@ class PolledInOrder(PolledConsumer):
         return [message for message in messages if message not in former]
 
     def _end_purged(self) -> None:
-        """Ack delivered messages that the purge has ended, or is about to: otherwise, they would block their keys."""
+        """Ack delivered messages if the purge ends messages in flight: otherwise, they would block their keys."""
+        purge = self._purge
+        if purge is None or not purge.in_flight:
+            return
         for place, message in list(self._delivered.items()):
-            if self._purge is not None and not self._purge.left(*place, message._record.timestamp):
+            if not purge.left(*place, message._record.timestamp):
                 del self._delivered[place]
                 settlement.ack(message)
 

@@ -26,13 +26,15 @@ class Purge:
     """Records before ``ends`` with timestamps up to ``until_ms`` are purged.
 
     ``starts`` has the offsets from which on some records may lack their markers, if the purge was interrupted.
-    ``untils_ms`` has the highest timestamps in partitions where it is not ``until_ms``.
+    ``untils_ms`` has the highest timestamps in partitions where it is not ``until_ms``. ``in_flight``: the purge has
+    begun to end messages in flight, too.
     """
 
     until_ms: int
     ends: Mapping[Source, int] = field(hash=False)
     starts: Mapping[Source, int] = field(default_factory=dict, hash=False)
     untils_ms: Mapping[Source, int] = field(default_factory=dict, hash=False)
+    in_flight: bool = False
 
     def left(self, source: Source, offset: int, timestamp_ms: int) -> bool:
         """Return whether a record is not purged."""
@@ -42,9 +44,9 @@ class Purge:
         """Return the highest timestamp of purged records in a partition."""
         return self.untils_ms.get(source, self.until_ms)
 
-    def done(self) -> Purge:
+    def done(self, *, in_flight: bool = False) -> Purge:
         """Return the purge after all its records have their markers."""
-        return Purge(self.until_ms, self.ends)
+        return Purge(self.until_ms, self.ends, in_flight=in_flight)
 
     def before(self, places: Mapping[Source, int]) -> Purge:
         """Return the part that may lack markers and that consumers have passed since the purge was interrupted."""
@@ -61,7 +63,7 @@ class Purge:
         """Return a purge of the records of both."""
         former, latter = sorted((self, other), key=attrgetter("until_ms"))
         # The former end is larger only if the topic was recreated since.
-        return replace(latter._with_partitions_of(former), starts=self.starts)
+        return replace(latter._with_partitions_of(former), starts=self.starts, in_flight=self.in_flight)
 
     def decided_by(self, former: Purge) -> Purge:
         """Return the starts of a queue, in each topic the first one."""
@@ -92,14 +94,15 @@ class Purge:
         """Return the value of its record."""
         members = {"ends": self.ends, "starts": self.starts, "untils_ms": self.untils_ms}
         written = {name: written_offsets(each) for name, each in members.items() if each or name == "ends"}
-        return {"until_ms": self.until_ms, **written}
+        return {"until_ms": self.until_ms, **written, **({"in_flight": True} if self.in_flight else {})}
 
     @classmethod
     def read(cls, document: object) -> Purge:
         """Read what :meth:`document` returned. Raises ConfigError if it can't be understood."""
         if not isinstance(document, Mapping) or not _is_count(document.get("until_ms")):
             raise ConfigError(f"expected a table with until_ms and ends, not {document!r}")
-        return cls(document["until_ms"], *[read_offsets(document, name) for name in ("ends", "starts", "untils_ms")])
+        ends, starts, untils_ms = [read_offsets(document, name) for name in ("ends", "starts", "untils_ms")]
+        return cls(document["until_ms"], ends, starts, untils_ms, document.get("in_flight") is True)
 
 
 def written_offsets(offsets: Mapping[Source, int]) -> dict[str, int]:

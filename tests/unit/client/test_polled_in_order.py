@@ -117,11 +117,25 @@ async def test_a_message_is_released_if_its_partition_is_revoked_during_the_poll
     await polled.stop()
 
 
+async def test_a_purge_that_spares_messages_in_flight_leaves_a_delivered_message_to_its_client() -> None:
+    polled = Polled()
+    polled.rig.reader.add(P0, record(0, "a"), record(1, "a"))
+    [first] = await polled.poll()
+    polled.purge = Purge(10**15, {P0: 2})
+
+    assert await polled.consumer.poll(10) == []
+
+    assert polled.rig.acked == []
+    assert polled.consumer.find(Token("q", first._held.holder, P0, 0), 1) is first
+    await polled.consumer.ack_held(first)
+    await polled.stop()
+
+
 async def test_a_delivered_message_that_was_purged_does_not_block_its_key() -> None:
     polled = Polled()
     polled.rig.reader.add(P0, record(0, "a"))
     [first] = await polled.poll()
-    polled.purge = Purge(10**15, {P0: 1})
+    polled.purge = Purge(10**15, {P0: 1}, in_flight=True)
     assert await polled.consumer.poll(10) == []
     await polled.rig.clock.advance(1)
     polled.rig.reader.add(P0, record(1, "a"))
@@ -142,8 +156,8 @@ async def test_a_purged_message_that_has_waited_for_long_is_not_delivered() -> N
     polled.rig.reader.add(P0, *[record(offset, "a") for offset in range(3)])
     [first] = await polled.poll()
     assert polled.rig.acquired == [0, 1, 2]
-    # A purge that ends messages in flight, too; the last one is from later.
-    polled.purge = Purge(10**15, {P0: 2})
+    # The last message is from later.
+    polled.purge = Purge(10**15, {P0: 2}, in_flight=True)
     assert await polled.consumer.poll(10) == []
     await polled.rig.clock.advance(2 * WAITING_LEASE_MS / 1000)
     polled.tracker.open_messages = {2: (State.LEASED_IN_ORDER, 1, 0)}
