@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from bench.exit_codes import exit_code
 from bench.report import run
 from bench.rows import ROWS
-from bench.suite import Outcome, Row, Size
+from bench.suite import Row, Size
 
 
 def chosen(rows: Sequence[Row], size: Size) -> list[Row]:
@@ -26,13 +27,6 @@ def chosen(rows: Sequence[Row], size: Size) -> list[Row]:
     if unknown:
         raise SystemExit(f"bench: no row {', '.join(sorted(unknown))}; there are {', '.join(row.name for row in rows)}")
     return [row for row in rows if any(row.is_named(name) for name in size.only)]
-
-
-def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """Return 1 if a row failed, 2 if a bar is not met."""
-    if any(outcome.error for outcome in outcomes):
-        return 1
-    return 0 if all(bar.met for outcome in outcomes for bar in outcome.bars) else 2
 
 
 def main() -> None:

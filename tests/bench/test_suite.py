@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import chosen
+from bench.__main__ import chosen, exit_code
 from bench.clients.client import percentiles, read_stamp, stamped
 from bench.clients.drain_account import Work
 from bench.clients.producers import marker_records
 from bench.processes import Child, Meter, memory_bytes
-from bench.report import exit_code, kept
+from bench.report import kept
 from bench.rows import ROWS
 from bench.rows.drain import crossing, quorum_queue
 from bench.suite import Bar, Bench, Measurements, Outcome, Row, Size, Skipped, _take_turns

@@ -61,16 +61,17 @@ async def test_its_lease_ends_although_the_consumer_runs(backend, settings, sett
 
 
 async def test_a_message_that_has_waited_for_a_poll_is_leased_in_full(backend, settings, settler) -> None:
-    queue = await backend.new_queue(lease=LEASE_S)
+    lease_s = 2 * LEASE_S
+    queue = await backend.new_queue(lease=lease_s)
     await backend.producer.send(queue, b"x")
     async with PolledConsumer(queue, settings) as consumer:
         # Acquired for a poll that has ended meanwhile.
         await consumer.wait(1, LIMIT_S)
-        await backend.advance(0.3 * LEASE_S)
+        await backend.advance(0.3 * lease_s)
 
-        [message] = await consumer.poll(1)
+        message = await poll_one(consumer)
 
-        await consumer.wait(1, 0.8 * LEASE_S)
+        await consumer.wait(1, 0.75 * lease_s)
         assert await consumer.poll(1) == []
         await settler.ack([of(message)])
     await backend.statistics(queue, acked=1, expired=0)

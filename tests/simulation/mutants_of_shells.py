@@ -257,7 +257,7 @@ SHELL_MUTANTS = (
         "a message is delivered although its DISPATCH came too late",
         _AT_MOST_ONCE,
         "dispatched attempts",
-        ("or message in written) and _is_leased(message, now_s)", "or message in written)"),
+        ("or message in written) and is_leased(message, now_s)", "or message in written)"),
         renew_failed=0.9,
         marker_slow=0.9,
     ),
