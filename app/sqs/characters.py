@@ -14,8 +14,8 @@ FIFO_SUFFIX = ".fifo"
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 #: Ids of groups, deduplication and receive attempts: alphanumeric characters and ASCII punctuation.
 _TOKEN = re.compile(r"[!-~]{1,128}")
-#: An exponent may have a sign and three digits. The pattern is unambiguous, because backtracking over long
-#: texts would take quadratic time.
+#: An exponent may have a sign and three digits. The pattern is unambiguous: backtracking over long texts would take
+#: quadratic time.
 _NUMBER = re.compile(r"[+-]?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 MAX_DIGITS = 38
 

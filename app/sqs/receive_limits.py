@@ -66,7 +66,7 @@ class ReceiveLimits:
         await asyncio.shield(ending)
 
     async def stop(self) -> None:
-        """Wait for what clients that hung up have begun: a copy without its deletion would be a second dead letter."""
+        """Finish moves whose clients have hung up: a message that was copied but not deleted would be moved again."""
         if self._ending:
             await asyncio.wait(self._ending, timeout=STOP_S)
 

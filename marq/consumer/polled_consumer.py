@@ -30,7 +30,7 @@ from marq.wire.markers import Ack, Release, Renew, Source
 from marq.wire.record_headers import origin, record_id
 
 #: A polled message's lease may be shorter than its queue's setting by the smaller of these: seconds, and a fraction.
-MOST_LATE_S, MOST_LATE = 1.0, 0.05
+MAX_SHORTFALL_S, MAX_SHORTFALL = 1.0, 0.05
 
 
 class Described(NamedTuple):
@@ -106,8 +106,8 @@ class PolledConsumer(Consumer):
         """Renew the leases of messages that waited for a poll; leave out messages whose leases end meanwhile."""
         running = self._started()
         now_s, lease_ms = running.cluster.now_s(), running.receiver_settings.queue(self.name).lease_ms
-        late_s = lease_ms / 1000 - min(MOST_LATE_S, lease_ms / 1000 * MOST_LATE)
-        short = [message for message in messages if message._expiry_s - now_s < late_s]
+        least_s = lease_ms / 1000 - min(MAX_SHORTFALL_S, lease_ms / 1000 * MAX_SHORTFALL)
+        short = [message for message in messages if message._expiry_s - now_s < least_s]
         if not short:
             return messages
         await running.hold(short, lease_ms, ends=True)

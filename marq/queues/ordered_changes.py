@@ -38,7 +38,7 @@ async def check_order(log: DefinitionLog, before: Definitions, after: Definition
 
 
 def refusal(queue: str, key: str, messages: Unfinished) -> str:
-    if messages == Unfinished(0, 0, 0, uncommitted=messages.uncommitted):
+    if not messages._replace(uncommitted=0):
         return (
             f"queue {queue!r}: {key} can't change yet, because {messages.uncommitted:,} finished messages would be"
             " delivered again: the queue's consumers have not committed their offsets. Let a consumer run for some"

@@ -19,17 +19,16 @@ from marq.kafka import broker_connections as module
 ROUNDS = 50
 #: The socket option that makes a close reset its connection.
 RESET = struct.pack("ii", 1, 0)
-STEP_S = 0.001
 
 
 class FakeBroker:
-    """Accepts connections, and closes each one after a while."""
+    """Accepts connections, and closes each one at its first request."""
 
     def __init__(self, reset: bool) -> None:
         self._reset = reset
 
-    async def __call__(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(5 * STEP_S)
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
         if self._reset:
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         writer.close()
@@ -43,7 +42,7 @@ async def send_until_closed(port: int) -> None:
     try:
         while connection.connected():
             answers.append(asyncio.ensure_future(connection.send(MetadataRequest([]))))
-            await asyncio.sleep(STEP_S)
+            await asyncio.sleep(0)
     finally:
         outcomes = await asyncio.gather(*answers, return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {KafkaConnectionError}, outcomes

@@ -37,10 +37,11 @@ class Rig:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.errors: dict[int, Exception] = {}
+        self.moving = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
         self.polls: list[list[Delivery]] = []
-        #: What each poll finds.
+        #: If set, every poll finds this message.
         self.always: Delivery | None = None
         self.stopped = False
         directory: Any = SimpleNamespace(
@@ -70,6 +71,7 @@ class Rig:
 
     # The dead-letter queue, and the settler.
     async def move(self, delivery: Delivery, queue: str, target: str) -> None:
+        self.moving.set()
         await self.gate.wait()
         number = delivery.token.offset
         if number in self.errors:
@@ -95,7 +97,8 @@ async def test_a_client_that_hangs_up_causes_no_second_copies() -> None:
     rig.gate.clear()
     rig.polls = [[message(1), message(2), message(3, attempt=1)]]
     call = asyncio.create_task(rig.operations.receive("emails", {"MaxNumberOfMessages": 10}))
-    await asyncio.sleep(0.01)
+    async with asyncio.timeout(LIMIT_S):
+        await rig.moving.wait()
 
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
