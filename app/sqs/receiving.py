@@ -33,7 +33,7 @@ IDLE_S = 300.0
 #: Pause before another attempt to receive a queue's messages.
 RETRY_S = 1.0
 #: Least time for which a poll looks for messages, because they are acquired only when a poll asks; the second number is
-#: for polls whose consumer has just joined its group.
+#: for polls whose consumer has not joined its group yet.
 SHORT_POLL_S, FIRST_POLL_S = 0.5, 2.0
 #: How long a poll waits for its consumer to join. By default, brokers let a new group wait for 3 s.
 JOIN_S = 8.0
@@ -245,13 +245,13 @@ class QueueReceiver:
 
     async def _poll(self, most: int, wait_s: float, *, alone: bool) -> list[Delivery]:
         clock = asyncio.get_running_loop().time
-        until_s = end_of_poll_s(clock(), max(wait_s, SHORT_POLL_S))
+        until_s = end_of_poll_s(clock(), max(wait_s, SHORT_POLL_S if self._started.is_set() else FIRST_POLL_S))
         if not self._started.is_set():
             # Even a short poll waits. Otherwise, each poll of a client that rarely polls would end during the join.
             with suppress(TimeoutError):
                 async with asyncio.timeout(JOIN_S):
                     await self._started.wait()
-                until_s = max(until_s, clock() + FIRST_POLL_S)
+                until_s = max(until_s, clock() + SHORT_POLL_S)
         while not self._stopping:
             if deliveries := await self._take(most, alone=alone):
                 return deliveries

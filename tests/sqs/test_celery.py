@@ -148,6 +148,7 @@ async def test_no_task_is_lost_while_workers_and_an_endpoint_are_killed(
         stop_all(programs)
         for each in programs:
             each.kill()
+        second.close()
 
     events = read(notes)
     ended = {event["number"] for event in events if event["event"] == "ended"}
