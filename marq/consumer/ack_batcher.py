@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from math import inf
 from typing import Any, NamedTuple
 
 from marq.client.background import failure_of
@@ -30,6 +31,8 @@ log = logging.getLogger("marq")
 LINGER_S, SHARED_LINGER_S = 0.005, 0.01
 #: Pause after a failed write, doubled each time.
 FIRST_RETRY_S, MAX_RETRY_S = 0.05, 2.0
+#: Least seconds between two log lines about a batch that cannot be written.
+LOG_S = 5.0
 #: Time limit of one write.
 WRITE_LIMIT_S = 15.0
 
@@ -184,7 +187,7 @@ class AckBatcher:
         for lease in dirty:
             self._settle(lease)
         records = [record for batch in batches for record in self._records(batch)]
-        pause_s = FIRST_RETRY_S
+        pause_s, logged_s = FIRST_RETRY_S, -inf
         while True:
             now_s = self.clock()
             try:
@@ -192,7 +195,9 @@ class AckBatcher:
                 break
             except BrokerUnavailable as error:
                 # Some markers may have been written. Writing them twice changes nothing, so all are written again.
-                log.warning("outcomes not written, retrying in %.2f s: batches=%d %s", pause_s, len(records), error)
+                if self.clock() - logged_s >= LOG_S:
+                    logged_s = self.clock()
+                    log.warning("outcomes not written, retrying: batches=%d %s", len(records), error)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, MAX_RETRY_S)
         self._extend(renewals, now_s)

@@ -15,6 +15,7 @@ from math import floor, inf
 
 from marq.client.background import failure_of
 from marq.consumer.held_batch import HeldBatch
+from marq.consumer.lost_leases_log import LostLeasesLog
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord, MarkerWriter
 from marq.wire.errors import BrokerUnavailable
@@ -62,6 +63,7 @@ class Renewal:
         self._finished = finished
         self._clock = clock
         self._sleep = sleep
+        self._log = LostLeasesLog()
         self._leases: list[HeldBatch] = []
         self._grown_to = 0
         self._task: asyncio.Task[None] | None = None
@@ -87,6 +89,7 @@ class Renewal:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._log.write(self._clock(), stopping=True)
 
     def add(self, lease: HeldBatch) -> None:
         """Renew a batch until its messages have ended."""
@@ -191,7 +194,6 @@ class Renewal:
                 yield lease, lease_ms, _to_renew(lease, now_s + lease_ms / 1000)
 
     def _lose_expired(self, now_s: float) -> None:
-        reported: dict[tuple[str, bool], list[tuple[HeldBatch, list[int]]]] = {}
         for lease in self._leases:
             if not lease.open or (now_s < lease.expires_s and not lease.own_expiry_s):
                 continue
@@ -202,17 +204,9 @@ class Renewal:
             count = len(lost) if lease.lines is None else lease.lines.lost(lease, lost)
             if count:
                 self._finished(lease.queue, count)
-            reported.setdefault((lease.queue, lease.ends), []).append((lease, lost))
+            self._log.add(lease, lost, self._settings.max_lease_of(lease.queue))
             self._lost(lease, lost)
-        for (queue, ends), batches in reported.items():
-            first, offsets = batches[0]
-            log.log(
-                logging.DEBUG if ends else logging.WARNING,
-                "leases lost, the messages will be redelivered: queue=%s messages=%d first_partition=%d"
-                " first_offset=%d held=%.0fs max_lease=%gs",
-                queue, sum(len(lost) for _, lost in batches), first.source.partition, min(offsets),
-                now_s - min(lease.taken_s for lease, _ in batches), self._settings.max_lease_of(queue) / 1000,
-            )  # fmt: skip
+        self._log.write(now_s)
 
     def _records(self, shares: list[tuple[HeldBatch, int, list[int]]]) -> Iterator[MarkerRecord]:
         groups: dict[tuple[str, int, Source, int], list[int]] = {}

@@ -35,13 +35,14 @@ async def test_queued_acks_share_one_batch_with_rising_offsets(held) -> None:
     assert [list(each.offsets) for each in rig.settler.of(Ack)] == [[0, 1, 2]]
 
 
-async def test_an_ack_that_can_not_be_written_is_written_later(held) -> None:
+async def test_an_ack_that_can_not_be_written_is_written_later_and_logged_once_in_a_while(held, caplog) -> None:
     rig, (message, *_) = held
-    rig.settler.refuse = 2
+    rig.settler.refuse = 3
 
     await asyncio.wait_for(message.ack(), 60)
 
     assert [list(each.offsets) for each in rig.settler.of(Ack)] == [[0]]
+    assert caplog.messages == ["outcomes not written, retrying: batches=1 refused by the test"]
 
 
 async def test_an_ack_that_became_durable_after_the_lease_says_so(held) -> None:

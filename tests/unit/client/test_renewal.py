@@ -199,3 +199,18 @@ async def test_leases_that_stay_as_they_are_are_renewed_every_third_of_them(make
 
     await rig.clock.advance(0.003)
     assert len(rig.settler.of(Renew)) == 2
+
+
+async def test_leases_lost_within_seconds_share_a_log_line(make_rig, caplog) -> None:
+    rig, messages = await holding(make_rig)
+    for place, message in enumerate(messages):
+        message._held.renewed_until(message.offset, rig.clock.now_s + 30 + place)
+    rig.clock.now_s += 30
+
+    for _ in messages:
+        await rig.receiver.renewal.renew()
+        rig.clock.now_s += 1
+    await rig.receiver.renewal.stop()
+
+    counts = [part for each in caplog.messages if "leases lost" in each for part in each.split() if "messages=" in part]
+    assert counts == ["messages=1", "messages=5"]
