@@ -84,9 +84,11 @@ def _wrong(trail: Trail, told: Told, trails: Sequence[Trail]) -> str:
         return "" if cancelled else "cancelled"
     asked_at = min([each.offset for each in trail.questions if each.holder == told.holder], default=-1)
     outcomes = [(each.offset, each.outcome) for each in trail.answers if each.holder == told.holder]
-    for fact in facts if trail.queue != ANY_QUEUE else [fact for fact in facts if fact.kind == CANCELLED]:
-        # Of several messages, one that was not in time decides nothing.
+    for fact in facts:
         done = told.kind == "CANCEL" and fact.kind == CANCELLED
+        # Of the messages of several queues, one that was not in time decides nothing.
+        if trail.queue == ANY_QUEUE and not done:
+            continue
         outcomes.append((fact.offset, DONE if done else TOO_LATE))
     before = [outcome for offset, outcome in outcomes if offset < asked_at]
     after = [outcome for offset, outcome in sorted(outcomes) if offset > asked_at]

@@ -8,6 +8,9 @@ import pytest
 
 from marq.wire.markers import ANY_QUEUE
 from proof.checker import check
+from proof.copies_and_answers import judge_answers
+from proof.evidence_types import Fact, Question, Told, Trail
+from proof.findings import Report
 from proof.history import Event, holder_name
 from tests.unit.proof.story import MARKERS, QUEUE, SETTINGS, TRACKER, Change, Events, clean, find, omit
 
@@ -98,3 +101,28 @@ def test_an_ack_without_a_queue_is_of_its_holders_queue() -> None:
         find(events, "marker", kind="ACK", queue=queue, offsets=[0])["queue"] = ANY_QUEUE
 
     assert [str(finding) for finding in check(events).findings] == []
+
+
+@pytest.mark.parametrize(("told", "findings"), [("DONE", 0), ("TOO_LATE", 1)])
+def test_of_a_request_for_any_queue_the_fact_of_one_queue_decides_nothing(told: str, findings: int) -> None:
+    """One queue's message was cancelled before, and the other queue's moved in time: seed 14357 of the simulation."""
+    place, asker = "orders/0/0", holder_name(9)
+    cancelled = Trail(
+        QUEUE, place, facts=(Fact("CANCELLED", 1, "CANCELLED", holder_name(TRACKER), MARKERS, 25, None, 2),)
+    )
+    moved = Trail(OTHER, place)
+    request = Trail(
+        ANY_QUEUE,
+        place,
+        questions=(
+            Question(QUEUE, "RESCHEDULE", asker, 24, in_time=False),
+            Question(OTHER, "RESCHEDULE", asker, 24, in_time=True),
+        ),
+        answers=(Told("RESCHEDULE", asker, "DONE", 27, 3),),
+        told=(Told("RESCHEDULE", asker, told, 0, 4),),
+    )
+    report = Report()
+
+    judge_answers(report, request, [cancelled, moved])
+
+    assert len(report.findings) == findings
