@@ -30,7 +30,7 @@ class Why(IntEnum):
 
 
 #: Faults that may keep a process from renewing in time.
-HINDRANCES = {"pause", "cut"}
+_HINDRANCES = {"pause", "cut"}
 #: Faults that may make it drop messages that it has acquired and not delivered.
 _INTERRUPTIONS = {"stop", "revoke"}
 EVERYBODY = "*"
@@ -46,13 +46,17 @@ def why_expired(
     befell = suffered(processes, (process_of.get(holder, ""), EVERYBODY), since, until)
     if "kill" in befell:
         return Why.KILLED
-    troubled = trail.troubled or trail.unanswered or trail.slowest_ms * 4 > trail.lease_ms
-    hindered = bool(befell & HINDRANCES or troubled or trail.hung)
     in_hand = any(each.holder == holder for each in trail.deliveries)
-    if hindered or (not in_hand and befell & _INTERRUPTIONS):
+    if is_hindered(trail, befell) or (not in_hand and befell & _INTERRUPTIONS):
         return _cause(trail, fact, in_hand)
     clock = suffered(processes, (fact.log, EVERYBODY), 0, until)
     return Why.CLOCK if "clock" in clock else None
+
+
+def is_hindered(trail: Trail, befell: set[str]) -> bool:
+    """Whether a holder could not renew in time: by its process's faults, failed or slow writes, or a handler."""
+    troubled = trail.troubled or trail.unanswered or trail.slowest_ms * 4 > trail.lease_ms
+    return bool(befell & _HINDRANCES or troubled or trail.hung)
 
 
 def _cause(trail: Trail, fact: Fact, in_hand: bool) -> Why:

@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 from marq.wire.names import is_synthetic
-from proof.causes import EVERYBODY, HINDRANCES, Why, suffered
+from proof.causes import EVERYBODY, Why, is_hindered, suffered
 from proof.evidence import Evidence
 from proof.evidence_types import Delivery, Fact, MarkersLog, Trail
 from proof.fold import (
@@ -321,7 +321,7 @@ def _why(evidence: Evidence, trail: Trail, former: Delivery, delivery: Delivery)
     befell = suffered(evidence.processes, names, min(since, former.number), delivery.number)
     if "kill" in befell:
         return Why.KILLED
-    if befell & HINDRANCES or trail.troubled or trail.unanswered or trail.hung or trail.slowest_ms * 4 > trail.lease_ms:
+    if is_hindered(trail, befell):
         return Why.LEASE_ENDED if trail.acked_at is None else Why.ACK_TOO_LATE
     clocks = suffered(evidence.processes, (*names, trail.log), 0, delivery.number)
     return Why.CLOCK if clocks & _CLOCKS else None
