@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ from aiokafka.errors import (
     GroupCoordinatorNotAvailableError,
     GroupLoadInProgressError,
     InvalidReplicationFactorError,
-    KafkaError,
     NotCoordinatorForGroupError,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
@@ -31,12 +29,11 @@ from aiokafka.errors import (
 from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.protocol.transaction import EndTxnRequest
 
-from marq.kafka.connection import abandon_producer, admin_client, client_options
+from marq.kafka.connection import abandon_producer, client_options
 from marq.kafka.group_members import GroupMember, described_members
 from marq.kafka.log_reader import LogReader
 from marq.kafka.paced_clients import paced
 from marq.kafka.protocol import allowed_on_topics
-from marq.kafka.role_permissions import missing_permissions
 from marq.kafka.topics import Look, look_up
 from marq.queues.definition_log import KafkaDefinitionLog
 from marq.settings.client import ClientSettings
@@ -47,8 +44,7 @@ from marq.wire.markers import Source
 from marq_worker.agents.consumer_watch import unattended
 from marq_worker.app.check.broker_clock import Appended
 from marq_worker.app.check.consumers import Place, Reader
-from marq_worker.app.check.permissions import WORKER, Allowed, Use, missing, operations
-from marq_worker.app.check.topics import topics_of
+from marq_worker.app.check.permissions import operations
 
 #: Interval between two attempts to find a coordinator.
 _PAUSE_S = 0.1
@@ -212,39 +208,3 @@ class ClusterView:
         finally:
             await abandon_producer(producer)
         return Appended(sent_ms, receipt.timestamp, confirmed_ms) if receipt.timestamp_type == _APPENDED else None
-
-
-log = logging.getLogger("marq.worker")
-
-
-async def ensure_permissions(client: ClientSettings, use: Use) -> None:
-    """Check that the principal has all permissions of a worker, as far as brokers report them.
-
-    Otherwise a missing permission would show as a partition without owner, or as a traceback of Faust. Raises Forbidden
-    with the commands that grant the missing ones.
-    """
-    async with admin_client(client) as admin:
-        try:
-            async with asyncio.timeout(client.connect_timeout_ms / 1000):
-                allowed = await _allowed(ClusterView(admin, client), client, use)
-        except (KafkaError, TimeoutError) as error:
-            # The start itself will report it.
-            log.debug("cannot read the permissions: %r", error)
-            return
-    lacking = missing(client, WORKER, use, allowed)
-    if lacking:
-        raise missing_permissions(client, lacking)
-
-
-async def _allowed(view: ClusterView, client: ClientSettings, use: Use) -> Allowed:
-    names = client.names
-    groups = [*([names.app_id] if use.tracker else []), *([names.backlog] if use.tracker and use.backlog else [])]
-    groups += use.handled_groups
-    ids = {names.transactional_ids: names.transactional_id(0)} if use.tracker else {}
-    if use.transactional:
-        ids[names.start_ids] = names.start_id(names.group("check"), "check")
-    return Allowed(
-        await view.allowed_on_topics([*topics_of(names, changelog=use.tracker), *use.own_topics]),
-        {group: (await view.group(group)).allowed for group in groups},
-        {prefix: await view.may_transact(transactional_id) for prefix, transactional_id in ids.items()},
-    )

@@ -37,8 +37,8 @@ from marq_worker.agents.progress import ProgressReport
 from marq_worker.agents.redaction import Redaction
 from marq_worker.app import client_id
 from marq_worker.app.batch_transport import BatchSchema
-from marq_worker.app.check.cluster import ensure_permissions
 from marq_worker.app.check.permissions import Use
+from marq_worker.app.check.permissions_at_start import ensure_permissions
 from marq_worker.app.faust_app import MarqApp, new_app, or_exit
 from marq_worker.app.faust_worker import reachable_name
 from marq_worker.app.handlers.handlers_role import HandlersRole

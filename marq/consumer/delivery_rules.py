@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from marq.client.exception_rules import Failures
-from marq.consumer.breaker import QueueBreaker
+from marq.consumer.circuit_breaker import QueueBreaker
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
 from marq.consumer.prefetch import Prefetch

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from marq.client.hooks import point
 from marq.client.outcomes import Reject, Retry
-from marq.consumer.breaker import Call
-from marq.consumer.uncounted_attempts import release_interrupted
+from marq.consumer.circuit_breaker import Call
+from marq.consumer.interrupted_attempts import release_interrupted
 from marq.core.storage.rows import row_key
 from marq.wire.markers import BACKOFF
 

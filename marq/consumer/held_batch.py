@@ -20,7 +20,7 @@ from marq.wire.markers import BLOCKED_MS, LAST, Source
 if TYPE_CHECKING:
     from marq.consumer.ack_batcher import AckBatcher
     from marq.consumer.at_most_once import AtMostOnce
-    from marq.consumer.breaker import QueueBreaker
+    from marq.consumer.circuit_breaker import QueueBreaker
     from marq.consumer.one_per_key import Lines
 
 # Shared empty containers, replaced on the first write. With thousands of queues, nearly every message has its own
