@@ -24,7 +24,7 @@ from marq.core.deliveries import redeliveries
 from marq.core.deliveries.schedule_planner import Planner
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.tracker import Tracker
-from marq.owner.payloads import Table, find_payloads
+from marq.owner.payloads import Table, find_payloads, find_payloads_in_turn
 from marq.owner.transaction_content import Due, Write
 from marq.wire import record_headers
 from marq.wire.dead_letter_notes import Note
@@ -38,8 +38,6 @@ MAX_PENDING_BYTES = 64 << 20
 #: Limits for the redeliveries of one transaction, whose fixed cost is large on a busy machine.
 MAX_COPIES = 2_000
 MAX_COPIES_BYTES = 4 << 20
-#: Number of due messages whose payloads are looked up together.
-LOOKED_UP = 250
 #: Time after which an owner that has not read its own TICK reads again.
 TICK_READ_MS = 5_000
 _ADVICE = "Processing of this partition stays stopped: see docs/operations/recovery.md, 'Recreate topics'"
@@ -371,16 +369,19 @@ class OwnerEngine:
         if self._apart:
             return [self._apart.pop()]
         self._due = self._due or self.tracker.due()
+        fires = self._due[:MAX_COPIES]
+        ids = [(fire.lease.queue, fire.source, fire.offset) for fire in fires]
+        payloads = find_payloads_in_turn(self.tracker.book, self.pending, self._table, ids)
         due: list[Due] = []
         room = MAX_COPIES_BYTES
-        while self._due and room > 0 and len(due) < MAX_COPIES:
-            fires, self._due = self._due[:LOOKED_UP], self._due[LOOKED_UP:]
-            ids = [(fire.lease.queue, fire.source, fire.offset) for fire in fires]
-            payloads = find_payloads(self.tracker.book, self.pending, self._table, ids)
-            for fire, payload in zip(fires, payloads, strict=True):
-                assert payload is not None, f"no row for {record_headers.record_id(fire.source, fire.offset)}"
-                due.append((redeliveries.fitting(fire, payload, self._limit_bytes), payload))
-                room -= len(payload.value or b"")
+        for fire, payload in zip(fires, payloads, strict=True):
+            assert payload is not None, f"no row for {record_headers.record_id(fire.source, fire.offset)}"
+            due.append((redeliveries.fitting(fire, payload, self._limit_bytes), payload))
+            room -= redeliveries.size_bytes(payload)
+            if room <= 0:
+                # The others stay in `_due`: a transaction that takes too long would be aborted and built again.
+                break
+        self._due = self._due[len(due) :]
         return due
 
     def _has_to_plan(self) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from marq.core.lease_book import LeaseBook
 from marq.core.storage import rows
 from marq.wire.markers import Payload, Source
+
+#: Numbers of payloads that are looked up together: the first ones, which may all be large, and at most.
+FIRST_LOOKED_UP, LOOKED_UP = 4, 250
 
 
 class Table(Protocol):
@@ -37,3 +40,17 @@ def find_payloads(
         for index, encoded in zip(stored, table.get(list(stored.values())), strict=True):
             payloads[index] = None if encoded is None else rows.decode_payload(encoded)
     return payloads
+
+
+def find_payloads_in_turn(
+    book: LeaseBook, pending: Mapping[bytes, bytes | None], table: Table, messages: Sequence[tuple[str, Source, int]]
+) -> Iterator[Payload | None]:
+    """Yield the payloads of messages, each None if it is not open.
+
+    Look up few of them at first, then twice as many each time: a caller that stops because they are large leaves few
+    that were looked up in vain.
+    """
+    start, count = 0, FIRST_LOOKED_UP
+    while start < len(messages):
+        yield from find_payloads(book, pending, table, messages[start : start + count])
+        start, count = start + count, min(2 * count, LOOKED_UP)

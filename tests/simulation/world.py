@@ -288,14 +288,14 @@ class World:
         """Process all scheduled events, and return when all is done."""
         limits = due_messages.MAX_FIRING, due_messages.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS
         due_messages.MAX_FIRING, due_messages.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS = self._limits
-        copies = engine.MAX_COPIES, engine.LOOKED_UP
-        engine.MAX_COPIES = engine.LOOKED_UP = self._copies_at_once
+        copies = engine.MAX_COPIES
+        engine.MAX_COPIES = self._copies_at_once
         try:
             with simulated_modules():
                 self._run()
         finally:
             due_messages.MAX_FIRING, due_messages.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS = limits
-            engine.MAX_COPIES, engine.LOOKED_UP = copies
+            engine.MAX_COPIES = copies
             for loop in self._loops:
                 loop.close()
 

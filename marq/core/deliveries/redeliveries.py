@@ -68,7 +68,7 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
 
 def fitting(fire: DueAction, payload: Payload, limit_bytes: int) -> DueAction:
     """Return the action, or a dead-letter action if the redelivery is too large for the messages topic."""
-    if fire.destination is not Destination.QUEUE or _size(payload) <= limit_bytes - HEADER_ROOM_BYTES // 2:
+    if fire.destination is not Destination.QUEUE or size_bytes(payload) <= limit_bytes - HEADER_ROOM_BYTES // 2:
         return fire
     return too_large(fire)
 
@@ -79,7 +79,8 @@ def too_large(fire: DueAction) -> DueAction:
     return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, attempt, Cause.TOO_LARGE)
 
 
-def _size(payload: Payload) -> int:
+def size_bytes(payload: Payload) -> int:
+    """Return about how large a message is as a record, without the headers that Marq adds."""
     headers = sum(len(name) + len(value or b"") + 8 for name, value in payload.headers)
     return len(payload.key or b"") + len(payload.value or b"") + headers
 

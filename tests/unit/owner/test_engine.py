@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Acquire, Batch, Payload, Source, Tick
-from marq.wire.payload_columns import Columns
+from marq.wire.payload_columns import Columns, encode_headers
 
 MARKERS, MESSAGES = Source("t.markers", 0), Source("t.messages", 2)
 LEASE_MS = 1_000
@@ -102,7 +103,7 @@ def test_nothing_is_fired_before_the_own_tick_was_read_back(life: Life) -> None:
 
 @pytest.mark.parametrize(
     ("value_bytes", "shares"),
-    [(200, [2_000, 500]), (100_000, [250] * 10)],
+    [(200, [2_000, 500]), (100_000, [42] * 59 + [22])],
     ids=["as many as a transaction may have", "as many bytes"],
 )
 def test_what_is_due_is_shared_out_to_transactions(life: Life, value_bytes: int, shares: list[int]) -> None:
@@ -126,10 +127,42 @@ def test_what_is_due_is_shared_out_to_transactions(life: Life, value_bytes: int,
     assert not life.engine.unsent
 
 
-def due(life: Life, count: int) -> None:
+@pytest.mark.parametrize("large", ["value", "header"])
+def test_a_transaction_exceeds_its_bytes_by_one_message_at_most(life: Life, large: str) -> None:
+    """A transaction that takes too long is aborted and built again, so the partition would stall."""
+    content = b"x" * 900_000
+    values, headers = (
+        ([content] * 40, None) if large == "value" else ([b""] * 40, [encode_headers([("h", content)])] * 40)
+    )
+    due(life, 40, Columns(b"q", [0] * 40, values, headers=headers))
+    life.engine.committed(life.engine.rows(), life.now_ms)
+
+    writes = []
+    while (write := life.engine.next_write(life.now_ms)) is not None:
+        writes.append(write)
+        life.engine.committed(write, life.now_ms)
+
+    assert [len(write.due) for write in writes] == [5] * 8
+    assert [fire.offset for write in writes for fire, _ in write.due] == list(range(40))
+    # Payloads that one transaction has no room for are looked up again for the next one.
+    assert max(len(keys) for keys in life.asked) < 10
+
+
+def test_large_messages_behind_many_small_ones_are_left_for_the_next_transaction(life: Life) -> None:
+    sizes = [10] * 60 + [900_000] * 10
+    due(life, 70, Columns(b"q", [0] * 70, [b"x" * size for size in sizes]))
+
+    write = life.engine.next_write(life.now_ms)
+
+    assert write is not None
+    assert len(write.due) == 65
+    assert life.engine.unsent
+
+
+def due(life: Life, count: int, payloads: Columns | None = None) -> None:
     """Let some messages become due, with the TICK that says so read back."""
     life.turn()
-    life.append(acquire(count))
+    life.append(acquire(count) if payloads is None else dataclasses.replace(acquire(count), payloads=payloads))
     life.now_ms += 2 * LEASE_MS
     tick = life.engine.next_write(life.now_ms)
     assert tick is not None
