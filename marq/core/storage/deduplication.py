@@ -7,6 +7,9 @@ duplicate. The expiry is fixed when an id is accepted: a later change of the win
 All ids that one DELAY contains share a record, in memory and in the table: a million ids of a million DELAYs take some
 200 bytes each. Expired records are removed in the order in which they were accepted, so a record waits for earlier ones
 if the window was made shorter. Until then it only takes up room, because its expiry is checked as well.
+
+If the broker's clock jumps, ids are checked and accepted by the wrong time until the next TICK, because nothing in the
+log shows the jump earlier. docs/guarantees.md lists the consequences under "Limits".
 """
 
 from __future__ import annotations
