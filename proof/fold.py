@@ -359,7 +359,9 @@ class Fold:
                 self._count(event["queue"], "late")
                 continue
             self._count(standing.queue, "rejected")
-            self.put(key, standing._replace(holder="", dues_ms=(self.now_ms,), state=REJECTED, text=reason))
+            # Whoever rejects a message has seen it.
+            rejected = standing._replace(holder="", dues_ms=(self.now_ms,), state=REJECTED, counted=True, text=reason)
+            self.put(key, rejected)
 
     def _count(self, queue: str, name: str, by: int = 1) -> None:
         counts = self.counts.setdefault(queue, {})
