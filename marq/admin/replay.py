@@ -225,7 +225,7 @@ class _Replaying:
         async with LogReader(self._settings, committed=False) as view:
             async for fetched in view.read(self._spans):
                 for source, read in fetched.items():
-                    for row in read:
+                    for row in read.with_fitting_headers():
                         if self._is_own(source, row):
                             yield source, row, self._fate(source, row)
 

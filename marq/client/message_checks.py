@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from marq.client.codecs import Codec, not_bytes
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
 from marq.wire.markers import Payload, payload_bytes
-from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEADER, check_queue_name
+from marq.wire.names import (
+    ENVELOPE_ROOM_BYTES,
+    HEADER_ROOM_BYTES,
+    MAX_HEADER_NAME_BYTES,
+    MAX_HEADERS,
+    RESERVED_HEADER,
+    check_queue_name,
+)
 
 Header = tuple[str, bytes | None]
 #: A header as a sender gives it; text is sent as UTF-8.
@@ -54,7 +61,8 @@ def encode(codec: Codec, queue: object, value: object, item: int | None = None) 
 def check_headers(headers: Headers) -> list[Header]:
     """Return headers as pairs with encoded values.
 
-    Raises ConfigError if a name is not text or is one of Marq's own, or a value is not text, bytes or None.
+    Raises ConfigError if a name is not text, too long or one of Marq's own, if a value is not text, bytes or None, or
+    if there are too many headers.
     """
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     checked: list[Header] = []
@@ -62,14 +70,26 @@ def check_headers(headers: Headers) -> list[Header]:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ConfigError(f"header {pair!r}: expected a dict, or pairs of a name (str) and a value (str or bytes)")
         name, value = pair
-        if not isinstance(name, str):
-            raise ConfigError(f"header {name!r}: expected a name of type str, not {type(name).__name__}")
-        if name.startswith(RESERVED_HEADER):
-            raise ConfigError(
-                f"header {name!r}: names beginning with {RESERVED_HEADER!r} are reserved; use another name"
-            )
-        checked.append((name, header_value(name, value)))
+        checked.append((_header_name(name), header_value(name, value)))
+    if len(checked) > MAX_HEADERS:
+        raise ConfigError(f"the message has {len(checked)} headers, at most {MAX_HEADERS} are allowed")
     return checked
+
+
+def _header_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise ConfigError(f"header {name!r}: expected a name of type str, not {type(name).__name__}")
+    if name.startswith(RESERVED_HEADER):
+        raise ConfigError(f"header {name!r}: names beginning with {RESERVED_HEADER!r} are reserved; use another name")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"header {name!r}: the name can't be encoded as UTF-8: {error.reason}") from error
+    if size > MAX_HEADER_NAME_BYTES:
+        raise ConfigError(
+            f"header {name[:40]!r}…: the name has {size} bytes, at most {MAX_HEADER_NAME_BYTES} are allowed"
+        )
+    return name
 
 
 def header_value(name: str, value: object) -> bytes | None:

@@ -8,6 +8,7 @@ due, but the tracker delivers nothing from the queue until it is resumed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -38,6 +39,8 @@ from marq.wire.record_headers import deliver_at_ms, origin
 if TYPE_CHECKING:
     from marq.consumer.one_per_key import Lines
     from marq.consumer.ordered_receiving import Ordering
+
+log = logging.getLogger("marq")
 
 #: Maximum bytes of an ACQUIRE per message, besides its value, headers and key.
 _COLUMNS_BYTES, _ALL_COLUMNS_BYTES = 24, 48
@@ -168,6 +171,7 @@ def acquisitions(
 ) -> Iterator[Acquisition]:
     """Split the messages of one queue and partition into ACQUIREs; raise ConfigError if one message does not fit."""
     queue, source = key
+    messages = _fitting(queue, source, messages)
     room = settings.limit_bytes - FRAME_BYTES - _HEAD_BYTES
     lease_ms, rules = settings.lease_of(queue), settings.queue(queue)
     for part in _parts(queue, messages, room, own_topic):
@@ -179,6 +183,21 @@ def acquisitions(
             queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic, lines, again
         )
         from_offset = offsets[-1] + 1
+
+
+def _fitting(queue: str, source: Source, messages: Records) -> Records:
+    """Return messages without headers that do not fit into an ACQUIRE: they must not keep others from delivery."""
+    fitting = messages.with_fitting_headers()
+    if fitting is messages:
+        return messages
+    for before, after in zip(messages, fitting, strict=True):
+        if len(after.headers) < len(before.headers):
+            log.warning(
+                "too many headers, or too long names: headers are dropped: queue=%s topic=%s partition=%d offset=%d"
+                " headers=%d dropped=%d",
+                queue, *source, before.offset, len(before.headers), len(before.headers) - len(after.headers),
+            )  # fmt: skip
+    return fitting
 
 
 def unskipped(purge: Purge | None, source: Source, own: Records) -> tuple[Records, int]:
@@ -217,7 +236,11 @@ def _parts(queue: str, messages: Records, room: int, own_topic: bool) -> Iterato
         if total + count * (_ALL_COLUMNS_BYTES if own_topic or messages.headers else _COLUMNS_BYTES) <= room:
             yield slice(0, count)
             return
-    sizes = [payload_bytes(Payload(0, 1, record.key, record.headers, record.value)) for record in messages]
+    headers = messages.encoded_headers or [b""] * count
+    sizes = [
+        payload_bytes(Payload(0, 1, record.key, (), record.value)) + len(own)
+        for record, own in zip(messages, headers, strict=True)
+    ]
     if max(sizes) > room:
         large = messages[sizes.index(max(sizes))]
         raise ConfigError(

@@ -6,12 +6,13 @@ hundred thousand tuples would burden the garbage collector.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from struct import Struct
 from typing import overload
 
 from marq.wire.markers import Headers
+from marq.wire.names import MAX_HEADER_NAME_BYTES, MAX_HEADERS, RESERVED_HEADER
 from marq.wire.payload_columns import encode_headers
 
 _pack_length = Struct(">i").pack
@@ -77,6 +78,27 @@ def at(column: Sequence[Headers] | None, indexes: Sequence[int]) -> Sequence[Hea
         return OneHeader(column.name, tuple([column.values[index] for index in indexes]))
     rows = [column[index] for index in indexes]
     return rows if any(rows) else None
+
+
+def fitting(column: Sequence[Headers], names: Iterable[str]) -> Sequence[Headers]:
+    """Return the column, whose headers have these names, without the headers that do not fit into markers.
+
+    It is the same column if all fit.
+    """
+    long = {name for name in names if len(name.encode()) > MAX_HEADER_NAME_BYTES}
+    if not long and (isinstance(column, OneHeader) or max(map(len, column)) <= MAX_HEADERS):
+        return column
+    return [_first([header for header in row if header[0] not in long]) for row in column]
+
+
+def _first(headers: Headers) -> Headers:
+    """Return the first headers if there are too many, and Marq's own, which a redelivery has at the end."""
+    excess = len(headers) - MAX_HEADERS
+    if excess <= 0:
+        return headers
+    others = [index for index, (name, _) in enumerate(headers) if not name.startswith(RESERVED_HEADER)]
+    dropped = set(others[-excess:])
+    return [header for index, header in enumerate(headers) if index not in dropped][-MAX_HEADERS:]
 
 
 def encoded(column: Sequence[Headers]) -> list[bytes]:

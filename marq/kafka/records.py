@@ -56,9 +56,14 @@ class Records(Sequence[Row]):
             return False
         if isinstance(self.headers, OneHeader):
             return name == self.headers.name
+        return name in self._header_names(self.headers)
+
+    def _header_names(self, headers: Sequence[Headers]) -> set[str]:
         if self._names is None:
-            self._names = set(map(_name_of, chain.from_iterable(self.headers)))
-        return name in self._names
+            self._names = (
+                {headers.name} if isinstance(headers, OneHeader) else set(map(_name_of, chain.from_iterable(headers)))
+            )
+        return self._names
 
     @property
     def encoded_headers(self) -> Sequence[bytes] | None:
@@ -135,6 +140,15 @@ class Records(Sequence[Row]):
     def without_values(self) -> Records:
         """Return the same records with None for each value."""
         return Records(self.offsets, self.timestamps, self.keys, (None,) * len(self), self.headers)
+
+    def with_fitting_headers(self) -> Records:
+        """Return the same records without headers that do not fit into markers; itself if all fit."""
+        if self.headers is None:
+            return self
+        headers = header_columns.fitting(self.headers, self._header_names(self.headers))
+        if headers is self.headers:
+            return self
+        return Records(self.offsets, self.timestamps, self.keys, self.values, headers if any(headers) else None)
 
     def with_keys(self, keys: Sequence[bytes | None]) -> Records:
         """Return the same records under other keys."""

@@ -253,6 +253,9 @@ class Batcher:
                 if self._stopped:
                     raise MarqError("the producer was stopped")
                 topic, partition = route.cursor.topic, route.cursor.take()
+                # Earlier calls with this key may have messages in the open batch.
+                if (topic, partition) in self._open:
+                    self._submit((topic, partition))
                 batch = ProducerBatch(self._sender, topic, partition, self._routes.placements)
                 batch.fill(route.key, items, len(receipts), len(items), headers)
                 offset = await self._track(self._send(batch))

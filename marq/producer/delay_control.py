@@ -2,7 +2,8 @@
 
 Requests and answers are markers. The producer reads the markers of the partition, from before its request on, until it
 finds an answer or a fact that decides the request; it repeats requests that are not answered. Simultaneous requests are
-sent together.
+sent together, in rounds. Each round has a connection of its own, so the next one begins when the round before has its
+answers, or when these are late: a tracker that does not answer must not hold up the requests to others.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from marq.backend.cluster import Cluster
@@ -24,9 +26,10 @@ from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import ANY_QUEUE, Answer, Batch, Cancel, Fact, Kind, Outcome, Reschedule, Source
 from marq.wire.markers_partitions import markers_partition
 
-#: How long to wait for an answer before a request is repeated.
+#: How long to wait for an answer before a request is repeated, and before later requests no longer wait for it.
 AGAIN_S = 2.0
 _STOP_S = 1.0
+_STOPPED = "the producer was stopped"
 
 
 class _Request(NamedTuple):
@@ -58,6 +61,8 @@ class DelayControl:
         self._limit_s = limit_s
         self._waiting: list[_Request] = []
         self._asking: asyncio.Task[None] | None = None
+        #: The requests of each round that has not ended; at most about ``limit_s / AGAIN_S`` rounds.
+        self._rounds: dict[asyncio.Task[None], list[_Request]] = {}
 
     async def ask(self, receipts: Sequence[Receipt], when: When | None) -> list[bool]:
         """Move messages, or cancel them (None); return for each whether the request came in time.
@@ -80,28 +85,51 @@ class DelayControl:
 
     async def stop(self) -> None:
         """Stop; waiting callers get an error."""
-        task, self._asking = self._asking, None
-        if task is not None:
+        asking, self._asking = self._asking, None
+        rounds = dict(self._rounds)
+        tasks = [*rounds] if asking is None else [asking, *rounds]
+        for task in tasks:
             task.cancel()
-            await asyncio.wait([task])
+        if tasks:
+            await asyncio.wait(tasks)
+        # A task that was cancelled before it ran has not done this.
+        for requests in (self._waiting, *rounds.values()):
+            _fail(requests, _STOPPED)
 
     async def _ask_all(self) -> None:
         try:
             while self._waiting:
+                # Before a round begins: rounds that begin without a connection would try to connect one by one.
+                failure = await self._connect()
                 requests, self._waiting = self._waiting, []
-                await self._ask_some(requests)
+                if failure is not None:
+                    _fail(requests, failure)
+                    continue
+                begun = asyncio.create_task(self._ask_some(requests), name="marq-delay-control-round")
+                self._rounds[begun] = requests
+                begun.add_done_callback(self._rounds.pop)
+                with suppress(TimeoutError):
+                    await self._cluster.within(AGAIN_S, asyncio.wait([begun]))
         finally:
             self._asking = None
-            _fail(self._waiting, "the producer was stopped")
+            _fail(self._waiting, _STOPPED)
             self._waiting = []
 
+    async def _connect(self) -> str | None:
+        """Start the writer at its first use; return why it can't be used, None if it can."""
+        try:
+            await self._delays.writer()
+        except MarqError as error:
+            return str(error)
+        return None
+
     async def _ask_some(self, requests: list[_Request]) -> None:
-        failure = "the producer was stopped"
+        failure = _STOPPED
         reader: MarkersReader | None = None
+        until_s = self._cluster.now_s() + self._limit_s
         try:
             writer = await self._delays.writer()
             reader = await self._cluster.markers_reader({self._partition(each.target[0]) for each in requests})
-            until_s = self._cluster.now_s() + self._limit_s
             failure = f"no tracker answered within {self._limit_s:g} s: is a worker running (marq worker)?"
             holders = _Holders(secrets.randbits(62) * 2 + 1, secrets.randbits(62) * 2 + 2)
             while (left_s := until_s - self._cluster.now_s()) > 0 and not _all_done(requests):

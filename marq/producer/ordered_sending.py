@@ -32,22 +32,28 @@ class Lines:
         self._topic = topic
         self._limit_s = limit_s
         self._turns: WeakValueDictionary[tuple[str, bytes], asyncio.Lock] = WeakValueDictionary()
+        #: Since when calls wait for the partitions of each queue.
+        self._waited_since_s: dict[str, float] = {}
 
     @asynccontextmanager
-    async def turn(self, queues: Iterable[str], key: bytes) -> AsyncIterator[None]:
-        """Wait for the earlier calls with this key; a call that finds its route first must not overtake them."""
+    async def turn(self, queues: Iterable[str], key: bytes) -> AsyncIterator[float]:
+        """Wait for the earlier calls with this key; a call that finds its route first must not overtake them.
+
+        The value is the time of this call, for :meth:`find`.
+        """
+        called_s = asyncio.get_running_loop().time()
         async with AsyncExitStack() as turns:
             # Sorted, so that two calls can't wait for each other.
             for queue in sorted(queues):
                 turn = self._turns.get((queue, key)) or asyncio.Lock()
                 self._turns[queue, key] = turn
                 await turns.enter_async_context(turn)
-            yield
+            yield called_s
 
     async def find(
-        self, queue: str, key: bytes, headers: Sequence[Header], *, delayed: bool = False
+        self, queue: str, key: bytes, headers: Sequence[Header], called_s: float, *, delayed: bool = False
     ) -> tuple[Route, list[Header]]:
-        """Return the route of a key, and the headers of its messages.
+        """Return the route of a key, and the headers of its messages, in the turn of a call.
 
         Raises:
             ConfigError: the queue has no ordering, or its own topic can't be used.
@@ -56,7 +62,7 @@ class Lines:
         settings = await self._settings(queue)
         topic = settings.topic
         if topic is None:
-            partitions = await self._partitions(queue)
+            partitions = await self._partitions(queue, called_s)
             cursor = PartitionCursor(self._topic, len(partitions), (partition_of(key, partitions),))
             return Route(cursor, queue.encode()), [*headers, (ORDERING_KEY_HEADER, key)]
         if delayed:
@@ -80,14 +86,17 @@ class Lines:
             )
         return settings
 
-    async def _partitions(self, queue: str) -> Sequence[int]:
+    async def _partitions(self, queue: str, called_s: float) -> Sequence[int]:
         """Return the queue's fixed partitions, as soon as all clients send by them."""
         placement = self._queues.definitions.placement(queue)
         if not placement.takes_keys:
+            # A call has waited since its start if the calls before it waited for the partitions, too. Otherwise calls
+            # would fail one after the other. It has not if it waited for messages that these were sending.
+            since_s = self._waited_since_s.setdefault(queue, asyncio.get_running_loop().time())
             changed = asyncio.Event()
             end = self._queues.listen(changed.set)
             try:
-                async with asyncio.timeout(self._limit_s):
+                async with asyncio.timeout_at(max(called_s, since_s) + self._limit_s):
                     while not (placement := self._queues.definitions.placement(queue)).takes_keys:
                         changed.clear()
                         await changed.wait()
@@ -104,6 +113,7 @@ class Lines:
                 ) from None
             finally:
                 end()
+        self._waited_since_s.pop(queue, None)
         assert placement.sends is not None, "a fixed list names its partitions"
         return placement.sends
 

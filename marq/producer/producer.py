@@ -193,8 +193,8 @@ class Producer(CodecClient[Running]):
     ) -> Receipt:
         due, key = options.due, options.key or b""
         headers = with_id(headers, options.own_id)
-        async with running.lines.turn([queue], key):
-            route, pairs = await running.lines.find(queue, key, headers, delayed=due is not None)
+        async with running.lines.turn([queue], key) as called_s:
+            route, pairs = await running.lines.find(queue, key, headers, called_s, delayed=due is not None)
             running.content.check(queue, route.key, value, pairs)
             if due is None:
                 partition, future = running.batches.post(route, value, pairs)
@@ -215,9 +215,9 @@ class Producer(CodecClient[Running]):
         async def find(queue: str) -> tuple[Route, list[Header]]:
             if key is None:
                 return await running.routes.find(queue), pairs
-            return await running.lines.find(queue, key, pairs, delayed=due is not None)
+            return await running.lines.find(queue, key, pairs, called_s, delayed=due is not None)
 
-        async with running.lines.turn(queues if key is not None else (), key or b""):
+        async with running.lines.turn(queues if key is not None else (), key or b"") as called_s:
             for queue in queues:
                 await find(queue)
             # Again, and now without waiting: the first routes may be outdated by now.

@@ -47,12 +47,13 @@ class Running(NamedTuple):
         self, queue: str, items: list[Any], headers: list[Header], dues: Sequence[When] | None, key: bytes
     ) -> Outcome:
         """Send messages of one ordering key."""
-        async with self.lines.turn([queue], key):
-            route, pairs = await self.lines.find(queue, key, headers, delayed=bool(dues))
+        async with self.lines.turn([queue], key) as called_s:
+            find = partial(self.lines.find, queue, key, headers, called_s)
+            route, pairs = await find(delayed=bool(dues))
             self.content.check_many(queue, route.key, items, pairs)
             if dues and items:
                 return await self.delays.send_many(queue, items, pairs, dues)
-            return await self.batches.send_line(queue, items, partial(self.lines.find, queue, key, headers))
+            return await self.batches.send_line(queue, items, find)
 
     async def send_once(
         self,
@@ -64,11 +65,11 @@ class Running(NamedTuple):
         ids: Sequence[bytes],
     ) -> Outcome:
         """Send messages that have deduplication ids."""
-        async with self.lines.turn([] if key is None else [queue], key or b""):
+        async with self.lines.turn([] if key is None else [queue], key or b"") as called_s:
             if key is None:
                 route = await self.routes.find(queue)
             else:
-                route, headers = await self.lines.find(queue, key, headers, delayed=True)
+                route, headers = await self.lines.find(queue, key, headers, called_s, delayed=True)
             self.content.check_many(queue, route.key, items, with_id(headers, max(ids, key=len, default=None)))
             sends = zip(items, ids, dues, strict=True)
             return await self.delays.send_each(

@@ -18,7 +18,7 @@ from zlib import crc32
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Headers, Source
 from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import RESERVED_HEADER, check_queue_name, schedule_topic
+from marq.wire.names import MAX_HEADER_NAME_BYTES, RESERVED_HEADER, check_queue_name, schedule_topic
 
 #: Layers of one schedule, weakest first: marq.toml, and changes at run time.
 LAYERS = ("schedule-file", "schedule")
@@ -197,10 +197,11 @@ def _headers(value: object) -> None:
             raise ConfigError(f"{name}: expected text, not {text!r}")
         if name.startswith(RESERVED_HEADER):
             raise ConfigError(f"{name}: names beginning with {RESERVED_HEADER!r} are reserved; use another name")
+    # The limit of one name, so that none can be longer.
     if len(value) > MAX_HEADERS or sum(len(_utf8(name)) + len(_utf8(text)) for name, text in value.items()) > (
-        MAX_VALUE_BYTES
+        MAX_HEADER_NAME_BYTES
     ):
-        raise ConfigError(f"at most {MAX_HEADERS} headers with {MAX_VALUE_BYTES} bytes are allowed")
+        raise ConfigError(f"at most {MAX_HEADERS} headers with {MAX_HEADER_NAME_BYTES} bytes are allowed")
 
 
 def _utf8(text: str) -> bytes:

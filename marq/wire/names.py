@@ -42,6 +42,10 @@ _SCHEDULED = "~schedule/"
 
 #: Bytes of a queue's name as UTF-8; the marker format keeps its length in one byte.
 MAX_QUEUE_NAME_BYTES = 200
+#: Maximum number of headers of a message; a marker has room for 65,535, because redelivery and redrive add some.
+MAX_HEADERS = 65_500
+#: Bytes of a header's name as UTF-8; the marker format keeps its length in two bytes.
+MAX_HEADER_NAME_BYTES = 65_535
 #: Room in a record for the headers that redelivery adds and for Kafka's own framing.
 HEADER_ROOM_BYTES = 1_024
 #: How much more the markers, changelog and dead-letter topics accept than the messages topic.

@@ -9,6 +9,7 @@ import pytest
 
 import marq
 from marq.producer.ordered_sending import default_partition
+from marq.producer.shared import SharedProducer
 from marq.settings.ordering_keys import partition_of
 from tests.conformance.backend import Backend, Stored
 from tests.conformance.receiving import nothing_comes, take
@@ -61,6 +62,24 @@ async def test_calls_of_one_producer_keep_their_order_even_before_the_queue_is_k
     sent = await records(backend, queue)
     assert [int(each.value or b"") for each in sorted(sent, key=lambda each: each.offset)] == list(range(200))
     assert len({each.partition for each in sent}) == 1
+
+
+@pytest.mark.parametrize("kind", [marq.Producer, SharedProducer])
+async def test_many_messages_do_not_overtake_an_earlier_one(backend: Backend, kind: type[marq.Producer]) -> None:
+    queue = await backend.new_queue(ordering="key")
+    async with kind(**backend.client) as producer:
+        await producer.send(queue, b"0", ordering_key="k")
+
+        await asyncio.gather(
+            # Without a key: while its batch is on the way, a shared producer waits for more messages.
+            producer.send(queue, b"other"),
+            producer.send(queue, b"1", ordering_key="k"),
+            producer.send_many(queue, [b"2", b"3"], ordering_key="k"),
+            producer.send(queue, b"4", ordering_key="k"),
+        )
+
+    sent = sorted(await records(backend, queue), key=lambda each: each.offset)
+    assert [each.value for each in sent if each.headers] == [b"0", b"1", b"2", b"3", b"4"]
 
 
 async def test_a_message_without_a_key_has_no_header(backend: Backend) -> None:

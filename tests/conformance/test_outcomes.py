@@ -12,6 +12,31 @@ from tests.conformance.backend import Backend
 from tests.conformance.receiving import nothing_comes, take, take_one
 
 
+async def test_a_message_with_headers_that_markers_cannot_hold_keeps_no_others_from_delivery(backend: Backend) -> None:
+    queue, topic = await backend.new_queue(backoff=[0]), backend.names.messages
+    large = {
+        b"long name": [("n" * 70_000, b"1"), ("own", b"x")],
+        b"many": [("own", b"x"), *((f"h{number}", b"") for number in range(66_000))],
+    }
+    async with backend.consumer(queue) as consumer:
+        for value, headers in large.items():
+            await backend.produce(topic, value, queue.encode(), headers)
+        await backend.producer.send(queue, b"other")
+
+        for attempt in (1, 2, 3):
+            messages = await take(consumer, 3 if attempt == 1 else 2)
+            assert {each.value: each.attempt for each in messages if each.value != b"other"} == dict.fromkeys(
+                large, attempt
+            )
+            for message in messages:
+                if message.value == b"other" or attempt == 3:
+                    await message.ack()
+                else:
+                    assert message.headers["own"] == b"x"
+                    await message.release(0)
+    await backend.statistics(queue, acked=3)
+
+
 async def test_what_is_acked_or_rejected_never_comes_back(backend: Backend) -> None:
     queue = backend.new_name()
     async with backend.consumer(queue, lease=10) as consumer:

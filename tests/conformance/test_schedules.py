@@ -142,6 +142,10 @@ async def test_schedules_are_listed_with_all_that_holds(backend: Backend) -> Non
         ({"queue": "q", "cron": FAR, "value": "x" * 70_000}, "schedule 's': value: it has 70000 bytes"),
         ({"queue": "q", "cron": FAR, "headers": {"marq-id": "x"}}, "schedule 's': headers: marq-id: .* are reserved"),
         ({"queue": "q", "cron": FAR, "headers": {"a": 1}}, "schedule 's': headers: a: expected text"),
+        (
+            {"queue": "q", "cron": FAR, "headers": {"n" * 65_536: ""}},
+            "schedule 's': headers: at most 100 headers with 65535 ",
+        ),
         ({"queue": "q", "cron": FAR, "catch_up": 1}, "schedule 's': catch_up: expected true or false"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import SimpleNamespace
 
@@ -11,10 +12,14 @@ from marq.client.delivery_time import When
 from marq.client.receipt import Receipt
 from marq.kafka.marker_writer import MarkerRecord
 from marq.producer.delay_control import DelayControl
+from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import ANY_QUEUE, Answer, Batch, Cancel, Cause, Fact, Kind, Outcome, Reschedule, Source
+from marq.wire.markers_partitions import markers_partition
 
 PLACE = Source("orders", 3)
+#: Time limit for anything that a test is not about.
+LIMIT_S = 20.0
 LATER = When(1_000, relative=True)
 Script = Callable[[Cancel | Reschedule], Iterable[Batch]]
 
@@ -103,3 +108,86 @@ async def test_a_request_without_a_queue_is_repeated_until_a_tracker_says_that_i
         yield fact(Kind.REDELIVERED, "emails") if len(requests) == 1 else answer(request, Outcome.TOO_LATE)
 
     assert await asked(ANY_QUEUE, None, script) == (False, 2)
+
+
+class Partitions(Log):
+    """Markers partitions with trackers, of which those of ``silent`` do not answer; a thousand seconds take one."""
+
+    def __init__(self, silent: int) -> None:
+        super().__init__(lambda request: ())
+        self._silent = silent
+        self._readers: list[tuple[set[int], asyncio.Queue[bytes]]] = []
+        #: Each request when it is written, with its partition.
+        self.written: asyncio.Queue[int] = asyncio.Queue()
+
+    async def markers_reader(self, partitions: object) -> Log:
+        assert isinstance(partitions, set)
+        values: asyncio.Queue[bytes] = asyncio.Queue()
+        self._readers.append((partitions, values))
+        return Reader(values)
+
+    async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> None:
+        for record in records:
+            request = decode(record.value)
+            assert isinstance(request, Cancel)
+            self.written.put_nowait(record.partition)
+            if record.partition == self._silent:
+                continue
+            done = [Outcome.DONE] * len(request.offsets)
+            value = encode(Answer(request.queue, request.holder, request.source, request.offsets, done))
+            for partitions, values in self._readers:
+                if record.partition in partitions:
+                    values.put_nowait(value)
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time() * 1_000
+
+    async def within(self, limit_s: float, work: Awaitable[None]) -> None:
+        async with asyncio.timeout(limit_s / 1_000):
+            await work
+
+
+class Reader(Log):
+    def __init__(self, values: asyncio.Queue[bytes]) -> None:
+        self._next = values
+
+    async def read(self) -> list[bytes]:
+        return [await self._next.get()]
+
+
+async def test_a_tracker_that_does_not_answer_holds_up_no_later_requests() -> None:
+    sources = {markers_partition("orders", number, 2): Source("orders", number) for number in range(10)}
+    silent, other = (Receipt("emails", *sources[partition], 5) for partition in (0, 1))
+    log = Partitions(silent=0)
+    control = DelayControl(log, SimpleNamespace(markers_partitions=2), log, 1e6)  # type: ignore[arg-type]
+
+    async with asyncio.timeout(LIMIT_S):
+        first = asyncio.create_task(control.ask([silent], None))
+        assert await log.written.get() == 0
+        assert await control.ask([other], None) == [True]
+        while await log.written.get() != 1:
+            pass
+
+        # Requests to both are written at once, too.
+        second = asyncio.create_task(control.ask([silent, other], None))
+        while await log.written.get() != 1:
+            pass
+        assert not first.done()
+
+        await control.stop()
+        for task in (first, second):
+            with pytest.raises(BrokerUnavailable, match="unknown whether message"):
+                await task
+
+
+async def test_a_stop_ends_requests_that_have_not_been_written() -> None:
+    log = Partitions(silent=0)
+    control = DelayControl(log, SimpleNamespace(markers_partitions=1), log, 1e6)  # type: ignore[arg-type]
+    asking = asyncio.create_task(control.ask([Receipt("emails", *PLACE, 5)], None))
+    await asyncio.sleep(0)
+
+    await control.stop()
+
+    with pytest.raises(BrokerUnavailable, match="the producer was stopped"):
+        await asyncio.wait_for(asking, LIMIT_S)
+    assert log.written.empty()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from marq.consumer.ordered_records import line_keys
 from marq.kafka.records import Records
+from marq.wire.names import MAX_HEADERS
 from marq.wire.payload_columns import encode_headers
 from marq.wire.record_headers import ordering_key
 from tests.unit.client.fakes import FakeRecord
@@ -47,6 +48,31 @@ def test_columns_have_the_headers_of_each_record(
             assert some.encoded_headers == [encode_headers(headers) for headers in expected]
         for name in (KEY, "tenant"):
             assert some.has_header(name) == any(name == each for headers in expected for each, _ in headers)
+
+
+def test_headers_that_do_not_fit_into_markers_are_dropped_but_not_those_that_redelivery_added() -> None:
+    rows: list[Headers] = [
+        [("a", b"1"), ("é" * 32_768, b""), ("b", None)],
+        [(f"h{number}", b"") for number in range(MAX_HEADERS)] + [("marq-attempt", b"2"), (KEY, b"k")],
+        [("n" * 65_535, b"1")],
+    ]
+    fitting = Records.of([FakeRecord(offset, headers=headers) for offset, headers in enumerate(rows)])
+
+    fitting = fitting.with_fitting_headers()
+
+    assert [list(each.headers) for each in fitting] == [
+        [("a", b"1"), ("b", None)],
+        rows[1][: MAX_HEADERS - 2] + rows[1][-2:],
+        rows[2],
+    ]
+    assert fitting.encoded_headers is not None
+    assert fitting.with_fitting_headers() is fitting
+
+
+def test_a_name_that_is_too_long_is_dropped_even_if_all_records_have_only_this_header() -> None:
+    records = Records.of([FakeRecord(offset, headers=[("n" * 65_536, b"1")]) for offset in range(2)])
+
+    assert records.with_fitting_headers().headers is None
 
 
 @given(st.lists(one_header | st.just([("tenant", b"a"), (KEY, b"k")]), max_size=6))

@@ -121,6 +121,9 @@ def test_text_in_headers_becomes_utf_8() -> None:
         ({"a": 7}, "header 'a': expected a value of type str, bytes or None, not int"),
         ({"a": "\ud800"}, "header 'a': the value can't be encoded as UTF-8"),
         (["ab"], "expected a dict, or pairs"),
+        ({"é" * 32_768: b""}, "header 'é+'…: the name has 65536 bytes, at most 65535 are allowed"),
+        ({"\ud800": b"x"}, "the name can't be encoded as UTF-8"),
+        ([("a", b"")] * 65_501, "the message has 65501 headers, at most 65500 are allowed"),
     ],
 )
 def test_other_headers_are_refused(headers, expected) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, Self, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -16,9 +17,11 @@ from marq.kafka.topics import Topics
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, start_key
 from marq.settings.purged_offsets import Purge
-from marq.wire.markers import Acquire, Payload, Source
+from marq.wire.marker_codec import decode
+from marq.wire.markers import Acquire, Delay, Payload, Source
 from tests.unit.client.fakes import FakeRecord
 
+SETTINGS, TOPICS = ClientSettings.read("localhost:9092", {}, environment={}), Topics(6, 1, 10_000, 10_000)
 QUEUE, OWN_TOPIC = "emails", "shop-orders"
 P3, P5, OWN = Source("marq.messages", 3), Source("marq.messages", 5), Source(OWN_TOPIC, 0)
 
@@ -86,10 +89,7 @@ def namespace(monkeypatch: pytest.MonkeyPatch) -> Namespace:
 
 
 async def replayed(namespace: Namespace, start: Start) -> replaying.Replayed:
-    settings = ClientSettings.read("localhost:9092", {}, environment={})
-    inspector: Any = namespace
-    topics = Topics(6, 1, 10_000, 10_000)
-    replay = replaying._Replaying(settings, topics, inspector, namespace.definitions, QUEUE, "id")
+    replay = replaying._Replaying(SETTINGS, TOPICS, cast("Any", namespace), namespace.definitions, QUEUE, "id")
     await replay.look(start)
     return replay.totals
 
@@ -134,3 +134,25 @@ async def test_a_replay_leaves_out_records_from_before_the_start_of_the_queue(na
 
     for start in (Start(0), Start(place=(OWN, 2))):
         assert (await replayed(namespace, start)).messages == 3
+
+
+async def test_a_replay_drops_headers_that_do_not_fit_into_markers(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = [("n" * 70_000, b"1"), ("own", b"x")]
+    namespace.log[P3] = [FakeRecord(10, QUEUE.encode(), headers=headers), FakeRecord(11, QUEUE.encode())]
+    namespace.place = {P3: 12}
+    writer = AsyncMock()
+    monkeypatch.setattr(replaying, "cluster_of", lambda settings: SimpleNamespace(writer=lambda topics: writer))
+    replay = replaying._Replaying(SETTINGS, TOPICS, cast("Any", namespace), namespace.definitions, QUEUE, "id")
+    await replay.look(Start(0))
+
+    await replay.write(None)
+
+    [[marker]] = [call.args[0] for call in writer.write.await_args_list]
+    delay = decode(marker.value)
+    assert isinstance(delay, Delay)
+    assert [[name for name, _ in payload.headers] for payload in delay.payloads] == [
+        ["own", "marq-replayed-from"],
+        ["marq-replayed-from"],
+    ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 import pytest
 
@@ -172,6 +173,40 @@ async def test_a_key_waits_for_fixed_partitions_and_other_messages_do_not(broker
             await producer.send_many("orders", [b"2"], ordering_key="k")
 
     assert [message.body for message in broker.sent("orders")] == [b"0"]
+
+
+@pytest.mark.usefixtures("unplaced")
+async def test_calls_that_wait_for_partitions_do_not_fail_one_after_the_other(broker: Broker) -> None:
+    await broker.queues.change("orders", ordering="key")
+    async with broker.producer(request_timeout=1) as producer:
+        began_s = time.monotonic()
+        calls = [producer.send("orders", b"x", ordering_key="k") for _ in range(5)]
+        calls.append(producer.send("orders", b"x", ordering_key="k", deduplication_id="i"))
+        several: list[Coroutine[Any, Any, Any]] = [
+            producer.send_many("orders", [b"x"], ordering_key="k"),
+            producer.send_many("orders", [b"x"], ordering_key="k", deduplication_ids=["i"]),
+            producer.send(["orders"], b"x", ordering_key="k"),
+        ]
+
+        outcomes = await asyncio.gather(*calls, *several, return_exceptions=True)
+
+    assert {type(outcome) for outcome in outcomes} == {BrokerUnavailable}
+    assert time.monotonic() - began_s < 4
+
+
+@pytest.mark.usefixtures("unplaced")
+async def test_the_time_for_earlier_messages_does_not_count_as_waiting_for_partitions(broker: Broker) -> None:
+    await broker.queues.change("orders", ordering="key")
+    async with broker.producer() as producer:
+        lines = producer._started().lines
+        called_s = asyncio.get_running_loop().time() - 1_000
+        finding = asyncio.create_task(lines.find("orders", b"k", [], called_s))
+        await asyncio.sleep(0.05)
+        place(broker, Placement((1, 2), (1, 2), None, 2))
+
+        route, _ = await finding
+
+    assert route.cursor.take() == partition_of(b"k", (1, 2))
 
 
 @pytest.mark.usefixtures("unplaced")
