@@ -75,6 +75,9 @@ class Cut:
     held_back: tuple[str, ...]
     #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
     without_dead_letters: tuple[str, ...]
+    #: The longest backoff that each queue has had, in ms, and whether it is paused; "*" stands for all others.
+    backoffs: Mapping[str, int]
+    paused: Mapping[str, bool]
     dead_letters_topic: str
     #: True if markers had been removed before the first one was ingested.
     truncated: bool
@@ -171,13 +174,15 @@ def _ended(rows: DataFrame) -> DataFrame:
     # A CANCEL of a leased message is too late.
     cancelled = _rightly_named("cancelled") & (F.col("cancelled.pos") > F.coalesce(back["pos"], F.col("open_pos")))
     moved = F.when(_rightly_named("moved"), F.col("moved.due_at"))
-    later = _later(back["at"], back["delay_ms"])
+    # The RELEASE after the last attempt in order: its dead letter is due at once.
+    exhausted = F.coalesce(F.col("ended") == back["pos"], F.lit(False))
+    later = _later(back["at"], F.when(exhausted, 0).otherwise(back["delay_ms"]))
     # After the last attempt, the tracker ignores the delay of the RELEASE.
     later = F.when(later > F.when(end["kind"] == "DEAD_LETTERED", end["at"]), end["at"]).otherwise(later)
     waiting_due = F.coalesce(F.when(cancelled, F.col("cancelled.at")), moved, "wait_until", later)
     lease_due = F.greatest(_later(taken["at"], taken["lease_ms"]), _later(kept["at"], kept["lease_ms"]))
     due = F.when(waits | back.isNotNull(), waiting_due).otherwise(lease_due)
-    rows = rows.withColumns({"outcome": outcome, "due": due})
+    rows = rows.withColumns({"outcome": outcome, "due": due, "exhausted": exhausted})
     settled = (
         F.when(F.col("outcome") == "acked", F.col("acked.at"))
         .when(back.isNotNull(), back["at"])
@@ -250,7 +255,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         F.when(is_copy, count["records"]).otherwise(0).alias("copies"),
         F.when(is_copy, count["records"] * F.coalesce("record.attempt", F.lit(1))).otherwise(0).alias("copy_attempts"),
         (F.col("offset") < F.col("first_offset")).alias("before_first"),
-        overdue().alias("overdue"),
+        overdue(cut.backoffs, cut.paused).alias("overdue"),
         F.coalesce(_differences(held_back), F.when(~F.col("undecided"), _overtook())).alias("differences"),
         # Consumers may read past an open transaction, and ingest does not.
         F.when(_absent() & held_back, F.concat_ws(": ", F.lit(_NO_RECORD), F.col("place")))

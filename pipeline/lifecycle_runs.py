@@ -18,13 +18,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StructField, StructType
 
-from marq.settings.queue import QueueSettings
 from marq.wire.names import Names
 from pipeline.deliveries import Cut, reads
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS, batches
 from pipeline.lake import Commit, Lake
 from pipeline.lifecycle import LIFECYCLE, came_from_elsewhere, lifecycle
+from pipeline.queue_history import QueueHistory
 from pipeline.record_parts import (
     HAS_ID,
     KEY,
@@ -73,7 +73,8 @@ class Run:
         round_ = lake.last_commit(ROUNDS)
         if round_ is None:
             raise PipelineError(f"{lake.path} is empty: run `python -m pipeline ingest` first")
-        self._round = round_
+        # Rounds of earlier releases lack some settings of queues.
+        self._round = {**QueueHistory().document(), **round_}
         self._names = Names(lake.about()["prefix"])
         self._before: Commit = _NOTHING
         self._number = 0
@@ -137,7 +138,7 @@ class Run:
         if chosen.isEmpty():
             return []
         commits = batches(self._lake, "markers", -1, self._round["last"]["markers"])
-        windows = self._round.get("deduplication_windows", {"*": QueueSettings().deduplication_window_ms})
+        windows = self._round["deduplication_windows"]
         marked = of_duplicates(self._lake.table("markers", MARKERS, commits), windows, subscriptions)
         return [marked.join(F.broadcast(chosen.select(*PLACE).distinct()), list(PLACE), "left_semi")]
 
@@ -176,6 +177,8 @@ class Run:
             begins=self._round["begins"],
             held_back=tuple(self._round["held_back"]),
             without_dead_letters=tuple(self._round["without_dead_letters"]),
+            backoffs=self._round["backoffs"],
+            paused=self._round["paused"],
             dead_letters_topic=names.dead_letters,
             truncated=any(first.get("markers", {}).get(names.markers, {}).values()),
             keyed=keyed,

@@ -122,13 +122,18 @@ def of_duplicates(markers: DataFrame, windows: Mapping[str, int], subscriptions:
     may be marked; its fact shows that. A message is marked because of the one before it, even if that was dropped.
     """
     in_order = Window.partitionBy("queue", "text").orderBy("log_partition", "log_offset", "index")
-    named = F.create_map(*[F.lit(each) for name, window_ms in windows.items() for each in (name, window_ms)])
     passed_ms = F.unix_millis("logged_at") - F.lag(F.unix_millis("logged_at")).over(in_order)
     rows = markers.where(HAS_ID).withColumn("passed_ms", passed_ms)
-    rows = rows.where(F.col("passed_ms") < F.coalesce(named[F.col("queue")], named[F.lit("*")]))
+    rows = rows.where(F.col("passed_ms") < by_queue(windows))
     subscription = subscriptions.of(F.col("queue"), F.col("topic"))
     columns = {"queue": F.col("queue"), "duplicate": F.lit(True)}
     return _row(rows.withColumn("subscription", subscription), columns)
+
+
+def by_queue(values: Mapping[str, int]) -> Column:
+    """Return the value of a row's queue; "*" has that of all others."""
+    named = F.create_map(*[F.lit(each) for pair in values.items() for each in pair])
+    return F.coalesce(named[F.col("queue")], named[F.lit("*")])
 
 
 def of_messages(messages: DataFrame) -> DataFrame:
