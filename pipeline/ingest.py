@@ -162,8 +162,10 @@ class Ingest:
         ]
 
     def _ingest(self, stream: Stream) -> None:
+        # Requested before records are read: if a topic is recreated meanwhile, the next round notices it.
+        ids = self._topics.ids(stream.topics)
         begins = _named(self._topics.begins(stream.topics))
-        self._check_gaps(stream, begins)
+        self._check_gaps(stream, ids, begins)
         options = {
             **self._connection.options(),
             "kafka.isolation.level": "read_committed",
@@ -178,7 +180,7 @@ class Ingest:
 
         def take(batch: DataFrame, number: int) -> None:
             try:
-                self._take(stream, batch, number, begins)
+                self._take(stream, batch, number, ids, begins)
             except Exception as error:
                 # Spark would embed the error's text in other messages.
                 failures.append(error)
@@ -191,10 +193,10 @@ class Ingest:
         except PySparkException as error:
             if failures:
                 raise failures[0] from None
-            self._check_gaps(stream, _named(self._topics.begins(stream.topics)))
+            self._check_gaps(stream, self._topics.ids(stream.topics), _named(self._topics.begins(stream.topics)))
             raise _explained(error, stream) from error
 
-    def _check_gaps(self, stream: Stream, begins: Offsets) -> None:
+    def _check_gaps(self, stream: Stream, ids: Mapping[str, str], begins: Offsets) -> None:
         """Check that the topics still have all records after the last commit."""
         last = self._lake.last_commit(stream.name)
         if last is None:
@@ -204,6 +206,12 @@ class Ingest:
                 f"{self._lake.path}: the checkpoint of {stream.name} is missing, and without it records would be"
                 f" ingested twice. {_START_OVER}"
             )
+        for topic, id_ in last.get("topic_ids", {}).items():
+            if ids.get(topic, id_) != id_:
+                raise PipelineError(
+                    f"{topic} was recreated after its records had been ingested: its id was {id_} and is {ids[topic]}."
+                    f" {_START_OVER}"
+                )
         ends = _named(self._topics.ends(stream.topics))
         for topic, partitions in last["end"].items():
             for partition, position in partitions.items():
@@ -222,7 +230,7 @@ class Ingest:
                         f" topic was recreated. {_START_OVER}"
                     )
 
-    def _take(self, stream: Stream, batch: DataFrame, number: int, begins: Offsets) -> None:
+    def _take(self, stream: Stream, batch: DataFrame, number: int, ids: Mapping[str, str], begins: Offsets) -> None:
         before = self._lake.commit(stream.name, number - 1) if number else None
         # Spark recorded the end of the batch before it passed the batch on.
         planned = self._lake.read_text(f"_checkpoints/{stream.name}/offsets/{number}")
@@ -247,6 +255,7 @@ class Ingest:
         commit = {
             "begin": begins if before is None else _joined(begins, before["end"]),
             "end": end,
+            "topic_ids": {**(before or {}).get("topic_ids", {}), **_of_read(ids, end)},
             "rows": counts,
             "payload": self._payload,
         }
@@ -304,6 +313,11 @@ class Ingest:
         }
         before = self._lake.last_commit(ROUNDS)
         self._lake.publish(ROUNDS, 0 if before is None else before["batch"] + 1, {}, commit)
+
+
+def _of_read(ids: Mapping[str, str], end: Offsets) -> dict[str, str]:
+    """Return the ids of topics with ingested records; an unread topic may be recreated."""
+    return {topic: id_ for topic, id_ in ids.items() if any(end.get(topic, {}).values())}
 
 
 def _joined(*offsets: Offsets) -> Offsets:
