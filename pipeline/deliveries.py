@@ -155,6 +155,7 @@ def _held(rows: DataFrame) -> DataFrame:
             "handed_out": F.col("acquired").isNotNull() & F.col("acquired.due_at").isNull(),
             "wait_until": F.coalesce(F.col("acquired.due_at"), F.col("delayed.due_at")),
             "kept": by_holder("renewed"),
+            "dispatched": by_holder("spent"),
             "given_back": by_holder("released"),
             "refused": by_holder("rejected"),
         }
@@ -180,7 +181,9 @@ def _ended(rows: DataFrame) -> DataFrame:
     # After the last attempt, the tracker ignores the delay of the RELEASE.
     later = F.when(later > F.when(end["kind"] == "DEAD_LETTERED", end["at"]), end["at"]).otherwise(later)
     waiting_due = F.coalesce(F.when(cancelled, F.col("cancelled.at")), moved, "wait_until", later)
-    lease_due = F.greatest(_later(taken["at"], taken["lease_ms"]), _later(kept["at"], kept["lease_ms"]))
+    # ACQUIRE, RENEW and DISPATCH each begin the lease.
+    begun = (taken, kept, F.col("dispatched"))
+    lease_due = F.greatest(*[_later(marker["at"], marker["lease_ms"]) for marker in begun])
     due = F.when(waits | back.isNotNull(), waiting_due).otherwise(lease_due)
     rows = rows.withColumns({"outcome": outcome, "due": due, "exhausted": exhausted})
     settled = (

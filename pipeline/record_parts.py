@@ -46,7 +46,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "moved": ("max", "pos long, due_at timestamp, queue string"),
     "renewals": ("sum", "long"),
     "renewed": ("max", "pos long, at timestamp, holder string, lease_ms long"),
-    "spent": ("min", "pos long, at timestamp, holder string, lease_ms long"),
+    "spent": ("max", "pos long, at timestamp, holder string, lease_ms long"),
     "released": ("max", "pos long, at timestamp, holder string, delay_ms long, counted boolean, text string"),
     "rejected": ("max", "pos long, at timestamp, holder string, text string"),
     "cancelled": ("max", "pos long, at timestamp, queue string"),

@@ -161,7 +161,7 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     say("ACQUIRE", 11, 2)
     say("DISPATCH", 11, 3, lease_ms=LEASE_MS)
     say("ACK", 11, 4)
-    wanted[record(12, 1)] = {"state": "abandoned", "outcomes": ["abandoned"]}
+    wanted[record(12, 1)] = {"state": "abandoned", "outcomes": ["abandoned"], "late_ms": [1_000]}
     say("ACQUIRE", 12, 2)
     say("DISPATCH", 12, 3, lease_ms=LEASE_MS)
     say("ABANDONED", 12, 34, attempt=1, cause="EXPIRED", **fact)
