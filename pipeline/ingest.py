@@ -302,16 +302,16 @@ class Ingest:
             for partition, position in partitions.items()
             if end[topic].get(partition, 0) < position
         )
+        before = self._lake.last_commit(ROUNDS)
         commit = {
             "last": {name: -1 if last is None else last["batch"] for name, last in lasts.items()},
             "end": end,
             "begins": begins,
             "first": {name: first["begin"] for name in lasts if (first := self._lake.commit(name, 0)) is not None},
             "held_back": held_back,
-            **history.document(),
+            **history.document(before or {}),
             "subscriptions": [each.document() for each in subscriptions],
         }
-        before = self._lake.last_commit(ROUNDS)
         self._lake.publish(ROUNDS, 0 if before is None else before["batch"] + 1, {}, commit)
 
 

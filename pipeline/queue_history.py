@@ -1,10 +1,15 @@
-"""The queues topic: current definitions, and former settings that still matter for messages that they applied to."""
+"""The queues topic: current definitions, and former settings that still matter for messages that they applied to.
+
+Compaction removes former settings from the topic. So the commit of each round also keeps those of the round before.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from marq.settings.definitions import Definitions
@@ -46,12 +51,17 @@ class QueueHistory:
             if not defaults.dead_letter:
                 self.without_dead_letters.add("*")
 
-    def document(self) -> dict[str, Any]:
-        """Return what the lifecycle needs of it, for the commit of a round."""
+    def document(self, before: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+        """Return what the lifecycle needs of it, for the commit of a round; ``before`` is that of the last round."""
         paused = {name: self.current.settings(name).paused for name in self.current.names()}
         return {
-            "without_dead_letters": sorted(self.without_dead_letters),
-            "deduplication_windows": self.windows,
-            "backoffs": self.backoffs,
+            "without_dead_letters": sorted(self.without_dead_letters.union(before.get("without_dead_letters", ()))),
+            "deduplication_windows": _longest(before.get("deduplication_windows", {}), self.windows),
+            "backoffs": _longest(before.get("backoffs", {}), self.backoffs),
             "paused": {"*": self.current.default_settings.paused, **paused},
         }
+
+
+def _longest(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """Return the longer value of each queue; "*": of all others, and of queues that are not defined any more."""
+    return {name: max(before.get(name, 0), now.get(name, now["*"])) for name in {**before, **now}}

@@ -9,7 +9,6 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from pipeline.lifecycle_runs import TABLE, Run
-from pipeline.queue_history import QueueHistory
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import MESSAGES_TOPIC, Log
 
@@ -66,19 +65,3 @@ def test_no_redelivery_is_overdue_while_its_queue_is_paused(spark: SparkSession,
 
     # Its tracker dead-letters messages during a pause, too.
     assert [rows[id_].differences for id_ in ids] == [[], [], OVERDUE, OVERDUE]
-
-
-def test_the_longest_backoff_is_that_of_any_time() -> None:
-    history = QueueHistory()
-
-    def define(key: str, document: str) -> None:
-        history.fold(key.encode(), document.encode())
-
-    define("file:a", '{"backoff": {"base": 1, "max": 1200}}')
-    define("file:a", '{"backoff": {"base": 1, "max": 10}}')
-    define("defaults", '{"backoff": [900]}')
-    define("file:b", '{"backoff": [5, 10000000, 1]}')
-    define("change:b", '{"backoff": [1], "paused": true}')
-
-    assert history.document()["backoffs"] == {"*": 900_000, "a": 1_200_000, "b": 10_000_000_000}
-    assert history.document()["paused"] == {"*": False, "a": False, "b": True}
