@@ -27,7 +27,7 @@ DELIVERY = columns(
     " acquired_at timestamp, lease_ms long, renewals long, acquisitions long, outcome string,"
     " settled_at timestamp, due_at timestamp, ended_at timestamp, error string, wait_ms long, run_ms long,"
     " late_ms long, acked_at timestamp, handed_out boolean, redriven boolean, committed boolean,"
-    " copied boolean"
+    " copied boolean, expirations long"
 )
 
 #: Outcomes of records that a tracker ended, by the cause of the fact.
@@ -226,6 +226,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         "redriven",
         F.col("record").isNotNull().alias("committed"),
         F.coalesce(end["kind"].isin(*_COPIES), F.lit(False)).alias("copied"),
+        _expirations().alias("expirations"),
     )
     held_back = F.concat_ws("/", "topic", "partition").isin(*cut.held_back)
     root = ~F.col("copy")
@@ -287,6 +288,18 @@ def _state() -> Column:
         .when(F.col("given_back").isNotNull(), "released")
         .otherwise("leased")
     )
+
+
+def _expirations() -> Column:
+    """Return how often an ordered message was delivered again in its place because its lease had expired.
+
+    Each further attempt follows a counted RELEASE or an expired lease. No attempt has followed ``given_back`` yet.
+    """
+    taken, back = F.col("taken"), F.col("given_back")
+    attempts = taken["attempt"] - F.col("acquired.attempt")
+    # Parts of earlier releases have no number of RELEASEs.
+    requested = F.greatest(F.lit(0), F.col("releases") - F.when(back["counted"], 1).otherwise(0))
+    return F.when(taken["in_order"], F.greatest(F.lit(0), attempts - requested)).otherwise(0)
 
 
 def _skipped() -> Column:

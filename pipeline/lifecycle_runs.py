@@ -16,7 +16,7 @@ from operator import and_
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DateType, StructField, StructType
+from pyspark.sql.types import ArrayType, DateType, StructField, StructType
 
 from marq.wire.names import Names
 from pipeline.deliveries import Cut, reads
@@ -59,6 +59,8 @@ _NOTHING: Commit = {
 }
 #: An additional column of open messages.
 _CARRIED = "parts"
+_OPEN_PARTS = StructType([StructField(_CARRIED, ArrayType(PARTS))])
+_SCHEMA = StructType([*LIFECYCLE.fields, StructField("date", DateType())]).jsonValue()
 #: Columns that identify a message.
 _MESSAGE = ("id", "queue")
 
@@ -88,7 +90,8 @@ class Run:
         # Another run may have finished since this one was created.
         self._before = self._lake.last_commit(TABLE) or _NOTHING
         self._number = self._before["batch"] + 1
-        if self._before["round"] >= self._round["batch"]:
+        # A new release may have more columns.
+        if self._before["round"] >= self._round["batch"] and self._before["schema"] == _SCHEMA:
             return self._rows()
         new = self._ingested(self._before["last"])
         marks, clocks = self._marks(new["markers"]), self._clocks(new["markers"])
@@ -118,7 +121,7 @@ class Run:
     def _carried(self) -> list[DataFrame]:
         if self._before["open"] is None:
             return []
-        rows = self._spark.read.parquet(f"{self._lake.path}/{self._before['open']}")
+        rows = self._lake.files(_OPEN_PARTS, [self._before["open"]])
         return [rows.select(F.explode(_CARRIED).alias("part")).select("part.*").select(*PARTS.names)]
 
     def _missed(self, subscriptions: Subscriptions, marks: list[Mark]) -> list[DataFrame]:
@@ -260,7 +263,7 @@ class Run:
             "closed": closed,
             "open": open_,
             "places": [*closed, *([open_] if open_ else [])],
-            "schema": StructType([*LIFECYCLE.fields, StructField("date", DateType())]).jsonValue(),
+            "schema": _SCHEMA,
             # Readers of the former commit may use these until the next run.
             "garbage": [*replaced, *([self._before["open"]] if self._before["open"] else [])],
         }

@@ -47,6 +47,8 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "renewals": ("sum", "long"),
     "renewed": ("max", "pos long, at timestamp, holder string, lease_ms long"),
     "spent": ("max", "pos long, at timestamp, holder string, lease_ms long"),
+    # Those that count the attempt.
+    "releases": ("sum", "long"),
     "released": ("max", "pos long, at timestamp, holder string, delay_ms long, counted boolean, text string"),
     "rejected": ("max", "pos long, at timestamp, holder string, text string"),
     "cancelled": ("max", "pos long, at timestamp, queue string"),
@@ -85,6 +87,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "renewals": ("RENEW",),
     "renewed": ("RENEW",),
     "spent": ("DISPATCH",),
+    "releases": ("RELEASE",),
     "released": ("RELEASE",),
     "rejected": ("REJECT",),
     "cancelled": ("CANCEL",),
@@ -112,6 +115,7 @@ def of_markers(markers: DataFrame) -> DataFrame:
         "ended": F.when(kind.isin(*_ENDS) | ((kind == "RELEASE") & (F.col("cause") == "LAST")), F.col("pos")),
         **{name: F.when(kind.isin(*kinds), _value(name)) for name, kinds in _KINDS.items()},
     }
+    columns["releases"] = F.when(F.col("counted"), columns["releases"])
     return _row(rows, columns)
 
 
