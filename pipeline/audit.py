@@ -115,8 +115,14 @@ def _surplus() -> Column:
         return released | ((delivery["outcome"] == "delivered") & delivery["redriven"])
 
     received = F.filter("deliveries", lambda delivery: delivery["handed_out"])
+    in_place = F.aggregate("deliveries", F.lit(0).cast("long"), lambda sum_, each: sum_ + _expirations(each))
     explained = F.size(F.filter("deliveries", explains)) - F.when(came_from_elsewhere(), 1).otherwise(0)
-    return F.size(received) - 1 - explained
+    return F.size(received) + in_place - 1 - explained
+
+
+def _expirations(delivery: Column) -> Column:
+    # Null in rows of earlier releases.
+    return F.coalesce(delivery["expirations"], F.lit(0).cast("long"))
 
 
 def _ends() -> Column:
@@ -141,7 +147,7 @@ def _causes() -> Column:
         return (
             F.when(~delivery["committed"] & ~delivery["redriven"] & delivery["handed_out"], "aborted copy")
             .when(expired & (delivery["acked_at"] >= delivery["ended_at"]), "acked late")
-            .when(expired, "ended while held")
+            .when(expired | (_expirations(delivery) > 0), "ended while held")
             .when(delivery["acquisitions"] > 1, "acquired again")
         )
 

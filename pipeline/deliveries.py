@@ -27,7 +27,7 @@ DELIVERY = columns(
     " acquired_at timestamp, lease_ms long, renewals long, acquisitions long, outcome string,"
     " settled_at timestamp, due_at timestamp, ended_at timestamp, error string, wait_ms long, run_ms long,"
     " late_ms long, acked_at timestamp, handed_out boolean, redriven boolean, committed boolean,"
-    " copied boolean"
+    " copied boolean, expirations long"
 )
 
 #: Outcomes of records that a tracker ended, by the cause of the fact.
@@ -75,6 +75,9 @@ class Cut:
     held_back: tuple[str, ...]
     #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
     without_dead_letters: tuple[str, ...]
+    #: The longest backoff that each queue has had, in ms, and whether it is paused; "*" stands for all others.
+    backoffs: Mapping[str, int]
+    paused: Mapping[str, bool]
     dead_letters_topic: str
     #: True if markers had been removed before the first one was ingested.
     truncated: bool
@@ -152,6 +155,7 @@ def _held(rows: DataFrame) -> DataFrame:
             "handed_out": F.col("acquired").isNotNull() & F.col("acquired.due_at").isNull(),
             "wait_until": F.coalesce(F.col("acquired.due_at"), F.col("delayed.due_at")),
             "kept": by_holder("renewed"),
+            "dispatched": by_holder("spent"),
             "given_back": by_holder("released"),
             "refused": by_holder("rejected"),
         }
@@ -171,13 +175,17 @@ def _ended(rows: DataFrame) -> DataFrame:
     # A CANCEL of a leased message is too late.
     cancelled = _rightly_named("cancelled") & (F.col("cancelled.pos") > F.coalesce(back["pos"], F.col("open_pos")))
     moved = F.when(_rightly_named("moved"), F.col("moved.due_at"))
-    later = _later(back["at"], back["delay_ms"])
+    # The RELEASE after the last attempt in order: its dead letter is due at once.
+    exhausted = F.coalesce(F.col("ended") == back["pos"], F.lit(False))
+    later = _later(back["at"], F.when(exhausted, 0).otherwise(back["delay_ms"]))
     # After the last attempt, the tracker ignores the delay of the RELEASE.
     later = F.when(later > F.when(end["kind"] == "DEAD_LETTERED", end["at"]), end["at"]).otherwise(later)
     waiting_due = F.coalesce(F.when(cancelled, F.col("cancelled.at")), moved, "wait_until", later)
-    lease_due = F.greatest(_later(taken["at"], taken["lease_ms"]), _later(kept["at"], kept["lease_ms"]))
+    # ACQUIRE, RENEW and DISPATCH each begin the lease.
+    begun = (taken, kept, F.col("dispatched"))
+    lease_due = F.greatest(*[_later(marker["at"], marker["lease_ms"]) for marker in begun])
     due = F.when(waits | back.isNotNull(), waiting_due).otherwise(lease_due)
-    rows = rows.withColumns({"outcome": outcome, "due": due})
+    rows = rows.withColumns({"outcome": outcome, "due": due, "exhausted": exhausted})
     settled = (
         F.when(F.col("outcome") == "acked", F.col("acked.at"))
         .when(back.isNotNull(), back["at"])
@@ -218,6 +226,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         "redriven",
         F.col("record").isNotNull().alias("committed"),
         F.coalesce(end["kind"].isin(*_COPIES), F.lit(False)).alias("copied"),
+        _expirations().alias("expirations"),
     )
     held_back = F.concat_ws("/", "topic", "partition").isin(*cut.held_back)
     root = ~F.col("copy")
@@ -250,7 +259,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         F.when(is_copy, count["records"]).otherwise(0).alias("copies"),
         F.when(is_copy, count["records"] * F.coalesce("record.attempt", F.lit(1))).otherwise(0).alias("copy_attempts"),
         (F.col("offset") < F.col("first_offset")).alias("before_first"),
-        overdue().alias("overdue"),
+        overdue(cut.backoffs, cut.paused).alias("overdue"),
         F.coalesce(_differences(held_back), F.when(~F.col("undecided"), _overtook())).alias("differences"),
         # Consumers may read past an open transaction, and ingest does not.
         F.when(_absent() & held_back, F.concat_ws(": ", F.lit(_NO_RECORD), F.col("place")))
@@ -279,6 +288,18 @@ def _state() -> Column:
         .when(F.col("given_back").isNotNull(), "released")
         .otherwise("leased")
     )
+
+
+def _expirations() -> Column:
+    """Return how often an ordered message was delivered again in its place because its lease had expired.
+
+    Each further attempt follows a counted RELEASE or an expired lease. No attempt has followed ``given_back`` yet.
+    """
+    taken, back = F.col("taken"), F.col("given_back")
+    attempts = taken["attempt"] - F.col("acquired.attempt")
+    # Parts of earlier releases have no number of RELEASEs.
+    requested = F.greatest(F.lit(0), F.col("releases") - F.when(back["counted"], 1).otherwise(0))
+    return F.when(taken["in_order"], F.greatest(F.lit(0), attempts - requested)).otherwise(0)
 
 
 def _skipped() -> Column:

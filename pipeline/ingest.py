@@ -13,24 +13,22 @@ number and offsets. The rows of a batch count once its commit exists (:mod:`pipe
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from marq.settings.definitions import Definitions
-from marq.settings.queue import QueueSettings
-from marq.wire.errors import ConfigError
 from pipeline import records
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, Topics
 from pipeline.lake import Commit, Lake
 from pipeline.markers import decoded
-from pipeline.subscriptions import Pair, Subscription
+from pipeline.queue_history import QueueHistory
+from pipeline.subscriptions import Subscription
 from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
 
 #: Records per batch, of the markers topic and of the others: a process that dies has to read these again.
@@ -59,34 +57,6 @@ class Stream:
         if self.name == "markers":
             return {"markers": "corrupt=false", "corrupt": "corrupt=true"}
         return {self.name: ""}
-
-
-@dataclass
-class History:
-    """The queues topic: current definitions, and former settings that still matter."""
-
-    #: Each queue and topic that it names or named.
-    pairs: set[Pair] = field(default_factory=set)
-    #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
-    without_dead_letters: set[str] = field(default_factory=set)
-    #: The longest deduplication window that a queue has had, in ms; "*": of all others.
-    windows: dict[str, int] = field(default_factory=lambda: {"*": QueueSettings().deduplication_window_ms})
-    current: Definitions = field(default_factory=Definitions)
-
-    def fold(self, key: bytes | None, value: bytes | None) -> None:
-        """Apply a record; ignore invalid ones."""
-        with suppress(ConfigError, ValueError):
-            queue = self.current.fold(key, None if value is None else json.loads(value))
-            for name in [queue] if queue is not None else self.current.names():
-                settings = self.current.settings(name)
-                self.windows[name] = max(self.windows.get(name, 0), settings.deduplication_window_ms)
-                if settings.topic is not None:
-                    self.pairs.add((name, settings.topic))
-                if not settings.dead_letter:
-                    self.without_dead_letters.add(name)
-            self.windows["*"] = max(self.windows["*"], self.current.settings("").deduplication_window_ms)
-            if self.current.defaults.get("dead_letter") is False:
-                self.without_dead_letters.add("*")
 
 
 class Ingest:
@@ -134,7 +104,7 @@ class Ingest:
                 f" MARQ_PREFIX={names.prefix} right, and was Marq ever used there?"
             )
         self._lake.belong(self._topics.cluster_id(), names.prefix)
-        history = self._definitions() if names.queues in existing else History()
+        history = self._definitions() if names.queues in existing else QueueHistory()
         self._quarantined = [f"{order.place}/{order.sha256}" for order in history.current.quarantines()]
         subscriptions = self._subscriptions(history, existing)
         own = {each.topic for each in subscriptions} & {*existing}
@@ -161,15 +131,17 @@ class Ingest:
         self._close([markers, messages, dead_letters], history, subscriptions, written)
         return dict(self._rows)
 
-    def _definitions(self) -> History:
+    def _definitions(self) -> QueueHistory:
         reader = self._spark.read.format("kafka").options(**self._connection.options())
         read = reader.option("subscribe", self._connection.names.queues).load()
-        history = History()
+        history = QueueHistory()
         for row in read.orderBy("partition", "offset").select("key", "value").collect():
             history.fold(*(None if content is None else bytes(content) for content in row))
+        # A pause may have an end, which the topic does not report.
+        history.current.end_pauses(time.time_ns() // 1_000_000)
         return history
 
-    def _subscriptions(self, history: History, existing: Collection[str]) -> list[Subscription]:
+    def _subscriptions(self, history: QueueHistory, existing: Collection[str]) -> list[Subscription]:
         """Return all subscriptions, also those of earlier rounds, because compaction removes former settings."""
         last = self._lake.last_commit(ROUNDS) or {"subscriptions": []}
         before = {(each["queue"], each["topic"]): each["since"] for each in last["subscriptions"]}
@@ -190,8 +162,10 @@ class Ingest:
         ]
 
     def _ingest(self, stream: Stream) -> None:
+        # Requested before records are read: if a topic is recreated meanwhile, the next round notices it.
+        ids = self._topics.ids(stream.topics)
         begins = _named(self._topics.begins(stream.topics))
-        self._check_gaps(stream, begins)
+        self._check_gaps(stream, ids, begins)
         options = {
             **self._connection.options(),
             "kafka.isolation.level": "read_committed",
@@ -206,7 +180,7 @@ class Ingest:
 
         def take(batch: DataFrame, number: int) -> None:
             try:
-                self._take(stream, batch, number, begins)
+                self._take(stream, batch, number, ids, begins)
             except Exception as error:
                 # Spark would embed the error's text in other messages.
                 failures.append(error)
@@ -219,10 +193,10 @@ class Ingest:
         except PySparkException as error:
             if failures:
                 raise failures[0] from None
-            self._check_gaps(stream, _named(self._topics.begins(stream.topics)))
+            self._check_gaps(stream, self._topics.ids(stream.topics), _named(self._topics.begins(stream.topics)))
             raise _explained(error, stream) from error
 
-    def _check_gaps(self, stream: Stream, begins: Offsets) -> None:
+    def _check_gaps(self, stream: Stream, ids: Mapping[str, str], begins: Offsets) -> None:
         """Check that the topics still have all records after the last commit."""
         last = self._lake.last_commit(stream.name)
         if last is None:
@@ -232,6 +206,12 @@ class Ingest:
                 f"{self._lake.path}: the checkpoint of {stream.name} is missing, and without it records would be"
                 f" ingested twice. {_START_OVER}"
             )
+        for topic, id_ in last.get("topic_ids", {}).items():
+            if ids.get(topic, id_) != id_:
+                raise PipelineError(
+                    f"{topic} was recreated after its records had been ingested: its id was {id_} and is {ids[topic]}."
+                    f" {_START_OVER}"
+                )
         ends = _named(self._topics.ends(stream.topics))
         for topic, partitions in last["end"].items():
             for partition, position in partitions.items():
@@ -250,7 +230,7 @@ class Ingest:
                         f" topic was recreated. {_START_OVER}"
                     )
 
-    def _take(self, stream: Stream, batch: DataFrame, number: int, begins: Offsets) -> None:
+    def _take(self, stream: Stream, batch: DataFrame, number: int, ids: Mapping[str, str], begins: Offsets) -> None:
         before = self._lake.commit(stream.name, number - 1) if number else None
         # Spark recorded the end of the batch before it passed the batch on.
         planned = self._lake.read_text(f"_checkpoints/{stream.name}/offsets/{number}")
@@ -275,6 +255,7 @@ class Ingest:
         commit = {
             "begin": begins if before is None else _joined(begins, before["end"]),
             "end": end,
+            "topic_ids": {**(before or {}).get("topic_ids", {}), **_of_read(ids, end)},
             "rows": counts,
             "payload": self._payload,
         }
@@ -309,7 +290,7 @@ class Ingest:
             )
 
     def _close(
-        self, streams: list[Stream], history: History, subscriptions: list[Subscription], written: Offsets
+        self, streams: list[Stream], history: QueueHistory, subscriptions: list[Subscription], written: Offsets
     ) -> None:
         """Commit the round."""
         lasts = {stream.name: self._lake.last_commit(stream.name) for stream in streams}
@@ -321,18 +302,22 @@ class Ingest:
             for partition, position in partitions.items()
             if end[topic].get(partition, 0) < position
         )
+        before = self._lake.last_commit(ROUNDS)
         commit = {
             "last": {name: -1 if last is None else last["batch"] for name, last in lasts.items()},
             "end": end,
             "begins": begins,
             "first": {name: first["begin"] for name in lasts if (first := self._lake.commit(name, 0)) is not None},
             "held_back": held_back,
-            "without_dead_letters": sorted(history.without_dead_letters),
-            "deduplication_windows": history.windows,
+            **history.document(before or {}),
             "subscriptions": [each.document() for each in subscriptions],
         }
-        before = self._lake.last_commit(ROUNDS)
         self._lake.publish(ROUNDS, 0 if before is None else before["batch"] + 1, {}, commit)
+
+
+def _of_read(ids: Mapping[str, str], end: Offsets) -> dict[str, str]:
+    """Return the ids of topics with ingested records; an unread topic may be recreated."""
+    return {topic: id_ for topic, id_ in ids.items() if any(end.get(topic, {}).values())}
 
 
 def _joined(*offsets: Offsets) -> Offsets:

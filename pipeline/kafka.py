@@ -25,6 +25,8 @@ from pipeline.errors import PipelineError
 
 #: Time limit of a request to the cluster.
 ANSWER_LIMIT_MS = 10_000
+#: The id of all topics of a broker that has no ids.
+NO_ID = "A" * 22
 _MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -92,6 +94,12 @@ class Topics:
         with self._admin("listing the topics") as admin:
             return self._partitions(admin, topics)
 
+    def ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Return the ids of topics, which change if a topic is recreated; brokers before Kafka 2.8 have none."""
+        with self._admin("listing the topics") as admin:
+            ids = {topic: each.topicId().toString() for topic, each in self._described(admin, topics).items()}
+        return {topic: id_ for topic, id_ in ids.items() if id_ != NO_ID}
+
     def ends(self, topics: Iterable[str], committed: bool = True) -> Offsets:
         """Return the offset after the last record; ``committed``: after the last that read_committed returns now."""
         return self._offsets(topics, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest(), committed)
@@ -129,12 +137,15 @@ class Topics:
         return {topic: dict(sorted(partitions.items())) for topic, partitions in offsets.items()}
 
     def _partitions(self, admin: Any, topics: Iterable[str]) -> dict[str, int]:
+        return {topic: len(each.partitions()) for topic, each in self._described(admin, topics).items()}
+
+    def _described(self, admin: Any, topics: Iterable[str]) -> dict[str, Any]:
         wanted = list(dict.fromkeys(topics))
         descriptions = admin.describeTopics(self._list(wanted)).topicNameValues()
-        counts = {}
+        described = {}
         for topic in wanted:
             try:
-                counts[topic] = len(_answer(descriptions.get(topic)).partitions())
+                described[topic] = _answer(descriptions.get(topic))
             except Py4JError as error:
                 if root_cause(error)[0] != "UnknownTopicOrPartitionException":
                     raise
@@ -142,7 +153,7 @@ class Topics:
                     f"there is no topic {topic} on {self._connection.bootstrap_servers}: check MARQ_BOOTSTRAP_SERVERS "
                     "and MARQ_PREFIX; the first worker or client that starts creates Marq's topics"
                 ) from None
-        return counts
+        return described
 
     def _list(self, items: Iterable[object]) -> Any:
         array = self._jvm.java.util.ArrayList()

@@ -16,15 +16,15 @@ from operator import and_
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DateType, StructField, StructType
+from pyspark.sql.types import ArrayType, DateType, StructField, StructType
 
-from marq.settings.queue import QueueSettings
 from marq.wire.names import Names
 from pipeline.deliveries import Cut, reads
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS, batches
 from pipeline.lake import Commit, Lake
 from pipeline.lifecycle import LIFECYCLE, came_from_elsewhere, lifecycle
+from pipeline.queue_history import QueueHistory
 from pipeline.record_parts import (
     HAS_ID,
     KEY,
@@ -59,6 +59,8 @@ _NOTHING: Commit = {
 }
 #: An additional column of open messages.
 _CARRIED = "parts"
+_OPEN_PARTS = StructType([StructField(_CARRIED, ArrayType(PARTS))])
+_SCHEMA = StructType([*LIFECYCLE.fields, StructField("date", DateType())]).jsonValue()
 #: Columns that identify a message.
 _MESSAGE = ("id", "queue")
 
@@ -73,7 +75,8 @@ class Run:
         round_ = lake.last_commit(ROUNDS)
         if round_ is None:
             raise PipelineError(f"{lake.path} is empty: run `python -m pipeline ingest` first")
-        self._round = round_
+        # Rounds of earlier releases lack some settings of queues.
+        self._round = {**QueueHistory().document(), **round_}
         self._names = Names(lake.about()["prefix"])
         self._before: Commit = _NOTHING
         self._number = 0
@@ -87,7 +90,8 @@ class Run:
         # Another run may have finished since this one was created.
         self._before = self._lake.last_commit(TABLE) or _NOTHING
         self._number = self._before["batch"] + 1
-        if self._before["round"] >= self._round["batch"]:
+        # A new release may have more columns.
+        if self._before["round"] >= self._round["batch"] and self._before["schema"] == _SCHEMA:
             return self._rows()
         new = self._ingested(self._before["last"])
         marks, clocks = self._marks(new["markers"]), self._clocks(new["markers"])
@@ -117,7 +121,7 @@ class Run:
     def _carried(self) -> list[DataFrame]:
         if self._before["open"] is None:
             return []
-        rows = self._spark.read.parquet(f"{self._lake.path}/{self._before['open']}")
+        rows = self._lake.files(_OPEN_PARTS, [self._before["open"]])
         return [rows.select(F.explode(_CARRIED).alias("part")).select("part.*").select(*PARTS.names)]
 
     def _missed(self, subscriptions: Subscriptions, marks: list[Mark]) -> list[DataFrame]:
@@ -137,7 +141,7 @@ class Run:
         if chosen.isEmpty():
             return []
         commits = batches(self._lake, "markers", -1, self._round["last"]["markers"])
-        windows = self._round.get("deduplication_windows", {"*": QueueSettings().deduplication_window_ms})
+        windows = self._round["deduplication_windows"]
         marked = of_duplicates(self._lake.table("markers", MARKERS, commits), windows, subscriptions)
         return [marked.join(F.broadcast(chosen.select(*PLACE).distinct()), list(PLACE), "left_semi")]
 
@@ -176,6 +180,8 @@ class Run:
             begins=self._round["begins"],
             held_back=tuple(self._round["held_back"]),
             without_dead_letters=tuple(self._round["without_dead_letters"]),
+            backoffs=self._round["backoffs"],
+            paused=self._round["paused"],
             dead_letters_topic=names.dead_letters,
             truncated=any(first.get("markers", {}).get(names.markers, {}).values()),
             keyed=keyed,
@@ -257,7 +263,7 @@ class Run:
             "closed": closed,
             "open": open_,
             "places": [*closed, *([open_] if open_ else [])],
-            "schema": StructType([*LIFECYCLE.fields, StructField("date", DateType())]).jsonValue(),
+            "schema": _SCHEMA,
             # Readers of the former commit may use these until the next run.
             "garbage": [*replaced, *([self._before["open"]] if self._before["open"] else [])],
         }

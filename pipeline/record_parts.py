@@ -46,7 +46,9 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "moved": ("max", "pos long, due_at timestamp, queue string"),
     "renewals": ("sum", "long"),
     "renewed": ("max", "pos long, at timestamp, holder string, lease_ms long"),
-    "spent": ("min", "pos long, at timestamp, holder string, lease_ms long"),
+    "spent": ("max", "pos long, at timestamp, holder string, lease_ms long"),
+    # Those that count the attempt.
+    "releases": ("sum", "long"),
     "released": ("max", "pos long, at timestamp, holder string, delay_ms long, counted boolean, text string"),
     "rejected": ("max", "pos long, at timestamp, holder string, text string"),
     "cancelled": ("max", "pos long, at timestamp, queue string"),
@@ -85,6 +87,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "renewals": ("RENEW",),
     "renewed": ("RENEW",),
     "spent": ("DISPATCH",),
+    "releases": ("RELEASE",),
     "released": ("RELEASE",),
     "rejected": ("REJECT",),
     "cancelled": ("CANCEL",),
@@ -112,6 +115,7 @@ def of_markers(markers: DataFrame) -> DataFrame:
         "ended": F.when(kind.isin(*_ENDS) | ((kind == "RELEASE") & (F.col("cause") == "LAST")), F.col("pos")),
         **{name: F.when(kind.isin(*kinds), _value(name)) for name, kinds in _KINDS.items()},
     }
+    columns["releases"] = F.when(F.col("counted"), columns["releases"])
     return _row(rows, columns)
 
 
@@ -122,13 +126,18 @@ def of_duplicates(markers: DataFrame, windows: Mapping[str, int], subscriptions:
     may be marked; its fact shows that. A message is marked because of the one before it, even if that was dropped.
     """
     in_order = Window.partitionBy("queue", "text").orderBy("log_partition", "log_offset", "index")
-    named = F.create_map(*[F.lit(each) for name, window_ms in windows.items() for each in (name, window_ms)])
     passed_ms = F.unix_millis("logged_at") - F.lag(F.unix_millis("logged_at")).over(in_order)
     rows = markers.where(HAS_ID).withColumn("passed_ms", passed_ms)
-    rows = rows.where(F.col("passed_ms") < F.coalesce(named[F.col("queue")], named[F.lit("*")]))
+    rows = rows.where(F.col("passed_ms") < by_queue(windows))
     subscription = subscriptions.of(F.col("queue"), F.col("topic"))
     columns = {"queue": F.col("queue"), "duplicate": F.lit(True)}
     return _row(rows.withColumn("subscription", subscription), columns)
+
+
+def by_queue(values: Mapping[str, int]) -> Column:
+    """Return the value of a row's queue; "*" has that of all others."""
+    named = F.create_map(*[F.lit(each) for pair in values.items() for each in pair])
+    return F.coalesce(named[F.col("queue")], named[F.lit("*")])
 
 
 def of_messages(messages: DataFrame) -> DataFrame:

@@ -24,6 +24,11 @@ class Backoff:
     jitter: bool = True
     delays_ms: tuple[int, ...] = ()
 
+    @property
+    def longest_ms(self) -> int:
+        """The longest wait after any attempt."""
+        return max(self.delays_ms, default=self.max_ms)
+
     def delay_ms(self, attempt: int, seed: bytes) -> int:
         """Return the wait after ``attempt`` (from 1); ``seed`` identifies the message."""
         full = self._full_ms(attempt)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class Directory:
     begins: Offsets = field(default_factory=dict)
     held_back: Sequence[str] = ()
     without_dead_letters: Sequence[str] = ()
+    backoffs: Mapping[str, int] = field(default_factory=lambda: {"*": 600_000})
+    paused: Mapping[str, bool] = field(default_factory=lambda: {"*": False})
     truncated: bool = False
     subscriptions: Sequence[Subscription] = ()
 
@@ -75,6 +77,8 @@ class Directory:
             "held_back": sorted(self.held_back),
             "without_dead_letters": sorted(self.without_dead_letters),
             "deduplication_windows": {"*": 300_000},
+            "backoffs": self.backoffs,
+            "paused": self.paused,
             "subscriptions": [each.document() for each in self.subscriptions],
         }
         self.lake.publish(ROUNDS, self._rounds, {}, round_)

@@ -161,7 +161,7 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     say("ACQUIRE", 11, 2)
     say("DISPATCH", 11, 3, lease_ms=LEASE_MS)
     say("ACK", 11, 4)
-    wanted[record(12, 1)] = {"state": "abandoned", "outcomes": ["abandoned"]}
+    wanted[record(12, 1)] = {"state": "abandoned", "outcomes": ["abandoned"], "late_ms": [1_000]}
     say("ACQUIRE", 12, 2)
     say("DISPATCH", 12, 3, lease_ms=LEASE_MS)
     say("ABANDONED", 12, 34, attempt=1, cause="EXPIRED", **fact)
@@ -203,7 +203,8 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
 
     ordered = {"in_order": True}
     one = record(20, 1)  # of a queue with ordering: delivered again in its place, hours after its lease
-    wanted[one] = {"state": "acked", "outcomes": ["acked"], "attempts": 3, "run_ms": [1_000], "duplicates": 0}
+    wanted[one] = {"state": "acked", "outcomes": ["acked"], "attempts": 3, "run_ms": [1_000]}
+    wanted[one] |= {"duplicates": 1, "causes": ["ended while held"]}
     say("RESUME", 20, 1)
     say("RESUMED", 20, 1.5, attempt=1, **fact)
     say("ACQUIRE", 20, 2, **ordered)
@@ -211,6 +212,21 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     say("ACQUIRE", 20, 5, attempt=2, **ordered)
     say("ACQUIRE", 20, 900, attempt=3, holder="b" * 16, **ordered)
     say("ACK", 20, 901, holder="b" * 16)
+
+    one = record(25, 1)  # delivered again only after releases; the last one is of a shutdown
+    wanted[one] = {"state": "acked", "outcomes": ["acked"], "attempts": 2, "duplicates": 0}
+    say("ACQUIRE", 25, 2, **ordered)
+    say("RELEASE", 25, 3, counted=True, text="boom")
+    say("ACQUIRE", 25, 5, attempt=2, **ordered)
+    say("RELEASE", 25, 6, delay_ms=0, counted=False)
+    say("ACQUIRE", 25, 7, attempt=2, holder="b" * 16, **ordered)
+    say("ACK", 25, 8, holder="b" * 16)
+
+    one = record(26, 1)  # delivered again after its lease, then released, and not delivered since then
+    wanted[one] = {"state": "released", "open": True, "outcomes": [None], "attempts": 2, "duplicates": 1}
+    say("ACQUIRE", 26, 2, **ordered)
+    say("ACQUIRE", 26, 40, attempt=2, **ordered)
+    say("RELEASE", 26, 41, counted=True, text="boom")
 
     # No tracker ends these, however late it is.
     wanted[record(21, 1)] = {"state": "leased", "open": True, "outcomes": [None], "differences": 0}

@@ -28,7 +28,7 @@ from marq.wire.quarantines import Quarantine, digest
 from marq_worker.broker import EmbeddedBroker
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS
-from pipeline.kafka import Connection
+from pipeline.kafka import Connection, Topics
 from pipeline.lake import Lake
 from pipeline.subscriptions import Subscription
 from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
@@ -360,8 +360,40 @@ def test_unsuitable_topics_and_directories_are_refused_in_one_sentence(
     [gone] = made.admin.delete_records([TopicPartition(names.messages, 0, 6)]).values()
     gone.result(30)
     refused(f"retention has removed records 5 to 5 of {names.messages}/0 before they were ingested")
-    [gone] = made.admin.delete_topics([names.messages]).values()
+    recreate(made, names.messages)
+    refused(f"{names.messages} was recreated after its records had been ingested: its id was .* and is ")
+
+
+def recreate(made: Namespace, topic: str) -> None:
+    [gone] = made.admin.delete_topics([topic]).values()
     gone.result(30)
-    wait_until(lambda: names.messages not in made.admin.list_topics(timeout=30).topics)
-    made.make(names.messages)
-    refused(f"{names.messages}/0 ends at 0, and 5 were ingested: the topic was recreated")
+    wait_until(lambda: topic not in made.admin.list_topics(timeout=30).topics)
+    made.make(topic)
+
+
+@pytest.mark.verify
+def test_a_recreated_topic_is_refused_unless_none_of_its_records_were_ingested(
+    spark: SparkSession, connection: Connection, lake: Lake, made: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = made.names
+    own = f"{names.prefix}.own"
+    made.make(own)
+    made.write(names.queues, json.dumps({"topic": own}).encode(), key=b"file:reports")
+    made.write(names.messages, key=b"emails")
+    ingest(spark, connection, lake)
+    recreate(made, own)
+    made.write(own)
+    assert ingest(spark, connection, lake)["messages"] == 1
+
+    recreate(made, names.messages)
+    for _ in range(3):
+        made.write(names.messages, key=b"emails")
+    with pytest.raises(PipelineError, match=f"{names.messages} was recreated after its records had been ingested"):
+        ingest(spark, connection, lake)
+    assert len(by_place(lake)) == 2
+
+    # Without ids, a topic that is shorter than before is still noticed.
+    monkeypatch.setattr(Topics, "ids", lambda *_: {})
+    recreate(made, names.messages)
+    with pytest.raises(PipelineError, match=f"{names.messages}/0 ends at 0, and 1 were ingested: the topic was recr"):
+        ingest(spark, connection, lake)

@@ -1,0 +1,67 @@
+"""The queues topic: current definitions, and former settings that still matter for messages that they applied to.
+
+Compaction removes former settings from the topic. So the commit of each round also keeps those of the round before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from marq.settings.definitions import Definitions
+from marq.settings.queue import QueueSettings
+from marq.wire.errors import ConfigError
+from pipeline.subscriptions import Pair
+
+
+@dataclass
+class QueueHistory:
+    """A fold of the queues topic."""
+
+    #: Each queue and topic that it names or named.
+    pairs: set[Pair] = field(default_factory=set)
+    #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
+    without_dead_letters: set[str] = field(default_factory=set)
+    #: The longest deduplication window that a queue has had, in ms; "*": of all others.
+    windows: dict[str, int] = field(default_factory=lambda: {"*": QueueSettings().deduplication_window_ms})
+    #: The longest backoff that a queue has had, in ms; "*": of all others.
+    backoffs: dict[str, int] = field(default_factory=lambda: {"*": QueueSettings().backoff.longest_ms})
+    current: Definitions = field(default_factory=Definitions)
+
+    def fold(self, key: bytes | None, value: bytes | None) -> None:
+        """Apply a record; ignore invalid ones."""
+        with suppress(ConfigError, ValueError):
+            queue = self.current.fold(key, None if value is None else json.loads(value))
+            for name in [queue] if queue is not None else self.current.names():
+                settings = self.current.settings(name)
+                self.windows[name] = max(self.windows.get(name, 0), settings.deduplication_window_ms)
+                # Before its first definition, the queue had the backoff of all others.
+                self.backoffs[name] = max(self.backoffs.get(name, self.backoffs["*"]), settings.backoff.longest_ms)
+                if settings.topic is not None:
+                    self.pairs.add((name, settings.topic))
+                if not settings.dead_letter:
+                    self.without_dead_letters.add(name)
+            defaults = self.current.default_settings
+            self.windows["*"] = max(self.windows["*"], defaults.deduplication_window_ms)
+            self.backoffs["*"] = max(self.backoffs["*"], defaults.backoff.longest_ms)
+            if not defaults.dead_letter:
+                self.without_dead_letters.add("*")
+
+    def document(self, before: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+        """Return what the lifecycle needs of it, for the commit of a round; ``before`` is that of the last round."""
+        paused = {name: self.current.settings(name).paused for name in self.current.names()}
+        return {
+            "without_dead_letters": sorted(self.without_dead_letters.union(before.get("without_dead_letters", ()))),
+            "deduplication_windows": _longest(before.get("deduplication_windows", {}), self.windows),
+            "backoffs": _longest(before.get("backoffs", {}), self.backoffs),
+            "paused": {"*": self.current.default_settings.paused, **paused},
+        }
+
+
+def _longest(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """Return the longer value of each queue; "*": of all others, and of queues that are not defined any more."""
+    return {name: max(before.get(name, 0), now.get(name, now["*"])) for name in {**before, **now}}

@@ -1,0 +1,67 @@
+"""Messages that their tracker should have redelivered or dead-lettered long ago."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Row, SparkSession
+
+from pipeline.lifecycle_runs import TABLE, Run
+from tests.pipeline.directory import Directory
+from tests.pipeline.stories import MESSAGES_TOPIC, Log
+
+pytestmark = pytest.mark.timeout(900)
+
+OVERDUE = ["overdue and not sent"]
+
+
+class Releases(Log):
+    def acquired(self, queue: str, offset: int, **said: Any) -> str:
+        """Send a message that a consumer acquires at second 2."""
+        id_ = self.record(offset, 1)
+        self.messages[-1]["queue"] = queue
+        self.say("ACQUIRE", offset, 2, queue=queue, **said)
+        return id_
+
+    def released(self, queue: str, offset: int, *, in_order: bool = False, **said: Any) -> str:
+        """Send a message that a consumer acquires and releases at second 3, by default without a delay."""
+        id_ = self.acquired(queue, offset, in_order=in_order)
+        self.say("RELEASE", offset, 3, queue=queue, counted=True, **said)
+        return id_
+
+
+def told(spark: SparkSession, path: Path, log: Log, **settings: Any) -> dict[str, Row]:
+    """Return the rows of messages whose tracker was last active at second 3,000."""
+    log.say("TICK", None, 3_000, None, queue=None)
+    directory = Directory(spark, path, {MESSAGES_TOPIC: {"0": 0}}, **settings)
+    directory.bring(log.tables())
+    Run(spark, directory.lake).take()
+    return {row.id: row for row in directory.lake.read(TABLE).collect()}
+
+
+def test_a_message_is_overdue_after_the_longest_backoff_of_its_queue(spark: SparkSession, tmp_path: Path) -> None:
+    log = Releases()
+    overdue, later = log.released("q", 0), log.released("slow", 1)
+    last, again = log.released("q", 2, in_order=True, cause="LAST"), log.released("q", 3, in_order=True)
+    dead = log.released("q", 4, in_order=True, cause="LAST")
+    log.letter(0, 4, dead, 3.4)
+    log.say("DEAD_LETTERED", 4, 3.5, attempt=1, cause="RELEASED", holder="f" * 16)
+
+    rows = told(spark, tmp_path, log, backoffs={"*": 600_000, "slow": 10_000_000_000})
+
+    differences = {id_: row.differences for id_, row in rows.items()}
+    assert differences == {overdue: OVERDUE, later: [], last: OVERDUE, again: [], dead: []}
+    assert rows[dead].deliveries[0].late_ms == 500
+
+
+def test_no_redelivery_is_overdue_while_its_queue_is_paused(spark: SparkSession, tmp_path: Path) -> None:
+    log = Releases()
+    ids = [log.released("paused", 0), log.acquired("paused", 1), log.acquired("q", 2), log.acquired("paused", 3)]
+    log.say("REJECT", 3, 3, queue="paused", text="bad")
+
+    rows = told(spark, tmp_path, log, paused={"*": False, "paused": True})
+
+    # Its tracker dead-letters messages during a pause, too.
+    assert [rows[id_].differences for id_ in ids] == [[], [], OVERDUE, OVERDUE]
