@@ -34,6 +34,8 @@ REPLAYED_HEADER = "marq-replayed-from"
 ORDERING_KEY_HEADER = "marq-ordering-key"
 #: The sender's deduplication id, as UTF-8; it only counts in a producer's DELAY.
 DEDUPLICATION_ID_HEADER = "marq-deduplication-id"
+#: The sequence of a message that was sent as a DELAY with an ordering key (:func:`marq.wire.record_headers.sequence`).
+SEQUENCE_HEADER = "marq-sequence"
 #: The sender's record key, because that of a redelivery is the queue's name.
 KEY_HEADER = "marq-key"
 

@@ -42,6 +42,20 @@ def origin(source: Source, offset: int, timestamp_ms: int, headers: Iterable[tup
     return Origin(identity, attempt if 0 < attempt < 2**32 else 1, _number(values.get(FIRST_SENT_HEADER), timestamp_ms))
 
 
+def sequence(delay_offset: int, number: int) -> int:
+    """Return the sequence of the message with this number in the DELAY at this offset of a markers partition.
+
+    All messages of an ordering key are in DELAYs of one partition, and numbers ascend within a DELAY. They have at most
+    19 digits.
+    """
+    return delay_offset * 10**19 + number
+
+
+def sequence_text(sequence: int) -> str:
+    """Return a sequence as text of one length, so that the order of texts is that of numbers, too."""
+    return f"{sequence:038}"
+
+
 def deliver_at_ms(timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]], delay_ms: int) -> int:
     """Return the earliest delivery time of a record, or NOW; ``delay_ms`` is its queue's.
 

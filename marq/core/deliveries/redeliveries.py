@@ -19,9 +19,11 @@ from marq.wire.names import (
     ORDERING_KEY_HEADER,
     ORIGIN_HEADER,
     REASON_HEADER,
+    SEQUENCE_HEADER,
     UNCOUNTED_HEADER,
+    is_synthetic,
 )
-from marq.wire.record_headers import origin, record_id, uncounted
+from marq.wire.record_headers import ordering_key, origin, record_id, sequence, sequence_text, uncounted
 
 
 class Redelivery(NamedTuple):
@@ -51,6 +53,9 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
         own.append((KEY_HEADER, payload.key))
     if own_topic and ordered and payload.key:
         own.append((ORDERING_KEY_HEADER, payload.key))
+    if _sent_as_delay(fire) and ordering_key(payload.headers) is not None:
+        # Only its tracker knows where the DELAY is.
+        own.append((SEQUENCE_HEADER, sequence_text(sequence(fire.lease.holder, fire.offset)).encode()))
     if fire.lease.text and fire.lease.state in (State.RELEASED, State.EXHAUSTED):
         own.append((ERROR_HEADER, cut_text(fire.lease.text)))
     if fire.destination is Destination.DEAD_LETTERS:
@@ -64,6 +69,11 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
     replaced = {UNCOUNTED_HEADER, *(name for name, _ in own)}
     kept: Headers = [header for header in payload.headers if header[0] not in replaced]
     return Redelivery(fire.destination, name, payload.value, [*kept, *own])  # type: ignore[list-item]
+
+
+def _sent_as_delay(fire: DueAction) -> bool:
+    """Return whether a message is in a sender's DELAY: a redriven dead letter keeps the sequence that it had."""
+    return fire.lease.state is State.DELAYED and is_synthetic(fire.source.topic)
 
 
 def fitting(fire: DueAction, payload: Payload, limit_bytes: int) -> DueAction:
