@@ -18,6 +18,8 @@ ATTEMPT_HEADER = "marq-attempt"
 #: Earliest delivery time of a record, in milliseconds since the epoch; any producer may set it.
 DELIVER_AT_HEADER = "marq-deliver-at"
 FIRST_SENT_HEADER = "marq-first-sent"
+#: When a message was first acquired, by the log's clock; in redeliveries only.
+FIRST_RECEIVED_HEADER = "marq-first-received"
 REASON_HEADER = "marq-reason"
 ERROR_HEADER = "marq-error"
 #: Number of consecutive releases that did not count.

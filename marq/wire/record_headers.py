@@ -14,6 +14,7 @@ from marq.wire.names import (
     ATTEMPT_HEADER,
     DEDUPLICATION_ID_HEADER,
     DELIVER_AT_HEADER,
+    FIRST_RECEIVED_HEADER,
     FIRST_SENT_HEADER,
     ID_HEADER,
     ORDERING_KEY_HEADER,
@@ -96,6 +97,12 @@ def deduplication_id(headers: Iterable[tuple[str, bytes | None]]) -> bytes | Non
 def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:
     """Return how many consecutive releases of a message did not count."""
     values = [value for name, value in headers if name == UNCOUNTED_HEADER]
+    return _number(values[-1], 0) if values else 0
+
+
+def first_received_ms(headers: Iterable[tuple[str, bytes | None]]) -> int:
+    """Return when a redelivered message was first received, 0 if that is unknown."""
+    values = [value for name, value in headers if name == FIRST_RECEIVED_HEADER]
     return _number(values[-1], 0) if values else 0
 
 

@@ -13,6 +13,7 @@ from marq.wire.marker_codec import MAX_TEXT_BYTES
 from marq.wire.markers import MAX_TIME_MS, NOW, Cause, Payload, Source
 from marq.wire.record_headers import (
     deliver_at_ms,
+    first_received_ms,
     has_invalid_deliver_at,
     ordering_key,
     origin,
@@ -133,6 +134,28 @@ def test_uncounted_releases_in_a_row_are_counted_on_the_message_and_forgotten_by
     assert "marq-uncounted" not in dict(third.headers)
     assert "marq-uncounted" not in dict(copy_of(fire(Destination.DEAD_LETTERS), *second.headers).headers)
     assert uncounted([("marq-uncounted", b"many")]) == 0
+
+
+def received(since_ms: int, state: State = State.LEASED, *, counted: bool = True) -> DueAction:
+    lease = LeaseRow("q", 1, 1, 0, since_ms, state, counted)
+    return DueAction(SOURCE, 17, lease, Destination.QUEUE, 2, Cause.EXPIRED)
+
+
+@pytest.mark.parametrize("state", [State.LEASED, State.RELEASED])
+def test_a_redelivery_tells_when_the_message_was_first_received(state: State) -> None:
+    first = copy_of(received(5, state))
+    second = copy_of(received(9, state), *first.headers)
+    uncounted = copy_of(received(12, state, counted=False), *second.headers)
+
+    assert [first_received_ms(each.headers) for each in (first, second, uncounted)] == [5, 5, 5]
+
+
+def test_a_message_that_was_not_received_has_no_such_time() -> None:
+    shut_down = copy_of(received(5, State.RELEASED, counted=False))
+    due = copy_of(received(5, State.DELAYED))
+
+    assert not any("marq-first-received" in dict(each.headers) for each in (shut_down, due))
+    assert first_received_ms([("marq-first-received", b"soon")]) == 0
 
 
 def delayed(source: Source, place: int = 4_000_000_000, number: int = 17) -> DueAction:
