@@ -6,7 +6,7 @@ from marq.client.send_options import SendOptions
 from marq.producer.producer import Producer
 from marq_worker.app.sqs.arns import arn_of
 from marq_worker.app.sqs.characters import is_fifo
-from marq_worker.app.sqs.fifo import FifoSender
+from marq_worker.app.sqs.fifo import move_options
 from marq_worker.app.sqs.message_answers import SOURCE_HEADER
 from marq_worker.app.sqs.receiving import Delivery
 
@@ -14,9 +14,8 @@ from marq_worker.app.sqs.receiving import Delivery
 class DeadLetterSender:
     """Sends messages whose deliveries the caller deletes afterwards. Same errors as :meth:`marq.Producer.send`."""
 
-    def __init__(self, producer: Producer, fifo: FifoSender) -> None:
+    def __init__(self, producer: Producer) -> None:
         self._producer = producer
-        self._fifo = fifo
 
     async def move(self, delivery: Delivery, queue: str, target: str) -> None:
         """Send a message of a queue to its dead-letter queue."""
@@ -29,5 +28,5 @@ class DeadLetterSender:
     async def _send(self, delivery: Delivery, target: str, *more: tuple[str, bytes]) -> None:
         headers = [(name, value) for name, value in delivery.headers.items() if name != SOURCE_HEADER]
         headers.extend(more)
-        options = self._fifo.moved(delivery, headers) if is_fifo(target) else SendOptions(headers=headers)
+        options = move_options(delivery, headers) if is_fifo(target) else SendOptions(headers=headers)
         await self._producer.send(target, delivery.body, **options)

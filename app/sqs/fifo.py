@@ -30,6 +30,8 @@ from marq.consumer.polled_in_order import PolledInOrder, own_headers
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq.wire.names import DEDUPLICATION_ID_HEADER, ORDERING_KEY_HEADER
+from marq.wire.names import SEQUENCE_HEADER as MARQ_SEQUENCE_HEADER
+from marq.wire.record_headers import sequence_text
 from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
@@ -43,64 +45,47 @@ ACK, RENEW, RELEASE = "ack", "renew", "release"
 #: Interval between checks for deliveries that are over.
 FORGET_S = 10.0
 #: The endpoint's header -> Marq's own header with the same meaning.
-_OWN_HEADERS = {GROUP_HEADER: ORDERING_KEY_HEADER, DEDUPLICATION_HEADER: DEDUPLICATION_ID_HEADER}
+_OWN_HEADERS = {
+    GROUP_HEADER: ORDERING_KEY_HEADER,
+    DEDUPLICATION_HEADER: DEDUPLICATION_ID_HEADER,
+    SEQUENCE_HEADER: MARQ_SEQUENCE_HEADER,
+}
 
 
-class FifoSender:
-    """The options with which messages are sent to FIFO queues.
-
-    ``clock`` returns the nanoseconds since 1970. Sequence numbers follow it, because a log's offset is known only after
-    the send. So they increase within a group if its messages are sent through one endpoint, or not at the same moment.
-    """
-
-    def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
-        self._clock = clock
-        self._sequence = 0
-
-    def options(
-        self, attributes: QueueAttributes, generation: int, parameters: Mapping[str, Any], headers: Sequence[Header]
-    ) -> SendOptions:
-        """Return the options of SendMessage, or of an entry of its batch. Raises SqsError."""
-        deduplication_id = parameters.get("MessageDeduplicationId")
-        if deduplication_id is None:
-            if not attributes.content_based_deduplication:
-                raise SqsError(
-                    "InvalidParameterValue",
-                    "MessageDeduplicationId is missing; set it, or set the queue's attribute ContentBasedDeduplication",
-                )
-            deduplication_id = sha256(parameters["MessageBody"].encode()).hexdigest()
-        headers = [*headers, (SEQUENCE_HEADER, self._next_sequence())]
-        if generation:
-            # Trackers remember the ids of the deleted queue with this name.
-            headers.append((DEDUPLICATION_HEADER, deduplication_id.encode()))
-            deduplication_id = f"{deduplication_id} {generation}"
-        return SendOptions(
-            headers=headers,
-            ordering_key=parameters["MessageGroupId"],
-            deduplication_id=deduplication_id,
-            delay=attributes.delay_s or None,
-        )
-
-    def moved(self, delivery: Delivery, headers: Sequence[Header]) -> SendOptions:
-        """Return the options with which a dead letter keeps its group."""
-        kept = [(name, value) for name, value in headers if name != SEQUENCE_HEADER]
-        return SendOptions(
-            headers=[*kept, (SEQUENCE_HEADER, self._next_sequence())],
-            # Other producers may send messages without a group.
-            ordering_key=delivery.headers.get(GROUP_HEADER) or delivery.id,
-            # Not the sender's id: messages that had the same one at different times are not duplicates.
-            deduplication_id=f"{delivery.token.queue} {delivery.id}",
-        )
-
-    def _next_sequence(self) -> bytes:
-        self._sequence = max(self._sequence + 1, self._clock())
-        return b"%020d" % self._sequence
+def send_options(
+    attributes: QueueAttributes, generation: int, parameters: Mapping[str, Any], headers: Sequence[Header]
+) -> SendOptions:
+    """Return the options of SendMessage, or of an entry of its batch, for a FIFO queue. Raises SqsError."""
+    deduplication_id = parameters.get("MessageDeduplicationId")
+    if deduplication_id is None:
+        if not attributes.content_based_deduplication:
+            raise SqsError(
+                "InvalidParameterValue",
+                "MessageDeduplicationId is missing; set it, or set the queue's attribute ContentBasedDeduplication",
+            )
+        deduplication_id = sha256(parameters["MessageBody"].encode()).hexdigest()
+    if generation:
+        # Trackers remember the ids of the deleted queue with this name.
+        headers = [*headers, (DEDUPLICATION_HEADER, deduplication_id.encode())]
+        deduplication_id = f"{deduplication_id} {generation}"
+    return SendOptions(
+        headers=headers,
+        ordering_key=parameters["MessageGroupId"],
+        deduplication_id=deduplication_id,
+        delay=attributes.delay_s or None,
+    )
 
 
-def sequence_of(options: SendOptions) -> str:
-    """Return the sequence number in the options of a message for a FIFO queue."""
-    headers = dict(cast("list[Header]", options["headers"]))
-    return str((headers[SEQUENCE_HEADER] or b"").decode())
+def move_options(delivery: Delivery, headers: Sequence[Header]) -> SendOptions:
+    """Return the options with which a dead letter keeps its group."""
+    return SendOptions(
+        # It gets a sequence number of its own.
+        headers=[(name, value) for name, value in headers if name != SEQUENCE_HEADER],
+        # Other producers may send messages without a group.
+        ordering_key=delivery.headers.get(GROUP_HEADER) or delivery.id,
+        # Not the sender's id: messages that had the same one at different times are not duplicates.
+        deduplication_id=f"{delivery.token.queue} {delivery.id}",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +142,9 @@ class FifoReceiver(QueueReceiver):
     def _delivery(self, message: Message) -> Delivery:
         delivery, own = Delivery.of(message), own_headers(message)
         headers = {header: own[name] for header, name in _OWN_HEADERS.items() if name in own}
-        # Messages of Marq's producers have none; like the endpoint's numbers, this one is based on the send time.
-        headers[SEQUENCE_HEADER] = b"%020d" % (delivery.sent_ms * 1_000_000 + message.offset % 1_000_000)
+        # Messages without a deduplication id have no sequence.
+        by_time = sequence_text(delivery.sent_ms * 1_000_000 + message.offset % 1_000_000).encode()
+        headers.setdefault(SEQUENCE_HEADER, by_time)
         return delivery._replace(headers={**headers, **delivery.headers}, url=self._url)
 
     def _check(self) -> None:

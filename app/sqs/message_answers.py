@@ -62,8 +62,8 @@ def _system_attributes(delivery: Delivery, parameters: Mapping[str, Any]) -> dic
     names = {*(parameters.get("MessageSystemAttributeNames") or ()), *(parameters.get("AttributeNames") or ())}
     if not names:
         return {}
-    # Marq does not record when a message was first received. In a later delivery, the send time stands for it.
-    first_ms = round(time.time() * 1000) if delivery.attempt == 1 else delivery.sent_ms
+    # If it is not known when a redelivered message was first received, the send time stands for it.
+    first_ms = round(time.time() * 1000) if delivery.attempt == 1 else delivery.first_received_ms or delivery.sent_ms
     attributes = {
         "SentTimestamp": str(delivery.sent_ms),
         "ApproximateReceiveCount": str(delivery.attempt),

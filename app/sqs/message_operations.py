@@ -11,11 +11,12 @@ from marq.client.receipt import Receipt
 from marq.client.send_options import SendOptions
 from marq.producer.shared import SharedProducer
 from marq.queues.queues import Queues
+from marq.wire.record_headers import sequence_text
 from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.entries import Outcome, each_of, outcome_of
 from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.fifo import FifoSender, sequence_of
+from marq_worker.app.sqs.fifo import send_options
 from marq_worker.app.sqs.handles import Handle, Handles
 from marq_worker.app.sqs.message_answers import GROUP_HEADER, TRACE_HEADER, formatted
 from marq_worker.app.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
@@ -58,7 +59,6 @@ class MessageOperations:
         queues: Queues,
         directory: Directory,
         receivers: Receivers,
-        fifo: FifoSender,
         settlers: Settlers,
         limits: ReceiveLimits,
         visibility: VisibilityChanges,
@@ -69,7 +69,6 @@ class MessageOperations:
         self._queues = queues
         self._directory = directory
         self._receivers = receivers
-        self._fifo = fifo
         self._settlers = settlers
         self._limits = limits
         self._visibility = visibility
@@ -80,7 +79,10 @@ class MessageOperations:
         message = self._outgoing(queue, parameters)
         receipt = await self._producer.send(queue, message.data, **message.options)
         assert not isinstance(receipt, list)
-        return {**message.answer, "MessageId": self._ids.of(receipt.id)}
+        answer = {**message.answer, "MessageId": self._ids.of(receipt.id)}
+        if receipt.sequence is not None:
+            answer["SequenceNumber"] = sequence_text(receipt.sequence)
+        return answer
 
     async def send_batch(self, queue: str, entries: Sequence[Parameters]) -> list[Outcome]:
         messages = [outcome_of(self._outgoing, queue, entry) for entry in entries]
@@ -117,7 +119,7 @@ class MessageOperations:
             delay = _LEAST_DELAY_S if attributes.delay_s else None
         options = SendOptions(headers=headers)
         if attributes.fifo:
-            options = self._fifo.options(attributes, found.generation, parameters, headers)
+            options = send_options(attributes, found.generation, parameters, headers)
         elif delay is not None:
             options["delay"] = delay
         if group is not None and self._queues.definitions.settings(queue).ordered:
@@ -127,8 +129,6 @@ class MessageOperations:
             answer["MD5OfMessageAttributes"] = sums
         if (sums := md5_of_attributes(system)) is not None:
             answer["MD5OfMessageSystemAttributes"] = sums
-        if attributes.fifo:
-            answer["SequenceNumber"] = sequence_of(options)
         return Outgoing(data, options, answer)
 
     async def receive(self, queue: str, parameters: Parameters) -> dict[str, Any]:

@@ -47,7 +47,7 @@ MAX_DELETED, DELETED_S = 100_000, 60.0
 
 
 class Delivery(NamedTuple):
-    """A leased message for one poll; ``sent_ms`` is in milliseconds since 1970."""
+    """A leased message for one poll; times are in milliseconds since 1970."""
 
     token: Token
     id: str
@@ -55,6 +55,8 @@ class Delivery(NamedTuple):
     sent_ms: int
     body: bytes
     headers: Mapping[str, bytes | None]
+    #: 0 if it is unknown, or this is the first delivery.
+    first_received_ms: int = 0
     #: The address of the endpoint that keeps the message until it is settled; empty if any endpoint can settle it.
     url: str = ""
 
@@ -72,6 +74,7 @@ class Delivery(NamedTuple):
             "sent_ms": self.sent_ms,
             "body": b64encode(self.body).decode(),
             "headers": headers,
+            "first_received_ms": self.first_received_ms,
             "url": self.url,
         }
 
@@ -85,6 +88,8 @@ class Delivery(NamedTuple):
             document["sent_ms"],
             b64decode(document["body"]),
             headers,
+            # Endpoints of earlier versions do not send it.
+            document.get("first_received_ms", 0),
             document["url"],
         )
 

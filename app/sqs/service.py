@@ -28,7 +28,7 @@ from marq_worker.app.sqs.aws_json import operations
 from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.counts import QueueCounts
 from marq_worker.app.sqs.dead_letters import DeadLetterSender
-from marq_worker.app.sqs.fifo import FifoReceiver, FifoSender, Outcomes
+from marq_worker.app.sqs.fifo import FifoReceiver, Outcomes
 from marq_worker.app.sqs.handles import Handles
 from marq_worker.app.sqs.message_ids import MessageIds
 from marq_worker.app.sqs.message_limits import MAX_MESSAGE_BYTES
@@ -109,8 +109,7 @@ class SqsEndpoint(Service):
         self._queue_tasks = tasks = Tasks(self._queues)
         count = self._counts.of
         settlers = Settlers(ByToken(self._settler), self._outcomes)
-        fifo = FifoSender()
-        dead_letters = DeadLetterSender(self._producer, fifo)
+        dead_letters = DeadLetterSender(self._producer)
         self._limits = limits = ReceiveLimits(directory, settlers, dead_letters)
         mover = Mover(tasks, directory, self._receivers, dead_letters.move_back, settlers, count)
         self._runner = runner = TaskRunner(tasks, self._purge, mover.run)
@@ -121,7 +120,6 @@ class SqsEndpoint(Service):
                 queues=self._queues,
                 directory=directory,
                 receivers=self._receivers,
-                fifo=fifo,
                 settlers=settlers,
                 limits=limits,
                 visibility=VisibilityChanges(self._settler, self._questions),

@@ -27,14 +27,17 @@ from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import MarqError
 from marq.wire.markers import Ack, Release, Renew, Source
-from marq.wire.record_headers import origin, record_id
+from marq.wire.record_headers import first_received_ms, origin, record_id
 
 #: A polled message's lease may be shorter than its queue's setting by the smaller of these: seconds, and a fraction.
 MAX_SHORTFALL_S, MAX_SHORTFALL = 1.0, 0.05
 
 
 class Described(NamedTuple):
-    """A message as another process can receive it; ``sent_ms`` is in milliseconds since 1970."""
+    """A message as another process can receive it; times are in milliseconds since 1970.
+
+    ``first_received_ms`` is 0 if it is unknown, or this is the first delivery.
+    """
 
     token: Token
     id: str
@@ -42,6 +45,7 @@ class Described(NamedTuple):
     sent_ms: int
     body: bytes
     headers: dict[str, bytes | None]
+    first_received_ms: int = 0
 
 
 def described(message: Message) -> Described:
@@ -52,7 +56,8 @@ def described(message: Message) -> Described:
     if not record.headers:
         return Described(token, record_id(held.source, offset), 1, record.timestamp, message.body, {})
     facts = origin(held.source, offset, record.timestamp, record.headers)
-    return Described(token, facts.id, facts.attempt, facts.first_sent_ms, message.body, message.headers)
+    received_ms = first_received_ms(record.headers)
+    return Described(token, facts.id, facts.attempt, facts.first_sent_ms, message.body, message.headers, received_ms)
 
 
 class PolledConsumer(Consumer):

@@ -29,6 +29,7 @@ from marq.wire.markers import Payload, Source, payload_bytes, spans
 from marq.wire.markers_partitions import deduplicating_partition, markers_partition, source_partition
 from marq.wire.names import synthetic_topic
 from marq.wire.payload_columns import Columns, encode_headers
+from marq.wire.record_headers import sequence
 
 #: Bytes of the head of a DELAY: queue, source, numbers.
 _HEAD_BYTES = 600
@@ -218,9 +219,9 @@ class Delays:
             records = [MarkerRecord(self._partition(each.source), encode(each)) for each in markers]
             written = await writer.write(records, self._limit_s)
             yield [
-                Receipt(queue, *marker.source, number, None if group.where is None else at * MAX_MESSAGES + index)
+                Receipt(queue, *marker.source, number, None if group.where is None else sequence(at, number))
                 for marker, at in zip(markers, written, strict=True)
-                for index, number in enumerate(marker.offsets)
+                for number in marker.offsets
             ]
 
     def _pieces(self, queue: str, items: Sequence[_Item]) -> Iterator[slice]:

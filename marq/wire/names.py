@@ -18,6 +18,8 @@ ATTEMPT_HEADER = "marq-attempt"
 #: Earliest delivery time of a record, in milliseconds since the epoch; any producer may set it.
 DELIVER_AT_HEADER = "marq-deliver-at"
 FIRST_SENT_HEADER = "marq-first-sent"
+#: When a message was first acquired, by the log's clock; in redeliveries only.
+FIRST_RECEIVED_HEADER = "marq-first-received"
 REASON_HEADER = "marq-reason"
 ERROR_HEADER = "marq-error"
 #: Number of consecutive releases that did not count.
@@ -34,6 +36,8 @@ REPLAYED_HEADER = "marq-replayed-from"
 ORDERING_KEY_HEADER = "marq-ordering-key"
 #: The sender's deduplication id, as UTF-8; it only counts in a producer's DELAY.
 DEDUPLICATION_ID_HEADER = "marq-deduplication-id"
+#: The sequence of a message that was sent as a DELAY with an ordering key (:func:`marq.wire.record_headers.sequence`).
+SEQUENCE_HEADER = "marq-sequence"
 #: The sender's record key, because that of a redelivery is the queue's name.
 KEY_HEADER = "marq-key"
 

@@ -14,6 +14,7 @@ from marq.wire.names import (
     ATTEMPT_HEADER,
     DEDUPLICATION_ID_HEADER,
     DELIVER_AT_HEADER,
+    FIRST_RECEIVED_HEADER,
     FIRST_SENT_HEADER,
     ID_HEADER,
     ORDERING_KEY_HEADER,
@@ -40,6 +41,20 @@ def origin(source: Source, offset: int, timestamp_ms: int, headers: Iterable[tup
     identity = values.get(ID_HEADER, b"").decode("utf-8", "replace") or record_id(source, offset)
     attempt = _number(values.get(ATTEMPT_HEADER), 1)
     return Origin(identity, attempt if 0 < attempt < 2**32 else 1, _number(values.get(FIRST_SENT_HEADER), timestamp_ms))
+
+
+def sequence(delay_offset: int, number: int) -> int:
+    """Return the sequence of the message with this number in the DELAY at this offset of a markers partition.
+
+    All messages of an ordering key are in DELAYs of one partition, and numbers ascend within a DELAY. They have at most
+    19 digits.
+    """
+    return delay_offset * 10**19 + number
+
+
+def sequence_text(sequence: int) -> str:
+    """Return a sequence as text of one length, so that the order of texts is that of numbers, too."""
+    return f"{sequence:038}"
 
 
 def deliver_at_ms(timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]], delay_ms: int) -> int:
@@ -82,6 +97,12 @@ def deduplication_id(headers: Iterable[tuple[str, bytes | None]]) -> bytes | Non
 def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:
     """Return how many consecutive releases of a message did not count."""
     values = [value for name, value in headers if name == UNCOUNTED_HEADER]
+    return _number(values[-1], 0) if values else 0
+
+
+def first_received_ms(headers: Iterable[tuple[str, bytes | None]]) -> int:
+    """Return when a redelivered message was first received, 0 if that is unknown."""
+    values = [value for name, value in headers if name == FIRST_RECEIVED_HEADER]
     return _number(values[-1], 0) if values else 0
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import marq
 from marq.wire.errors import ConfigError
+from marq.wire.record_headers import first_received_ms
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import nothing_comes, take, take_one
 
@@ -89,7 +90,7 @@ async def test_a_redriven_message_comes_as_its_sender_made_it_at_its_first_attem
     async with backend.consumer(queue) as consumer:
         message = await take_one(consumer)
         await message.release(0)
-        await (await take_one(consumer)).reject("no good")
+        await (second := await take_one(consumer)).reject("no good")
         await backend.statistics(queue, dead_lettered=1)
 
         async with opened(backend) as letters:
@@ -102,6 +103,8 @@ async def test_a_redriven_message_comes_as_its_sender_made_it_at_its_first_attem
         assert result == marq.Redriven(chosen=1, requested=1, redriven=1, already_settled=0)
         assert (again.id, again.attempt, again.value, again.headers) == (receipt.id, 1, b"x", {"tenant": b"acme"})
         assert (again.sent_at, again.key) == (message.sent_at, None)
+        assert first_received_ms(second._record.headers)
+        assert not first_received_ms(again._record.headers)
         await again.ack()
         await nothing_comes(backend, consumer)
     await backend.statistics(queue, acked=1, dead_lettered=1, redriven=1, delivered=1)

@@ -189,11 +189,14 @@ async def test_receipts_tell_the_order_in_which_messages_of_a_key_are_accepted(b
     assert sequences == sorted(sequences)
     assert delayed.sequence is None
     async with backend.consumer(queue) as consumer:
-        values = []
+        values, numbers = [], []
         for _ in range(5):
             message = await take_one(consumer)
             values.append(message.value)
+            numbers += [value for name, value in message._record.headers if name == "marq-sequence"]
             await message.ack()
+    # The receivers know it, too.
+    assert [int(number or b"") for number in numbers] == sequences
     assert [value for value in values if value != b"4"] == [b"0", b"1", b"2", b"3"]
 
 

@@ -127,6 +127,14 @@ class Fifo(Sqs):
         )
 
 
+def first_received_ms(message: dict[str, Any]) -> int:
+    return int(message["Attributes"]["ApproximateFirstReceiveTimestamp"])
+
+
+def sent_ms(message: dict[str, Any]) -> int:
+    return int(message["Attributes"]["SentTimestamp"])
+
+
 def receive_count(message: dict[str, Any]) -> int:
     return int(message["Attributes"]["ApproximateReceiveCount"])
 
@@ -188,7 +196,7 @@ async def test_a_message_is_sent_received_and_deleted(worker: Worker, sqs: Sqs) 
 
 async def test_the_visibility_timeout_ends_is_changed_and_ended(sqs: Sqs) -> None:
     await sqs("create_queue", QueueName="visible", Attributes={"VisibilityTimeout": "2"})
-    await sqs("send_message", "visible", MessageBody="x")
+    await sqs("send_message", "visible", MessageBody="x", DelaySeconds=1)
 
     [first] = await sqs.receive("visible")
     [second] = await sqs.receive("visible", VisibilityTimeout=600)
@@ -200,6 +208,9 @@ async def test_the_visibility_timeout_ends_is_changed_and_ended(sqs: Sqs) -> Non
     received = [first, second, third, fourth]
     assert [each["Attributes"]["ApproximateReceiveCount"] for each in received] == ["1", "2", "3", "4"]
     assert len({each["MessageId"] for each in received}) == 1
+    assert first_received_ms(second) == first_received_ms(third) == first_received_ms(fourth)
+    # The endpoint acquires a message before it answers.
+    assert sent_ms(first) + 1_000 <= first_received_ms(second) <= first_received_ms(first)
     late = {"ReceiptHandle": first["ReceiptHandle"], "VisibilityTimeout": 5}
     code = await sqs.refused("change_message_visibility", "visible", **late)
     assert code == "AWS.SimpleQueueService.MessageNotInflight"

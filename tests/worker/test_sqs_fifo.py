@@ -121,7 +121,6 @@ async def test_duplicates_are_dropped_within_a_group(worker: Worker) -> None:
     assert [each["Body"] for each in received if each not in of_group] == ["x"]
     numbers = [each["Attributes"]["SequenceNumber"] for each in of_group]
     assert numbers == [sent[index]["SequenceNumber"] for index in (0, 2, 3)] == sorted(numbers)
-    assert {len(number) for number in numbers} == {20}
     assert [each["MessageId"] for each in of_group] == [sent[index]["MessageId"] for index in (0, 2, 3)]
     ids = [each["Attributes"]["MessageDeduplicationId"] for each in of_group]
     assert ids == [hashlib.sha256(b"x").hexdigest(), hashlib.sha256(b"y").hexdigest(), "1"]
@@ -134,12 +133,17 @@ async def test_a_batch_keeps_the_order_of_its_entries_and_a_delay_that_of_the_se
     await fifo.create(VisibilityTimeout="60", DelaySeconds="2")
     entries = [{"Id": f"{number}", "MessageBody": f"{number}", "MessageGroupId": "a"} for number in range(10)]
     began_s = time.monotonic()
-    await fifo("send_message_batch", "batch.fifo", Entries=entries)
+    answer = await fifo("send_message_batch", "batch.fifo", Entries=entries)
+    numbers = {each["Id"]: each["SequenceNumber"] for each in answer["Successful"]}
+    ascending = [numbers[f"{number}"] for number in range(10)]
+    assert ascending == sorted(set(ascending))
+    assert list(map(int, ascending)) == sorted(map(int, ascending))
 
     received = []
     for _ in range(10):
         [message] = (await fifo.take()).values()
         received.append(message["Body"])
+        assert message["Attributes"]["SequenceNumber"] == numbers[message["Body"]]
         await fifo.end(message)
 
     assert received == [f"{number}" for number in range(10)]
@@ -284,6 +288,27 @@ async def test_outcomes_reach_the_endpoint_that_holds_the_message(worker: Worker
     await one.end(*again.values())
     await other.end(*(await other.take(8)).values())
     await eventually(lambda: worker.queue("two.fifo"), lambda found: found["acked"] == 24 and not found["in_flight"])
+
+
+async def test_sequence_numbers_increase_although_a_group_is_sent_through_several_endpoints(
+    worker: Worker, second: Worker
+) -> None:
+    one, other = Fifo(worker, "numbered.fifo"), Fifo(second, "numbered.fifo")
+    await one.create(VisibilityTimeout="600")
+    numbers = {}
+    for index in range(12):
+        [sent] = await (one, other)[index % 2].send("a", f"{index}")
+        numbers[f"{index}"] = sent["SequenceNumber"]
+
+    assert list(numbers.values()) == sorted(set(numbers.values()))
+    for index in range(12):
+        first = (await one.take())[f"{index}"]
+        await one.hide(first, 0)
+        again = (await one.take())[f"{index}"]
+        assert (receive_count(first), receive_count(again)) == (1, 2)
+        for message in (first, again):
+            assert message["Attributes"]["SequenceNumber"] == numbers[message["Body"]]
+        await one.end(again)
 
 
 async def test_groups_go_on_where_their_partitions_move_to(worker: Worker, second: Worker) -> None:

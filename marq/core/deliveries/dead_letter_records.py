@@ -17,6 +17,7 @@ from marq.wire.names import (
     ATTEMPT_HEADER,
     DEAD_LETTERED_AT_HEADER,
     ERROR_HEADER,
+    FIRST_RECEIVED_HEADER,
     ORIGIN_HEADER,
     REASON_HEADER,
     UNCOUNTED_HEADER,
@@ -25,7 +26,15 @@ from marq.wire.names import (
 
 #: Headers of earlier deliveries and of their end; a redriven message starts without them.
 _DEATH_HEADERS = frozenset(
-    {ATTEMPT_HEADER, DEAD_LETTERED_AT_HEADER, ERROR_HEADER, ORIGIN_HEADER, REASON_HEADER, UNCOUNTED_HEADER}
+    {
+        ATTEMPT_HEADER,
+        DEAD_LETTERED_AT_HEADER,
+        ERROR_HEADER,
+        FIRST_RECEIVED_HEADER,
+        ORIGIN_HEADER,
+        REASON_HEADER,
+        UNCOUNTED_HEADER,
+    }
 )
 #: Bytes of a batch besides its payloads: names, head and columns.
 _HEAD_BYTES = 1_024

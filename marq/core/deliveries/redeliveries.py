@@ -12,6 +12,7 @@ from marq.wire.names import (
     ATTEMPT_HEADER,
     DEAD_LETTERED_AT_HEADER,
     ERROR_HEADER,
+    FIRST_RECEIVED_HEADER,
     FIRST_SENT_HEADER,
     HEADER_ROOM_BYTES,
     ID_HEADER,
@@ -19,9 +20,19 @@ from marq.wire.names import (
     ORDERING_KEY_HEADER,
     ORIGIN_HEADER,
     REASON_HEADER,
+    SEQUENCE_HEADER,
     UNCOUNTED_HEADER,
+    is_synthetic,
 )
-from marq.wire.record_headers import origin, record_id, uncounted
+from marq.wire.record_headers import (
+    first_received_ms,
+    ordering_key,
+    origin,
+    record_id,
+    sequence,
+    sequence_text,
+    uncounted,
+)
 
 
 class Redelivery(NamedTuple):
@@ -51,6 +62,11 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
         own.append((KEY_HEADER, payload.key))
     if own_topic and ordered and payload.key:
         own.append((ORDERING_KEY_HEADER, payload.key))
+    if _sent_as_delay(fire) and ordering_key(payload.headers) is not None:
+        # Only its tracker knows where the DELAY is.
+        own.append((SEQUENCE_HEADER, sequence_text(sequence(fire.lease.holder, fire.offset)).encode()))
+    if _was_received(fire) and not first_received_ms(payload.headers):
+        own.append((FIRST_RECEIVED_HEADER, b"%d" % fire.lease.since_ms))
     if fire.lease.text and fire.lease.state in (State.RELEASED, State.EXHAUSTED):
         own.append((ERROR_HEADER, cut_text(fire.lease.text)))
     if fire.destination is Destination.DEAD_LETTERS:
@@ -64,6 +80,17 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
     replaced = {UNCOUNTED_HEADER, *(name for name, _ in own)}
     kept: Headers = [header for header in payload.headers if header[0] not in replaced]
     return Redelivery(fire.destination, name, payload.value, [*kept, *own])  # type: ignore[list-item]
+
+
+def _sent_as_delay(fire: DueAction) -> bool:
+    """Return whether a message is in a sender's DELAY: a redriven dead letter keeps the sequence that it had."""
+    return fire.lease.state is State.DELAYED and is_synthetic(fire.source.topic)
+
+
+def _was_received(fire: DueAction) -> bool:
+    """Return whether a consumer has received a message, and its row tells when."""
+    lease = fire.lease
+    return lease.state in (State.LEASED, State.RELEASED) and lease.counted and lease.since_ms > 0
 
 
 def fitting(fire: DueAction, payload: Payload, limit_bytes: int) -> DueAction:

@@ -14,11 +14,12 @@ from marq.client.receipt import Receipt
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.topics import Topics
 from marq.producer.deduplicated_sends import AT_ONCE
-from marq.producer.delays import MAX_MESSAGES, Delays
+from marq.producer.delays import Delays
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Delay
 from marq.wire.markers_partitions import deduplicating_partition
+from marq.wire.record_headers import sequence
 
 LIMIT_S = 5.0
 
@@ -78,7 +79,7 @@ async def test_messages_that_are_sent_during_a_write_wait_for_it_and_go_together
 
     assert broker.written == [[b"0"], [b"any"], [b"1", b"2"]]
     sequences = [receipt.sequence for receipt in receipts]
-    assert sequences == [0, 2 * MAX_MESSAGES, 2 * MAX_MESSAGES + 1, None]
+    assert sequences == [sequence(0, 0), sequence(2, 1), sequence(2, 2), None]
     assert deduplicating_partition("q", b"k", 4) in broker.partitions
 
 

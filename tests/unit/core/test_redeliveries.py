@@ -11,7 +11,17 @@ from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow, State
 from marq.wire.marker_codec import MAX_TEXT_BYTES
 from marq.wire.markers import MAX_TIME_MS, NOW, Cause, Payload, Source
-from marq.wire.record_headers import deliver_at_ms, has_invalid_deliver_at, ordering_key, origin, record_id, uncounted
+from marq.wire.record_headers import (
+    deliver_at_ms,
+    first_received_ms,
+    has_invalid_deliver_at,
+    ordering_key,
+    origin,
+    record_id,
+    sequence,
+    sequence_text,
+    uncounted,
+)
 
 SOURCE = Source("marq.messages", 2)
 DIED_MS = 1_700_000_099_000
@@ -124,6 +134,67 @@ def test_uncounted_releases_in_a_row_are_counted_on_the_message_and_forgotten_by
     assert "marq-uncounted" not in dict(third.headers)
     assert "marq-uncounted" not in dict(copy_of(fire(Destination.DEAD_LETTERS), *second.headers).headers)
     assert uncounted([("marq-uncounted", b"many")]) == 0
+
+
+def received(since_ms: int, state: State = State.LEASED, *, counted: bool = True) -> DueAction:
+    lease = LeaseRow("q", 1, 1, 0, since_ms, state, counted)
+    return DueAction(SOURCE, 17, lease, Destination.QUEUE, 2, Cause.EXPIRED)
+
+
+@pytest.mark.parametrize("state", [State.LEASED, State.RELEASED])
+def test_a_redelivery_tells_when_the_message_was_first_received(state: State) -> None:
+    first = copy_of(received(5, state))
+    second = copy_of(received(9, state), *first.headers)
+    uncounted = copy_of(received(12, state, counted=False), *second.headers)
+
+    assert [first_received_ms(each.headers) for each in (first, second, uncounted)] == [5, 5, 5]
+
+
+def test_a_message_that_was_not_received_has_no_such_time() -> None:
+    shut_down = copy_of(received(5, State.RELEASED, counted=False))
+    due = copy_of(received(5, State.DELAYED))
+
+    assert not any("marq-first-received" in dict(each.headers) for each in (shut_down, due))
+    assert first_received_ms([("marq-first-received", b"soon")]) == 0
+
+
+def delayed(source: Source, place: int = 4_000_000_000, number: int = 17) -> DueAction:
+    lease = LeaseRow("q", place, 1, 0, 0, State.DELAYED)
+    return DueAction(source, number, lease, Destination.QUEUE, 1, Cause.DUE)
+
+
+KEYED = ("marq-ordering-key", b"k")
+
+
+def test_a_message_from_a_delay_with_an_ordering_key_has_the_sequence_of_its_receipt_in_every_delivery() -> None:
+    first = copy_of(delayed(Source("~1", 2)), KEYED)
+    later = copy_of(fire(), *first.headers)
+
+    expected = b"00000000040000000000000000000000000017"
+    assert dict(first.headers)["marq-sequence"] == dict(later.headers)["marq-sequence"] == expected
+    assert int(expected) == sequence(4_000_000_000, 17)
+
+
+def test_a_redriven_message_keeps_its_sequence_and_others_have_none() -> None:
+    [kept] = [
+        value
+        for name, value in copy_of(delayed(Source("marq.dead-letters", 2)), KEYED, ("marq-sequence", b"5")).headers
+        if name == "marq-sequence"
+    ]
+
+    assert kept == b"5"
+    for made in (copy_of(delayed(Source("~1", 2))), copy_of(delayed(SOURCE), KEYED), copy_of(fire(), KEYED)):
+        assert "marq-sequence" not in dict(made.headers)
+
+
+@given(*[st.integers(0, 2**62 - 1)] * 4)
+def test_sequences_ascend_by_the_delay_and_then_by_the_number(delay: int, number: int, other: int, its: int) -> None:
+    assert (sequence(delay, number) < sequence(other, its)) is ((delay, number) < (other, its))
+    # SQS clients may expect 128 bits.
+    assert sequence(delay, number) < 2**128
+    texts = sequence_text(sequence(delay, number)), sequence_text(sequence(other, its))
+    assert (texts[0] < texts[1]) is ((delay, number) < (other, its))
+    assert len(texts[0]) == len(texts[1])
 
 
 def test_an_expiry_keeps_the_last_error_that_is_known() -> None:

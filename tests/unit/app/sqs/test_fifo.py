@@ -17,7 +17,7 @@ from marq.core.storage.rows import State
 from marq.wire.markers import Source
 from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, FifoSender, Outcome, Outcomes, sequence_of
+from marq_worker.app.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, Outcome, Outcomes, move_options, send_options
 from marq_worker.app.sqs.handles import Handle
 from marq_worker.app.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.app.sqs.receiving import Delivery
@@ -36,17 +36,15 @@ def handle(url: str, attempt: int = 1) -> Handle:
 
 
 def test_a_message_is_placed_by_its_group_and_deduplicated_by_its_id_or_its_body() -> None:
-    sender = FifoSender()
     parameters = {"MessageBody": "x", "MessageGroupId": "g"}
 
-    named = sender.options(CONTENT_BASED, 0, {**parameters, "MessageDeduplicationId": "1"}, [("a", b"b")])
-    by_body = sender.options(CONTENT_BASED, 0, parameters, [])
+    named = send_options(CONTENT_BASED, 0, {**parameters, "MessageDeduplicationId": "1"}, [("a", b"b")])
+    by_body = send_options(CONTENT_BASED, 0, parameters, [])
 
     assert (named["ordering_key"], named["deduplication_id"], named["delay"]) == ("g", "1", None)
     assert by_body["deduplication_id"] == sha256(b"x").hexdigest()
-    assert sequence_of(named) < sequence_of(by_body)
     with pytest.raises(SqsError, match="MessageDeduplicationId is missing") as caught:
-        sender.options(QueueAttributes(fifo=True), 0, parameters, [])
+        send_options(QueueAttributes(fifo=True), 0, parameters, [])
     assert caught.value.shape == "InvalidParameterValue"
 
 
@@ -54,8 +52,7 @@ def test_a_queue_with_the_name_of_a_deleted_one_has_other_deduplication_ids() ->
     parameters = {"MessageBody": "x", "MessageGroupId": "g", "MessageDeduplicationId": "1"}
 
     first, second, third = [
-        FifoSender().options(CONTENT_BASED, generation, parameters, [])
-        for generation in (0, 1_700_000_000, 1_700_000_999)
+        send_options(CONTENT_BASED, generation, parameters, []) for generation in (0, 1_700_000_000, 1_700_000_999)
     ]
 
     assert len({options["deduplication_id"] for options in (first, second, third)}) == 3
@@ -63,24 +60,15 @@ def test_a_queue_with_the_name_of_a_deleted_one_has_other_deduplication_ids() ->
     assert dict(second["headers"])[DEDUPLICATION_HEADER] == b"1"
 
 
-def test_sequence_numbers_increase_although_the_clock_goes_back() -> None:
-    times = iter([5, 5, 3, 9])
-    sender = FifoSender(lambda: next(times))
-    parameters = {"MessageBody": "x", "MessageGroupId": "g"}
-
-    numbers = [sequence_of(sender.options(CONTENT_BASED, 0, parameters, [])) for _ in range(4)]
-
-    assert numbers == [f"{number:020}" for number in (5, 6, 7, 9)]
-
-
 def test_a_dead_letter_keeps_its_group_and_has_a_deduplication_id_of_its_own() -> None:
     headers = {GROUP_HEADER: b"g", SEQUENCE_HEADER: b"1", "a": b"b"}
     delivery = Delivery(TOKEN, "marq.messages/3/17", 2, 0, b"x", headers)
 
-    moved = FifoSender(lambda: 2).moved(delivery, list(headers.items()))
-    without_group = FifoSender().moved(delivery._replace(headers={}), [])
+    moved = move_options(delivery, list(headers.items()))
+    without_group = move_options(delivery._replace(headers={}), [])
 
-    assert moved["headers"] == [(GROUP_HEADER, b"g"), ("a", b"b"), (SEQUENCE_HEADER, b"%020d" % 2)]
+    # It gets another sequence number.
+    assert moved["headers"] == [(GROUP_HEADER, b"g"), ("a", b"b")]
     assert (moved["ordering_key"], moved["deduplication_id"]) == (b"g", "orders.fifo marq.messages/3/17")
     assert without_group["ordering_key"] == delivery.id
 

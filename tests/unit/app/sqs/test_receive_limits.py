@@ -50,7 +50,7 @@ class Rig:
         parts: Any = self
         self.limits = ReceiveLimits(directory, Settlers(parts, parts), parts)
         queues = SimpleNamespace(definitions=Definitions())
-        unused: Any = dict.fromkeys(("producer", "fifo", "visibility", "ids"))
+        unused: Any = dict.fromkeys(("producer", "visibility", "ids"))
         self.operations = MessageOperations(
             queues=queues, directory=directory, receivers=parts, settlers=Settlers(parts, parts), limits=self.limits,
             handles=parts, **unused,

@@ -34,7 +34,7 @@ def delivery(message_id: str = "marq.messages/3/7", attempt: int = 1) -> Deliver
 def test_a_delivery_passes_unchanged_between_endpoints(
     body: bytes, headers: dict[str, bytes | None], attempt: int
 ) -> None:
-    sent = Delivery(TOKEN, "marq.messages/3/7", attempt, 1_700_000_000_000, body, headers)
+    sent = Delivery(TOKEN, "marq.messages/3/7", attempt, 1_700_000_000_000, body, headers, 1_700_000_000_007, "url")
 
     assert Delivery.read(sent.document()) == sent
 
