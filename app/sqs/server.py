@@ -128,8 +128,7 @@ class SqsServer:
     def _identify(self, request: BaseRequest, body: bytes) -> Key | None:
         """Return the key that signed a request, None if the endpoint has no keys. Raises SqsError."""
         if self._verifier is None:
-            # Otherwise a web page could reach this machine's endpoint through its own domain (DNS rebinding).
-            if not is_loopback(_name(request.host)):
+            if not self._answers_host(request):
                 raise SqsError(
                     "AccessDenied", "without keys, only addresses such as 127.0.0.1 and localhost are answered"
                 )
@@ -147,9 +146,17 @@ class SqsServer:
             log.warning("a request was refused: address=%s error=%s", address, error.shape)
             raise
 
+    def _answers_host(self, request: BaseRequest) -> bool:
+        """Return whether a request was sent to an address that the endpoint answers.
+
+        Without keys, a web page could otherwise reach this machine's endpoint through its own domain (DNS rebinding).
+        """
+        return self._verifier is not None or is_loopback(_name(request.host))
+
     async def _answer_peer(self, request: BaseRequest, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
         """Answer another endpoint."""
-        if not self._peers.authorizes(request.headers.get("Authorization")):
+        # Without keys, anyone can compute the token.
+        if not (self._answers_host(request) and self._peers.authorizes(request.headers.get("Authorization"))):
             self._failures.spend(request.remote or "")
             return 403, {}, b"{}"
         try:
