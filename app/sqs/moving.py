@@ -14,7 +14,7 @@ from marq_worker.app.sqs.attributes import queue_of_arn
 from marq_worker.app.sqs.counts import Counts
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_answers import SOURCE_HEADER
-from marq_worker.app.sqs.receiving import Delivery, Receivers
+from marq_worker.app.sqs.receiving import Delivery, QueueReceiver, Receivers
 from marq_worker.app.sqs.settling import Settlers
 from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, MoveTask, Tasks
@@ -102,8 +102,9 @@ class Mover:
             if purge is not None and not purge.done:
                 return None
             began_s = self._clock()
-            if deliveries := await self._receivers.of(queue).poll(most, POLL_S):
-                found = await self._move_batch(queue, task, deliveries, progress)
+            receiver = self._receivers.of(queue)
+            if deliveries := await receiver.poll(most, POLL_S):
+                found = await self._move_batch(queue, task, receiver, deliveries, progress)
                 pause_s = 0.0 if task.rate is None else len(deliveries) / task.rate - (self._clock() - began_s)
                 if found:
                     quiet_since_s, newer = self._clock(), False
@@ -121,10 +122,14 @@ class Mover:
         return newer or quiet_s > MAX_QUIET_S or not (await self._count(queue)).waiting
 
     async def _move_batch(
-        self, queue: str, task: MoveTask, deliveries: Sequence[Delivery], progress: _Progress
+        self,
+        queue: str,
+        task: MoveTask,
+        receiver: QueueReceiver,
+        deliveries: Sequence[Delivery],
+        progress: _Progress,
     ) -> bool:
         """Move messages; return whether any of them existed when the task began."""
-        receiver = self._receivers.of(queue)
         attributes = self._directory.get(queue).attributes
         oldest_ms, newest_ms = (time.time() - attributes.retention_s) * 1000, task.started_ms + SKEW_MS
         # Messages that fail again would otherwise go round and round.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -214,6 +215,27 @@ async def test_a_cancelled_move_ends_and_a_stopped_one_or_a_purged_queue_continu
     rig.stopping.clear()
     await rig.tasks.start_purge("dead", PurgeTask(requested_s=time.time()))
     assert (await rig.run()).state == "RUNNING"
+
+
+async def test_a_stop_during_a_poll_starts_no_receiver_and_ends_the_polled_messages(rig: Rig) -> None:
+    poll, of = rig.receiver.poll, rig.receiver.of
+    opened: list[str] = []
+
+    async def stop(most: int, wait_s: float) -> list[Delivery]:
+        rig.stopping.set()
+        return await poll(most, wait_s)
+
+    def counted(queue: str) -> Receiver:
+        opened.append(queue)
+        return of(queue)
+
+    rig.receiver.poll = stop  # type: ignore[method-assign]
+    rig.mover._receivers = SimpleNamespace(of=counted)  # type: ignore[assignment]
+
+    task = await rig.run(letter(1))
+
+    assert opened == ["dead"]
+    assert (task.state, task.moved, rig.receiver.log) == ("RUNNING", 1, ["send 1", "ack 1"])
 
 
 async def test_a_move_of_a_deleted_queue_fails(rig: Rig) -> None:
