@@ -134,7 +134,7 @@ class SqsServer:
                 )
             return None
         address = request.remote or ""
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.raw_headers]
+        headers = [(_text(name), _text(value)) for name, value in request.raw_headers]
         path, _, query = request.raw_path.partition("?")
         try:
             return self._verifier.verify(request.method, path, query, headers, body)
@@ -206,6 +206,14 @@ def room_for_connections() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
     # The Kafka clients and tables need the rest; otherwise SQS clients could stop the whole worker.
     return min(MAX_CONNECTIONS, max(raised - soft, raised // 2))
+
+
+def _text(header: bytes) -> str:
+    """Return a header's name or value as the client signed it: text that clients send as UTF-8, or as Latin-1."""
+    try:
+        return header.decode()
+    except UnicodeDecodeError:
+        return header.decode("latin-1")
 
 
 def _name(host: str) -> str:

@@ -208,7 +208,7 @@ def _hex(text: str) -> str:
 
 
 def _encode(text: str) -> bytes:
-    # Servers decode headers that are not UTF-8 with surrogates; this restores the client's bytes.
+    # Servers decode paths that are not UTF-8 with surrogates; this restores the client's bytes.
     return text.encode("utf-8", "surrogateescape")
 
 

@@ -203,6 +203,19 @@ async def test_wrong_signatures_do_not_stop_clients_of_the_same_address(with_key
     assert right == (200, "")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+async def test_signed_headers_may_contain_other_characters_than_ascii(with_keys: Endpoint, encoding: str) -> None:
+    """Clients in Go send UTF-8; those in Python and JavaScript send Latin-1."""
+    request = AWSRequest("POST", "http://localhost/", data=b"{}", headers={**HEADERS, "x-note": "voilà grüße"})
+    SigV4Auth(Credentials("KEY", SECRET), "sqs", "us-east-1").add_auth(request)
+    assert ";x-note" in request.headers["Authorization"]
+    head, end, body = with_keys.request(b"{}", **dict(request.headers)).partition(b"\r\n\r\n")
+
+    answer = await with_keys.exchange(head.decode().encode(encoding) + end + body, until=b"}")
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
 @pytest.mark.parametrize(
     ("limits", "raised", "room"),
     [
