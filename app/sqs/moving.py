@@ -140,8 +140,14 @@ class Mover:
             if attributes.visibility_timeout_s < LEASE_S:
                 await self._settlers.of(queue).renew(rest, LEASE_S * 1000)
             targets = [self._target(task, each) for each in rest]
+        except SqsError as error:
+            # A lease has ended, so the message is delivered again.
+            receiver.release([*expired, *rest])
+            log.warning("queue %r: %d messages were not moved, trying again: %s", queue, len(rest), error.message)
+            await asyncio.sleep(RETRY_S)
+            return True
         except BaseException:
-            receiver.release(rest)
+            receiver.release([*expired, *rest])
             raise
         # First the copies, on all replicas, then the acknowledgements: a crash in between moves a message twice; in
         # the other order, it would lose it.
@@ -149,14 +155,23 @@ class Mover:
             *[self._send(target, each) for target, each in zip(targets, rest, strict=True)], return_exceptions=True
         )
         moved = [each for each, outcome in zip(rest, outcomes, strict=True) if not isinstance(outcome, BaseException)]
+        progress.add(len(moved))
         if moved or expired:
-            await self._settlers.of(queue).ack([*moved, *expired])
-            await progress.add(len(moved))
+            await self._end(queue, [*moved, *expired])
+        await progress.write_now_and_then()
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
             receiver.release([each for each in rest if each not in moved])
             await self._judge(queue, errors)
         return bool(expired or rest)
+
+    async def _end(self, queue: str, deliveries: Sequence[Delivery]) -> None:
+        """Delete messages that were moved or are too old."""
+        try:
+            await self._settlers.of(queue).ack(deliveries)
+        except SqsError as error:
+            # A lease has ended. Its message is delivered and moved again, and the FIFO queue drops the duplicate.
+            log.info("queue %r: a message is moved again: %s", queue, error.message)
 
     async def _judge(self, queue: str, errors: Sequence[BaseException]) -> None:
         """Raise the error that ends a move; wait a moment if a retry may succeed."""
@@ -207,8 +222,10 @@ class _Progress:
         self._moved = 0
         self._written_s = clock()
 
-    async def add(self, moved: int) -> None:
+    def add(self, moved: int) -> None:
         self._moved += moved
+
+    async def write_now_and_then(self) -> None:
         if self._clock() - self._written_s > RENEWAL_S:
             await self.write()
 
