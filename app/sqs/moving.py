@@ -14,7 +14,7 @@ from marq_worker.app.sqs.attributes import queue_of_arn
 from marq_worker.app.sqs.counts import Counts
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_answers import SOURCE_HEADER
-from marq_worker.app.sqs.receiving import Delivery, Receivers
+from marq_worker.app.sqs.receiving import Delivery, QueueReceiver, Receivers
 from marq_worker.app.sqs.settling import Settlers
 from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, MoveTask, Tasks
@@ -102,8 +102,9 @@ class Mover:
             if purge is not None and not purge.done:
                 return None
             began_s = self._clock()
-            if deliveries := await self._receivers.of(queue).poll(most, POLL_S):
-                found = await self._move_batch(queue, task, deliveries, progress)
+            receiver = self._receivers.of(queue)
+            if deliveries := await receiver.poll(most, POLL_S):
+                found = await self._move_batch(queue, task, receiver, deliveries, progress)
                 pause_s = 0.0 if task.rate is None else len(deliveries) / task.rate - (self._clock() - began_s)
                 if found:
                     quiet_since_s, newer = self._clock(), False
@@ -121,10 +122,14 @@ class Mover:
         return newer or quiet_s > MAX_QUIET_S or not (await self._count(queue)).waiting
 
     async def _move_batch(
-        self, queue: str, task: MoveTask, deliveries: Sequence[Delivery], progress: _Progress
+        self,
+        queue: str,
+        task: MoveTask,
+        receiver: QueueReceiver,
+        deliveries: Sequence[Delivery],
+        progress: _Progress,
     ) -> bool:
         """Move messages; return whether any of them existed when the task began."""
-        receiver = self._receivers.of(queue)
         attributes = self._directory.get(queue).attributes
         oldest_ms, newest_ms = (time.time() - attributes.retention_s) * 1000, task.started_ms + SKEW_MS
         # Messages that fail again would otherwise go round and round.
@@ -135,8 +140,14 @@ class Mover:
             if attributes.visibility_timeout_s < LEASE_S:
                 await self._settlers.of(queue).renew(rest, LEASE_S * 1000)
             targets = [self._target(task, each) for each in rest]
+        except SqsError as error:
+            # A lease has ended, so the message is delivered again.
+            receiver.release([*expired, *rest])
+            log.warning("queue %r: %d messages were not moved, trying again: %s", queue, len(rest), error.message)
+            await asyncio.sleep(RETRY_S)
+            return True
         except BaseException:
-            receiver.release(rest)
+            receiver.release([*expired, *rest])
             raise
         # First the copies, on all replicas, then the acknowledgements: a crash in between moves a message twice; in
         # the other order, it would lose it.
@@ -144,14 +155,23 @@ class Mover:
             *[self._send(target, each) for target, each in zip(targets, rest, strict=True)], return_exceptions=True
         )
         moved = [each for each, outcome in zip(rest, outcomes, strict=True) if not isinstance(outcome, BaseException)]
+        progress.add(len(moved))
         if moved or expired:
-            await self._settlers.of(queue).ack([*moved, *expired])
-            await progress.add(len(moved))
+            await self._end(queue, [*moved, *expired])
+        await progress.write_now_and_then()
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
             receiver.release([each for each in rest if each not in moved])
             await self._judge(queue, errors)
         return bool(expired or rest)
+
+    async def _end(self, queue: str, deliveries: Sequence[Delivery]) -> None:
+        """Delete messages that were moved or are too old."""
+        try:
+            await self._settlers.of(queue).ack(deliveries)
+        except SqsError as error:
+            # A lease has ended. Its message is delivered and moved again, and the FIFO queue drops the duplicate.
+            log.info("queue %r: a message is moved again: %s", queue, error.message)
 
     async def _judge(self, queue: str, errors: Sequence[BaseException]) -> None:
         """Raise the error that ends a move; wait a moment if a retry may succeed."""
@@ -202,8 +222,10 @@ class _Progress:
         self._moved = 0
         self._written_s = clock()
 
-    async def add(self, moved: int) -> None:
+    def add(self, moved: int) -> None:
         self._moved += moved
+
+    async def write_now_and_then(self) -> None:
         if self._clock() - self._written_s > RENEWAL_S:
             await self.write()
 

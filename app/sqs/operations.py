@@ -74,7 +74,7 @@ class Operations:
                 return self._queues.list_queues(parameters, key, base_url)
             if "Entries" in parameters:
                 return await self._batch(call.operation, parameters, queue or "", errors)
-            return dict(await operation(queue, {**parameters, "base_url": base_url}))
+            return dict(await operation(queue, {**parameters, "base_url": base_url, "key": key}))
         except MarqError as error:
             raise translated(error) from error
 

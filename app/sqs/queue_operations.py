@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from marq.queues.queues import Queues
@@ -45,12 +45,8 @@ class QueueOperations:
         self._count = count
 
     def list_queues(self, parameters: Parameters, key: Key | None, base_url: str) -> dict[str, Any]:
-        names = [
-            name
-            for name in self._directory.names(parameters.get("QueueNamePrefix", ""))
-            if key is None or key.allows(DESCRIBE, name)
-        ]
-        return _page("QueueUrls", names, parameters, base_url)
+        names = self._directory.names(parameters.get("QueueNamePrefix", ""))
+        return _page("QueueUrls", _visible(names, key), parameters, base_url)
 
     async def create_queue(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         await self._directory.create(queue, parameters.get("Attributes", {}), parameters.get("tags", {}))
@@ -96,7 +92,7 @@ class QueueOperations:
         return {}
 
     async def list_dead_letter_sources(self, queue: str, parameters: Parameters) -> dict[str, Any]:
-        names = self._directory.sources_of(queue)
+        names = _visible(self._directory.sources_of(queue), parameters["key"])
         return _page("queueUrls", names, parameters, parameters["base_url"])
 
     async def list_tags(self, queue: str, parameters: Parameters) -> dict[str, Any]:
@@ -110,6 +106,11 @@ class QueueOperations:
     async def untag(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         await self._directory.untag(queue, parameters["TagKeys"])
         return {}
+
+
+def _visible(names: Iterable[str], key: Key | None) -> list[str]:
+    """Return the queues that a client may know of; ``key`` is None if the endpoint has no keys."""
+    return [name for name in names if key is None or key.allows(DESCRIBE, name)]
 
 
 def _page(member: str, names: list[str], parameters: Parameters, base_url: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from marq.consumer.message import Message
 from marq.consumer.polled_consumer import PolledConsumer, TokenSettler, described
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
+from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.peers import Peers
 
 log = logging.getLogger("marq.sqs")
@@ -345,7 +346,10 @@ class Receivers:
         self.stopped = False
 
     def of(self, queue: str) -> QueueReceiver:
-        """Return the receiver of a queue, a new one at its first poll."""
+        """Return the receiver of a queue, a new one at its first poll. Raises SqsError if the endpoint is stopping."""
+        if self.stopped:
+            # Nothing would stop a new consumer, and it would keep partitions until the process ends.
+            raise SqsError("ServiceUnavailable", "the endpoint is stopping; try again")
         receiver = self._receivers.get(queue)
         if receiver is None:
             self._receivers[queue] = receiver = self._new_receiver(queue)

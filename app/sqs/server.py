@@ -128,14 +128,13 @@ class SqsServer:
     def _identify(self, request: BaseRequest, body: bytes) -> Key | None:
         """Return the key that signed a request, None if the endpoint has no keys. Raises SqsError."""
         if self._verifier is None:
-            # Otherwise a web page could reach this machine's endpoint through its own domain (DNS rebinding).
-            if not is_loopback(_name(request.host)):
+            if not self._answers_host(request):
                 raise SqsError(
                     "AccessDenied", "without keys, only addresses such as 127.0.0.1 and localhost are answered"
                 )
             return None
         address = request.remote or ""
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.raw_headers]
+        headers = [(_text(name), _text(value)) for name, value in request.raw_headers]
         path, _, query = request.raw_path.partition("?")
         try:
             return self._verifier.verify(request.method, path, query, headers, body)
@@ -147,9 +146,17 @@ class SqsServer:
             log.warning("a request was refused: address=%s error=%s", address, error.shape)
             raise
 
+    def _answers_host(self, request: BaseRequest) -> bool:
+        """Return whether a request was sent to an address that the endpoint answers.
+
+        Without keys, a web page could otherwise reach this machine's endpoint through its own domain (DNS rebinding).
+        """
+        return self._verifier is not None or is_loopback(_name(request.host))
+
     async def _answer_peer(self, request: BaseRequest, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
         """Answer another endpoint."""
-        if not self._peers.authorizes(request.headers.get("Authorization")):
+        # Without keys, anyone can compute the token.
+        if not (self._answers_host(request) and self._peers.authorizes(request.headers.get("Authorization"))):
             self._failures.spend(request.remote or "")
             return 403, {}, b"{}"
         try:
@@ -199,6 +206,14 @@ def room_for_connections() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
     # The Kafka clients and tables need the rest; otherwise SQS clients could stop the whole worker.
     return min(MAX_CONNECTIONS, max(raised - soft, raised // 2))
+
+
+def _text(header: bytes) -> str:
+    """Return a header's name or value as the client signed it: text that clients send as UTF-8, or as Latin-1."""
+    try:
+        return header.decode()
+    except UnicodeDecodeError:
+        return header.decode("latin-1")
 
 
 def _name(host: str) -> str:

@@ -23,8 +23,9 @@ from marq_worker.app.sqs.errors import SqsError
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 _SERVICE, _END = "sqs", "aws4_request"
-#: Headers that must be signed; otherwise a call could be sent to another operation, or read as another type.
-REQUIRED_HEADERS = frozenset({"host", "x-amz-date", "content-type", "x-amz-target"})
+#: Headers that must be signed; otherwise a call could be sent to another operation. PHP clients do not sign
+#: Content-Type: with another one, a call is refused, but never read differently.
+REQUIRED_HEADERS = frozenset({"host", "x-amz-date", "x-amz-target"})
 DEFAULT_SKEW_S = 900
 #: Signing keys to keep: one for each access key, day and region in use.
 MAX_SIGNING_KEYS = 1_000
@@ -207,7 +208,7 @@ def _hex(text: str) -> str:
 
 
 def _encode(text: str) -> bytes:
-    # Servers decode headers that are not UTF-8 with surrogates; this restores the client's bytes.
+    # Servers decode paths that are not UTF-8 with surrogates; this restores the client's bytes.
     return text.encode("utf-8", "surrogateescape")
 
 

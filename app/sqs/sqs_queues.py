@@ -112,9 +112,7 @@ class Directory:
         if len(size) <= 7 and size.isdecimal() and self._maximum_bytes < int(size) <= MAX_MESSAGE_BYTES:
             attributes = {**attributes, "MaximumMessageSize": str(self._maximum_bytes)}
         if self.exists(name):
-            existing = self._read(name).attributes
-            if (other := differing_attribute(attributes, existing)) is not None:
-                raise SqsError("QueueNameExists", f"the queue {name!r} exists with another {other}")
+            self._check_same(name, attributes)
             return
         now_s = self._clock()
         deleted_s = self._queues.definitions.sqs(name).get("deleted", 0)
@@ -126,7 +124,6 @@ class Directory:
         options["max_attempts"] = UNLIMITED
         if checked.fifo:
             options["ordering"] = ORDERED_BY_KEY
-        await self._queues.change(name, **options)
         document: dict[str, Any] = {
             "attributes": _unmapped(name, attributes),
             "tags": dict(tags),
@@ -135,7 +132,16 @@ class Directory:
         }
         if deleted_s:
             document["generation"] = round(now_s)
-        await self._queues.replace({sqs_key(name): document})
+        # Together: a queue with only one of the two records would have other attributes than those of this call, and a
+        # repeated call would fail.
+        await self._queues.define(name, {sqs_key(name): document}, **options)
+        # Another client may have created it first.
+        self._check_same(name, attributes)
+
+    def _check_same(self, name: str, attributes: Mapping[str, str]) -> None:
+        """Raise SqsError unless a queue has these attributes."""
+        if (other := differing_attribute(attributes, self.get(name).attributes)) is not None:
+            raise SqsError("QueueNameExists", f"the queue {name!r} exists with another {other}")
 
     async def set_attributes(self, name: str, attributes: Mapping[str, str]) -> None:
         """Change attributes of a queue; same errors as :meth:`create`."""

@@ -23,6 +23,9 @@ from marq.wire.names import is_scheduled
 FETCH_WAIT_MS = 1_000
 #: Longest wait of a read; it ends at the first record.
 READ_WAIT_S = 5.0
+#: Records of one write up to this size are one record batch, which no crash divides. The topic's max.message.bytes
+#: applies to it, so it is far below Kafka's default.
+MAX_BATCH_BYTES = 131_072
 #: Maximum number of records read to count the waiting messages of a queue.
 MAX_SCANNED = 200_000
 
@@ -85,7 +88,10 @@ class DefinitionLog(Protocol):
         """Return the current end of the log; waits while a broker is unavailable."""
 
     async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
-        """Write records; return their offsets by key when all are durable."""
+        """Write records in their order; return their offsets by key when all are durable.
+
+        Readers get up to MAX_BATCH_BYTES of them at once, even after a crash.
+        """
 
     async def messages_of(self, queue: str, definitions: Definitions) -> Unfinished:
         """Count the messages of a queue; a false result means that it had none at some moment during the call."""
@@ -128,7 +134,7 @@ class KafkaDefinitionLog:
         return (await self._reader.ends([self._source]))[self._source]
 
     async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
-        return await write_once(self._settings, self._source.topic, records)
+        return await write_once(self._settings, self._source.topic, records, max_batch_size=MAX_BATCH_BYTES)
 
     async def messages_of(self, queue: str, definitions: Definitions) -> Unfinished:
         inspector = Inspector(self._settings, definitions)

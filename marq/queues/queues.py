@@ -136,6 +136,21 @@ class Queues(Lifecycle[DefinitionsFollower]):
         refuse("change", {name: value for name, value in settings.items() if name not in QueueOptions.__annotations__})
         return await self._merge(queue, {name: plain(value) for name, value in settings.items()}, keep=True)
 
+    async def define(
+        self, queue: str, records: Mapping[bytes, Mapping[str, Any]], **settings: Unpack[QueueOptions]
+    ) -> None:
+        """Change settings as :meth:`change` does, together with other records about the queue.
+
+        Clients read all of it or nothing, even after a crash. If another client writes one of the records at the same
+        time, that client wins. Same errors as :meth:`change`.
+        """
+        self._started()
+        former = self.definitions.layer("change", check_queue_name(queue)) or {}
+        layer = self._merged(queue, former, {name: plain(value) for name, value in settings.items()})
+        documents = {**records, layer_key("change", queue): layer}
+        await self._prepare(self.definitions.after(documents))
+        await self.replace(documents)
+
     async def pause(self, queue: str, duration: Duration | None = None) -> EffectiveSettings:
         """Pause the delivery of a queue, and return the settings in effect; same errors as :meth:`change`.
 

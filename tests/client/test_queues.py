@@ -11,6 +11,7 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.errors import PolicyViolationError
 
 import marq
+from marq.settings.definitions import sqs_key
 from tests.client.waiting import until
 from tests.effective import effective
 from tests.worker.harness import Namespace, eventually
@@ -38,6 +39,17 @@ async def test_concurrent_changes_of_a_queue_are_merged(queues, servers, prefix)
 
             wanted = effective(lease=number, max_attempts=number, concurrency=number)
             await until(lambda: queues["emails"] == other["emails"] == wanted)  # noqa: B023
+
+
+async def test_records_of_one_definition_are_read_together(queues, servers, prefix) -> None:
+    tags = {"tags": {str(number): "x" * 1_000 for number in range(50)}}
+    seen = []
+    async with marq.Queues(servers, prefix=prefix) as other:
+        other.listen(lambda: seen.append((other["emails"].lease, other.definitions.sqs("emails"))))
+        await queues.define("emails", {sqs_key("emails"): tags}, lease=7)
+        await until(lambda: other["emails"].lease == 7)
+
+    assert seen == [(7, tags)]
 
 
 async def test_records_that_are_not_definitions_are_named_and_passed_over(

@@ -17,6 +17,7 @@ from zlib import crc32
 import pytest
 
 import marq.wire.names
+import marq.wire.ordered_holders
 from marq.client.message_token import Token
 from marq.client.message_token import encode as encode_token
 from marq.core.storage import rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from marq.wire.errors import BrokerUnavailable, MessageTooLarge
 from marq.wire.markers import Source
 from marq_worker.app.sqs import moving
 from marq_worker.app.sqs.counts import Counts
+from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_answers import SOURCE_HEADER
 from marq_worker.app.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, SKEW_MS, Mover
 from marq_worker.app.sqs.receiving import Delivery
@@ -43,6 +45,8 @@ class Receiver:
         self.log: list[str] = []
         self.released: list[int] = []
         self.returns = True
+        #: The messages whose leases end before the next call.
+        self.over: list[Delivery] = []
         self.now_s = 0.0
 
     def of(self, queue: str) -> Receiver:
@@ -62,10 +66,17 @@ class Receiver:
             self.waiting += deliveries
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        self.log += [f"ack {each.token.offset}" for each in deliveries]
+        self.log += [f"ack {each.token.offset}" for each in deliveries if each not in self.over]
+        self._raise_if_over()
 
     async def renew(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
         self.renewed += [lease_ms for _ in deliveries]
+        self._raise_if_over()
+
+    def _raise_if_over(self) -> None:
+        over, self.over = self.over, []
+        if over:
+            raise SqsError("InvalidParameterValue", "the visibility timeout of this delivery is over")
 
 
 class Rig:
@@ -189,6 +200,26 @@ async def test_a_short_lease_is_extended_before_a_message_is_sent(rig: Rig) -> N
     assert rig.receiver.renewed == [LEASE_S * 1000]
 
 
+async def test_messages_of_a_fifo_queue_are_moved_later_if_a_lease_ends_before_they_are_sent(rig: Rig) -> None:
+    await rig.queues.change("dead", lease=1)
+    rig.receiver.over = [letter(1)]
+
+    task = await rig.run(letter(1), letter(2), letter(3, sent_ms=0))
+
+    assert rig.receiver.released == [3, 1, 2]
+    assert rig.receiver.log == ["send 1", "send 2", "ack 1", "ack 2", "ack 3"]
+    assert (task.state, task.moved) == ("COMPLETED", 2)
+
+
+async def test_a_lease_that_ends_before_the_acknowledgement_does_not_end_a_move(rig: Rig) -> None:
+    rig.receiver.over = [letter(1)]
+
+    task = await rig.run(letter(1), letter(2), letter(3))
+
+    assert rig.receiver.log == ["send 1", "send 2", "send 3", "ack 2", "ack 3"]
+    assert (task.state, task.moved) == ("COMPLETED", 3)
+
+
 async def test_messages_that_wait_elsewhere_keep_a_move_running_for_a_while(rig: Rig) -> None:
     counted: list[float] = []
 
@@ -214,6 +245,27 @@ async def test_a_cancelled_move_ends_and_a_stopped_one_or_a_purged_queue_continu
     rig.stopping.clear()
     await rig.tasks.start_purge("dead", PurgeTask(requested_s=time.time()))
     assert (await rig.run()).state == "RUNNING"
+
+
+async def test_a_stop_during_a_poll_starts_no_receiver_and_ends_the_polled_messages(rig: Rig) -> None:
+    poll, of = rig.receiver.poll, rig.receiver.of
+    opened: list[str] = []
+
+    async def stop(most: int, wait_s: float) -> list[Delivery]:
+        rig.stopping.set()
+        return await poll(most, wait_s)
+
+    def counted(queue: str) -> Receiver:
+        opened.append(queue)
+        return of(queue)
+
+    rig.receiver.poll = stop  # type: ignore[method-assign]
+    rig.mover._receivers = SimpleNamespace(of=counted)  # type: ignore[assignment]
+
+    task = await rig.run(letter(1))
+
+    assert opened == ["dead"]
+    assert (task.state, task.moved, rig.receiver.log) == ("RUNNING", 1, ["send 1", "ack 1"])
 
 
 async def test_a_move_of_a_deleted_queue_fails(rig: Rig) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from marq.client.message_token import Token
 from marq.consumer.message import Message
 from marq.settings.client import ClientSettings
 from marq.wire.markers import Source
+from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.receiving import (
     DELETED_S,
     LONG_POLL_S,
@@ -20,6 +22,7 @@ from marq_worker.app.sqs.receiving import (
     Deleted,
     Delivery,
     QueueReceiver,
+    Receivers,
     end_of_poll_s,
 )
 
@@ -175,3 +178,15 @@ async def test_messages_of_another_endpoint_do_not_stay_when_no_poll_waits() -> 
     other.answer()
     assert await receiver.poll(1, 0) == []
     await receiver.stop()
+
+
+async def test_after_a_stop_no_queue_gets_a_receiver() -> None:
+    other = OneOther()
+    receivers = Receivers(lambda queue: Receiver(other))
+    receiver = receivers.of("emails")
+    assert receivers.of("emails") is receiver
+
+    await receivers.stop()
+
+    with pytest.raises(SqsError, match="the endpoint is stopping"):
+        receivers.of("emails")

@@ -19,12 +19,16 @@ from marq_worker.app.sqs import server as server_module
 from marq_worker.app.sqs.access_keys import Grant, Key
 from marq_worker.app.sqs.aws_json import Call
 from marq_worker.app.sqs.bodies import MAX_BODY_BYTES, Bodies
+from marq_worker.app.sqs.peers import PATH, SETTLE_PATH
+from marq_worker.app.sqs.receiving import Receivers
 from marq_worker.app.sqs.server import FAILURES, SqsServer, room_for_connections
 from marq_worker.app.web.sqs_metrics import CallMetrics
 from marq_worker.broker.ports import free_port
 
 LIMIT_S = 30.0
 SECRET = "s" * 20
+#: The token with which other endpoints authenticate.
+PEER = "Bearer token"
 HEADERS = {"Content-Type": "application/x-amz-json-1.0", "X-Amz-Target": "AmazonSQS.ListQueues"}
 
 
@@ -35,15 +39,21 @@ class Operations:
         return {"operation": call.operation, **call.parameters}
 
 
+class OtherEndpoints:
+    def authorizes(self, header: str | None) -> bool:
+        return header == PEER
+
+
 class Endpoint:
     """A server, and connections to it."""
 
     def __init__(self, keys: Mapping[str, Key]) -> None:
         operations: Any = Operations()
+        peers: Any = OtherEndpoints()
         unused: Any = None
         self.server = SqsServer(
-            operations=operations, receivers=unused, outcomes=unused, peers=unused, keys=keys, public_url=None,
-            metrics=CallMetrics(),
+            operations=operations, receivers=Receivers(unused), outcomes=unused, peers=peers, keys=keys,
+            public_url=None, metrics=CallMetrics(),
         )  # fmt: skip
         self.port = free_port("127.0.0.1")
 
@@ -62,12 +72,12 @@ class Endpoint:
         finally:
             writer.close()
 
-    def request(self, body: bytes = b"{}", **headers: str | None) -> bytes:
+    def request(self, body: bytes = b"{}", path: str = "/", **headers: str | None) -> bytes:
         """Return a request; a header of None is left out, and ``_`` in a name stands for ``-``."""
         values: dict[str, str | None] = {"Host": "localhost", "Content-Length": str(len(body)), **HEADERS}
         values.update({name.replace("_", "-"): value for name, value in headers.items()})
         lines = [f"{name}: {value}" for name, value in values.items() if value is not None]
-        return "\r\n".join(("POST / HTTP/1.1", *lines, "", "")).encode() + body
+        return "\r\n".join((f"POST {path} HTTP/1.1", *lines, "", "")).encode() + body
 
 
 @pytest.fixture
@@ -162,6 +172,20 @@ async def test_without_keys_other_hosts_are_refused(endpoint: Endpoint, host: st
     assert answer.startswith(b"HTTP/1.1 403 ")
 
 
+@pytest.mark.parametrize(("path", "body"), [(PATH, b'{"queue": "q", "most": 1, "wait": 0}'), (SETTLE_PATH, b"[]")])
+async def test_other_endpoints_are_answered_at_other_hosts_only_with_keys(
+    endpoint: Endpoint, with_keys: Endpoint, path: str, body: bytes
+) -> None:
+    async def ask(asked: Endpoint, host: str, token: str | None = PEER) -> bytes:
+        request = asked.request(body, path, Host=host, Authorization=token, Connection="close")
+        return (await asked.exchange(request, until=b"\r\n"))[9:12]
+
+    assert [await ask(endpoint, host) for host in ("127.0.0.1", "localhost")] == [b"200", b"200"]
+    assert await ask(endpoint, "evil.example") == b"403"
+    assert await ask(endpoint, "127.0.0.1", None) == b"403"
+    assert [await ask(with_keys, "other-machine", token) for token in (PEER, None)] == [b"200", b"403"]
+
+
 async def test_wrong_signatures_do_not_stop_clients_of_the_same_address(with_keys: Endpoint) -> None:
     async def send(secret: str) -> tuple[int, str]:
         url = f"http://127.0.0.1:{with_keys.port}/"
@@ -177,6 +201,19 @@ async def test_wrong_signatures_do_not_stop_clients_of_the_same_address(with_key
     assert wrong[0] == (403, "SignatureDoesNotMatch;Sender")
     assert wrong[-1] == (403, "RequestThrottled;Sender")
     assert right == (200, "")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+async def test_signed_headers_may_contain_other_characters_than_ascii(with_keys: Endpoint, encoding: str) -> None:
+    """Clients in Go send UTF-8; those in Python and JavaScript send Latin-1."""
+    request = AWSRequest("POST", "http://localhost/", data=b"{}", headers={**HEADERS, "x-note": "voilà grüße"})
+    SigV4Auth(Credentials("KEY", SECRET), "sqs", "us-east-1").add_auth(request)
+    assert ";x-note" in request.headers["Authorization"]
+    head, end, body = with_keys.request(b"{}", **dict(request.headers)).partition(b"\r\n\r\n")
+
+    answer = await with_keys.exchange(head.decode().encode(encoding) + end + body, until=b"}")
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(

@@ -259,15 +259,30 @@ def test_a_signed_header_that_a_proxy_removed_is_named() -> None:
     assert "'x-amzn-query-mode'" in message
 
 
-@pytest.mark.parametrize("name", ["host", "content-type", "x-amz-target", "x-amz-date"])
-def test_the_headers_that_decide_what_a_call_means_must_be_signed(name: str) -> None:
+def signed_without(name: str) -> Request:
+    """Return a request whose signature does not cover this header."""
+
     class Sloppy(SigV4Auth):
         def headers_to_sign(self, request: AWSRequest) -> Any:
             headers = super().headers_to_sign(request)
             del headers[name]
             return headers
 
-    shape, message = refused(signed(signer=Sloppy))
+    return signed(signer=Sloppy)
+
+
+def test_the_type_of_the_body_may_be_unsigned_as_in_requests_of_the_sdk_for_php() -> None:
+    request = signed_without("content-type")
+
+    assert "SignedHeaders=host;x-amz-date;x-amz-target," in request.headers["Authorization"]
+    assert verify(request) == KEY
+    assert refused(request._replace(body=BODY + b" "))[0] == "SignatureDoesNotMatch"
+    assert refused(request.with_headers(x_amz_target="AmazonSQS.PurgeQueue"))[0] == "SignatureDoesNotMatch"
+
+
+@pytest.mark.parametrize("name", ["host", "x-amz-target", "x-amz-date"])
+def test_the_headers_that_decide_what_a_call_means_must_be_signed(name: str) -> None:
+    shape, message = refused(signed_without(name))
 
     assert (shape, message) == ("IncompleteSignature", f"the signature does not cover the headers {name}")
 

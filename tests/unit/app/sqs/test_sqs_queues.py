@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
 import marq.queues.following
 from marq.queues.queues import Queues
-from marq.settings.definitions import Definitions
+from marq.settings.definitions import Definitions, layer_key, sqs_key
+from marq.settings.queue import UNLIMITED
+from marq.wire.errors import BrokerUnavailable
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.sqs_queues import DELETED_S, Directory
 from tests.unit.client.test_queues import ListLog
 
 MAXIMUM_BYTES = 1_000_000
+ARN = "arn:aws:sqs:us-east-1:000000000000:"
+REDRIVE = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": f"{ARN}dead", "maxReceiveCount": 3})}
+#: Attributes that are settings of Marq, and those in the queue's own record.
+MIXED = {"VisibilityTimeout": "0", "DelaySeconds": "5", "MessageRetentionPeriod": "3600", **REDRIVE}
+FIFO = {"FifoQueue": "true", "ContentBasedDeduplication": "true", "VisibilityTimeout": "7", "DelaySeconds": "5"}
 
 
 class EmptyQueues(ListLog):
+    #: A write that contains this key fails once.
+    refused: bytes | None = None
+
+    async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
+        if self.refused in records:
+            self.refused = None
+            raise BrokerUnavailable("away")
+        return await super().write(records)
+
     async def messages_of(self, queue: str, definitions: Definitions) -> str:
         return ""
 
 
 @pytest.fixture
-async def queues(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Queues]:
+def log(monkeypatch: pytest.MonkeyPatch) -> EmptyQueues:
     log = EmptyQueues()
     monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: log)
+    return log
+
+
+@pytest.fixture
+async def queues(log: EmptyQueues) -> AsyncIterator[Queues]:
     async with Queues("none:1") as queues:
         yield queues
 
@@ -57,3 +80,57 @@ async def test_a_queue_with_the_name_of_a_deleted_one_is_told_from_it(queues: Qu
         assert directory.get("orders.fifo").generation == generations[-1]
 
     assert generations == [0, 1_700_000_060, 1_700_000_120]
+
+
+@pytest.mark.parametrize(("name", "attributes"), [("emails", MIXED), ("orders.fifo", FIFO)])
+async def test_a_queue_that_another_client_is_creating_has_its_attributes_as_soon_as_it_exists(
+    queues: Queues, name: str, attributes: dict[str, str]
+) -> None:
+    directory = Directory(queues, MAXIMUM_BYTES)
+    await directory.create("dead", {}, {})
+    exists = asyncio.Event()
+    queues.listen(lambda: exists.set() if directory.exists(name) else None)
+    creating = asyncio.create_task(directory.create(name, attributes, {"a": "b"}))
+    async with asyncio.timeout(10):
+        await exists.wait()
+
+    await directory.create(name, attributes, {"a": "b"})
+    await creating
+
+    assert directory.get(name).tags == {"a": "b"}
+    assert queues[name].max_attempts == UNLIMITED
+
+
+@pytest.mark.parametrize("refused", [sqs_key("emails"), layer_key("change", "emails")])
+async def test_a_creation_that_failed_can_be_repeated(queues: Queues, log: EmptyQueues, refused: bytes) -> None:
+    directory = Directory(queues, MAXIMUM_BYTES)
+    await directory.create("dead", {}, {})
+    log.refused = refused
+
+    with pytest.raises(BrokerUnavailable):
+        await directory.create("emails", MIXED, {"a": "b"})
+    await directory.create("emails", MIXED, {"a": "b"})
+
+    queue = directory.get("emails")
+    assert (queue.attributes.dead_letter_queue, queue.attributes.retention_s, queue.tags) == ("dead", 3_600, {"a": "b"})
+    assert queues["emails"].max_attempts == UNLIMITED
+
+
+@pytest.mark.parametrize(("name", "settings"), [("emails", {"lease": 9}), ("orders.fifo", {"ordering": "key"})])
+async def test_a_queue_that_another_client_created_with_other_attributes_a_moment_before_is_kept(
+    queues: Queues, log: EmptyQueues, name: str, settings: dict[str, object]
+) -> None:
+    other = {"attributes": {}, "tags": {}, "created": 1, "modified": 1}
+
+    def create_first() -> None:
+        log.before_write = lambda: None
+        log.append(sqs_key(name), other)
+        log.append(layer_key("change", name), settings)
+
+    log.before_write = create_first
+    attributes = {"VisibilityTimeout": "7"} | ({"FifoQueue": "true"} if name.endswith(".fifo") else {})
+    with pytest.raises(SqsError, match="exists with another VisibilityTimeout"):
+        await Directory(queues, MAXIMUM_BYTES).create(name, attributes, {})
+
+    assert queues.definitions.sqs(name) == other
+    assert queues.definitions.layer("change", name) == settings

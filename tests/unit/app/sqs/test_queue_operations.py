@@ -1,0 +1,67 @@
+"""Operations on queues by clients whose keys allow only some of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+
+import marq.queues.following
+from marq.queues.queues import Queues
+from marq_worker.app.sqs.access_keys import Grant, Key
+from marq_worker.app.sqs.aws_json import Call
+from marq_worker.app.sqs.move_operations import MoveOperations
+from marq_worker.app.sqs.operations import Operations
+from marq_worker.app.sqs.queue_operations import QueueOperations
+from marq_worker.app.sqs.sqs_queues import Directory
+from tests.unit.client.test_queues import ListLog
+
+URL = "http://127.0.0.1:9324"
+REDRIVE = '{"deadLetterTargetArn": "arn:aws:sqs:us-east-1:000000000000:dead", "maxReceiveCount": 3}'
+
+
+@pytest.fixture
+async def operations(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Operations]:
+    log = ListLog()
+    monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: log)
+    async with Queues("none:1") as queues:
+        directory = Directory(queues, 1_000_000)
+        unused: Any = None
+        await directory.create("dead", {}, {})
+        for name in ("orders-a", "orders-b", "secret"):
+            await directory.create(name, {"RedrivePolicy": REDRIVE}, {})
+        yield Operations(
+            QueueOperations(queues, directory, unused, unused, unused, unused),
+            unused,
+            MoveOperations(queues, directory, unused, unused, unused),
+            directory,
+            1_000_000,
+        )
+
+
+def urls(answer: Mapping[str, Any], member: str) -> list[str]:
+    return [url.removeprefix(f"{URL}/000000000000/") for url in answer[member]]
+
+
+async def test_a_client_sees_only_queues_for_which_its_key_allows_an_action(operations: Operations) -> None:
+    key = Key("ORDERS", "s" * 20, (Grant("orders-*", frozenset({"send"})), Grant("dead", frozenset({"receive"}))))
+    sources = Call("ListDeadLetterSourceQueues", {"QueueUrl": f"{URL}/000000000000/dead"})
+    page = Call(sources.operation, {**sources.parameters, "MaxResults": 1})
+
+    assert urls(await operations.answer(Call("ListQueues", {}), key, URL), "QueueUrls") == [
+        "dead",
+        "orders-a",
+        "orders-b",
+    ]
+    assert urls(await operations.answer(sources, key, URL), "queueUrls") == ["orders-a", "orders-b"]
+    assert await operations.answer(page, key, URL) == {
+        "queueUrls": [f"{URL}/000000000000/orders-a"],
+        "NextToken": "orders-a",
+    }
+
+
+async def test_a_client_of_an_endpoint_without_keys_sees_all_queues(operations: Operations) -> None:
+    sources = Call("ListDeadLetterSourceQueues", {"QueueUrl": f"{URL}/000000000000/dead"})
+
+    assert urls(await operations.answer(sources, None, URL), "queueUrls") == ["orders-a", "orders-b", "secret"]
