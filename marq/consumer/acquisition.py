@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from marq.consumer.readings import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
-from marq.kafka.records import Records
+from marq.kafka.records import Records, Row
 from marq.kafka.served_queues import Serving
 from marq.settings.purged_offsets import Purge
 from marq.wire.errors import ConfigError
@@ -179,6 +180,14 @@ def acquisitions(
             queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic, lines, again
         )
         from_offset = offsets[-1] + 1
+
+
+def acquisitions_again(lines: Lines, rows: Iterable[Row], settings: ReceiverSettings) -> Iterator[Acquisition]:
+    """Return ACQUIREs for messages that keep their places in lines."""
+    records = Records.of(sorted(rows, key=attrgetter("offset")))
+    begin, own_topic = records.offsets[0], lines.own_topic
+    key = lines.queue, lines.source
+    return acquisitions(key, lines.holder, records, begin, settings, own_topic=own_topic, lines=lines, again=True)
 
 
 def unskipped(purge: Purge | None, source: Source, own: Records) -> tuple[Records, int]:

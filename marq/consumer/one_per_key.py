@@ -8,13 +8,13 @@ released, or whose lease has expired, keeps its place. A message without a key i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from marq.consumer.held_batch import HeldBatch, Released
 from marq.consumer.line_links import LineOrder
+from marq.consumer.line_places import Open, Place
 from marq.consumer.message import Message
 from marq.consumer.ordered_records import delivered_again, is_leased, line_keys, row_of
 from marq.core.redeliver_or_dead_letter import is_exhausted, release_delay_ms
@@ -27,41 +27,6 @@ from marq.wire.record_headers import origin
 
 if TYPE_CHECKING:
     from marq.consumer.ack_batcher import Settled
-
-
-class Open(NamedTuple):
-    """A message that was open when the source was resumed; its lease or delay ends at ``until_s``.
-
-    ``attempt`` is the number of its last delivery if it was leased, else of the next one. If it ``blocks``, an
-    operator has to move or cancel it.
-    """
-
-    leased: bool
-    attempt: int
-    until_s: float
-    error: str
-    blocks: bool
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """The place of an open message that is not leased here; its ``row`` serves to acquire it again.
-
-    Nothing happens to it before ``due_s``, or while it is ``busy``: being acquired, or about to end.
-    """
-
-    row: Row
-    due_s: float = 0.0
-    busy: bool = False
-    #: Ask before acquiring it: it may be cancelled or moved, or, if ``leased``, another holder may be working on it.
-    foreign: bool = False
-    leased: bool = False
-    #: The error of its last attempt, if it becomes a dead letter as soon as it is acquired.
-    last: str | None = None
-
-    @property
-    def offset(self) -> int:
-        return self.row.offset
 
 
 class Feed(Protocol):

@@ -19,11 +19,12 @@ from math import inf
 from typing import Any
 
 from marq.client.background import failure_of
-from marq.consumer.acquisition import Acquisition, acquisitions
+from marq.consumer.acquisition import Acquisition, acquisitions_again
 from marq.consumer.blocked_reads import BlockedReads
 from marq.consumer.held_batch import HeldBatch
+from marq.consumer.line_places import Place
 from marq.consumer.message import Message
-from marq.consumer.one_per_key import Lines, Place
+from marq.consumer.one_per_key import Lines
 from marq.consumer.readings import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.resume_questions import Questions, open_messages
@@ -377,24 +378,13 @@ class Ordering:
         for lines, place in taken:
             if lines.active:
                 groups.setdefault(lines, []).append(place)
-        again = [each for lines, places in groups.items() for each in self._acquisitions(lines, places)]
+        again = [
+            each
+            for lines, places in groups.items()
+            for each in acquisitions_again(lines, [place.row for place in places], self._settings)
+        ]
         if again and not await self._acquire(again):
             due_s = self._clock() + RETRY_S
             for lines, places in groups.items():
                 for place in places:
                     lines.not_acquired(place, due_s)
-
-    def _acquisitions(self, lines: Lines, places: Sequence[Place]) -> Iterable[Acquisition]:
-        rows = sorted([place.row for place in places], key=lambda row: row.offset)
-        records = Records.of(rows)
-        key = lines.queue, lines.source
-        return acquisitions(
-            key,
-            lines.holder,
-            records,
-            records.offsets[0],
-            self._settings,
-            own_topic=lines.own_topic,
-            lines=lines,
-            again=True,
-        )

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 
-from marq.consumer.one_per_key import Open
+from marq.consumer.line_places import Open
 from marq.core.storage.rows import IN_ORDER, State
 from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
