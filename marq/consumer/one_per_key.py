@@ -215,11 +215,8 @@ class Lines:
         place.busy, place.due_s = False, due_s
         self.due(place)
 
-    def answered(self, place: Place, opened: Open | None, until_s: float) -> bool:
-        """Process the answer about a foreign message; return whether it may be acquired now.
-
-        If it is still leased, ask again at ``until_s``.
-        """
+    def answered(self, place: Place, opened: Open | None) -> bool:
+        """Process the answer about a foreign message; return whether it may be acquired now."""
         place.busy = False
         if self._places.get(place.offset) is not place:
             return False
@@ -236,7 +233,7 @@ class Lines:
             # Dead letters no longer block their lines.
             place.last = opened.error
         elif left_s > 0:
-            place.due_s = min(opened.until_s, until_s)
+            place.due_s = opened.until_s
             self.feed.later(self, place)
             return False
         place.busy, place.foreign, place.due_s = True, False, 0.0

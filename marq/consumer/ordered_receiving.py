@@ -18,7 +18,7 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from marq.client.background import failure_of
+from marq.client.background import failure_of, until_set
 from marq.consumer.acquisition import Acquisition, acquisitions_again
 from marq.consumer.blocked_reads import BlockedReads
 from marq.consumer.held_batch import HeldBatch
@@ -27,12 +27,12 @@ from marq.consumer.message import Message
 from marq.consumer.one_per_key import Lines
 from marq.consumer.readings import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.resume_questions import Questions, open_messages
+from marq.consumer.resume_questions import Questions, open_messages, questions_about
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.records import Records
 from marq.kafka.served_queues import Serving
 from marq.settings.queue import QueueSettings
-from marq.wire.markers import Resume, Resumed, Source
+from marq.wire.markers import BLOCKED_WAIT_MS, Resume, Resumed, Source
 from marq.wire.ordered_holders import ordered_holder
 
 log = logging.getLogger("marq")
@@ -41,6 +41,8 @@ log = logging.getLogger("marq")
 MAX_WAITING, MAX_WAITING_BYTES = 100_000, 256 << 20
 #: How long to wait before the next question about a message that another consumer holds.
 FIRST_ASK_S, MAX_ASK_S = 0.05, 1.0
+#: How long to wait before the next question about a released message: only a purge, or an ack by token, ends its delay.
+WAITING_ASK_S = 10.0
 #: Pause after a failed attempt to acquire messages.
 RETRY_S = 0.1
 #: How long positions wait for a commit if nothing new is read.
@@ -275,10 +277,17 @@ class Ordering:
     def later(self, lines: Lines, place: Place) -> None:
         due_s = place.due_s
         if place.foreign:
-            # It may end earlier, or be released.
-            due_s = min(due_s, self._clock() + (self._asked_s if place.leased else MAX_ASK_S))
+            # It may end earlier, or be released or moved.
+            now_s = self._clock()
+            due_s = min(due_s, now_s + self._ask_in_s(place, now_s))
         heapq.heappush(self._later, (due_s, next(self._numbers), lines, place))
         self._wake.set()
+
+    def _ask_in_s(self, place: Place, now_s: float) -> float:
+        if place.leased:
+            return self._asked_s
+        # An operator who moves a blocking message waits for its delivery.
+        return MAX_ASK_S if place.due_s - now_s >= BLOCKED_WAIT_MS / 2_000 else WAITING_ASK_S
 
     def now_s(self) -> float:
         return self._clock()
@@ -321,18 +330,7 @@ class Ordering:
             next_s = min(self._later[0][0] if self._later else inf, self._commit_s if self._moved else inf)
             left_s = next_s - self._clock()
             if left_s > 0 and not self._wake.is_set():
-                await self._wait(left_s)
-
-    async def _wait(self, left_s: float) -> None:
-        woken = asyncio.ensure_future(self._wake.wait())
-        waits = [woken]
-        if left_s < inf:
-            waits.append(asyncio.ensure_future(self._sleep(left_s)))  # type: ignore[arg-type]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
+                await until_set(self._wake, left_s, self._sleep)
 
     def _pass_due(self) -> None:
         now_s, later = self._clock(), self._later
@@ -353,17 +351,18 @@ class Ordering:
                 groups.setdefault(lines, {})[place.offset] = place
         if not groups:
             return
+        asked_of = {(lines.queue, lines.source): lines for lines in groups}
         questions = [
-            Resume(lines.queue, self._new_holder() or 1, lines.source, sorted(places), onwards=False)
+            each
             for lines, places in groups.items()
+            for each in questions_about(lines.queue, lines.source, places, self._new_holder)
         ]
-        asked_of = dict(zip([each.holder for each in questions], groups, strict=True))
         self._asked_s = min(self._asked_s * 2, MAX_ASK_S)
         async for question, parts in self._questions.answers(questions):
-            of, now_s = asked_of[question.holder], self._clock()
-            for offset, opened in open_messages(parts, now_s).items():
+            of = asked_of[question.queue, question.source]
+            for offset, opened in open_messages(parts, self._clock()).items():
                 asked = groups[of][offset]
-                if of.active and of.answered(asked, opened, now_s + self._asked_s):
+                if of.active and of.answered(asked, opened):
                     self._again.append((of, asked))
                     self._wake.set()
         if not any(each.leased for _, _, _, each in self._later):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marq.client.outcomes import Reject
-from marq.consumer import handler_failures, ordered_receiving
+from marq.consumer import handler_failures, ordered_receiving, resume_questions
 from marq.consumer.acquisition import acquisitions
 from marq.consumer.ordered_records import delivered_again
 from marq.consumer.resume_questions import Questions
@@ -20,7 +20,7 @@ from marq.kafka.records import Records, Row
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import Acquire, Resume, Resumed
+from marq.wire.markers import BLOCKED_WAIT_MS, MAX_BATCH_MARKERS, Acquire, Resume, Resumed
 from marq.wire.record_headers import origin
 from tests.unit.client.fakes import LIMIT_S, P0, FakeRecord, Rig, rig, spin
 
@@ -62,7 +62,7 @@ class Tracker:
 
 
 def ordered_rig(questions: Questions | None = None, **changes: Any) -> tuple[Rig, Tracker]:
-    made, tracker = rig(queue=lambda _: QueueSettings(ordering="key"), **changes), Tracker()
+    made, tracker = rig(**{"queue": lambda _: QueueSettings(ordering="key"), **changes}), Tracker()
     made.receiver.ordering._questions = questions or Questions(tracker.open, tracker, 4, made.clock, made.clock.sleep)
     return made, tracker
 
@@ -276,6 +276,39 @@ async def test_an_outage_of_trackers_is_reported_once(caplog: pytest.LogCaptureF
     questions._open_reader = tracker.open
     await clock.advance(1)
     await asyncio.gather(*asking)
+
+
+async def test_more_messages_than_fit_into_a_question_are_asked_about(monkeypatch: Any) -> None:
+    assert resume_questions.MAX_ASKED <= MAX_BATCH_MARKERS
+    monkeypatch.setattr(resume_questions, "MAX_ASKED", 4)
+    made, tracker = ordered_rig()
+    tracker.open_messages = dict.fromkeys(range(10), (State.WAITING_IN_ORDER, 2, 0))
+    made.reader.add(P0, *[record(offset, f"{offset}") for offset in range(10)])
+    made.receiver.start()
+
+    assert sorted([each.offset for each in await made.take(10)]) == list(range(10))
+    assert [len(each.offsets) for each in tracker.asked if not each.onwards] == [4, 4, 2]
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+@pytest.mark.parametrize(("wait_ms", "most"), [(60_000, 2), (BLOCKED_WAIT_MS, 20)])
+async def test_a_message_in_its_backoff_is_asked_about_less_often_than_one_that_blocks_its_key(
+    wait_ms: int, most: int
+) -> None:
+    made, tracker = ordered_rig(queue=lambda _: QueueSettings(ordering="key", on_dead_letter="block"))
+    tracker.open_messages = {0: (State.WAITING_IN_ORDER, 2, wait_ms)}
+    made.reader.add(P0, record(0, "a"))
+    made.buffer.handler_demand = 1
+    made.receiver.start()
+    for _ in range(20):
+        await spin(100)
+        await made.clock.advance(ordered_receiving.MAX_ASK_S)
+
+    asked = len([each for each in tracker.asked if not each.onwards])
+    assert most - 2 <= asked <= most
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
 
 
 def test_a_record_with_a_large_key_can_be_acquired_again() -> None:
