@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from marq.consumer.readings import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
-from marq.kafka.records import Records, Row
+from marq.kafka.records import Records
 from marq.kafka.served_queues import Serving
 from marq.settings.purged_offsets import Purge
 from marq.wire.errors import ConfigError
@@ -37,6 +37,7 @@ from marq.wire.payload_columns import Columns
 from marq.wire.record_headers import deliver_at_ms, origin
 
 if TYPE_CHECKING:
+    from marq.consumer.line_places import Place
     from marq.consumer.one_per_key import Lines
     from marq.consumer.ordered_receiving import Ordering
 
@@ -182,9 +183,9 @@ def acquisitions(
         from_offset = offsets[-1] + 1
 
 
-def acquisitions_again(lines: Lines, rows: Iterable[Row], settings: ReceiverSettings) -> Iterator[Acquisition]:
+def acquisitions_again(lines: Lines, places: Iterable[Place], settings: ReceiverSettings) -> Iterator[Acquisition]:
     """Return ACQUIREs for messages that keep their places in lines."""
-    records = Records.of(sorted(rows, key=attrgetter("offset")))
+    records = Records.of(sorted([place.row for place in places], key=attrgetter("offset")))
     begin, own_topic = records.offsets[0], lines.own_topic
     key = lines.queue, lines.source
     return acquisitions(key, lines.holder, records, begin, settings, own_topic=own_topic, lines=lines, again=True)

@@ -47,6 +47,9 @@ class Feed(Protocol):
     def settled(self) -> None:
         """Continue after outcomes have become durable."""
 
+    def purged_s(self, queue: str) -> float:
+        """Return until when a purge may have ended messages that were acquired before."""
+
     def now_s(self) -> float: ...
     def settings(self, queue: str) -> QueueSettings: ...
 
@@ -156,6 +159,7 @@ class Lines:
         if self.feed.stopped:
             return
         now_s, places, values = self.feed.now_s(), self._places, self._values
+        purged_s = self.feed.purged_s(self.queue)
         ready: list[int] = []
         of: HeldBatch | None = None
         for offset in firsts:
@@ -165,6 +169,9 @@ class Lines:
             elif held is None:
                 # It has ended together with the one before it.
                 continue
+            elif held.taken_s <= purged_s:
+                # Once it is released, the tracker is asked whether it is still open.
+                held.end_attempt(offset, 0, counted=False)
             elif is_leased(held, offset, now_s):
                 if held is not of:
                     self._deliver(of, ready)

@@ -31,6 +31,7 @@ from marq.consumer.resume_questions import Questions, open_messages, questions_a
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.records import Records
 from marq.kafka.served_queues import Serving
+from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import BLOCKED_WAIT_MS, Resume, Resumed, Source
 from marq.wire.ordered_holders import ordered_holder
@@ -91,6 +92,9 @@ class Ordering:
         #: The queues with ordering that are served.
         self._queues: frozenset[str] = frozenset()
         self._paused: frozenset[str] = frozenset()
+        #: The last purge of each queue that delivered at ``_purged_s`` or later.
+        self._purges: dict[str, Purge | None] = {}
+        self._purged_s: dict[str, float] = {}
         #: Sources that are being resumed.
         self._asked: set[Source] = set()
         self._asking: set[asyncio.Task[None]] = set()
@@ -136,6 +140,12 @@ class Ordering:
         settings = {queue: self._settings.queue(queue) for queue in queues}
         self._queues = frozenset(queue for queue, each in settings.items() if each.ordered)
         self._paused = frozenset(queue for queue in self._queues if settings[queue].paused)
+        # A purge pauses its queue until it has ended messages, perhaps some of those that wait here.
+        for queue in self._queues - self._paused:
+            if (purge := self._settings.skipped(queue)) != self._purges.get(queue):
+                self._purges[queue], self._purged_s[queue] = purge, self._clock()
+                self._ask += [each for each in self._again if each[0].queue == queue]
+                self._again = [each for each in self._again if each[0].queue != queue]
         self._wake.set()
 
     @property
@@ -292,6 +302,9 @@ class Ordering:
     def now_s(self) -> float:
         return self._clock()
 
+    def purged_s(self, queue: str) -> float:
+        return self._purged_s.get(queue, -inf)
+
     def settings(self, queue: str) -> QueueSettings:
         return self._settings.queue(queue)
 
@@ -377,11 +390,7 @@ class Ordering:
         for lines, place in taken:
             if lines.active:
                 groups.setdefault(lines, []).append(place)
-        again = [
-            each
-            for lines, places in groups.items()
-            for each in acquisitions_again(lines, [place.row for place in places], self._settings)
-        ]
+        again = [each for of, places in groups.items() for each in acquisitions_again(of, places, self._settings)]
         if again and not await self._acquire(again):
             due_s = self._clock() + RETRY_S
             for lines, places in groups.items():

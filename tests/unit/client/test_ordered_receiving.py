@@ -11,12 +11,14 @@ import pytest
 from marq.client.outcomes import Reject
 from marq.consumer import handler_failures, ordered_receiving, resume_questions
 from marq.consumer.acquisition import acquisitions
+from marq.consumer.message import Message
 from marq.consumer.ordered_records import delivered_again
 from marq.consumer.resume_questions import Questions
 from marq.core.storage.rows import State
 from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.records import Records, Row
+from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq.wire.marker_codec import decode, encode
@@ -309,6 +311,85 @@ async def test_a_message_in_its_backoff_is_asked_about_less_often_than_one_that_
     assert most - 2 <= asked <= most
     await made.receiver.stop_reading(1)
     await made.receiver.stop(1)
+
+
+class PurgedQueue:
+    """A queue with ordering that is paused and purged, and resumed."""
+
+    def __init__(self) -> None:
+        self._settings = QueueSettings(ordering="key")
+        self._purge: Purge | None = None
+        self.made, self.tracker = ordered_rig(queue=lambda _: self._settings, skipped=lambda _: self._purge)
+        self.made.reader.add(P0, *[record(offset, "a") for offset in range(2)])
+        self.made.buffer.handler_demand = 10
+        self.made.receiver.start()
+
+    async def first(self) -> Message:
+        """Return message 0 when message 1 waits behind it."""
+        [message] = await self.made.take(1)
+        await self.made.acquirer.until(lambda: self.made.acquired == [0, 1])
+        await spin()
+        return message
+
+    def pause(self, paused: bool) -> None:
+        self._settings = QueueSettings(ordering="key", paused=paused)
+        self.made.receiver.apply_pauses()
+
+    async def purge(self, *, still_open: bool) -> None:
+        """Complete a purge; ``still_open`` tells whether it came too late for message 1."""
+        self._purge = Purge(2_000, {P0: 2}, in_flight=True)
+        self.tracker.open_messages = {1: (State.WAITING_IN_ORDER, 1, 0)} if still_open else {}
+        self.pause(False)
+        await self.made.clock.advance(0.01)
+
+    async def stop(self) -> None:
+        await self.made.receiver.stop_reading(1)
+        await self.made.receiver.stop(1)
+
+
+async def test_a_purged_message_behind_another_one_is_not_delivered() -> None:
+    queue = PurgedQueue()
+    first = await queue.first()
+    queue.pause(True)
+    await queue.purge(still_open=False)
+
+    await first.ack(wait=False)
+    queue.made.reader.add(P0, record(2, "a"))
+
+    assert [each.offset for each in await queue.made.take(1)] == [2]
+    assert [list(each.offsets) for each in queue.tracker.asked if not each.onwards] == [[1]]
+    await queue.stop()
+
+
+async def test_a_message_behind_another_one_that_a_purge_left_is_delivered() -> None:
+    queue = PurgedQueue()
+    first = await queue.first()
+    queue.pause(True)
+    await queue.purge(still_open=True)
+
+    await first.ack(wait=False)
+
+    [second] = await queue.made.take(1)
+    assert (second.offset, second.attempt) == (1, 1)
+    await queue.stop()
+
+
+async def test_a_purged_message_that_became_the_first_of_its_key_during_the_pause_is_not_delivered() -> None:
+    queue = PurgedQueue()
+    first = await queue.first()
+    queue.pause(True)
+    queue.tracker.open_messages = {1: (State.WAITING_IN_ORDER, 1, 0)}
+    await first.ack()
+    await queue.made.settled()
+    await spin(100)
+    # It was still open then.
+    assert [list(each.offsets) for each in queue.tracker.asked if not each.onwards] == [[1]]
+
+    await queue.purge(still_open=False)
+    queue.made.reader.add(P0, record(2, "a"))
+
+    assert [each.offset for each in await queue.made.take(1)] == [2]
+    await queue.stop()
 
 
 def test_a_record_with_a_large_key_can_be_acquired_again() -> None:
