@@ -17,6 +17,7 @@ from marq.consumer.line_links import LineOrder
 from marq.consumer.line_places import Open, Place
 from marq.consumer.message import Message
 from marq.consumer.ordered_records import delivered_again, is_leased, line_keys, row_of
+from marq.consumer.settlement import put_back
 from marq.core.redeliver_or_dead_letter import is_exhausted, release_delay_ms
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.core.storage.rows import row_key
@@ -119,6 +120,10 @@ class Lines:
 
     def add(self, acquired: Sequence[tuple[HeldBatch, Records]], known: Records) -> None:
         """Add the messages that a cycle acquired, and the ``known`` records of messages that are open already."""
+        if not self.active:
+            # The source was given up while the cycle committed: another consumer would wait for these leases.
+            put_back([Message(held, offset, None) for held, records in acquired for offset in records.offsets])
+            return
         parts = [self._unadded(records) for _, records in acquired]
         for (held, _), records in zip(acquired, parts, strict=True):
             self._held.update(dict.fromkeys(records.offsets, held))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marq.client.outcomes import Reject
-from marq.consumer import handler_failures, ordered_receiving, resume_questions
+from marq.consumer import handler_failures, ordered_receiving, receiver, resume_questions
 from marq.consumer.acquisition import acquisitions
 from marq.consumer.message import Message
 from marq.consumer.ordered_records import delivered_again
@@ -309,6 +309,33 @@ async def test_a_message_in_its_backoff_is_asked_about_less_often_than_one_that_
 
     asked = len([each for each in tracker.asked if not each.onwards])
     assert most - 2 <= asked <= most
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+async def test_messages_whose_commit_outlasts_the_rebalance_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver, "REVOKE_LIMIT_S", 0.0)
+    made, _ = ordered_rig()
+    made.reader.add(P0, record(0, "a"), record(1, "a"), record(2, "b"))
+    made.buffer.handler_demand = 10
+    began, end = asyncio.Event(), asyncio.Event()
+    commit = made.reader.commit
+
+    async def slow_commit(*args: Any) -> None:
+        began.set()
+        await end.wait()
+        await commit(*args)
+
+    monkeypatch.setattr(made.reader, "commit", slow_commit)
+    made.receiver.start()
+    async with asyncio.timeout(LIMIT_S):
+        await began.wait()
+    await made.receiver.revoked()
+    end.set()
+
+    await made.settler.until(lambda: len(made.released) == 3)
+    assert made.released == dict.fromkeys([0, 1, 2], (0, False, ""))
+    assert not made.buffer.ready
     await made.receiver.stop_reading(1)
     await made.receiver.stop(1)
 
