@@ -28,6 +28,7 @@ from marq.consumer.one_per_key import Lines
 from marq.consumer.readings import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.resume_questions import Questions, open_messages, questions_about
+from marq.consumer.waiting_limit import WaitingLimit
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.records import Records
 from marq.kafka.served_queues import Serving
@@ -38,8 +39,6 @@ from marq.wire.ordered_holders import ordered_holder
 
 log = logging.getLogger("marq")
 
-#: Maximum number of messages that wait behind others, and of bytes of their values; at this limit, reading pauses.
-MAX_WAITING, MAX_WAITING_BYTES = 100_000, 256 << 20
 #: How long to wait before the next question about a message that another consumer holds.
 FIRST_ASK_S, MAX_ASK_S = 0.05, 1.0
 #: How long to wait before the next question about a released message: only a purge, or an ack by token, ends its delay.
@@ -112,6 +111,7 @@ class Ordering:
         self._commit_s = 0.0
         self.stopped = False
         self.reads = BlockedReads()
+        self._limit = WaitingLimit()
 
     def start(self) -> None:
         self._task = self._begun(self._run(), "marq-ordering")
@@ -156,7 +156,7 @@ class Ordering:
     @property
     def has_room(self) -> bool:
         """Whether more messages may wait behind others."""
-        return self.waiting < MAX_WAITING and sum([lines.size for lines in self._lines.values()]) < MAX_WAITING_BYTES
+        return self._limit.has_room(self._lines.values())
 
     @property
     def waiting(self) -> int:

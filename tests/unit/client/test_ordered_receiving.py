@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marq.client.outcomes import Reject
-from marq.consumer import handler_failures, ordered_receiving, receiver, resume_questions
+from marq.consumer import handler_failures, ordered_receiving, receiver, resume_questions, waiting_limit
 from marq.consumer.acquisition import acquisitions
 from marq.consumer.message import Message
 from marq.consumer.ordered_records import delivered_again
@@ -219,8 +219,8 @@ async def test_a_handler_that_fails_after_its_lease_has_ended_does_not_end_the_n
     await made.receiver.stop(1)
 
 
-async def test_what_waits_is_bounded_by_its_bytes(monkeypatch: Any) -> None:
-    monkeypatch.setattr(ordered_receiving, "MAX_WAITING_BYTES", 100)
+async def test_what_waits_is_bounded_by_its_bytes(monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(waiting_limit, "MAX_WAITING_BYTES", 100)
     made, _ = ordered_rig()
     made.reader.add(P0, *[record(offset, "a", size=60) for offset in range(2)])
     made.buffer.handler_demand = 10
@@ -231,6 +231,7 @@ async def test_what_waits_is_bounded_by_its_bytes(monkeypatch: Any) -> None:
     await spin(100)
 
     assert made.acquired == [0, 1]
+    assert caplog.text.count("queue q: too many messages wait") == 1
     await first.ack(wait=False)
     assert [message.offset for message in await made.take(2)] == [1, 2]
     await made.receiver.stop_reading(1)
