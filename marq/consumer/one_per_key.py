@@ -242,7 +242,8 @@ class Lines:
         place.leased = opened.leased
         left_s = opened.until_s - self.feed.now_s()
         if opened.blocks and not self.blocks:
-            # Dead letters no longer block their lines.
+            # Dead letters no longer block their lines. No delivery follows, so no attempt is added.
+            self._attempt(place, opened.attempt - 1, opened.error)
             place.last = opened.error
         elif left_s > 0:
             place.due_s = opened.until_s

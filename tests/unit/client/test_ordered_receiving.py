@@ -22,7 +22,7 @@ from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import BLOCKED_WAIT_MS, MAX_BATCH_MARKERS, Acquire, Resume, Resumed
+from marq.wire.markers import BLOCKED_WAIT_MS, LAST, MAX_BATCH_MARKERS, Acquire, Resume, Resumed
 from marq.wire.record_headers import origin
 from tests.unit.client.fakes import LIMIT_S, P0, FakeRecord, Rig, rig, spin
 
@@ -337,6 +337,23 @@ async def test_messages_whose_commit_outlasts_the_rebalance_are_released(monkeyp
     await made.settler.until(lambda: len(made.released) == 3)
     assert made.released == dict.fromkeys([0, 1, 2], (0, False, ""))
     assert not made.buffer.ready
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+async def test_a_message_that_no_longer_blocks_its_key_becomes_a_dead_letter_of_its_last_attempt() -> None:
+    made, tracker = ordered_rig()
+    # The answer names the next attempt.
+    tracker.open_messages = {0: (State.WAITING_IN_ORDER, 3, BLOCKED_WAIT_MS)}
+    made.reader.add(P0, record(0, "a"))
+    made.buffer.handler_demand = 1
+    made.receiver.start()
+    await spin(100)
+    await made.clock.advance(ordered_receiving.MAX_ASK_S)
+
+    await made.settler.until(lambda: bool(made.released))
+    assert made.released == {0: (LAST, True, "")}
+    assert [each.attempt for batch in made.acquirer.of(Acquire) for each in batch.payloads] == [2]
     await made.receiver.stop_reading(1)
     await made.receiver.stop(1)
 
