@@ -16,7 +16,7 @@ from marq.kafka.topics import Topics
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, start_key
 from marq.settings.purged_offsets import Purge
-from marq.wire.markers import Acquire, Payload, Source
+from marq.wire.markers import Ack, Acquire, Payload, Source
 from tests.unit.client.fakes import FakeRecord
 
 QUEUE, OWN_TOPIC = "emails", "shop-orders"
@@ -134,3 +134,23 @@ async def test_a_replay_leaves_out_records_from_before_the_start_of_the_queue(na
 
     for start in (Start(0), Start(place=(OWN, 2))):
         assert (await replayed(namespace, start)).messages == 3
+
+
+async def test_a_replay_of_an_ordered_queue_includes_finished_messages_behind_unfinished_ones(
+    namespace: Namespace,
+) -> None:
+    namespace.definitions.fold(b"change:" + QUEUE.encode(), {"ordering": "key"})
+    namespace.sent(P3, range(103))
+    payloads = [Payload(1_000, 1, QUEUE.encode(), (), b"v")] * 99
+    for offsets in (range(99), range(100, 101)):
+        some = payloads[: len(offsets)]
+        acquire = Acquire(QUEUE, 7, P3, offsets, 30_000, offsets.start, some, in_order=True)
+        namespace.book.fold(acquire, 1, namespace.book.applied + 1)
+    finished = [offset for offset in (*range(99), 100) if offset != 10]
+    namespace.book.fold(Ack(QUEUE, 7, P3, finished), 1, namespace.book.applied + 1)
+    # The position of the queue is its first unfinished message. No consumer has acquired 99, 101 and 102 yet.
+    namespace.place = {P3: 10}
+
+    totals = await replayed(namespace, Start(0))
+
+    assert (totals.messages, totals.unfinished) == (99, 2)
