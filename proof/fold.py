@@ -187,7 +187,8 @@ class Fold:
                     # It is not known whether a handler has seen it.
                     self.put(key, standing._replace(state=LEASED, counted=False))
                 else:
-                    self.put(key, standing._replace(holder="", state=RELEASED))
+                    dues_ms = (self.now_ms,) if self._blocks(standing) else standing.dues_ms
+                    self.put(key, standing._replace(holder="", dues_ms=dues_ms, state=RELEASED))
 
     def _delay(self, event: Event) -> None:
         queue, source, offsets, from_offset = event["queue"], event["source"], event["offsets"], event["from_offset"]
@@ -267,8 +268,12 @@ class Fold:
         if standing is None:
             return False
         if standing.state == WAITING_IN_ORDER:
-            return standing.due_ms - self.now_ms >= BLOCKED_MS // 2
+            return self._blocks(standing)
         return standing.state in WAITING
+
+    def _blocks(self, standing: Standing) -> bool:
+        """Whether a message that waits in its line blocks it."""
+        return standing.due_ms - self.now_ms >= BLOCKED_MS // 2
 
     def ask(self, key: Key, event: Event, *, in_time: bool) -> None:
         """Record a request to reschedule or cancel a message; ``key`` may have ANY_QUEUE if it came too late."""

@@ -35,8 +35,10 @@ from marq.client.backends import require_kafka
 from marq.client.receipt import Receipt
 from marq.consumer.acquisition import acquisitions
 from marq.consumer.receiver_settings import ReceiverSettings
+from marq.core.storage.acquired_ranges import AcquiredRanges
+from marq.core.storage.rows import State
 from marq.dead_letters.dead_letters import DeadLetters
-from marq.kafka.inspector import Acquired, Inspector
+from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.records import Records
@@ -48,9 +50,10 @@ from marq.settings.definitions import Definitions, purge_key
 from marq.settings.purged_offsets import Purge
 from marq.wire.errors import MarqError
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Ack, Source
+from marq.wire.markers import NOW, Ack, Source
 from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import check_queue_name
+from marq.wire.record_headers import deliver_at_ms
 
 #: How long until all consumers and trackers know of a pause.
 PAUSE_KNOWN_S = 2.5
@@ -184,7 +187,9 @@ class _Purging:
         self._progress = progress
         self._inspector = Inspector(settings, queues.definitions)
         #: Offsets that consumers of a queue with ordering have acquired: they deliver these messages.
-        self._acquired: Acquired = {}
+        self._acquired: dict[Source, AcquiredRanges] = {}
+        #: Delayed ones among them.
+        self._delayed: dict[Source, set[int]] = {}
         #: The record that this purge published last.
         self._published: Purge | None = queues.definitions.purge(queue)
         self._done = self._of = 0
@@ -192,7 +197,7 @@ class _Purging:
     async def run(self, *, delayed: bool, in_flight: bool) -> Purged:
         await self._check_paused()
         places = (await self._inspector.places([self._queue]))[self._queue]
-        self._acquired = await self._inspector.acquired([self._queue])
+        await self._note_acquired()
         outcomes: Counter[bool] = Counter()
         if self._published is not None and (left := self._published.before(places)).starts:
             outcomes += await self._end_waiting(left)
@@ -217,6 +222,17 @@ class _Purging:
                 ended[kind] += in_time
                 too_late += not in_time
         return Purged(waiting + ended["waiting"], ended["redelivery"], ended["delayed"], 0, too_late)
+
+    async def _note_acquired(self) -> None:
+        if not self._queues.definitions(self._queue).ordered:
+            return
+        for each in (await self._inspector.owned(incomplete=True)).values():
+            book = each.tracker.book
+            self._acquired |= {source: ranges for (queue, source), ranges in book.marks.items() if queue == self._queue}
+            for source, leases in book.leases_by_source():
+                self._delayed.setdefault(source, set()).update(
+                    number for number, lease in leases if lease.queue == self._queue and lease.state is State.DELAYED
+                )
 
     async def end(self, paused: str | bool) -> None:
         """Resume the queue, or restore the end of its pause; raise MarqError if another purge has taken over."""
@@ -294,17 +310,25 @@ class _Purging:
     def _own(self, source: Source, read: Records, purge: Purge) -> tuple[Records, list[int]]:
         """Return the records to end, and the offsets of the queue's records that the purge keeps."""
         key = self._queue.encode() if source.topic == self._settings.names.messages else None
-        acquired = self._acquired.get((self._queue, source), ())
         own: list[int] = []
         kept: list[int] = []
         for index, (offset, each, sent_ms) in enumerate(zip(read.offsets, read.keys, read.timestamps, strict=True)):
-            if (key is not None and each != key) or offset in acquired:
+            if (key is not None and each != key) or self._is_acquired(source, read, index):
                 continue
             if purge.left(source, offset, sent_ms):
                 kept.append(offset)
             else:
                 own.append(index)
         return read.at(own), kept
+
+    def _is_acquired(self, source: Source, read: Records, index: int) -> bool:
+        """Return whether a consumer of a queue with ordering has acquired a record."""
+        row = read[index]
+        if row.offset not in self._acquired.get(source, ()):
+            return False
+        # Such a queue has no delay, so only an interrupted purge delays a record without a due time.
+        delayed = row.offset in self._delayed.get(source, ())
+        return not delayed or deliver_at_ms(row.timestamp, row.headers, 0) != NOW
 
     def _markers(self, source: Source, own: Records, holder: int) -> Iterator[MarkerRecord]:
         lease_ms = self._queues.definitions(self._queue).lease_ms

@@ -29,6 +29,7 @@ from hashlib import sha256
 from marq.admin.purge_extent import existing_ranges
 from marq.backend.cluster import Writer, cluster_of
 from marq.client.backends import require_kafka
+from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
@@ -143,6 +144,10 @@ class _Replaying:
         self._asked_to: dict[Source, int] = {}
         self.totals = Replayed(identity)
         self._spans: dict[Source, range] = {}
+        #: The group's positions; in a queue with ordering, those of its first unfinished messages.
+        self._places: Mapping[Source, int] = {}
+        #: What consumers of a queue with ordering have acquired, also after the positions.
+        self._acquired: dict[Source, AcquiredRanges] = {}
         #: Offsets of open messages.
         self._open: dict[Source, set[int]] = {}
         #: Ids of messages of which a record is open or waits, and the last record of each redelivered message.
@@ -152,9 +157,13 @@ class _Replaying:
     async def look(self, start: Start) -> None:
         """Find out which messages to deliver again."""
         # The group's position first, then the open messages: by then the markers cover all that the group had read.
-        places = (await self._inspector.places([self._queue]))[self._queue]
+        self._places = places = (await self._inspector.places([self._queue]))[self._queue]
         for each in (await self._inspector.owned()).values():
-            for source, leases in each.tracker.book.leases_by_source():
+            book = each.tracker.book
+            if self._ordered:
+                marks = {source: ranges for (queue, source), ranges in book.marks.items() if queue == self._queue}
+                self._acquired |= marks
+            for source, leases in book.leases_by_source():
                 self._open.setdefault(source, set()).update(
                     number for number, lease in leases if lease.queue == self._queue
                 )
@@ -163,17 +172,26 @@ class _Replaying:
             topics = {source.topic for source in ranges}
             self._prefixes = tuple(f"{self._synthetic(topic)}/".encode() for topic in topics)
             starts = await self._starts(view, start, ranges)
-            self._spans = {source: range(starts[source], max(starts[source], places[source])) for source in starts}
+            ends = {source: min(self._read_to(source), ranges[source].stop) for source in starts}
+            self._spans = {source: range(start, max(start, ends[source])) for source, start in starts.items()}
             async for fetched in view.read(self._noted(ranges, places)):
                 for source, read in fetched.items():
                     for row in read:
-                        self._note(source, row, places[source])
+                        self._note(source, row)
         again = skipped = copies = 0
         async for _, _, fate in self._fates():
             again += fate == "again"
             skipped += fate == "open"
             copies += fate == "copy"
         self.totals = replace(self.totals, messages=again, unfinished=skipped, earlier_records=copies)
+
+    def _read_to(self, source: Source) -> int:
+        """Return where the group had read to."""
+        return max(self._places[source], self._acquired[source].end if source in self._acquired else 0)
+
+    def _is_waiting(self, source: Source, offset: int) -> bool:
+        """Return whether no consumer had acquired a record."""
+        return offset >= self._places[source] and offset not in self._acquired.get(source, ())
 
     async def _starts(self, view: LogReader, start: Start, ranges: Mapping[Source, range]) -> dict[Source, int]:
         if start.place is not None:
@@ -209,12 +227,12 @@ class _Replaying:
         identity = next((value for name, value in row.headers if name == ID_HEADER and value is not None), b"")
         return not identity.startswith(self._prefixes)
 
-    def _note(self, source: Source, row: Row, place: int) -> None:
-        """Note a redelivery; ``place`` is the group's position."""
+    def _note(self, source: Source, row: Row) -> None:
+        """Note a redelivery."""
         if not self._is_own(source, row) or not any(name == ATTEMPT_HEADER for name, _ in row.headers):
             return
         identity = origin(source, row.offset, row.timestamp, row.headers).id
-        if row.offset >= place or row.offset in self._open.get(source, ()):
+        if self._is_waiting(source, row.offset) or row.offset in self._open.get(source, ()):
             self._alive.add(identity)
         elif row.offset in self._spans.get(source, ()):
             here = (row.timestamp, source, row.offset)
@@ -231,7 +249,7 @@ class _Replaying:
 
     def _fate(self, source: Source, row: Row) -> str:
         identity = origin(source, row.offset, row.timestamp, row.headers).id
-        if row.offset in self._open.get(source, ()) or identity in self._alive:
+        if row.offset in self._open.get(source, ()) or identity in self._alive or self._is_waiting(source, row.offset):
             return "open"
         last = self._last.get(identity)
         return "again" if last is None or last[1:] == (source, row.offset) else "copy"

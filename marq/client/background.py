@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Any
 
 from marq.wire.errors import MarqError
@@ -24,3 +26,15 @@ def failure_of(task: asyncio.Task[Any], *, stopping: bool) -> BaseException | No
     if error is not None and not isinstance(error, MarqError):
         log.error("task stopped after an unexpected error: %s", task.get_name(), exc_info=error)
     return error
+
+
+async def until_set(event: asyncio.Event, limit_s: float, sleep: Callable[[float], Awaitable[None]]) -> None:
+    """Return when the event is set, or after ``limit_s``."""
+    waits = [asyncio.ensure_future(event.wait())]
+    if limit_s < inf:
+        waits.append(asyncio.ensure_future(sleep(limit_s)))  # type: ignore[arg-type]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waits:
+            each.cancel()

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from marq.consumer.readings import Reading
@@ -37,6 +38,7 @@ from marq.wire.payload_columns import Columns
 from marq.wire.record_headers import deliver_at_ms, origin
 
 if TYPE_CHECKING:
+    from marq.consumer.line_places import Place
     from marq.consumer.one_per_key import Lines
     from marq.consumer.ordered_receiving import Ordering
 
@@ -198,6 +200,14 @@ def _fitting(queue: str, source: Source, messages: Records) -> Records:
                 queue, *source, before.offset, len(before.headers), len(before.headers) - len(after.headers),
             )  # fmt: skip
     return fitting
+
+
+def acquisitions_again(lines: Lines, places: Iterable[Place], settings: ReceiverSettings) -> Iterator[Acquisition]:
+    """Return ACQUIREs for messages that keep their places in lines."""
+    records = Records.of(sorted([place.row for place in places], key=attrgetter("offset")))
+    begin, own_topic = records.offsets[0], lines.own_topic
+    key = lines.queue, lines.source
+    return acquisitions(key, lines.holder, records, begin, settings, own_topic=own_topic, lines=lines, again=True)
 
 
 def unskipped(purge: Purge | None, source: Source, own: Records) -> tuple[Records, int]:

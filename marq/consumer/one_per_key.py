@@ -8,15 +8,16 @@ released, or whose lease has expired, keeps its place. A message without a key i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from marq.consumer.held_batch import HeldBatch, Released
 from marq.consumer.line_links import LineOrder
+from marq.consumer.line_places import Open, Place
 from marq.consumer.message import Message
 from marq.consumer.ordered_records import delivered_again, is_leased, line_keys, row_of
+from marq.consumer.settlement import put_back
 from marq.core.redeliver_or_dead_letter import is_exhausted, release_delay_ms
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.core.storage.rows import row_key
@@ -27,41 +28,6 @@ from marq.wire.record_headers import origin
 
 if TYPE_CHECKING:
     from marq.consumer.ack_batcher import Settled
-
-
-class Open(NamedTuple):
-    """A message that was open when the source was resumed; its lease or delay ends at ``until_s``.
-
-    ``attempt`` is the number of its last delivery if it was leased, else of the next one. If it ``blocks``, an
-    operator has to move or cancel it.
-    """
-
-    leased: bool
-    attempt: int
-    until_s: float
-    error: str
-    blocks: bool
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """The place of an open message that is not leased here; its ``row`` serves to acquire it again.
-
-    Nothing happens to it before ``due_s``, or while it is ``busy``: being acquired, or about to end.
-    """
-
-    row: Row
-    due_s: float = 0.0
-    busy: bool = False
-    #: Ask before acquiring it: it may be cancelled or moved, or, if ``leased``, another holder may be working on it.
-    foreign: bool = False
-    leased: bool = False
-    #: The error of its last attempt, if it becomes a dead letter as soon as it is acquired.
-    last: str | None = None
-
-    @property
-    def offset(self) -> int:
-        return self.row.offset
 
 
 class Feed(Protocol):
@@ -81,6 +47,9 @@ class Feed(Protocol):
 
     def settled(self) -> None:
         """Continue after outcomes have become durable."""
+
+    def purged_s(self, queue: str) -> float:
+        """Return until when a purge may have ended messages that were acquired before."""
 
     def now_s(self) -> float: ...
     def settings(self, queue: str) -> QueueSettings: ...
@@ -151,6 +120,10 @@ class Lines:
 
     def add(self, acquired: Sequence[tuple[HeldBatch, Records]], known: Records) -> None:
         """Add the messages that a cycle acquired, and the ``known`` records of messages that are open already."""
+        if not self.active:
+            # The source was given up while the cycle committed: another consumer would wait for these leases.
+            put_back([Message(held, offset, None) for held, records in acquired for offset in records.offsets])
+            return
         parts = [self._unadded(records) for _, records in acquired]
         for (held, _), records in zip(acquired, parts, strict=True):
             self._held.update(dict.fromkeys(records.offsets, held))
@@ -191,6 +164,7 @@ class Lines:
         if self.feed.stopped:
             return
         now_s, places, values = self.feed.now_s(), self._places, self._values
+        purged_s = self.feed.purged_s(self.queue)
         ready: list[int] = []
         of: HeldBatch | None = None
         for offset in firsts:
@@ -200,6 +174,9 @@ class Lines:
             elif held is None:
                 # It has ended together with the one before it.
                 continue
+            elif held.taken_s <= purged_s:
+                # Once it is released, the tracker is asked whether it is still open.
+                held.end_attempt(offset, 0, counted=False)
             elif is_leased(held, offset, now_s):
                 if held is not of:
                     self._deliver(of, ready)
@@ -250,11 +227,8 @@ class Lines:
         place.busy, place.due_s = False, due_s
         self.due(place)
 
-    def answered(self, place: Place, opened: Open | None, until_s: float) -> bool:
-        """Process the answer about a foreign message; return whether it may be acquired now.
-
-        If it is still leased, ask again at ``until_s``.
-        """
+    def answered(self, place: Place, opened: Open | None) -> bool:
+        """Process the answer about a foreign message; return whether it may be acquired now."""
         place.busy = False
         if self._places.get(place.offset) is not place:
             return False
@@ -268,10 +242,11 @@ class Lines:
         place.leased = opened.leased
         left_s = opened.until_s - self.feed.now_s()
         if opened.blocks and not self.blocks:
-            # Dead letters no longer block their lines.
+            # Dead letters no longer block their lines. No delivery follows, so no attempt is added.
+            self._attempt(place, opened.attempt - 1, opened.error)
             place.last = opened.error
         elif left_s > 0:
-            place.due_s = min(opened.until_s, until_s)
+            place.due_s = opened.until_s
             self.feed.later(self, place)
             return False
         place.busy, place.foreign, place.due_s = True, False, 0.0

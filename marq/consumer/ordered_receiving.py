@@ -18,28 +18,31 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from marq.client.background import failure_of
-from marq.consumer.acquisition import Acquisition, acquisitions
+from marq.client.background import failure_of, until_set
+from marq.consumer.acquisition import Acquisition, acquisitions_again
 from marq.consumer.blocked_reads import BlockedReads
 from marq.consumer.held_batch import HeldBatch
+from marq.consumer.line_places import Place
 from marq.consumer.message import Message
-from marq.consumer.one_per_key import Lines, Place
+from marq.consumer.one_per_key import Lines
 from marq.consumer.readings import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.resume_questions import Questions, open_messages
+from marq.consumer.resume_questions import Questions, open_messages, questions_about
+from marq.consumer.waiting_limit import WaitingLimit
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.records import Records
 from marq.kafka.served_queues import Serving
+from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
-from marq.wire.markers import Resume, Resumed, Source
+from marq.wire.markers import BLOCKED_WAIT_MS, Resume, Resumed, Source
 from marq.wire.ordered_holders import ordered_holder
 
 log = logging.getLogger("marq")
 
-#: Maximum number of messages that wait behind others, and of bytes of their values; at this limit, reading pauses.
-MAX_WAITING, MAX_WAITING_BYTES = 100_000, 256 << 20
 #: How long to wait before the next question about a message that another consumer holds.
 FIRST_ASK_S, MAX_ASK_S = 0.05, 1.0
+#: How long to wait before the next question about a released message: only a purge, or an ack by token, ends its delay.
+WAITING_ASK_S = 10.0
 #: Pause after a failed attempt to acquire messages.
 RETRY_S = 0.1
 #: How long positions wait for a commit if nothing new is read.
@@ -88,6 +91,9 @@ class Ordering:
         #: The queues with ordering that are served.
         self._queues: frozenset[str] = frozenset()
         self._paused: frozenset[str] = frozenset()
+        #: The last purge of each queue that delivered at ``_purged_s`` or later.
+        self._purges: dict[str, Purge | None] = {}
+        self._purged_s: dict[str, float] = {}
         #: Sources that are being resumed.
         self._asked: set[Source] = set()
         self._asking: set[asyncio.Task[None]] = set()
@@ -105,6 +111,7 @@ class Ordering:
         self._commit_s = 0.0
         self.stopped = False
         self.reads = BlockedReads()
+        self._limit = WaitingLimit()
 
     def start(self) -> None:
         self._task = self._begun(self._run(), "marq-ordering")
@@ -133,6 +140,12 @@ class Ordering:
         settings = {queue: self._settings.queue(queue) for queue in queues}
         self._queues = frozenset(queue for queue, each in settings.items() if each.ordered)
         self._paused = frozenset(queue for queue in self._queues if settings[queue].paused)
+        # A purge pauses its queue until it has ended messages, perhaps some of those that wait here.
+        for queue in self._queues - self._paused:
+            if (purge := self._settings.skipped(queue)) != self._purges.get(queue):
+                self._purges[queue], self._purged_s[queue] = purge, self._clock()
+                self._ask += [each for each in self._again if each[0].queue == queue]
+                self._again = [each for each in self._again if each[0].queue != queue]
         self._wake.set()
 
     @property
@@ -143,7 +156,7 @@ class Ordering:
     @property
     def has_room(self) -> bool:
         """Whether more messages may wait behind others."""
-        return self.waiting < MAX_WAITING and sum([lines.size for lines in self._lines.values()]) < MAX_WAITING_BYTES
+        return self._limit.has_room(self._lines.values())
 
     @property
     def waiting(self) -> int:
@@ -274,13 +287,23 @@ class Ordering:
     def later(self, lines: Lines, place: Place) -> None:
         due_s = place.due_s
         if place.foreign:
-            # It may end earlier, or be released.
-            due_s = min(due_s, self._clock() + (self._asked_s if place.leased else MAX_ASK_S))
+            # It may end earlier, or be released or moved.
+            now_s = self._clock()
+            due_s = min(due_s, now_s + self._ask_in_s(place, now_s))
         heapq.heappush(self._later, (due_s, next(self._numbers), lines, place))
         self._wake.set()
 
+    def _ask_in_s(self, place: Place, now_s: float) -> float:
+        if place.leased:
+            return self._asked_s
+        # An operator who moves a blocking message waits for its delivery.
+        return MAX_ASK_S if place.due_s - now_s >= BLOCKED_WAIT_MS / 2_000 else WAITING_ASK_S
+
     def now_s(self) -> float:
         return self._clock()
+
+    def purged_s(self, queue: str) -> float:
+        return self._purged_s.get(queue, -inf)
 
     def settings(self, queue: str) -> QueueSettings:
         return self._settings.queue(queue)
@@ -320,18 +343,7 @@ class Ordering:
             next_s = min(self._later[0][0] if self._later else inf, self._commit_s if self._moved else inf)
             left_s = next_s - self._clock()
             if left_s > 0 and not self._wake.is_set():
-                await self._wait(left_s)
-
-    async def _wait(self, left_s: float) -> None:
-        woken = asyncio.ensure_future(self._wake.wait())
-        waits = [woken]
-        if left_s < inf:
-            waits.append(asyncio.ensure_future(self._sleep(left_s)))  # type: ignore[arg-type]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
+                await until_set(self._wake, left_s, self._sleep)
 
     def _pass_due(self) -> None:
         now_s, later = self._clock(), self._later
@@ -352,17 +364,18 @@ class Ordering:
                 groups.setdefault(lines, {})[place.offset] = place
         if not groups:
             return
+        asked_of = {(lines.queue, lines.source): lines for lines in groups}
         questions = [
-            Resume(lines.queue, self._new_holder() or 1, lines.source, sorted(places), onwards=False)
+            each
             for lines, places in groups.items()
+            for each in questions_about(lines.queue, lines.source, places, self._new_holder)
         ]
-        asked_of = dict(zip([each.holder for each in questions], groups, strict=True))
         self._asked_s = min(self._asked_s * 2, MAX_ASK_S)
         async for question, parts in self._questions.answers(questions):
-            of, now_s = asked_of[question.holder], self._clock()
-            for offset, opened in open_messages(parts, now_s).items():
+            of = asked_of[question.queue, question.source]
+            for offset, opened in open_messages(parts, self._clock()).items():
                 asked = groups[of][offset]
-                if of.active and of.answered(asked, opened, now_s + self._asked_s):
+                if of.active and of.answered(asked, opened):
                     self._again.append((of, asked))
                     self._wake.set()
         if not any(each.leased for _, _, _, each in self._later):
@@ -377,24 +390,9 @@ class Ordering:
         for lines, place in taken:
             if lines.active:
                 groups.setdefault(lines, []).append(place)
-        again = [each for lines, places in groups.items() for each in self._acquisitions(lines, places)]
+        again = [each for of, places in groups.items() for each in acquisitions_again(of, places, self._settings)]
         if again and not await self._acquire(again):
             due_s = self._clock() + RETRY_S
             for lines, places in groups.items():
                 for place in places:
                     lines.not_acquired(place, due_s)
-
-    def _acquisitions(self, lines: Lines, places: Sequence[Place]) -> Iterable[Acquisition]:
-        rows = sorted([place.row for place in places], key=lambda row: row.offset)
-        records = Records.of(rows)
-        key = lines.queue, lines.source
-        return acquisitions(
-            key,
-            lines.holder,
-            records,
-            records.offsets[0],
-            self._settings,
-            own_topic=lines.own_topic,
-            lines=lines,
-            again=True,
-        )

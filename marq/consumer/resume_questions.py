@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 
-from marq.consumer.one_per_key import Open
+from marq.consumer.line_places import Open
 from marq.core.storage.rows import IN_ORDER, State
 from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
 from marq.wire.errors import BrokerUnavailable, CorruptMarker
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import BLOCKED_WAIT_MS, Kind, Resume, Resumed
+from marq.wire.markers import BLOCKED_WAIT_MS, Kind, Resume, Resumed, Source, offset_runs
 from marq.wire.markers_partitions import markers_partition
 
 log = logging.getLogger("marq")
@@ -25,6 +25,8 @@ log = logging.getLogger("marq")
 AGAIN_S, PATIENCE_S = 1.0, 5.0
 #: Pause after a broker error.
 RETRY_S = 1.0
+#: Maximum number of messages in a question, so that it fits into any record.
+MAX_ASKED = 16_384
 _WRITE_LIMIT_S, _STOP_S = 10.0, 1.0
 #: The place of a marker's kind in its bytes.
 _KIND_AT = 3
@@ -97,6 +99,15 @@ class Questions:
 
     def _partition(self, question: Resume) -> int:
         return markers_partition(*question.source, self._markers_partitions)
+
+
+def questions_about(
+    queue: str, source: Source, offsets: Iterable[int], new_holder: Callable[[], int]
+) -> Iterator[Resume]:
+    """Return questions about some messages."""
+    ascending = sorted(offsets)
+    for run in offset_runs(ascending, MAX_ASKED):
+        yield Resume(queue, new_holder() or 1, source, ascending[run], onwards=False)
 
 
 def _take(values: Sequence[bytes | None], answers: dict[int, dict[int, Resumed]]) -> None:

@@ -22,7 +22,6 @@ from marq.core.transitions import END, ENDED, HOLDER_ONLY, NEW, TRANSITIONS, Abs
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import (
     ANY_QUEUE,
-    BLOCKED_MS,
     FACTS,
     LAST,
     NOW,
@@ -287,8 +286,10 @@ class LeaseBook(DueMessages):
             to = State(moves[lease.state])
             # A handler may or may not have seen a leased one, so its attempt does not count.
             holder, counted = (lease.holder, False) if to is State.LEASED else (0, lease.counted)
+            # Out of its line, a blocking message is not shown to operators, so none would end its delay.
+            due_ms = self.clock.now_ms if lease.blocks(self.clock.now_ms) else lease.due_ms
             again = LeaseRow(
-                lease.queue, holder, lease.attempt, lease.due_ms, lease.since_ms, to, counted, lease.text
+                lease.queue, holder, lease.attempt, due_ms, lease.since_ms, to, counted, lease.text
             )  # fmt: skip
             self._replace(opened, offsets, again)
 
@@ -311,7 +312,7 @@ class LeaseBook(DueMessages):
         """Return whether a marker by this holder may move a message in this state."""
         if marker in (Marker.RESCHEDULE, Marker.CANCEL) and lease.state is State.WAITING_IN_ORDER:
             # Unless it blocks its line, its consumer may be about to deliver it again.
-            return lease.due_ms - self.clock.now_ms >= BLOCKED_MS // 2
+            return lease.blocks(self.clock.now_ms)
         return marker not in HOLDER_ONLY or lease.holder == holder
 
     def _replace(self, opened: OpenMessages, offsets: Sequence[int], lease: LeaseRow) -> None:

@@ -32,9 +32,9 @@ Rules that are easy to get wrong, and the reason for each:
   tracker redelivers them, because no consumer would.
 * RESUME removes messages from their lines if they come before the place where its consumer resumes reading: their
   records are gone from the source, so no consumer could deliver them in their place. The tracker redelivers them when
-  their leases or delays end. The attempt of a LEASED one does not count then, because it may never have been delivered.
-  A RENEW leaves it uncounted: consumers also renew messages that still wait in their lines. Only another ACQUIRE makes
-  it count.
+  their leases or delays end; one that blocked its line is due at once. The attempt of a LEASED one does not count
+  then, because it may never have been delivered. A RENEW leaves it uncounted: consumers also renew messages that still
+  wait in their lines. Only another ACQUIRE makes it count.
 * A last RELEASE turns a message into a dead letter, even if the tracker knows a higher ``max_attempts``, because a
   redelivery would be behind later messages.
 * Consumers of a queue with ordering write early ACQUIREs for new records only: the tracker delivers those when they are

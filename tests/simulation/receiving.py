@@ -107,7 +107,8 @@ class SimulatedReceiver(Receiver):
     def _take(self, records: Mapping[Source, Records]) -> Taking:
         rows = [row for read in records.values() for row in read]
         largest = max(payload_bytes(Payload(0, 1, row.key, row.headers, row.value)) for row in rows)
-        room = largest * self._consumer.world.rng.choice(ROOMS)
+        # The number of headers takes two bytes, even if it is 0.
+        room = (largest + 2) * self._consumer.world.rng.choice(ROOMS)
         self._settings = replace(self._settings, limit_bytes=FRAME_BYTES + acquisition._HEAD_BYTES + room)
         return super()._take(records)
 

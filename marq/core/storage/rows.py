@@ -30,7 +30,7 @@ from struct import Struct, calcsize, pack, unpack, unpack_from
 
 from marq.core.storage.clock import LogClock
 from marq.wire.marker_codec import cut_text
-from marq.wire.markers import Payload, Source
+from marq.wire.markers import BLOCKED_MS, Payload, Source
 from marq.wire.payload_columns import decode_headers, encode_headers
 
 VERSION = 1
@@ -102,6 +102,10 @@ class LeaseRow:
     state: State = State.LEASED
     counted: bool = True
     text: str = ""
+
+    def blocks(self, now_ms: int) -> bool:
+        """Return whether this message blocks its line until an operator acts; no backoff is as long."""
+        return self.state is State.WAITING_IN_ORDER and self.due_ms - now_ms >= BLOCKED_MS // 2
 
 
 @dataclass(slots=True)

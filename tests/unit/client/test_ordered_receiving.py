@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 
 from marq.client.outcomes import Reject
-from marq.consumer import handler_failures, ordered_receiving
+from marq.consumer import handler_failures, ordered_receiving, receiver, resume_questions, waiting_limit
 from marq.consumer.acquisition import acquisitions
+from marq.consumer.message import Message
 from marq.consumer.ordered_records import delivered_again
 from marq.consumer.resume_questions import Questions
 from marq.core.storage.rows import State
 from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.records import Records, Row
+from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import Acquire, Resume, Resumed
+from marq.wire.markers import BLOCKED_WAIT_MS, LAST, MAX_BATCH_MARKERS, Acquire, Resume, Resumed
 from marq.wire.record_headers import origin
 from tests.unit.client.fakes import LIMIT_S, P0, FakeRecord, Rig, rig, spin
 
@@ -62,7 +64,7 @@ class Tracker:
 
 
 def ordered_rig(questions: Questions | None = None, **changes: Any) -> tuple[Rig, Tracker]:
-    made, tracker = rig(queue=lambda _: QueueSettings(ordering="key"), **changes), Tracker()
+    made, tracker = rig(**{"queue": lambda _: QueueSettings(ordering="key"), **changes}), Tracker()
     made.receiver.ordering._questions = questions or Questions(tracker.open, tracker, 4, made.clock, made.clock.sleep)
     return made, tracker
 
@@ -217,8 +219,8 @@ async def test_a_handler_that_fails_after_its_lease_has_ended_does_not_end_the_n
     await made.receiver.stop(1)
 
 
-async def test_what_waits_is_bounded_by_its_bytes(monkeypatch: Any) -> None:
-    monkeypatch.setattr(ordered_receiving, "MAX_WAITING_BYTES", 100)
+async def test_what_waits_is_bounded_by_its_bytes(monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(waiting_limit, "MAX_WAITING_BYTES", 100)
     made, _ = ordered_rig()
     made.reader.add(P0, *[record(offset, "a", size=60) for offset in range(2)])
     made.buffer.handler_demand = 10
@@ -229,6 +231,7 @@ async def test_what_waits_is_bounded_by_its_bytes(monkeypatch: Any) -> None:
     await spin(100)
 
     assert made.acquired == [0, 1]
+    assert caplog.text.count("queue q: too many messages wait") == 1
     await first.ack(wait=False)
     assert [message.offset for message in await made.take(2)] == [1, 2]
     await made.receiver.stop_reading(1)
@@ -276,6 +279,162 @@ async def test_an_outage_of_trackers_is_reported_once(caplog: pytest.LogCaptureF
     questions._open_reader = tracker.open
     await clock.advance(1)
     await asyncio.gather(*asking)
+
+
+async def test_more_messages_than_fit_into_a_question_are_asked_about(monkeypatch: Any) -> None:
+    assert resume_questions.MAX_ASKED <= MAX_BATCH_MARKERS
+    monkeypatch.setattr(resume_questions, "MAX_ASKED", 4)
+    made, tracker = ordered_rig()
+    tracker.open_messages = dict.fromkeys(range(10), (State.WAITING_IN_ORDER, 2, 0))
+    made.reader.add(P0, *[record(offset, f"{offset}") for offset in range(10)])
+    made.receiver.start()
+
+    assert sorted([each.offset for each in await made.take(10)]) == list(range(10))
+    assert [len(each.offsets) for each in tracker.asked if not each.onwards] == [4, 4, 2]
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+@pytest.mark.parametrize(("wait_ms", "most"), [(60_000, 2), (BLOCKED_WAIT_MS, 20)])
+async def test_a_message_in_its_backoff_is_asked_about_less_often_than_one_that_blocks_its_key(
+    wait_ms: int, most: int
+) -> None:
+    made, tracker = ordered_rig(queue=lambda _: QueueSettings(ordering="key", on_dead_letter="block"))
+    tracker.open_messages = {0: (State.WAITING_IN_ORDER, 2, wait_ms)}
+    made.reader.add(P0, record(0, "a"))
+    made.buffer.handler_demand = 1
+    made.receiver.start()
+    for _ in range(20):
+        await spin(100)
+        await made.clock.advance(ordered_receiving.MAX_ASK_S)
+
+    asked = len([each for each in tracker.asked if not each.onwards])
+    assert most - 2 <= asked <= most
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+async def test_messages_whose_commit_outlasts_the_rebalance_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver, "REVOKE_LIMIT_S", 0.0)
+    made, _ = ordered_rig()
+    made.reader.add(P0, record(0, "a"), record(1, "a"), record(2, "b"))
+    made.buffer.handler_demand = 10
+    began, end = asyncio.Event(), asyncio.Event()
+    commit = made.reader.commit
+
+    async def slow_commit(*args: Any) -> None:
+        began.set()
+        await end.wait()
+        await commit(*args)
+
+    monkeypatch.setattr(made.reader, "commit", slow_commit)
+    made.receiver.start()
+    async with asyncio.timeout(LIMIT_S):
+        await began.wait()
+    await made.receiver.revoked()
+    end.set()
+
+    await made.settler.until(lambda: len(made.released) == 3)
+    assert made.released == dict.fromkeys([0, 1, 2], (0, False, ""))
+    assert not made.buffer.ready
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+async def test_a_message_that_no_longer_blocks_its_key_becomes_a_dead_letter_of_its_last_attempt() -> None:
+    made, tracker = ordered_rig()
+    # The answer names the next attempt.
+    tracker.open_messages = {0: (State.WAITING_IN_ORDER, 3, BLOCKED_WAIT_MS)}
+    made.reader.add(P0, record(0, "a"))
+    made.buffer.handler_demand = 1
+    made.receiver.start()
+    await spin(100)
+    await made.clock.advance(ordered_receiving.MAX_ASK_S)
+
+    await made.settler.until(lambda: bool(made.released))
+    assert made.released == {0: (LAST, True, "")}
+    assert [each.attempt for batch in made.acquirer.of(Acquire) for each in batch.payloads] == [2]
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+class PurgedQueue:
+    """A queue with ordering that is paused and purged, and resumed."""
+
+    def __init__(self) -> None:
+        self._settings = QueueSettings(ordering="key")
+        self._purge: Purge | None = None
+        self.made, self.tracker = ordered_rig(queue=lambda _: self._settings, skipped=lambda _: self._purge)
+        self.made.reader.add(P0, *[record(offset, "a") for offset in range(2)])
+        self.made.buffer.handler_demand = 10
+        self.made.receiver.start()
+
+    async def first(self) -> Message:
+        """Return message 0 when message 1 waits behind it."""
+        [message] = await self.made.take(1)
+        await self.made.acquirer.until(lambda: self.made.acquired == [0, 1])
+        await spin()
+        return message
+
+    def pause(self, paused: bool) -> None:
+        self._settings = QueueSettings(ordering="key", paused=paused)
+        self.made.receiver.apply_pauses()
+
+    async def purge(self, *, still_open: bool) -> None:
+        """Complete a purge; ``still_open`` tells whether it came too late for message 1."""
+        self._purge = Purge(2_000, {P0: 2}, in_flight=True)
+        self.tracker.open_messages = {1: (State.WAITING_IN_ORDER, 1, 0)} if still_open else {}
+        self.pause(False)
+        await self.made.clock.advance(0.01)
+
+    async def stop(self) -> None:
+        await self.made.receiver.stop_reading(1)
+        await self.made.receiver.stop(1)
+
+
+async def test_a_purged_message_behind_another_one_is_not_delivered() -> None:
+    queue = PurgedQueue()
+    first = await queue.first()
+    queue.pause(True)
+    await queue.purge(still_open=False)
+
+    await first.ack(wait=False)
+    queue.made.reader.add(P0, record(2, "a"))
+
+    assert [each.offset for each in await queue.made.take(1)] == [2]
+    assert [list(each.offsets) for each in queue.tracker.asked if not each.onwards] == [[1]]
+    await queue.stop()
+
+
+async def test_a_message_behind_another_one_that_a_purge_left_is_delivered() -> None:
+    queue = PurgedQueue()
+    first = await queue.first()
+    queue.pause(True)
+    await queue.purge(still_open=True)
+
+    await first.ack(wait=False)
+
+    [second] = await queue.made.take(1)
+    assert (second.offset, second.attempt) == (1, 1)
+    await queue.stop()
+
+
+async def test_a_purged_message_that_became_the_first_of_its_key_during_the_pause_is_not_delivered() -> None:
+    queue = PurgedQueue()
+    first = await queue.first()
+    queue.pause(True)
+    queue.tracker.open_messages = {1: (State.WAITING_IN_ORDER, 1, 0)}
+    await first.ack()
+    await queue.made.settled()
+    await spin(100)
+    # It was still open then.
+    assert [list(each.offsets) for each in queue.tracker.asked if not each.onwards] == [[1]]
+
+    await queue.purge(still_open=False)
+    queue.made.reader.add(P0, record(2, "a"))
+
+    assert [each.offset for each in await queue.made.take(1)] == [2]
+    await queue.stop()
 
 
 def test_a_record_with_a_large_key_can_be_acquired_again() -> None:

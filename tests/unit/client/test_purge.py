@@ -79,10 +79,7 @@ class Namespace:
     async def places(self, queues: Collection[str]) -> dict[str, dict[Source, int]]:
         return {queue: {P0: self.place} for queue in queues}
 
-    async def acquired(self, queues: Collection[str]) -> dict[Any, Any]:
-        return {}
-
-    async def owned(self) -> dict[int, Any]:
+    async def owned(self, *, incomplete: bool = False) -> dict[int, Any]:
         return {0: SimpleNamespace(tracker=SimpleNamespace(book=self.book))}
 
     # --- logs ---------------------------------------------------------------------------------------------------------
@@ -231,3 +228,24 @@ async def test_a_message_that_a_purge_keeps_is_tracked_when_a_consumer_receives_
     assert (purged.waiting, purged.too_late) == (8, 0)
     assert {namespace.state(offset) for offset in (15, 16)} == {State.LEASED}
     assert {namespace.state(offset) for offset in (*range(10, 15), *range(17, 20))} == {State.CANCELLED}
+
+
+async def test_a_purge_of_an_ordered_queue_completes_an_interrupted_one(namespace: Namespace) -> None:
+    namespace.definitions.fold(b"change:" + QUEUE.encode(), {"paused": True, "ordering": "key"})
+    due_ms = namespace.time_ms + 3_600_000
+    namespace.fill(range(5, 6))
+    namespace.records.append(FakeRecord(6, QUEUE.encode(), headers=[("marq-deliver-at", b"%d" % due_ms)]))
+    namespace.fill(range(7, 8))
+    # The interrupted purge has acquired 5, and consumers 6, which is delayed, and 7.
+    payloads = [Payload(1_000, 1, QUEUE.encode(), (), b"v")] * 2
+    namespace.fold(Acquire(QUEUE, OTHER, P0, [5, 6], LEASE_MS, 5, payloads, [due_ms] * 2))
+    namespace.fold(Acquire(QUEUE, HOLDER, P0, [7], LEASE_MS, 7, payloads[:1], in_order=True))
+    interrupted(namespace, Purge(5_000, {P0: 8}, {P0: 5}))
+
+    await purge(namespace)
+
+    assert {offset: namespace.state(offset) for offset in (5, 6, 7)} == {
+        5: State.CANCELLED,
+        6: State.DELAYED,
+        7: State.LEASED_IN_ORDER,
+    }

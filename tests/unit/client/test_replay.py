@@ -18,7 +18,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, start_key
 from marq.settings.purged_offsets import Purge
 from marq.wire.marker_codec import decode
-from marq.wire.markers import Acquire, Delay, Payload, Source
+from marq.wire.markers import Ack, Acquire, Delay, Payload, Source
 from tests.unit.client.fakes import FakeRecord
 
 SETTINGS, TOPICS = ClientSettings.read("localhost:9092", {}, environment={}), Topics(6, 1, 10_000, 10_000)
@@ -156,3 +156,23 @@ async def test_a_replay_drops_headers_that_do_not_fit_into_markers(
         ["own", "marq-replayed-from"],
         ["marq-replayed-from"],
     ]
+
+
+async def test_a_replay_of_an_ordered_queue_includes_finished_messages_behind_unfinished_ones(
+    namespace: Namespace,
+) -> None:
+    namespace.definitions.fold(b"change:" + QUEUE.encode(), {"ordering": "key"})
+    namespace.sent(P3, range(103))
+    payloads = [Payload(1_000, 1, QUEUE.encode(), (), b"v")] * 99
+    for offsets in (range(99), range(100, 101)):
+        some = payloads[: len(offsets)]
+        acquire = Acquire(QUEUE, 7, P3, offsets, 30_000, offsets.start, some, in_order=True)
+        namespace.book.fold(acquire, 1, namespace.book.applied + 1)
+    finished = [offset for offset in (*range(99), 100) if offset != 10]
+    namespace.book.fold(Ack(QUEUE, 7, P3, finished), 1, namespace.book.applied + 1)
+    # The position of the queue is its first unfinished message. No consumer has acquired 99, 101 and 102 yet.
+    namespace.place = {P3: 10}
+
+    totals = await replayed(namespace, Start(0))
+
+    assert (totals.messages, totals.unfinished) == (99, 2)

@@ -553,6 +553,20 @@ def test_the_holder_of_a_message_whose_record_is_gone_goes_on() -> None:
     assert found == {1: (Destination.QUEUE, 3), 4: (Destination.DEAD_LETTERS, 3)}
 
 
+def test_a_blocking_message_whose_record_is_gone_leaves_its_line_at_once() -> None:
+    log = Log(
+        ordered([1], attempt=SETTINGS.max_attempts),
+        ordered([2]),
+        release([1], BLOCKED_MS, holder=FORMER, error="used up"),
+        release([2], BLOCKED_MS, holder=FORMER, error="rejected"),
+    )
+
+    log.fold(resume([10]), at=T1)
+
+    found = {fire.offset: (fire.destination, fire.lease.text) for fire in log.book.due(T1)}
+    assert found == {1: (Destination.DEAD_LETTERS, "used up"), 2: (Destination.QUEUE, "rejected")}
+
+
 def test_a_question_that_is_not_onwards_redelivers_nothing() -> None:
     log = Log(ordered([1, 2]), resume([2], onwards=False))
 

@@ -1,0 +1,43 @@
+"""The messages of a line that another holder had, or that wait to be acquired again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from marq.kafka.records import Row
+
+
+class Open(NamedTuple):
+    """A message that was open when the source was resumed; its lease or delay ends at ``until_s``.
+
+    ``attempt`` is the number of its last delivery if it was leased, else of the next one. If it ``blocks``, an
+    operator has to move or cancel it.
+    """
+
+    leased: bool
+    attempt: int
+    until_s: float
+    error: str
+    blocks: bool
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """The place of an open message that is not leased here; its ``row`` serves to acquire it again.
+
+    Nothing happens to it before ``due_s``, or while it is ``busy``: being acquired, or about to end.
+    """
+
+    row: Row
+    due_s: float = 0.0
+    busy: bool = False
+    #: Ask before acquiring it: it may be cancelled or moved, or, if ``leased``, another holder may be working on it.
+    foreign: bool = False
+    leased: bool = False
+    #: The error of its last attempt, if it becomes a dead letter as soon as it is acquired.
+    last: str | None = None
+
+    @property
+    def offset(self) -> int:
+        return self.row.offset
