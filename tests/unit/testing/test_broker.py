@@ -39,6 +39,27 @@ async def test_where_messages_are() -> None:
         assert [message.id for message in broker.sent("q")] == [acked.id, released.id, rejected.id, held.id]
 
 
+async def test_delayed_and_deduplicated_messages_are_among_the_sent_ones() -> None:
+    async with Broker() as broker, broker.producer() as producer, broker.consumer("q") as consumer:
+        plain = await producer.send("q", b"plain")
+        delayed = await producer.send("q", b"delayed", delay=5)
+        accepted = await producer.send("q", b"with an id", deduplication_id="i")
+        duplicate = await producer.send("q", b"with an id", deduplication_id="i")
+        sent = sorted(receipt.id for receipt in (plain, delayed, accepted, duplicate))
+        assert sorted(message.id for message in broker.sent("q")) == sent
+        assert broker.sent("other") == []
+
+        # Neither their delivery nor a redrive sends them once more.
+        await broker.advance(5)
+        for message in await consumer.receive():
+            await message.reject("no good")
+        await broker.settle()
+        async with marq.DeadLetters(bootstrap_servers=broker.address) as dead_letters:
+            await dead_letters.redrive("q")
+        await broker.settle()
+        assert sorted(message.id for message in broker.sent("q")) == sent
+
+
 async def test_queues_are_defined_as_in_queues_toml() -> None:
     broker = Broker(queues={"q": {"lease": 5, "group": "g"}}, defaults={"max_attempts": 2})
     broker.define("other", lease=timedelta(minutes=1), backoff={"base": 3})
