@@ -60,6 +60,25 @@ async def test_delayed_and_deduplicated_messages_are_among_the_sent_ones() -> No
         assert sorted(message.id for message in broker.sent("q")) == sent
 
 
+async def test_of_two_consumers_with_one_instance_id_the_first_stops_with_an_error_and_the_second_goes_on() -> None:
+    async with Broker() as broker, broker.producer() as producer:
+        one, two = (broker.consumer("q", instance_id="pod-1") for _ in range(2))
+        async with one:
+            await producer.send("q", b"held")
+            [held] = await one.receive()
+            waiting = asyncio.create_task(one.receive(wait=60))
+            async with two, broker.consumer("q", instance_id="pod-2") as other:
+                with pytest.raises(marq.ConfigError, match="joined the group with the same instance_id 'pod-1'"):
+                    await waiting
+                await held.ack()
+                await producer.send_many("q", [b"x"] * 20)
+                await broker.settle()
+
+                received = [*await two.receive(20), *await other.receive(20)]
+                assert len(received) == 20
+                assert [message.body for message in broker.acked("q")] == [b"held"]
+
+
 async def test_queues_are_defined_as_in_queues_toml() -> None:
     broker = Broker(queues={"q": {"lease": 5, "group": "g"}}, defaults={"max_attempts": 2})
     broker.define("other", lease=timedelta(minutes=1), backoff={"base": 3})
