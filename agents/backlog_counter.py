@@ -170,8 +170,8 @@ class BacklogCounter(Service):
             group_id=self.client.names.backlog,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
-            # As consumers do by default: a redelivery in an aborted transaction is delivered, so it waits.
-            isolation_level="read_uncommitted",
+            # Consumers that read committed never acquire messages of aborted transactions, which would wait for good.
+            isolation_level="read_committed",
             fetch_max_wait_ms=FETCH_WAIT_MS,
             fetch_min_bytes=FETCH_BYTES,
             fetch_max_bytes=MAX_FETCH_BYTES,

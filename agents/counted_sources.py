@@ -113,10 +113,13 @@ class CountedSources:
         for partition in partitions:
             counted, start, end = self.by_source[Source(*partition)], starts[partition], ends[partition]
             counted.book = wanted[Source(*partition)][0]
-            if end < counted.position:
+            # Consumers may have acquired messages after an open transaction, where ``end`` is. If the topic was
+            # recreated, the broker has rejected the position, and the consumer is at the start.
+            if end < counted.position and await consumer.position(partition) < counted.position:
                 counted.start_again(start, end)
                 consumer.seek(partition, start)
-            counted.ends(end)
+            # The rest is not counted yet, so the count is incomplete.
+            counted.ends(max(end, consumer.highwater(partition) or 0))
             # Messages that retention has removed do not wait.
             counted.waiting.drop_before(start)
             await asyncio.sleep(0)
@@ -167,8 +170,8 @@ class CountedSources:
         self, source: Source, book: LeaseBook, owners: Sequence[str], span: range, committed: int | None
     ) -> CountedSource:
         begin = min([self._first_of(queue, source, book) for queue in owners], default=committed or 0)
-        # If the topic was recreated, the offset belongs to a different record.
-        position = span.start if begin > span.stop else max(span.start, begin)
+        # It may be after the end that read_committed can reach now.
+        position = max(span.start, begin)
 
         def acquired(queue: str) -> AcquiredRanges | None:
             return counted.book.marks.get((queue, source))

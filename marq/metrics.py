@@ -7,6 +7,7 @@ its clients and the duration of its handlers. Nothing is measured unless you reg
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -32,7 +33,7 @@ class ClientCollector(Collector):
     """Collect metrics of consumers and producers at each scrape.
 
     Register it: ``prometheus_client.REGISTRY.register(ClientCollector(consumer, producer))``. Stopped
-    consumers are left out.
+    consumers are left out. Consumers of one queue or group are added up.
     """
 
     def __init__(self, *clients: Consumer | Producer) -> None:
@@ -48,9 +49,13 @@ class ClientCollector(Collector):
         breakers = GaugeMetricFamily(
             "marq_consumer_breaker_open", "Whether the circuit breaker of a queue is open here.", labels=["queue"]
         )
+        is_open: Counter[str] = Counter()
         for consumer in self._consumers:
             for queue, state in consumer.breakers.items():
-                breakers.add_metric([queue], state == "open")
+                # Several consumers of a queue may share a collector, and a series may appear only once.
+                is_open[queue] = max(is_open[queue], state == "open")
+        for queue, value in is_open.items():
+            breakers.add_metric([queue], value)
         yield breakers
         yield CounterMetricFamily(
             "marq_producer_messages_sent",
@@ -70,12 +75,17 @@ class ClientCollector(Collector):
         processing = GaugeMetricFamily(
             "marq_consumer_messages_processing", "Of these, what handlers or callers work on.", labels=["consumer"]
         )
+        in_flight_by_name: Counter[str] = Counter()
+        processing_by_name: Counter[str] = Counter()
         for consumer in self._consumers:
             if consumer.in_flight is not None:
-                in_flight.add_metric([consumer.name], consumer.in_flight)
+                in_flight_by_name[consumer.name] += consumer.in_flight
             if consumer.processing is not None:
-                processing.add_metric([consumer.name], consumer.processing)
-        yield from (in_flight, processing)
+                processing_by_name[consumer.name] += consumer.processing
+        for family, counts in ((in_flight, in_flight_by_name), (processing, processing_by_name)):
+            for name, count in counts.items():
+                family.add_metric([name], count)
+            yield family
 
 
 class HandlerMetrics:

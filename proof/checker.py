@@ -30,7 +30,7 @@ property            meaning of a violation
 ``rejected``        a reject did not end in exactly one dead letter
 ``transaction``     a redelivery without its fact, or a fact without its redelivery
 ``fidelity``        key, value, headers, id or first sending differ from the original
-``misplaced``       a redelivery went to another queue
+``misplaced``       a redelivery went to another queue, or records of one ordering key are in several partitions
 ``misordered``      records of one ordering key are in a different order from their sender's calls
 ``delivered-twice`` one record was delivered twice, although its group neither lost its offsets nor changed
 ``unexplained``     a lease ran out, or a message was delivered again, but the history shows no cause

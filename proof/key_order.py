@@ -220,15 +220,18 @@ def _held(trail: Trail, holder: str, end: int) -> Standing | None:
 
 
 def _judge_places(evidence: Evidence, lines: Mapping[tuple[str, str, str], Sequence[Trail]]) -> None:
-    """Judge that copies are in the partition of their ordering key, if its senders have used only one."""
+    """Judge that the records of an ordering key are in one partition: there is no order across partitions.
+
+    A history in which a queue with ordering moves to other partitions, which it may while it is empty, does not pass.
+    """
     sources: dict[tuple[str, str, str], set[str]] = {}
     for (queue, source, line), trails in lines.items():
         if any(trail.began for trail in trails):
             sources.setdefault((queue, line, _topic(source)), set()).add(source)
     for (queue, source, line), trails in lines.items():
         used = sources.get((queue, line, _topic(source)), {source})
-        if trails[0].line and source not in used and len(used) == 1:
-            text = f"{trails[0]}: its ordering key is in {', '.join(used)}"
+        if trails[0].line and used != {source}:
+            text = f"{trails[0]}: its ordering key is in {', '.join(sorted(used))}"
             evidence.report.find("misplaced", text, trails[0].events)
 
 

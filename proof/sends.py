@@ -56,7 +56,7 @@ class Sends:
             report.sent += 1
             for call in calls:
                 if call.outcome == "ok":
-                    told[call.record] = call
+                    _tell(report, told, call)
                 elif call.outcome == "unknown":
                     untold.setdefault((call.to, call.content), []).append(call)
             report.accepted += any(call.outcome == "ok" for call in calls)
@@ -97,6 +97,15 @@ class Sends:
                 report.find("fidelity", text, [*call.numbers, *trail.events])
             trail.events += call.numbers
         records[call.message] += not trails[0].duplicate
+
+
+def _tell(report: Report, told: dict[str, Send], call: Send) -> None:
+    """Note the record that a call was told; each call has a record of its own, even if the message is a duplicate."""
+    former = told.setdefault(call.record, call)
+    if former is not call:
+        report.lost += 1
+        text = f"{call.message}: its record {call.record} was told to the sender of {former.message}, too"
+        report.find("lost", text, [*former.numbers, *call.numbers])
 
 
 def _judge_order(report: Report, places: Mapping[str, Sequence[Trail]], calls: Iterable[Send]) -> None:

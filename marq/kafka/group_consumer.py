@@ -37,6 +37,8 @@ from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import GroupLoadInProgressError, KafkaError, UnknownMemberIdError
 from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
+from marq.wire.errors import ConfigError
+
 log = logging.getLogger("marq")
 
 FENCED_INSTANCE_ID = 82
@@ -183,3 +185,11 @@ class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
                 failure = error or KafkaError("a task of the consumer was cancelled")
         # Checked last, because a stop sets this flag before it ends the tasks.
         return None if self._closed else failure
+
+
+def replaced(group: str, instance_id: str | None) -> ConfigError:
+    """Return the error of a member whose instance id another client has taken."""
+    return ConfigError(
+        f"group {group}: this consumer has stopped, because another client joined the group with the same instance_id"
+        f" {instance_id!r}. Give each consumer of a group its own instance_id"
+    )

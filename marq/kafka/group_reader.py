@@ -17,7 +17,7 @@ from marq.kafka.assignor import SpreadAssignor
 from marq.kafka.committed_offsets import places
 from marq.kafka.connection import client_options, started, stop_consumer
 from marq.kafka.fetched_columns import fetch_records
-from marq.kafka.group_consumer import GroupConsumer
+from marq.kafka.group_consumer import GroupConsumer, replaced
 from marq.kafka.protocol import Generation
 from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress, committer
 from marq.kafka.records import Records
@@ -193,10 +193,7 @@ class GroupReader:
             raise
 
     def _on_fenced(self, consumer: GroupConsumer) -> None:
-        self._fenced = error = ConfigError(
-            f"group {self._group}: this consumer has stopped, because another client joined the group with the same"
-            f" instance_id {self._instance_id!r}. Give each consumer of a group its own instance_id"
-        )
+        self._fenced = error = replaced(self._group, self._instance_id)
         # A start or a fetch may be waiting for the next assignment, which never comes.
         consumer._subscription.abort_waiters(KafkaError(str(error)))
         self._listener.assignee.fail(error)

@@ -257,13 +257,19 @@ class Broker:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def sent(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
-        """Return all messages ever sent to a queue, in the order of each partition."""
-        return [
-            seen(queue, source, record, check_codec(codec))
+        """Return all messages ever sent to a queue, except by schedules, in the order of each partition.
+
+        Messages sent with a time or a deduplication id come last; duplicates and cancelled ones are included.
+        """
+        check = check_codec(codec)
+        records = [
+            seen(queue, source, record, check)
             for source in self._memory.sources(self._namespace, queue)
             for record in self._memory.records(self._namespace, queue, source)
             if all(name != ID_HEADER for name, _ in record.headers)
         ]
+        markers = self._namespace.sent_as_markers(queue)
+        return records + [seen(queue, source, _record(offset, payload), check) for source, offset, payload in markers]
 
     def messages(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
         """Return the waiting messages."""

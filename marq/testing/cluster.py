@@ -100,8 +100,10 @@ class MemoryMarkersReader:
 class MemoryMember(Member):
     """A group member that the broker knows as a running client."""
 
-    def __init__(self, memory: Memory, group: str, settings: ClientSettings, serving: Serving) -> None:
-        super().__init__(memory.groups, memory.group(group), settings.names, memory.topics, serving)
+    def __init__(
+        self, memory: Memory, group: str, settings: ClientSettings, serving: Serving, instance_id: str | None
+    ) -> None:
+        super().__init__(memory.groups, memory.group(group), settings.names, memory.topics, serving, instance_id)
         self._memory = memory
         self._description = f"a Consumer (Kafka group {group})"
 
@@ -247,7 +249,7 @@ class MemoryCluster:
     def member(
         self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False, url: str = ""
     ) -> MemoryMember:
-        return MemoryMember(self._memory, group, self._settings, serving)
+        return MemoryMember(self._memory, group, self._settings, serving, instance_id)
 
     def acquire_strategy(
         self, how: str, topics: Topics, reader: Reader, group: str, instance_id: str | None

@@ -7,12 +7,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marq.kafka.committed_offsets import Committed, Search
+from marq.kafka.group_consumer import replaced
 from marq.kafka.group_reader import Assignee, NotCommitted
 from marq.kafka.offset_snapshots import OffsetSnapshot
 from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress
 from marq.kafka.records import Records
 from marq.kafka.served_queues import Serving
 from marq.testing.topics import Topic
+from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 from marq.wire.names import Names
 
@@ -47,6 +49,11 @@ class Group:
         return Positions.decode(committed.offset, committed.metadata, owner, self.snapshots).by_queue.get(queue, 0)
 
     async def join(self, member: Member) -> None:
+        """Add a member, which replaces the one with its instance id."""
+        for former in [each for each in self.members if each.instance_id is not None]:
+            if former.instance_id == member.instance_id:
+                self.members.remove(former)
+                former.fail(replaced(self.name, member.instance_id))
         self.members.append(member)
         await self.rebalance()
 
@@ -90,8 +97,15 @@ class Member:
     keep_alive_s = _KEEP_ALIVE_S
 
     def __init__(
-        self, groups: Mapping[str, Group], group: Group, names: Names, topics: Mapping[str, Topic], serving: Serving
+        self,
+        groups: Mapping[str, Group],
+        group: Group,
+        names: Names,
+        topics: Mapping[str, Topic],
+        serving: Serving,
+        instance_id: str | None = None,
     ) -> None:
+        self.instance_id = instance_id
         self._groups = groups
         self._group = group
         self._names = names
@@ -122,6 +136,14 @@ class Member:
             self._topics[name].ignore(self._more.set)
         self._heard.clear()
         await self._group.leave(self)
+
+    def fail(self, error: ConfigError) -> None:
+        """Stop reading and committing for good."""
+        self._forget()
+        self._assignee.fail(error)
+        # Ends a fetch.
+        self._assignments += 1
+        self._more.set()
 
     def serve(self, serving: Serving) -> None:
         self._serving = serving

@@ -19,13 +19,13 @@ from marq.settings.ordering_keys import partition_of
 from marq.settings.placements import Placement
 from marq.settings.topic_rules import room_for_markers
 from marq.testing.clock import Clock, Timer
-from marq.testing.owner import Acked, Owner
+from marq.testing.owner import Acked, Owner, decoded
 from marq.testing.topics import Topic
 from marq.wire import dead_letter_notes
 from marq.wire.dead_letter_notes import Note
 from marq.wire.errors import ConfigError
-from marq.wire.markers import Payload, Source
-from marq.wire.names import ORIGIN_HEADER, REASON_HEADER, Names
+from marq.wire.markers import Delay, Payload, Source
+from marq.wire.names import ORIGIN_HEADER, REASON_HEADER, Names, is_scheduled, is_synthetic
 from marq.wire.record_headers import ordering_key
 
 
@@ -122,6 +122,21 @@ class Namespace:
             for source, offset, lease, payload in owner.open_messages():
                 if lease.queue == queue:
                     yield source, offset, lease, payload
+
+    def sent_as_markers(self, queue: str) -> Iterator[tuple[Source, int, Payload]]:
+        """Return each message that was sent with a time or a deduplication id, and so began as a DELAY marker."""
+        seen: set[tuple[Source, int]] = set()
+        for batch in (decoded(record.value) for log in self.markers.logs for record in log):
+            if not isinstance(batch, Delay) or batch.queue != queue:
+                continue
+            # The other DELAYs redrive dead letters, or come from schedules.
+            if not is_synthetic(batch.source.topic) or is_scheduled(batch.source.topic):
+                continue
+            for offset, payload in zip(batch.offsets, batch.payloads, strict=True):
+                # A sender repeats a DELAY whose outcome it does not know.
+                if (batch.source, offset) not in seen:
+                    seen.add((batch.source, offset))
+                    yield batch.source, offset, payload
 
     # --- records of owners --------------------------------------------------------------------------------------------
 

@@ -171,7 +171,7 @@ class Owner:
             self._timer = self._clock.at(self._clock.now_ms + wait_ms, self.work)
 
     def _record_acked(self, value: bytes | None) -> None:
-        batch = _decoded(value)
+        batch = decoded(value)
         if not isinstance(batch, Ack):
             return
         opened = self.tracker.book.open_in(batch.queue, batch.source)
@@ -186,7 +186,8 @@ class Owner:
         return payload
 
 
-def _decoded(value: bytes | None) -> Batch | None:
+def decoded(value: bytes | None) -> Batch | None:
+    """Return a markers record's batch, None if it can't be read."""
     try:
         return decode(value)
     except CorruptMarker:

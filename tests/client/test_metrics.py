@@ -31,6 +31,32 @@ async def test_what_clients_hold_and_have_sent(registry: CollectorRegistry) -> N
     assert registry.get_sample_value("marq_consumer_messages_in_flight", {"consumer": "emails"}) is None
 
 
+async def test_consumers_of_one_queue_are_one_series(registry: CollectorRegistry) -> None:
+    async with Broker() as broker, broker.producer() as producer:
+        broker.define("emails", breaker={"window": 1})
+        async with broker.consumer("emails") as one, broker.consumer("emails") as other:
+            registry.register(ClientCollector(one, other))
+            for partition in range(2):
+                await producer.send_many("emails", [b"x"] * (20 + partition))
+            held = await one.receive(max_messages=2) + await other.receive(max_messages=1)
+
+            samples = [(each.name, *each.labels.values()) for family in registry.collect() for each in family.samples]
+            assert len(samples) == len(set(samples))
+            assert registry.get_sample_value("marq_consumer_messages_processing", {"consumer": "emails"}) == len(held)
+            assert {one.processing, other.processing} == {1, 2}
+
+            async def fail(_: marq.Message) -> None:
+                raise OSError("down")
+
+            await asyncio.gather(*(message.release() for message in held))
+            running = asyncio.create_task(one.run(fail))
+            await broker.settle()
+            assert (one.breakers, other.breakers) == ({"emails": "open"}, {"emails": "closed"})
+            assert registry.get_sample_value("marq_consumer_breaker_open", {"queue": "emails"}) == 1
+            await one.stop()
+            await running
+
+
 async def test_handlers_are_measured_by_outcome(registry: CollectorRegistry) -> None:
     metrics, seen = HandlerMetrics(registry), asyncio.Queue[bytes]()
 

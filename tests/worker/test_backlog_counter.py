@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.structs import TopicPartition
 
 import marq
+from marq.wire.markers import Payload, Source
 from marq.wire.names import Names
-from tests.worker.harness import Namespace, Worker, eventually
+from tests.worker.harness import Namespace, Sent, Worker, eventually
 
 pytestmark = pytest.mark.verify
 
@@ -103,6 +106,63 @@ async def test_two_workers_count_each_partition_once(new_worker: Any, names: Nam
         one.kill()
         await other.ready(2)
         await wait(other, emails=22)
+
+
+async def test_messages_of_aborted_transactions_do_not_wait(new_worker: Any, names: Names, servers: str) -> None:
+    """Nor do they once a consumer that reads committed has started again behind them, and never acquires them."""
+    worker = await new_worker(prefix=names.prefix).start().ready()
+    async with Namespace(servers, names) as namespace, _transactional(servers, names) as kafka:
+        first = await namespace.send("emails")
+        await namespace.acquire(first, lease=600)
+        await kafka.begin_transaction()
+        await kafka.send_and_wait(names.messages, b"aborted", b"emails", partition=0)
+        await kafka.abort_transaction()
+        second, third = await namespace.send_many("emails", 2)
+
+        await wait(worker, emails=2)
+
+        await namespace.acquire(second, third, lease=600)
+        await wait(worker, emails=0)
+
+
+async def test_a_takeover_during_a_transaction_keeps_the_position_after_it(
+    new_worker: Any, names: Names, servers: str, admin: AIOKafkaAdminClient
+) -> None:
+    """Consumers that read uncommitted have acquired messages that the counter cannot read yet."""
+    topic = f"{names.prefix}-orders"
+    await admin.create_topics([NewTopic(topic, 1, 1)])
+    settings = {"prefix": names.prefix, "queues": OWN_TOPIC.format(names.prefix)}
+    worker = await new_worker(**settings).start().ready()
+    async with Namespace(servers, names) as namespace, _transactional(servers, names) as kafka:
+
+        async def send(producer: AIOKafkaProducer) -> Sent:
+            kept = await producer.send_and_wait(topic, b"x", partition=0)
+            return Sent("orders", Source(topic, 0), kept.offset, Payload(kept.timestamp, 1, None, (), b"x"))
+
+        await kafka.begin_transaction()
+        acquired = [await send(kafka), await send(namespace.producer), await send(namespace.producer)]
+        await namespace.applied(await namespace.acquire(*acquired, lease=600))
+        await worker.stop()
+        worker = await new_worker(like=worker).start().ready()
+        await send(namespace.producer)
+
+        # Not the whole topic once more.
+        await eventually(worker.published, lambda found: found["backlog"]["uncounted"] == 1)
+        await eventually(worker.published, lambda found: not found["backlog"]["complete"])
+        await kafka.commit_transaction()
+        await wait(worker, orders=1)
+
+
+@asynccontextmanager
+async def _transactional(servers: str, names: Names) -> AsyncIterator[AIOKafkaProducer]:
+    producer = AIOKafkaProducer(
+        bootstrap_servers=servers, transactional_id=f"{names.prefix}-t", transaction_timeout_ms=600_000
+    )
+    await producer.start()
+    try:
+        yield producer
+    finally:
+        await producer.stop()
 
 
 async def test_a_backlog_that_is_switched_off_counts_nothing(new_worker: Any, names: Names, servers: str) -> None:

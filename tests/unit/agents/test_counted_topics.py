@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from aiokafka import TopicPartition
 
+from marq.settings.definitions import Definitions
+from marq.wire.markers import Source
+from marq.wire.names import Names
 from marq_worker.agents import counted_sources
-from marq_worker.agents.counted_sources import CountedTopics
+from marq_worker.agents.counted_sources import CountedSource, CountedSources, CountedTopics
+from marq_worker.agents.tracker import TrackerOwners
+from marq_worker.agents.waiting_messages import Waiting
 
 MESSAGES, OWN = "marq.messages", "orders"
 
@@ -62,3 +68,45 @@ async def test_a_missing_topic_is_counted_once_it_exists(monkeypatch: pytest.Mon
     await counted.learn(consumer, [MESSAGES, OWN])
 
     assert (counted.partitions(OWN), counted.trouble) == (2, "")
+
+
+class PartitionsConsumer(Consumer):
+    """Knows what the broker says of one partition, and where it reads."""
+
+    def __init__(self, end: int, position: int, highwater: int) -> None:
+        super().__init__(MESSAGES)
+        self.end, self.at, self.high = end, position, highwater
+
+    async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, self.end)
+
+    async def position(self, _: TopicPartition) -> int:
+        return self.at
+
+    def highwater(self, _: TopicPartition) -> int:
+        return self.high
+
+    def seek(self, _: TopicPartition, offset: int) -> None:
+        self.at = offset
+
+
+@pytest.mark.parametrize(
+    ("consumer", "position", "uncounted"),
+    [
+        (PartitionsConsumer(end=3, position=5, highwater=9), 5, 4),
+        (PartitionsConsumer(end=3, position=0, highwater=3), 0, 3),
+    ],
+    ids=["an open transaction at offset 3", "a recreated topic"],
+)
+async def test_a_position_after_the_end_is_given_up_only_if_the_broker_rejects_it(
+    consumer: PartitionsConsumer, position: int, uncounted: int
+) -> None:
+    definitions, owners = Definitions(), TrackerOwners("markers")
+    owners.context = SimpleNamespace(markers_partitions=1)
+    sources, book, source = CountedSources(Names("marq"), owners, lambda: definitions), object(), Source(MESSAGES, 0)
+    counted = CountedSource(source, book, [], Waiting(lambda _: None), 5, 5, 5, None)
+    sources.by_source, sources.topics._counts = {source: counted}, {MESSAGES: 1}
+
+    await sources.look(consumer, {0: book})
+
+    assert (counted.position, counted.uncounted) == (position, uncounted)

@@ -69,6 +69,12 @@ def lose_a_message(events: Events) -> None:
     events += story.history.events[4:]
 
 
+def confirm_one_record_twice(events: Events) -> None:
+    """A producer takes one message's confirmation for that of another message, which looks the same."""
+    for event in [event for event in events if event["op"] == "send" and event["message"] == "0"]:
+        events.append({**event, "message": "20"})
+
+
 def last_tick(events: Events) -> Event:
     """The one by which message 1 is found due."""
     return [event for event in events if event.get("kind") == "TICK"][-1]
@@ -148,6 +154,7 @@ def leave_a_copy_open(events: Events) -> None:
 BROKEN: list[Broken] = [
     ("lost", "a message is never read", lose_a_message),
     ("lost", "a record is lost", omit("record", offset=0)),
+    ("lost", "two sends are told the same record", confirm_one_record_twice),
     ("silent", "unread messages are passed over in silence", omit("skipped")),
     ("from-nowhere", "a record is delivered that was never sent", change("deliver", ZEROTH, record=f"{LOG}/77")),
     ("from-nowhere", "a message is written twice", repeat("record", {"offset": 0}, offset=8)),

@@ -331,6 +331,26 @@ def test_a_copy_in_another_partition_is_found() -> None:
     assert "misplaced" in check(events).violations
 
 
+def test_an_ordering_key_in_two_partitions_is_found() -> None:
+    """Message 1 ends before message 0 is delivered, and each is the only one in its partition."""
+
+    def told(story: OrderedStory) -> None:
+        for number in (0, 1):
+            story.send(number)
+        for number in (1, 0):
+            story.take("first", FIRST, number, number)
+            story.ack("first", FIRST, number)
+        elsewhere = "marq.messages/1"
+        find(story.history.events, "record", offset=1)["process"] = elsewhere
+        for event in story.history.events:
+            if event.get("record") == f"{LOG}/1":
+                event["record"] = f"{elsewhere}/1"
+            if event.get("offsets") == [1] and event.get("source") == LOG:
+                event["source"] = elsewhere
+
+    assert judged(told, OrderedStory).violations == {"misplaced": 2}
+
+
 def test_without_the_ends_of_logs_a_delivery_is_judged_by_what_was_asked_before() -> None:
     def hidden(told: Callable[[OrderedStory], None]) -> dict[str, int]:
         events = events_of(told, OrderedStory)

@@ -39,6 +39,46 @@ async def test_where_messages_are() -> None:
         assert [message.id for message in broker.sent("q")] == [acked.id, released.id, rejected.id, held.id]
 
 
+async def test_delayed_and_deduplicated_messages_are_among_the_sent_ones() -> None:
+    async with Broker() as broker, broker.producer() as producer, broker.consumer("q") as consumer:
+        plain = await producer.send("q", b"plain")
+        delayed = await producer.send("q", b"delayed", delay=5)
+        accepted = await producer.send("q", b"with an id", deduplication_id="i")
+        duplicate = await producer.send("q", b"with an id", deduplication_id="i")
+        sent = sorted(receipt.id for receipt in (plain, delayed, accepted, duplicate))
+        assert sorted(message.id for message in broker.sent("q")) == sent
+        assert broker.sent("other") == []
+
+        # Neither their delivery nor a redrive sends them once more.
+        await broker.advance(5)
+        for message in await consumer.receive():
+            await message.reject("no good")
+        await broker.settle()
+        async with marq.DeadLetters(bootstrap_servers=broker.address) as dead_letters:
+            await dead_letters.redrive("q")
+        await broker.settle()
+        assert sorted(message.id for message in broker.sent("q")) == sent
+
+
+async def test_of_two_consumers_with_one_instance_id_the_first_stops_with_an_error_and_the_second_goes_on() -> None:
+    async with Broker() as broker, broker.producer() as producer:
+        one, two = (broker.consumer("q", instance_id="pod-1") for _ in range(2))
+        async with one:
+            await producer.send("q", b"held")
+            [held] = await one.receive()
+            waiting = asyncio.create_task(one.receive(wait=60))
+            async with two, broker.consumer("q", instance_id="pod-2") as other:
+                with pytest.raises(marq.ConfigError, match="joined the group with the same instance_id 'pod-1'"):
+                    await waiting
+                await held.ack()
+                await producer.send_many("q", [b"x"] * 20)
+                await broker.settle()
+
+                received = [*await two.receive(20), *await other.receive(20)]
+                assert len(received) == 20
+                assert [message.body for message in broker.acked("q")] == [b"held"]
+
+
 async def test_queues_are_defined_as_in_queues_toml() -> None:
     broker = Broker(queues={"q": {"lease": 5, "group": "g"}}, defaults={"max_attempts": 2})
     broker.define("other", lease=timedelta(minutes=1), backoff={"base": 3})
