@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -160,7 +160,7 @@ class PrefetchBuffer:
         #: When a handler or a call last took a message or waited for one.
         self.wanted_s = 0.0
         self.closed = False
-        self._takers: deque[asyncio.Future[None]] = deque()
+        self._takers: OrderedDict[asyncio.Future[None], None] = OrderedDict()
 
     def put(self, messages: Iterable[Message], count: int, now_s: float) -> None:
         """Add ``count`` leased messages, and wake as many takers."""
@@ -191,10 +191,12 @@ class PrefetchBuffer:
         if self.ready or self.closed:
             return
         taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._takers.append(taker)
+        self._takers[taker] = None
         try:
             await taker
         except asyncio.CancelledError:
+            # A call whose time is over must not leave its future here: polls of an empty queue would fill the memory.
+            self._takers.pop(taker, None)
             # Woken and cancelled in the same turn of the event loop: wake the next taker instead.
             if taker.done() and not taker.cancelled() and self.ready:
                 self.wake(1)
@@ -221,7 +223,7 @@ class PrefetchBuffer:
         """Wake this many takers to check again."""
         takers = self._takers
         while takers and count > 0:
-            taker = takers.popleft()
+            taker, _ = takers.popitem(last=False)
             if not taker.done():
                 taker.set_result(None)
                 count -= 1
