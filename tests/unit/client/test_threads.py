@@ -1,4 +1,4 @@
-"""Calls in threads: whatever they raise, their callers learn of it."""
+"""Calls in threads report every error to their callers."""
 
 from __future__ import annotations
 
