@@ -89,6 +89,8 @@ class Receiver:
         self._settings = settings
         self._clock, self._sleep, self._new_holder = clock, sleep, new_holder
         self.error: MarqError | None = None
+        #: Set with the error.
+        self.failed = asyncio.Event()
         self.prefetch = Prefetch(serving.queues, settings, clock, buffer)
         self.rules = Rules(settings.queue, serving.queues, self.prefetch, clock, sleep, self.demand)
         self.acks = AckBatcher(
@@ -183,6 +185,10 @@ class Receiver:
     def fail(self, error: BaseException) -> None:
         """Stop receiving for good; calls that wait for messages raise the error."""
         self.error = error if isinstance(error, MarqError) else MarqError(f"receiving stopped: {error!r}")
+        if not self.failed.is_set():
+            # Callers learn of it only when they receive again, or when their handlers have ended.
+            log.error("consumer can no longer receive: queue=%s error=%s", ",".join(self.prefetch.buffers), self.error)
+        self.failed.set()
         self._stopping = True
         self._changed.set()
         self.prefetch.close()
