@@ -186,6 +186,12 @@ class PrefetchBuffer:
             taken.append(message)
         return taken
 
+    def drop_expired(self, now_s: float) -> None:
+        """Drop the first messages if their leases have ended; they no longer count as in flight."""
+        ready = self.ready
+        while ready.make() and ready.made[0]._held.expires_s <= now_s:
+            ready.made.popleft()
+
     async def wait(self) -> None:
         """Return when a message may be available, or the buffer was closed."""
         if self.ready or self.closed:
@@ -270,7 +276,8 @@ class Prefetch:
     @property
     def processing(self) -> int:
         """How many messages were taken from the buffers and are not finished."""
-        return self.in_flight - sum([len(buffer.ready) for buffer in self.distinct])
+        # Buffers may still have messages whose leases have ended, behind others.
+        return max(0, self.in_flight - sum([len(buffer.ready) for buffer in self.distinct]))
 
     @property
     def pools(self) -> list[HandlerPool[Any]]:
@@ -301,8 +308,10 @@ class Prefetch:
         buffer.window.finished(count, self._clock(), idle=buffer.held == 0)
 
     def lost(self, held: HeldBatch, offsets: Sequence[int]) -> None:
-        """Tell the handler pools which leases have ended."""
-        for pool in tuple(self.buffers[held.queue].pools):
+        """Tell the handler pools which leases have ended, and drop messages that no handler has begun."""
+        buffer = self.buffers[held.queue]
+        buffer.drop_expired(self._clock())
+        for pool in tuple(buffer.pools):
             pool.lose(held, offsets)
 
     def close(self) -> None:
