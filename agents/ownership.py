@@ -233,6 +233,9 @@ class Ownership:
 
     async def _take_over(self) -> None:
         began = time.monotonic()
+        if self.position is not None and self.partition in self.context.table.damaged:
+            # The payloads of the lease book are only in the local table: recover both from the changelog.
+            self._forget()
         log_range: asyncio.Task[tuple[int, int]] | None = None
         try:
             for step in self.engine.take_over():

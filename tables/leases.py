@@ -18,9 +18,9 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 from faust.tables.manager import TableManager
 from faust.tables.recovery import Recovery
+from faust.types import TP
 
 from marq.core.storage.rows import IDENTITY_KEY
 from marq.kafka.connection import stop_consumer
@@ -48,6 +49,12 @@ READ_WAIT_MS = 50
 #: Changelog records to write before yielding to other tasks: some 20 ms.
 RECORDS_AT_ONCE = 5_000
 
+#: Rows to read from RocksDB at once.
+ROWS_IN_MEMORY = 1_000
+
+#: RocksDB's words for damaged or missing files, which no retry brings back; rocksdict has one exception for all errors.
+_DAMAGED = ("Corruption", "No such file or directory")
+
 _OPTIONS = {
     "driver": "rocksdict",
     # For each partition: Faust's defaults (2 GiB of cache, 3 memtables of 64 MiB) are for one database.
@@ -57,7 +64,7 @@ _OPTIONS = {
 
 
 class LocalTableError(OSError):
-    """RocksDB could not be opened or written, as on a full disk; the changelog still has the whole table."""
+    """RocksDB could not be opened, read or written, as on a full disk; the changelog still has the whole table."""
 
 
 class LeaseTable(faust.Table):
@@ -68,17 +75,43 @@ class LeaseTable(faust.Table):
         """Replayed changelog records by partition: a recovery makes progress while they grow."""
         return Counter()
 
+    @cached_property
+    def damaged(self) -> set[int]:
+        """Partitions with damaged local files: they can't be used until an owner or a standby recovers them."""
+        return set()
+
+    async def on_rebalance(
+        self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0
+    ) -> None:
+        # Faust would open the databases now, and an error would end the worker. Owners open them, and handle errors.
+        await super().on_rebalance(assigned, revoked, set(), generation_id)
+
     def rows(self, partition: int) -> Iterator[tuple[bytes, bytes]]:
+        """Return all rows of a partition; raises LocalTableError if the disk does not return all of them."""
         others = (self.data.offset_key, IDENTITY_KEY)
-        database = self._database(partition)
         # Both other keys are among the first; comparing a million rows would cost too much.
-        first = takewhile(lambda row: row[0] <= max(others), database.items())
-        return chain([row for row in first if row[0] not in others], database.items(from_key=max(others) + b"\0"))
+        first = takewhile(lambda row: row[0] <= max(others), self._read(partition, b""))
+        return chain([row for row in first if row[0] not in others], self._read(partition, max(others) + b"\0"))
+
+    def _read(self, partition: int, position: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the rows from a key on."""
+        with self._database(partition) as database:
+            rows = database.items(from_key=position)
+            while some := list(islice(rows, ROWS_IN_MEMORY)):
+                yield from some
+                position = some[-1][0] + b"\0"
+            # items() ends at a row that can't be read as if it were the last one: messages would be lost.
+            rest = database.iter()
+            rest.seek(position)
+            rest.status()
+            if rest.valid():
+                raise OSError("RocksDB did not return all rows")
 
     def get(self, partition: int, keys: list[bytes]) -> list[bytes | None]:  # type: ignore[override]
-        """Return the rows of these keys, None for missing ones."""
-        rows: list[bytes | None] = self._database(partition).get(keys)
-        return rows
+        """Return the rows of these keys, None for missing ones; raises LocalTableError if the disk can't."""
+        with self._database(partition) as database:
+            rows: list[bytes | None] = database.get(keys)
+            return rows
 
     def write(self, partition: int, rows: Mapping[bytes, bytes | None], changelog_offset: int) -> None:
         """Write rows (None: delete) that the changelog has up to ``changelog_offset``, atomically.
@@ -92,13 +125,13 @@ class LeaseTable(faust.Table):
             else:
                 batch.put(key, value)
         batch.put(self.data.offset_key, b"%d" % changelog_offset)
-        database = self._database(partition)
-        try:
-            database.write(batch)
-        except Exception as error:  # rocksdict raises no narrower one
-            # After a failed write, RocksDB refuses all later ones, even if there is room again.
-            self._close(partition)
-            raise self._unusable(partition, error) from error
+        with self._database(partition) as database:
+            try:
+                database.write(batch)
+            except Exception:
+                # After a failed write, RocksDB refuses all later ones, even if there is room again.
+                self._close(partition)
+                raise
         self._written(partition).touch()
 
     async def recover(self, partition: int, producer: AIOKafkaProducer, client_settings: Mapping[str, Any]) -> int:
@@ -149,11 +182,12 @@ class LeaseTable(faust.Table):
     async def _local_start(self, consumer: AIOKafkaConsumer, source: TopicPartition, identity: bytes | None) -> int:
         """Return where the local files end in the changelog; discard files that can't be trusted."""
         partition = source.partition
+        self._discard_if_damaged(partition)
         self._discard_if_old(partition)
         start = (await consumer.beginning_offsets([source]))[source]
         end = (await consumer.end_offsets([source]))[source]
         position = self._local_position(partition)
-        if position and (position > end or self._database(partition).get(IDENTITY_KEY) != identity):
+        if position and (position > end or self.get(partition, [IDENTITY_KEY]) != [identity]):
             self.log.warning(
                 "lease table: local files of partition %s belong to a changelog that was lost or recreated: rebuilding "
                 "them from the current one",
@@ -181,24 +215,42 @@ class LeaseTable(faust.Table):
         self.write(partition, {record.key: record.value for record in records}, records[-1].offset)
 
     def _local_position(self, partition: int) -> int:
-        written = self._database(partition).get(self.data.offset_key)
+        written = self.get(partition, [self.data.offset_key])[0]
         return 0 if written is None else int(written) + 1
 
-    def _database(self, partition: int) -> Any:
+    @contextmanager
+    def _database(self, partition: int) -> Iterator[Any]:
+        """Yield the database of a partition; raises LocalTableError for all its errors."""
         try:
-            return self.data._db_for_partition(partition)
+            if partition in self.damaged:
+                # An empty database in their place would answer that open messages have no payload.
+                raise OSError("they were found damaged before")
+            yield self.data._db_for_partition(partition)
         except Exception as error:  # rocksdict raises no narrower one
             raise self._unusable(partition, error) from error
 
     def _unusable(self, partition: int, error: Exception) -> LocalTableError:
+        if any(words in str(error) for words in _DAMAGED):
+            self.damaged.add(partition)
+        action = "free space there, or repair the disk; processing resumes automatically"
+        if partition in self.damaged:
+            action = "the worker rebuilds them from the changelog"
         return LocalTableError(
             f"lease table: the local files of partition {partition} in {self.data.partition_path(partition)} can't be"
-            f" used ({error}): free space there, or repair the disk; processing resumes automatically"
+            f" used ({error}): {action}"
         )
+
+    def _discard_if_damaged(self, partition: int) -> None:
+        if partition in self.damaged:
+            self.log.warning(
+                "lease table: local files of partition %s are damaged: rebuilding them from the changelog", partition
+            )
+            self._discard(partition)
+            self.damaged.remove(partition)
 
     def _discard_if_old(self, partition: int) -> None:
         written = self._written(partition)
-        # Not the age of RocksDB's own files: Faust has opened the database by now, which writes some.
+        # Not the age of RocksDB's own files: opening the database writes some.
         if written.exists() and time.time() - written.stat().st_mtime > MAX_LOCAL_AGE_SECONDS:
             self.log.warning(
                 "lease table: local files of partition %s are older than half of the changelog's "

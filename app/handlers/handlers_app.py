@@ -33,7 +33,7 @@ from marq_worker.agents.stream_reader import Partitions
 from marq_worker.app.batch_transport import BatchSchema
 from marq_worker.app.faust_app import MarqApp, new_app, or_exit
 from marq_worker.app.handlers.worker_pipes import LOOK_SECONDS, Reporter, follow_parent
-from marq_worker.app.watchdog.broker_probe import BrokerProbe, Messages
+from marq_worker.app.watchdog.broker_probe import BrokerProbe, Messages, Rebalance
 from marq_worker.app.watchdog.watchdog import Watchdog
 from marq_worker.config.settings import HANDLERS_PROCESS, AppSettings
 from marq_worker.tables import leases
@@ -99,7 +99,9 @@ class HandlersApp(MarqApp):
 
     def _standings(self) -> dict[Hashable, ProgressReport]:
         reader = self.handlers.reader
-        if self.rebalancing or reader is None:
+        if self.rebalancing:
+            return {Rebalance(self.conf.id): ProgressReport((self.rebalancing_count,), owes="it does not end")}
+        if reader is None:
             return {}
         committed = self.group.committed
         return {Messages(*source, committed): standing for source, standing in reader.standings().items()}

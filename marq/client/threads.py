@@ -11,6 +11,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+def harmless(error: BaseException) -> Exception:
+    """Return an error of a thread as one that a future can pass on to the event loop."""
+    # A SystemExit, with which a module may end its import, would end the event loop. A future refuses a StopIteration,
+    # and would never complete.
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(repr(error))
+
+
 async def in_thread(work: Callable[[], T]) -> T:
     """Run a function in a separate thread; return its result, or raise its exception.
 
@@ -26,8 +35,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         if error is None:
             future.set_result(value)  # type: ignore[arg-type]
         else:
-            # A SystemExit, with which a module may end its import, would end the event loop.
-            future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            future.set_exception(harmless(error))
 
     def run() -> None:
         value, failure = None, None

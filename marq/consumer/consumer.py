@@ -284,7 +284,8 @@ class Consumer(Lifecycle[MemberSession]):
         codecs = cache(partial(codec_of, handler))
         has_codec = any(codecs(queue) is not None for queue in running.queues)
         buffer, acks = running.buffer, running.receiver.acks
-        await running.work(HandlerTasks(buffer, acks, bound(handler), count, codecs if has_codec else None, middleware))
+        pool = HandlerTasks(buffer, acks, bound(handler), count, codecs if has_codec else None, middleware)
+        await running.work(pool, self._shutdown_timeout_s)
 
     async def run_batch(
         self,
@@ -315,9 +316,8 @@ class Consumer(Lifecycle[MemberSession]):
         size = whole_number("max_messages", max_messages, most=MAX_MAX_IN_FLIGHT)
         count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
         running = self._started()
-        await running.work(
-            BatchHandlerTasks(running.buffer, running.receiver.acks, handler, count, size, self._max_in_flight)
-        )
+        pool = BatchHandlerTasks(running.buffer, running.receiver.acks, handler, count, size, self._max_in_flight)
+        await running.work(pool, self._shutdown_timeout_s)
 
     @point("ack_many")
     async def ack(self, messages: Message | str | Iterable[Message | str]) -> None:

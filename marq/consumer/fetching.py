@@ -1,9 +1,10 @@
-"""Step 1 of :mod:`marq.consumer.receiver`: records are fetched."""
+"""Step 1 of :mod:`marq.consumer.receiver`: records are fetched, often enough to stay in the group."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from marq.consumer.cycles import FetchedRecords
 from marq.kafka.group_reader import Reader
@@ -20,9 +21,32 @@ class Fetching:
         self._changed = changed
         self._assignment = assignment
         self._task: asyncio.Task[None] | None = None
+        #: When to poll again at the latest, in the event loop's time; None before the first call.
+        self._poll_by_s: float | None = None
+
+    async def wait(self) -> None:
+        """Wait until something has changed, and stay in the group."""
+        if self._poll_by_s is None:
+            self._poll_by_s = self._deadline_s()
+        # Changes do not move the deadline: a consumer that is full and busy would leave its group.
+        left_s = self._poll_by_s - asyncio.get_running_loop().time()
+        if left_s > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+            return
+        await self._reader.keep_alive()
+        self._poll_by_s = self._deadline_s()
+
+    def _deadline_s(self) -> float:
+        return asyncio.get_running_loop().time() + self._reader.keep_alive_s
 
     async def fetch(self, fetched: FetchedRecords) -> None:
         """Fetch and add records; return early if records that were kept back may be acquired."""
+        await self._fetch_or_change(fetched)
+        self._poll_by_s = self._deadline_s()
+
+    async def _fetch_or_change(self, fetched: FetchedRecords) -> None:
         if self._task is None and not fetched.held:
             await self._fetch(fetched)
             return

@@ -94,10 +94,17 @@ class HandlerPool(ABC, Generic[Work]):
     def _threaded(self, handler: Callable[[Work], Any]) -> Callable[[Work], Awaitable[Any]]:
         self._threads = threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="marq-handler")
 
+        def run_handler(work: Work) -> Any:
+            try:
+                return handler(work)
+            except StopIteration as error:
+                # asyncio can't pass it on to the task, which would wait forever.
+                raise RuntimeError("StopIteration in the handler") from error
+
         async def call(work: Work) -> Any:
             # Context variables of middleware, such as a span, are visible in the thread.
             run = contextvars.copy_context().run
-            result = await asyncio.get_running_loop().run_in_executor(threads, run, handler, work)
+            result = await asyncio.get_running_loop().run_in_executor(threads, run, run_handler, work)
             return await result if inspect.isawaitable(result) else result
 
         return call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -160,7 +160,7 @@ class PrefetchBuffer:
         #: When a handler or a call last took a message or waited for one.
         self.wanted_s = 0.0
         self.closed = False
-        self._takers: deque[asyncio.Future[None]] = deque()
+        self._takers: OrderedDict[asyncio.Future[None], None] = OrderedDict()
 
     def put(self, messages: Iterable[Message], count: int, now_s: float) -> None:
         """Add ``count`` leased messages, and wake as many takers."""
@@ -186,15 +186,23 @@ class PrefetchBuffer:
             taken.append(message)
         return taken
 
+    def drop_expired(self, now_s: float) -> None:
+        """Drop the first messages if their leases have ended; they no longer count as in flight."""
+        ready = self.ready
+        while ready.make() and ready.made[0]._held.expires_s <= now_s:
+            ready.made.popleft()
+
     async def wait(self) -> None:
         """Return when a message may be available, or the buffer was closed."""
         if self.ready or self.closed:
             return
         taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._takers.append(taker)
+        self._takers[taker] = None
         try:
             await taker
         except asyncio.CancelledError:
+            # A call whose time is over must not leave its future here: polls of an empty queue would fill the memory.
+            self._takers.pop(taker, None)
             # Woken and cancelled in the same turn of the event loop: wake the next taker instead.
             if taker.done() and not taker.cancelled() and self.ready:
                 self.wake(1)
@@ -221,7 +229,7 @@ class PrefetchBuffer:
         """Wake this many takers to check again."""
         takers = self._takers
         while takers and count > 0:
-            taker = takers.popleft()
+            taker, _ = takers.popitem(last=False)
             if not taker.done():
                 taker.set_result(None)
                 count -= 1
@@ -268,7 +276,8 @@ class Prefetch:
     @property
     def processing(self) -> int:
         """How many messages were taken from the buffers and are not finished."""
-        return self.in_flight - sum([len(buffer.ready) for buffer in self.distinct])
+        # Buffers may still have messages whose leases have ended, behind others.
+        return max(0, self.in_flight - sum([len(buffer.ready) for buffer in self.distinct]))
 
     @property
     def pools(self) -> list[HandlerPool[Any]]:
@@ -299,8 +308,10 @@ class Prefetch:
         buffer.window.finished(count, self._clock(), idle=buffer.held == 0)
 
     def lost(self, held: HeldBatch, offsets: Sequence[int]) -> None:
-        """Tell the handler pools which leases have ended."""
-        for pool in tuple(self.buffers[held.queue].pools):
+        """Tell the handler pools which leases have ended, and drop messages that no handler has begun."""
+        buffer = self.buffers[held.queue]
+        buffer.drop_expired(self._clock())
+        for pool in tuple(buffer.pools):
             pool.lose(held, offsets)
 
     def close(self) -> None:

@@ -89,6 +89,8 @@ class Receiver:
         self._settings = settings
         self._clock, self._sleep, self._new_holder = clock, sleep, new_holder
         self.error: MarqError | None = None
+        #: Set with the error.
+        self.failed = asyncio.Event()
         self.prefetch = Prefetch(serving.queues, settings, clock, buffer)
         self.rules = Rules(settings.queue, serving.queues, self.prefetch, clock, sleep, self.demand)
         self.acks = AckBatcher(
@@ -183,6 +185,10 @@ class Receiver:
     def fail(self, error: BaseException) -> None:
         """Stop receiving for good; calls that wait for messages raise the error."""
         self.error = error if isinstance(error, MarqError) else MarqError(f"receiving stopped: {error!r}")
+        if not self.failed.is_set():
+            # Callers learn of it only when they receive again, or when their handlers have ended.
+            log.error("consumer can no longer receive: queue=%s error=%s", ",".join(self.prefetch.buffers), self.error)
+        self.failed.set()
         self._stopping = True
         self._changed.set()
         self.prefetch.close()
@@ -265,7 +271,7 @@ class Receiver:
                 continue
             room = 0 if self._held_up else self._room()
             if not room:
-                await self._wait()
+                await self._fetching.wait()
             elif rest_s := self._cycles.rest_s(self._clock()):
                 await self._sleep(rest_s)
             elif self._fetched:
@@ -273,7 +279,7 @@ class Receiver:
                 if self._fetched:
                     self._start_cycle(room)
             elif self._fetched.held > MAX_CYCLE_RECORDS:
-                await self._wait()
+                await self._fetching.wait()
             else:
                 await self._fetching.fetch(self._fetched)
 
@@ -283,14 +289,6 @@ class Receiver:
         waiting = self.ordering.waiting if self.prefetch.is_sated else 0  # Read on past them only for idle handlers.
         room = min(self.rules.room(most, pending + waiting), most - self.prefetch.in_flight - pending)
         return max(0, room) if self.ordering.has_room else 0
-
-    async def _wait(self) -> None:
-        """Wait until there may be room, and stay in the group."""
-        try:
-            async with asyncio.timeout(self._reader.keep_alive_s):
-                await self._changed.wait()
-        except TimeoutError:
-            await self._reader.keep_alive()
 
     def _start_cycle(self, room: int) -> None:
         records = self._fetched.cut(self.ordering.reads.step(room))

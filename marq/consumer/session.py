@@ -110,15 +110,17 @@ class ConsumerSession:
         self.pools.append(pool)
         self.receiver.demand()
 
-    async def work(self, pool: HandlerPool[Any]) -> None:
-        """Run a handler pool to its end.
+    async def work(self, pool: HandlerPool[Any], shutdown_s: float) -> None:
+        """Run a handler pool to its end; running handlers may finish for ``shutdown_s`` after an error.
 
         Raises:
             MarqError: receiving has stopped for good.
         """
         self.add(pool)
         try:
-            await pool.done()
+            await self._done_or_failed([pool])
+            if self.receiver.error is not None:
+                await asyncio.wait(pool.tasks, timeout=shutdown_s)
         finally:
             # No handler keeps running after this call, however it ends.
             await pool.stop(0)
@@ -130,10 +132,22 @@ class ConsumerSession:
         """Return when all handler pools have ended.
 
         Raises:
-            MarqError: receiving has stopped for good.
+            MarqError: receiving has stopped for good; handlers may still be running.
         """
-        await asyncio.gather(*[pool.done() for pool in self.pools])
+        await self._done_or_failed(self.pools)
         self.raise_error()
+
+    async def _done_or_failed(self, pools: Sequence[HandlerPool[Any]]) -> None:
+        """Return when all pools have ended, or when receiving has stopped for good: a handler may never return."""
+        done = asyncio.create_task(_done(pools))
+        failed = asyncio.create_task(self.receiver.failed.wait())
+        try:
+            await asyncio.wait([done, failed], return_when=asyncio.FIRST_COMPLETED)
+            if done.done():
+                done.result()
+        finally:
+            done.cancel()
+            failed.cancel()
 
     def raise_error(self) -> None:
         """Raise the error that stopped receiving, if there is one."""
@@ -166,6 +180,10 @@ class ConsumerSession:
 
     async def disconnect(self) -> None:
         await asyncio.gather(*[connection.stop(STOP_CLIENT_S) for connection in self._connections])
+
+
+async def _done(pools: Sequence[HandlerPool[Any]]) -> None:
+    await asyncio.gather(*[pool.done() for pool in pools])
 
 
 # --- a member of a group ----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from aiokafka.abc import AbstractTokenProvider
 
+from marq.client.threads import harmless
 from marq.settings.client import ClientSettings
 from marq.settings.token_provider import NamedProvider
 
@@ -87,8 +88,7 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]
         try:
             token = self._call()
         except BaseException as error:
-            # A SystemExit would end the event loop that awaits the future.
-            future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            future.set_exception(harmless(error))
         else:
             future.set_result(token)
 

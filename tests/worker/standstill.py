@@ -56,6 +56,18 @@ def handlers_fetch() -> bool:
     return meant
 
 
+def handlers_rebalance() -> bool:
+    """A handler process never gets out of a rebalance; the worker itself is not meant."""
+    from marq_worker.agents.queue_consumer import Handlers
+    from marq_worker.app import app
+    from marq_worker.app.handlers.handlers_app import HandlersApp
+
+    meant = isinstance(app, HandlersApp)
+    if meant:
+        Handlers.revoked = _hang
+    return meant
+
+
 async def _hang(*_: Any, **__: Any) -> None:
     await asyncio.sleep(FOREVER_SECONDS)
 

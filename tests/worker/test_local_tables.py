@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,3 +47,26 @@ async def test_a_local_table_of_a_recreated_changelog_is_not_trusted(
 
     held = {queue: (await two.queue(queue)).get("in_flight", 0) for queue in ("ended", "still-open", "others")}
     assert held == {"ended": 0, "still-open": 5, "others": 100}
+
+
+async def test_a_damaged_local_table_is_rebuilt_without_losing_a_lease(
+    new_worker: Make, broker: EmbeddedBroker
+) -> None:
+    """RocksDB's iteration just ends at a damaged block, as if the rest of the table did not exist."""
+    worker = await new_worker().start().ready()
+    async with Namespace(broker.bootstrap_servers, worker.names) as marq:
+        sent = await marq.send_many("many", 2_000)
+        await marq.applied(await marq.acquire(*sent, lease=FOR_LONG))
+    await worker.stop()
+    # A start writes the rows from RocksDB's log into a table file.
+    worker = await new_worker(like=worker).start().ready()
+    await worker.stop()
+    largest = max(worker.data_directory.rglob("*.sst"), key=lambda path: path.stat().st_size)
+    with largest.open("r+b") as file:
+        file.seek(largest.stat().st_size // 2)
+        file.write(os.urandom(64))
+
+    worker = await new_worker(like=worker).start().ready()
+
+    assert (await worker.queue("many"))["in_flight"] == 2_000
+    assert "are damaged: rebuilding them from the changelog" in worker.log()

@@ -158,6 +158,34 @@ async def test_a_handlers_process_whose_consumer_brings_nothing_ends_and_is_foll
 
 
 @pytest.mark.timeout(600)
+async def test_a_handlers_process_that_does_not_get_out_of_a_rebalance_ends_itself(
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    handlers = Handlers(tmp_path / "handlers")
+    # Faust's variable, as above.
+    victim = Victim(
+        new_worker, tmp_path / "victim", queues=QUEUES, modules=handlers.directory, BROKER_REBALANCE_TIMEOUT="6"
+    )
+    await victim.worker.start().ready(limit=LIMIT_SECONDS)
+    async with marq.Producer(broker.bootstrap_servers, prefix=victim.worker.names.prefix) as producer:
+        await producer.send("coroutine", b"one")
+        await handlers.has_noted("coroutine", 1)
+    await victim.stands_still(standstill.handlers_rebalance)
+    standstill.take_back(victim.directory)
+
+    # A second member starts a rebalance of the group.
+    new_worker(like=victim.worker, PYTHONPATH=f"{ROOT}:{handlers.directory}").start()
+
+    async def ended() -> bool:
+        return f"has ended with exit code {EXIT_STALLED}" in victim.worker.log()
+
+    await patiently(ended)
+
+    assert re.search(r"a rebalance of the group .* stalled: it does not end", victim.worker.log())
+    assert victim.worker.exit_code is None
+
+
+@pytest.mark.timeout(600)
 async def test_a_worker_whose_broker_hangs_and_one_that_was_stopped_itself_go_on(tmp_path: Path) -> None:
     with EmbeddedBroker() as broker, contextlib.contextmanager(workers)(broker, tmp_path) as new_worker:
         worker = await new_worker(environment={"MARQ_WATCHDOG": "5"}).start().ready(limit=LIMIT_SECONDS)

@@ -104,6 +104,7 @@ class BareTable:
 
     def __init__(self, recovering: Callable[[], Awaitable[int]]) -> None:
         self._recovering = recovering
+        self.damaged: set[int] = set()
 
     async def recover(self, *_: object) -> int:
         return await self._recovering()
@@ -302,3 +303,39 @@ async def test_nothing_is_sent_by_placements_that_are_too_old() -> None:
 
     with pytest.raises(TimeoutError, match="could not be read"):
         await owner.perform(write)
+
+
+async def test_an_owner_whose_local_table_is_damaged_recovers_its_lease_book_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The payloads of its messages are only in the table. Markers are then read again, from the table's offset."""
+    sought: list[int] = []
+    recoveries = 0
+
+    async def recovering() -> int:
+        nonlocal recoveries
+        recoveries += 1
+        table.damaged.clear()
+        return 0
+
+    async def log_range(partition: int) -> tuple[int, int]:
+        return 0, 100
+
+    async def seek(partition: int, offset: int) -> None:
+        sought.append(offset)
+
+    table = BareTable(recovering)
+    owner = Ownership(0, surroundings(table=table, log_range=log_range, seek=seek))
+    monkeypatch.setattr(owner._writer, "fence", fenced)
+    owner._writer.producer = TakingProducer()  # type: ignore[assignment]
+    await owner._take_over()
+    owner.engine.position, owner.engine._epoch = 50, (1, 0)
+    await owner._take_over()
+    assert recoveries == 1
+
+    table.damaged.add(0)
+    owner.engine._epoch = (1, 0)
+    await owner._take_over()
+
+    assert recoveries == 2
+    assert sought[-1] == 0

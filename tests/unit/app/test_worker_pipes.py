@@ -31,6 +31,27 @@ async def test_a_report_is_told_when_it_is_new_until_the_writer_ends() -> None:
     assert read == [{"breakers": {"emails": "closed"}}, {"breakers": {"emails": "open"}}, {}]
 
 
+async def test_the_breakers_of_many_queues_are_reported_completely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the pipe has no room for all of them at once, and when queues are removed."""
+    reading, writing = os.pipe()
+    reporter, now_s = Reporter(writing), 100.0
+    monkeypatch.setattr("marq_worker.app.handlers.worker_pipes.time", SimpleNamespace(monotonic=lambda: now_s))
+    breakers = {f"{number:03d}{'é' * 126}": {"state": "closed", "openings": 0} for number in range(600)}
+    fewer = dict(list(breakers.items())[:200])
+    complete = []
+
+    async with asyncio.timeout(60):
+        async for report in reports(reading, silence_s=0.01):
+            if report:
+                complete.append(report)
+            if len(complete) == 2:
+                break
+            reporter.tell({"breakers": fewer if complete else breakers, "in_flight": 1})
+
+    os.close(writing)
+    assert complete == [{"breakers": breakers, "in_flight": 1}, {"breakers": fewer, "in_flight": 1}]
+
+
 async def test_a_report_that_does_not_change_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     reporter, now_s = Reporter(writing), 100.0

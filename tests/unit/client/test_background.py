@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+import marq
+from marq.consumer.handler_pool import HandlerTasks
 from marq.testing import Broker
 from marq.wire.errors import BrokerUnavailable, MarqError
 from tests.unit.client.fakes import LIMIT_S, P1, Rig, spin
@@ -104,3 +106,63 @@ async def test_a_consumer_that_can_no_longer_follow_its_queues_ends_with_an_erro
 
         with pytest.raises(MarqError, match="ZeroDivisionError"):
             await consumer.receive(wait=LIMIT_S)
+
+
+class Hanging:
+    """A handler that ends when the test lets it."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.finished = False
+
+    async def __call__(self, message: marq.Message) -> None:
+        self.begun.set()
+        await self.go_on.wait()
+        self.finished = True
+
+
+@pytest.mark.parametrize("worker", [False, True])
+async def test_an_error_of_the_receiver_does_not_wait_for_a_handler_that_hangs(caplog, worker) -> None:
+    """Else a process stays alive without receiving anything."""
+    hanging = Hanging()
+    async with (
+        Broker() as broker,
+        broker.producer() as producer,
+        broker.consumer("emails", shutdown_timeout=0) as consumer,
+    ):
+        await producer.send("emails", b"")
+        session = consumer._running
+        if worker:
+            session.add(HandlerTasks(session.buffer, session.receiver.acks, hanging, 1))
+            running = asyncio.create_task(session.done())
+        else:
+            running = asyncio.create_task(consumer.run(hanging))
+        async with asyncio.timeout(LIMIT_S):
+            await hanging.begun.wait()
+            session.receiver.fail(MarqError("no permission"))
+            with pytest.raises(MarqError, match="no permission"):
+                await running
+
+    assert "consumer can no longer receive: queue=emails error=no permission" in caplog.text
+
+
+async def test_a_handler_may_finish_after_an_error_of_the_receiver() -> None:
+    hanging = Hanging()
+    async with (
+        Broker() as broker,
+        broker.producer() as producer,
+        broker.consumer("emails", shutdown_timeout=LIMIT_S) as consumer,
+    ):
+        await producer.send("emails", b"")
+        session = consumer._running
+        running = asyncio.create_task(consumer.run(hanging))
+        async with asyncio.timeout(LIMIT_S):
+            await hanging.begun.wait()
+            session.receiver.fail(MarqError("no permission"))
+            await spin()
+            assert not running.done()
+            hanging.go_on.set()
+            with pytest.raises(MarqError, match="no permission"):
+                await running
+    assert hanging.finished

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import permutations, product
 
 import pytest
@@ -510,6 +511,26 @@ async def test_what_is_held_never_passes_max_in_flight_and_membership_goes_on(ma
     for message in messages:
         await message.ack()
     assert [message.offset for message in await rig.take(3)] == [3, 4, 5]
+
+
+async def test_a_full_consumer_that_is_busy_stays_in_its_group(make_rig) -> None:
+    """Each finished message wakes the receiver; that must not postpone its next poll."""
+    rig = make_rig(max_in_flight=3)
+    rig.reader.keep_alive_s = 0.1
+    rig.buffer.handler_demand = 100
+    rig.reader.add(P0, *records(*range(10)))
+    await rig.take(3)
+    rig.reader.kept_alive.clear()
+    wake_ups = 0
+
+    while not rig.reader.kept_alive.is_set() and wake_ups < 200:
+        wake_ups += 1
+        rig.receiver.demand()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(rig.reader.kept_alive.wait(), 0.02)
+
+    assert rig.reader.kept_alive.is_set()
+    assert rig.receiver.prefetch.in_flight == 3
 
 
 async def test_batches_are_cut_so_that_each_fits_into_a_record(make_rig) -> None:

@@ -432,3 +432,19 @@ async def test_what_is_still_held_of_a_list_that_lost_a_lease_comes_back_after_t
 @pytest.fixture(autouse=True)
 def _logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "marq")
+
+
+async def test_prefetched_messages_with_ended_leases_are_not_subtracted_from_those_in_handlers(make_rig) -> None:
+    rig = make_rig()
+    rig.add(10)
+    await rig.take(1)
+    prefetch = rig.receiver.prefetch
+    rig.buffer.handler_demand = 5
+    rig.receiver.demand()
+    await spin()
+    assert prefetch.in_flight > prefetch.processing == 1
+
+    rig.settler.gate.clear()
+    await rig.clock.advance(60)
+
+    assert (prefetch.in_flight, prefetch.processing, len(rig.buffer.ready)) == (0, 0, 0)

@@ -1,10 +1,13 @@
-"""Messages that are made when it is their turn."""
+"""Messages that are made when it is their turn, and the calls that wait for them."""
 
 from __future__ import annotations
 
+import asyncio
 from itertools import count, islice
 
-from marq.consumer.prefetch import Ready
+import pytest
+
+from marq.consumer.prefetch import PrefetchBuffer, Ready
 
 
 class Made:
@@ -61,3 +64,30 @@ def test_all_can_be_looked_at_and_taken_from_both_ends_and_more_added_after_them
 
     assert len(ready) == 99
     assert ready.take(200) == [*range(1, 99), 1_000]
+
+
+async def test_waits_that_time_out_leave_nothing_behind() -> None:
+    """An endpoint that polls an empty queue waits thousands of times a minute."""
+    buffer = PrefetchBuffer("emails")
+
+    for _ in range(100):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await buffer.wait()
+
+    assert len(buffer._takers) == 0
+
+
+async def test_a_message_wakes_the_call_that_waits_behind_one_that_timed_out() -> None:
+    buffer = PrefetchBuffer("emails")
+    first, second, third = [asyncio.create_task(buffer.wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+
+    buffer.wake(1)
+    await second
+
+    assert (first.cancelled(), third.done()) == (True, False)
+    buffer.close()
+    await third

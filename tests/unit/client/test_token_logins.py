@@ -116,10 +116,10 @@ async def test_a_token_that_cannot_be_sent_is_refused_without_being_shown(token:
     assert str(token) not in str(caught.value) or not token
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no network"), SystemExit("no network"), TimeoutError("no network")])
-async def test_what_a_provider_raises_is_named(error: BaseException) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit, TimeoutError, StopIteration])
+async def test_what_a_provider_raises_is_named(kind: type[BaseException]) -> None:
     def provider() -> str:
-        raise error
+        raise kind("no network")
 
     with pytest.raises(NoToken, match=r"the token provider mine failed: .*no network"):
         await TokenSource("mine", provider).token()

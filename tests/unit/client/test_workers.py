@@ -79,6 +79,27 @@ async def test_an_exception_decides_on_messages_without_an_outcome(make_rig, wor
     assert rig.acked == [1]
 
 
+@pytest.mark.parametrize("lists", [False, True])
+async def test_a_stop_iteration_of_a_plain_function_fails_its_messages_and_frees_its_task(make_rig, lists) -> None:
+    """asyncio can't pass a StopIteration from a thread to a task: the call would never end."""
+    rig = make_rig()
+    rig.add(1)
+
+    def handler(work) -> None:
+        messages = work if lists else [work]
+        if messages[0].offset == 0:
+            next(iter([]))
+
+    pool = rig.work_on_batches(handler) if lists else rig.work(handler)
+    await rig.settler.until(lambda: bool(rig.released))
+    rig.add([1])
+    await rig.settler.until(lambda: bool(rig.acked))
+    await pool.stop(1)
+
+    assert rig.released == {0: (BACKOFF, True, "RuntimeError: StopIteration in the handler")}
+    assert rig.acked == [1]
+
+
 async def test_a_message_that_has_its_outcome_is_not_acked(make_rig, work) -> None:
     rig = make_rig()
     rig.add(4)

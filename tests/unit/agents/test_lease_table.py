@@ -1,0 +1,165 @@
+"""The lease table on a damaged disk: no row is lost silently, and the changelog replaces damaged files."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faust
+import pytest
+from aiokafka import TopicPartition
+from faust.types import TP
+
+from marq.core.storage import rows
+from marq.core.storage.clock import LogClock
+from marq.core.storage.image_from_rows import Restoration
+from marq.core.storage.rows import IDENTITY_KEY, LeaseRow
+from marq.wire.markers import Payload, Source
+from marq_worker.tables import leases
+from marq_worker.tables.leases import LeaseTable, LocalTableError
+
+SOURCE = Source("t.messages", 0)
+LEASES = 5_000
+
+
+def row_key(number: int) -> bytes:
+    return rows.row_key("emails", SOURCE, number)
+
+
+def attached(directory: Path) -> LeaseTable:
+    app = faust.App("t", store="rocksdb://", TableManager=leases.Tables, datadir=str(directory))
+    return leases.attach(app)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LeaseTable:
+    """A table of many leases, all in one file of RocksDB."""
+    table = attached(tmp_path)
+    lease = rows.encode_lease(LeaseRow("emails", 1, 1, 1000, 0))
+    content = {row_key(number): rows.encode_row(lease, payload()) for number in range(LEASES)}
+    table.write(0, {IDENTITY_KEY: b"x" * 16, rows.APPLIED_KEY: rows.encode_applied(123, LogClock()), **content}, 9)
+    table.data._db_for_partition(0).flush()
+    return table
+
+
+def payload() -> Payload:
+    return Payload(0, 1, None, (), os.urandom(100))
+
+
+def files(table: LeaseTable, kind: str) -> list[Path]:
+    return sorted(Path(table.data.partition_path(0)).glob(kind), key=lambda path: path.stat().st_size)
+
+
+def damage(table: LeaseTable) -> None:
+    """Overwrite some bytes in the middle of the largest file, and reopen it."""
+    table._close(0)
+    file = files(table, "*.sst")[-1]
+    with file.open("r+b") as content:
+        content.seek(file.stat().st_size // 2)
+        content.write(os.urandom(64))
+
+
+def restored(table: LeaseTable) -> int:
+    restoration = Restoration()
+    for _ in restoration.read(table.rows(0)):
+        pass
+    assert restoration.applied == 123
+    return sum(map(len, restoration.leases.values()))
+
+
+def test_all_rows_are_restored_but_the_local_databases_own(table: LeaseTable) -> None:
+    assert restored(table) == LEASES
+
+
+def test_a_damaged_block_does_not_cut_the_table_short(table: LeaseTable) -> None:
+    damage(table)
+
+    with pytest.raises(LocalTableError, match="rebuilds them from the changelog"):
+        restored(table)
+
+
+def test_a_read_that_ends_before_the_last_row_is_an_error(table: LeaseTable) -> None:
+    """As after an I/O error that does not occur again."""
+    database = table.data._db_for_partition(0)
+
+    class EndsEarly:
+        def items(self, from_key: bytes) -> Any:
+            return iter(list(database.items(from_key=from_key))[:-1])
+
+        def iter(self) -> Any:
+            return database.iter()
+
+    table.data._dbs[0] = EndsEarly()
+
+    with pytest.raises(LocalTableError, match="did not return all rows"):
+        restored(table)
+    assert table.damaged == set()
+
+
+def get_all(table: LeaseTable) -> object:
+    return table.get(0, [row_key(number) for number in range(LEASES)])
+
+
+def remove_manifest(table: LeaseTable) -> None:
+    table._close(0)
+    files(table, "MANIFEST-*")[0].unlink()
+
+
+def damage_manifest(table: LeaseTable) -> None:
+    table._close(0)
+    files(table, "MANIFEST-*")[0].write_bytes(b"damaged")
+
+
+class Changelog:
+    """A changelog from offset 0 to 10."""
+
+    async def beginning_offsets(self, sources: object) -> Any:
+        return defaultdict(int)
+
+    async def end_offsets(self, sources: object) -> Any:
+        return defaultdict(lambda: 10)
+
+
+@pytest.mark.parametrize("harm", [damage, damage_manifest, remove_manifest])
+async def test_damaged_files_are_rebuilt_and_not_used_before(
+    table: LeaseTable, harm: Callable[[LeaseTable], None]
+) -> None:
+    """An empty database in their place would answer that open messages have no payload."""
+    harm(table)
+
+    for _ in range(2):
+        with pytest.raises(LocalTableError, match="rebuilds them from the changelog"):
+            get_all(table)
+    with pytest.raises(LocalTableError):
+        table.write(0, {b"r": b""}, 10)
+    source: Any = TopicPartition("t.changelog", 0)
+    consumer: Any = Changelog()
+
+    assert await table._local_start(consumer, source, b"x" * 16) == 0
+    assert list(table.rows(0)) == []
+    assert table.get(0, [row_key(0)]) == [None]
+
+
+async def test_sound_files_are_kept(table: LeaseTable) -> None:
+    source: Any = TopicPartition("t.changelog", 0)
+    consumer: Any = Changelog()
+
+    assert await table._local_start(consumer, source, b"x" * 16) == 10
+    assert restored(table) == LEASES
+
+
+async def test_a_rebalance_does_not_fail_because_of_damaged_files(
+    table: LeaseTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faust would open them, and an error would end the worker each time it starts."""
+    damage_manifest(table)
+    assigned = {TP(table.changelog_topic_name, 0)}
+    monkeypatch.setattr(table.app.assignor, "assigned_standbys", set)
+
+    await table.on_rebalance(assigned, set(), assigned, 1)
+
+    with pytest.raises(LocalTableError):
+        get_all(table)
