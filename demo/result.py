@@ -11,8 +11,8 @@ from demo.run import Kill
 from proof.checker import judge
 from proof.evidence import Evidence, gather
 from proof.findings import Report
-from proof.fold import DEAD_LETTERED, LEASED, REDELIVERED
 from proof.history import Event
+from proof.states import DEAD_LETTERED, LEASED, REDELIVERED
 
 #: Statistics that the checker and the data pipeline's audit have under the same names.
 SHARED = ("sent", "acked", "dead", "acked_and_dead", "lost", "duplicates", "redelivered")

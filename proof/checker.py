@@ -70,21 +70,12 @@ from proof.copies_and_answers import judge_answers, judge_copies, judge_duplicat
 from proof.evidence import Evidence, gather
 from proof.evidence_types import ACK, BITS, REJECT, RELEASE, Fact, Trail, events_of
 from proof.findings import Report
-from proof.fold import (
-    ABANDONED,
-    CANCELLED,
-    DEAD_LETTERED,
-    DEFAULT_LIMIT,
-    DELAYED,
-    DELIVERED,
-    REDELIVERED,
-    Key,
-    Standing,
-)
+from proof.fold import DEFAULT_LIMIT, Key
 from proof.history import Event
 from proof.key_order import is_resumed, is_stranded, judge_lines, redelivered_in_place
 from proof.messages import Messages
 from proof.quarantine import judge_quarantine
+from proof.states import ABANDONED, CANCELLED, DEAD_LETTERED, DELAYED, DELIVERED, REDELIVERED, Standing
 from proof.tracker_decisions import HEADER_ROOM_BYTES, decided_on, judge_decision, judge_fact
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from marq.wire.markers import ANY_QUEUE
 from proof.evidence_types import MarkersLog, Question, Told, Trail, events_of
 from proof.findings import Report
-from proof.fold import CANCELLED, COPIED
+from proof.states import CANCELLED, COPIED
 
 DONE, TOO_LATE = "DONE", "TOO_LATE"
 

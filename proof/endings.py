@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from proof.fold import (
+from proof.states import (
     ABANDONED,
     CANCELLED,
     DEAD_LETTERED,

@@ -34,9 +34,10 @@ from proof.evidence_types import (
     last_standing,
 )
 from proof.findings import Report
-from proof.fold import DEFAULT_LIMIT, DEFAULT_WINDOW_MS, FACTS, Key
+from proof.fold import DEFAULT_LIMIT, DEFAULT_WINDOW_MS, Key
 from proof.history import UNREADABLE
 from proof.sends import Sends
+from proof.states import FACTS
 
 #: Requests that may end a message.
 _FINISHING = (ACK, RELEASE, REJECT)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from marq.settings.backoff import Backoff
 from marq.wire.names import is_synthetic
-from proof.fold import Fold, Key, Standing
+from proof.fold import Fold, Key
+from proof.states import Standing
 
 Event = dict[str, Any]
 

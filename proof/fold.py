@@ -10,12 +10,29 @@ Then a message may be due at several moments, and the fold keeps all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from marq.core.storage.rows import row_key
 from marq.settings.backoff import Backoff
 from marq.wire.markers import ANY_QUEUE, BACKOFF, BLOCKED_MS, LAST, MAX_TIME_MS, Source
 from marq.wire.names import is_synthetic
+from proof.states import (
+    CANCELLED,
+    DELAYED,
+    DISPATCHED,
+    EXHAUSTED,
+    FACTS,
+    HELD,
+    IN_ORDER,
+    LEASED,
+    LEASED_IN_ORDER,
+    REJECTED,
+    RELEASED,
+    WAITING,
+    WAITING_IN_ORDER,
+    Standing,
+    comes_after,
+)
 
 Event = dict[str, Any]
 #: A message: its queue, and the name of its place. Several queues may have a message at one place.
@@ -27,49 +44,6 @@ DEFAULT_LIMIT = 5
 DEFAULT_WINDOW_MS = 300_000
 #: Beyond a jump of this size a tracker's monotonic time counts (docs/protocol.md, "The log's clock").
 TOLERATED_JUMP_MS = 5_000
-
-LEASED, RELEASED, REJECTED = "LEASED", "RELEASED", "REJECTED"
-#: State of an in-flight message that is never redelivered, and the fact that ends it.
-DISPATCHED, ABANDONED = "DISPATCHED", "ABANDONED"
-#: States of messages that keep their place: no tracker ever redelivers them.
-LEASED_IN_ORDER, WAITING_IN_ORDER = "LEASED_IN_ORDER", "WAITING_IN_ORDER"
-#: State of a message whose last delivery in its place failed.
-EXHAUSTED = "EXHAUSTED"
-IN_ORDER = (LEASED_IN_ORDER, WAITING_IN_ORDER)
-HELD = (LEASED, DISPATCHED, LEASED_IN_ORDER)
-#: CANCELLED is both a state and the fact that ends it.
-DELAYED, CANCELLED = "DELAYED", "CANCELLED"
-#: States in which a message may be rescheduled and cancelled.
-WAITING = (DELAYED, RELEASED, WAITING_IN_ORDER)
-REDELIVERED, DEAD_LETTERED, DELIVERED = "REDELIVERED", "DEAD_LETTERED", "DELIVERED"
-#: Facts, with the name of the counter of each.
-FACTS = {name: name.lower() for name in (REDELIVERED, DEAD_LETTERED, DELIVERED, CANCELLED, ABANDONED)}
-#: Facts that come with a record on the queue.
-COPIED = (REDELIVERED, DELIVERED)
-#: Low bits of an ordered message's holder; the bits above them are the offset of its RESUME.
-HOLDER_BITS = 16
-
-
-class Standing(NamedTuple):
-    """The state of an open message; ``dues_ms``: when it may be due, the earliest first."""
-
-    queue: str
-    holder: str
-    attempt: int
-    dues_ms: tuple[int, ...]
-    since_ms: int
-    state: str = LEASED
-    counted: bool = True
-    text: str = ""
-
-    @property
-    def due_ms(self) -> int:
-        return self.dues_ms[0]
-
-
-def comes_after(holder: str, other: str) -> bool:
-    """Whether one holder of ordered messages resumed after another, or is the same one."""
-    return int(holder, 16) >> HOLDER_BITS >= int(other, 16) >> HOLDER_BITS
 
 
 class Fold:
@@ -187,7 +161,7 @@ class Fold:
                     # It is not known whether a handler has seen it.
                     self.put(key, standing._replace(state=LEASED, counted=False))
                 else:
-                    dues_ms = (self.now_ms,) if self._blocks(standing) else standing.dues_ms
+                    dues_ms = (self.now_ms,) if standing.blocks(self.now_ms) else standing.dues_ms
                     self.put(key, standing._replace(holder="", dues_ms=dues_ms, state=RELEASED))
 
     def _delay(self, event: Event) -> None:
@@ -268,12 +242,8 @@ class Fold:
         if standing is None:
             return False
         if standing.state == WAITING_IN_ORDER:
-            return self._blocks(standing)
+            return standing.blocks(self.now_ms)
         return standing.state in WAITING
-
-    def _blocks(self, standing: Standing) -> bool:
-        """Whether a message that waits in its line blocks it."""
-        return standing.due_ms - self.now_ms >= BLOCKED_MS // 2
 
     def ask(self, key: Key, event: Event, *, in_time: bool) -> None:
         """Record a request to reschedule or cancel a message; ``key`` may have ANY_QUEUE if it came too late."""
@@ -364,7 +334,7 @@ class Fold:
                 self._count(event["queue"], "late")
                 continue
             self._count(standing.queue, "rejected")
-            # Whoever rejects a message has seen it.
+            # A rejected message was delivered.
             rejected = standing._replace(holder="", dues_ms=(self.now_ms,), state=REJECTED, counted=True, text=reason)
             self.put(key, rejected)
 

@@ -15,7 +15,7 @@ from marq.wire.names import is_synthetic
 from proof.causes import EVERYBODY, Why, is_hindered, suffered
 from proof.evidence import Evidence
 from proof.evidence_types import Delivery, Fact, MarkersLog, Trail
-from proof.fold import (
+from proof.states import (
     CANCELLED,
     DELIVERED,
     HOLDER_BITS,

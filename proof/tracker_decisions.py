@@ -11,7 +11,7 @@ from collections.abc import Collection
 from proof.endings import ending
 from proof.evidence_types import Decision, Fact, MarkersLog, Trail
 from proof.findings import Report
-from proof.fold import (
+from proof.states import (
     ABANDONED,
     CANCELLED,
     DEAD_LETTERED,

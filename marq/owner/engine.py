@@ -370,10 +370,9 @@ class OwnerEngine:
             return [self._apart.pop()]
         self._due = self._due or self.tracker.due()
         fires = self._due[:MAX_COPIES]
-        ids = [(fire.lease.queue, fire.source, fire.offset) for fire in fires]
-        payloads = find_payloads_in_turn(self.tracker.book, self.pending, self._table, ids)
-        due: list[Due] = []
-        room = MAX_COPIES_BYTES
+        places = [(fire.lease.queue, fire.source, fire.offset) for fire in fires]
+        payloads = find_payloads_in_turn(self.tracker.book, self.pending, self._table, places)
+        due, room = list[Due](), MAX_COPIES_BYTES
         for fire, payload in zip(fires, payloads, strict=True):
             assert payload is not None, f"no row for {record_headers.record_id(fire.source, fire.offset)}"
             due.append((redeliveries.fitting(fire, payload, self._limit_bytes), payload))

@@ -25,8 +25,9 @@ from marq.core.storage import rows
 from marq.core.storage.rows import Counts, LeaseRow, State
 from marq.core.storage.settled_dead_letters import CHUNK_OFFSETS
 from marq.settings.queue import QueueSettings
-from proof.fold import Fold, Standing
+from proof.fold import Fold
 from proof.history import holder_name, log_name, name_of
+from proof.states import Standing
 
 
 class Violation(AssertionError):
