@@ -407,8 +407,15 @@ def test_the_deliveries_of_a_queue_with_ordering_are_told_from_its_markers() -> 
     ]
 
 
-async def test_a_message_with_ordering_can_not_be_released_by_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = {"t/0/1": ("leased", 7), "t/0/2": ("leased_in_order", 8), "t/0/3": ("waiting_in_order", 0)}
+async def test_a_message_with_ordering_or_a_dispatched_one_can_not_be_released_by_an_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = {
+        "t/0/1": ("leased", 7),
+        "t/0/2": ("leased_in_order", 8),
+        "t/0/3": ("waiting_in_order", 0),
+        "t/0/4": ("dispatched", 9),
+    }
     written: list[Release] = []
 
     async def look(queue: str, place: str) -> Mapping[str, Any]:
@@ -419,10 +426,28 @@ async def test_a_message_with_ordering_can_not_be_released_by_an_operator(monkey
         written.extend(batches)
 
     monkeypatch.setattr(Actor, "_write", write)
-    actor = Actor(None, None, None, look)  # type: ignore[arg-type]
+    queues = Mock(definitions=Definitions(), start=AsyncMock())
+    actor = Actor(None, None, queues, look)  # type: ignore[arg-type]
 
-    assert await actor.release("emails", list(states)) == [True, False, False]
+    assert await actor.release("emails", list(states)) == [True, False, False, False]
     assert [(batch.holder, batch.offsets) for batch in written] == [(7, [1])]
+
+
+async def test_a_prefetched_message_of_an_at_most_once_queue_is_not_released_because_its_consumer_may_dispatch_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def look(queue: str, place: str) -> Mapping[str, Any]:
+        return {"queue": queue, "state": "leased", "holder": 7}
+
+    definitions = Definitions()
+    definitions.fold(b"file:payments", {"delivery": "at-most-once"})
+    write = AsyncMock()
+    monkeypatch.setattr(Actor, "_write", write)
+    queues = Mock(definitions=definitions, start=AsyncMock())
+    actor = Actor(None, None, queues, look)  # type: ignore[arg-type]
+
+    assert await actor.release("payments", ["t/0/1"]) == [False]
+    write.assert_not_called()
 
 
 @pytest.mark.parametrize(("queue", "released"), [("emails", {"emails": 7}), ("", {"emails": 7, "search": 8})])
