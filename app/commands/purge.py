@@ -12,7 +12,7 @@ import click
 
 from marq.admin import purge as purging
 from marq.admin.purge import Purged
-from marq.kafka.inspector import Inspector
+from marq.kafka.inspector import MAX_SCANNED, Inspector
 from marq.settings.client import ClientSettings
 from marq.wire.names import check_queue_name
 from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, open_queues
@@ -36,23 +36,33 @@ async def purge(
     """Discard all waiting messages of a queue; messages in flight continue; the queue is paused during the purge."""
     check_queue_name(name)
     client, interrupted = setup.client, False
-    purged, extent = await purging.meant(client, name, delayed=delayed, dead=dead)
-    if not dry_run and purged.total:
-        confirm(f"Purge {purged.total} messages of queue {name!r} permanently?", yes=yes)
+    purged, extent, complete = await purging.meant(client, name, delayed=delayed, dead=dead)
+    # An incomplete count may have found none of the queue's messages.
+    if not dry_run and (purged.total or not complete):
+        confirm(f"Purge {_counted(purged, complete=complete)} of queue {name!r} permanently?", yes=yes)
     if not dry_run:
+        complete = True
         try:
             with bar(f"purging {name}") as progress:
                 purged = await purging.purge(client, name, delayed=delayed, dead=dead, extent=extent, progress=progress)
         except asyncio.CancelledError:
             interrupted = True
-    reached = {"queue": name, **asdict(purged), "dry_run": dry_run, "interrupted": interrupted}
-    print(json.dumps(reached) if as_json else said(name, purged, dry_run=dry_run, interrupted=interrupted))
-    if not (purged.total or interrupted):
+    reached = {
+        "queue": name, **asdict(purged), "complete": complete, "dry_run": dry_run, "interrupted": interrupted,
+    }  # fmt: skip
+    text = said(name, purged, complete=complete, dry_run=dry_run, interrupted=interrupted)
+    print(json.dumps(reached) if as_json else text)
+    if complete and not (purged.total or interrupted):
         await note_if_unknown(client, name)
-    return INTERRUPTED if interrupted else 0
+    return INTERRUPTED if interrupted else int(not complete)
 
 
-def said(name: str, purged: Purged, *, dry_run: bool, interrupted: bool) -> str:
+def _counted(purged: Purged, *, complete: bool) -> str:
+    at_least, stopped = ("", "") if complete else ("at least ", f" (counting stopped after {MAX_SCANNED:,} records)")
+    return f"{at_least}{purged.total:,} messages{stopped}"
+
+
+def said(name: str, purged: Purged, *, complete: bool = True, dry_run: bool, interrupted: bool) -> str:
     if interrupted:
         return (
             f"interrupted: queue {name!r} may still be paused, with waiting messages skipped but not purged: purge it"
@@ -66,7 +76,7 @@ def said(name: str, purged: Purged, *, dry_run: bool, interrupted: bool) -> str:
     late = f"; {purged.too_late:,} were delivered or finished meanwhile" if purged.too_late else ""
     verb = "would be purged" if dry_run else "purged"
     paused = f"; it is paused, as it was before: `resume {name}`" if purged.paused else ""
-    return f"queue {name!r}: {purged.total:,} messages {verb} ({listed}){late}{paused}"
+    return f"queue {name!r}: {_counted(purged, complete=complete)} {verb} ({listed}){late}{paused}"
 
 
 #: Seconds between two counts.

@@ -1,0 +1,87 @@
+"""What `marq purge` asks and prints, with a count and a purge that need no broker."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import nullcontext
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
+
+import pytest
+from click.testing import CliRunner
+
+from marq.admin import purge as purging
+from marq.admin.purge import Purged
+from marq.kafka.inspector import Waiting
+from marq.wire.markers import Source
+from marq_worker.app.commands import purge as command
+
+P0 = Source("marq.messages", 0)
+
+
+class Counting:
+    """A namespace whose messages are behind more records than a count reads."""
+
+    def __init__(self, found: int) -> None:
+        self._found = found
+
+    async def waiting(self, queues: list[str]) -> Waiting:
+        return Waiting(Counter({queues[0]: self._found}), complete=False, ends={P0: 1_000_000})
+
+    async def places(self, queues: list[str]) -> dict[str, dict[Source, int]]:
+        return {queue: {P0: 0} for queue in queues}
+
+    async def owned(self) -> dict[int, object]:
+        return {}
+
+    async def ranges(self, topic: str) -> dict[Source, range]:
+        return {P0: range(5_000_000)}
+
+
+@pytest.fixture
+def purged(monkeypatch: pytest.MonkeyPatch) -> AsyncMock:
+    """The purge that the command calls."""
+    purged = AsyncMock(return_value=Purged(waiting=4_000_000))
+    monkeypatch.setattr(purging, "purge", purged)
+    monkeypatch.setattr(purging, "ensure_topics", AsyncMock())
+    monkeypatch.setattr(
+        purging, "Queues", SimpleNamespace(of=lambda settings: nullcontext(SimpleNamespace(definitions=None)))
+    )
+    monkeypatch.setattr(command, "note_if_unknown", AsyncMock())
+    return purged
+
+
+@pytest.fixture(params=[0, 1_000])
+def found(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many of the queue's messages the incomplete count found."""
+    counting = Counting(request.param)
+    monkeypatch.setattr(purging, "Inspector", lambda settings, definitions: counting)
+    monkeypatch.setattr(purging, "LogReader", lambda settings, committed: nullcontext(counting))
+    return counting._found
+
+
+def test_a_purge_whose_count_is_incomplete_needs_a_confirmation(purged: AsyncMock, found: int) -> None:
+    ended = CliRunner().invoke(command.purge, ["emails"], input="")
+
+    assert ended.exit_code == 1
+    assert f"Purge at least {found:,} messages (counting stopped after 1,000,000 records) of queue" in ended.stderr
+    purged.assert_not_called()
+
+
+def test_a_confirmed_purge_ends_all_messages_that_waited(purged: AsyncMock, found: int) -> None:
+    ended = CliRunner().invoke(command.purge, ["emails", "--json"], input="y\n")
+
+    assert ended.exit_code == 0
+    assert purged.call_args.kwargs["extent"].ends == {P0: 5_000_000}
+    document = json.loads(ended.stdout)
+    assert (document["waiting"], document["complete"]) == (4_000_000, True)
+
+
+def test_a_dry_run_says_that_its_count_is_incomplete(purged: AsyncMock, found: int) -> None:
+    text, document = (CliRunner().invoke(command.purge, ["emails", "--dry-run", *more]) for more in ((), ("--json",)))
+
+    assert (text.exit_code, document.exit_code) == (1, 1)
+    assert f"at least {found:,} messages (counting stopped after 1,000,000 records) would be purged" in text.stdout
+    assert json.loads(document.stdout)["complete"] is False
+    purged.assert_not_called()
