@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.pretend import DEAD_LETTERED, PAGES, QUEUES, PretendNamespace
 from tests.browser.serving import Background, Site, serving
-from tests.browser.windows import examine, violations, width
+from tests.browser.windows import ELSEWHERE, examine, violations, width
 
 #: A telephone; the longest name that a queue may have is longer than its screen is wide.
 PHONE = {"width": 390, "height": 844}
@@ -271,6 +271,21 @@ def test_messages_that_are_selected_are_acted_on_once_confirmed(site: Site, page
     expect(page.locator(".empty")).to_be_visible()
     [(asked, (queue, ids))] = site.actor.asked
     assert (asked, queue, len(ids)) == ("deliver-now", "emails", before)
+
+
+def test_buttons_name_their_page_over_plain_http_on_an_address_of_another_machine(site: Site, browser: Browser) -> None:
+    # Not from new_page: the console says that Cross-Origin-Opener-Policy is for trustworthy addresses only.
+    page = browser.new_page()
+    url = site.url.replace("127.0.0.1", ELSEWHERE)
+    page.goto(url + "/queues/webhooks")
+
+    with page.expect_request(lambda request: request.method == "POST") as sent:
+        page.get_by_role("button", name="Pause", exact=True).click()
+
+    expect(page.locator(".question")).to_be_visible()
+    headers = sent.value.all_headers()
+    page.close()
+    assert (headers.get("origin"), headers.get("sec-fetch-site")) == (url, None)
 
 
 def test_all_messages_that_match_are_acted_on_with_progress(site: Site, page: Page) -> None:
