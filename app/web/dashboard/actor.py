@@ -18,6 +18,7 @@ from marq.producer.producer import Producer
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.queue import AT_MOST_ONCE
+from marq.wire.errors import MarqError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import ANY_QUEUE, Release, Source
 from marq.wire.markers_partitions import markers_partition
@@ -125,7 +126,16 @@ class Actor:
         await self._queues.resume(queue)
 
     async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
-        """Return what a purge of a queue would affect now, given the trackers' clocks by markers partition."""
+        """Return what a purge of a queue would affect now, given the trackers' clocks by markers partition.
+
+        Raises MarqError if a clock is missing: the purge would leave the partition's delayed and redriven messages.
+        """
+        topics = await cluster_of(self._client).topics()
+        if missing := sorted(set(range(topics.markers_partitions)) - set(clocks)):
+            raise MarqError(
+                f"queue {queue!r}: nothing was purged, because no worker reported on markers partition"
+                f" {', '.join(map(str, missing))}. Try again in a moment; if the error persists, run marq check"
+            )
         await self._queues.start()
         return await purging.extent_now(self._client, self._queues.definitions, queue, clocks)
 

@@ -491,6 +491,21 @@ async def test_a_purge_is_given_what_existed_when_it_was_asked_about(client: Cli
     assert sorted(extent.clocks) == [0, 1, 2]
 
 
+async def test_a_purge_uses_no_clock_of_a_tracker_that_is_still_reading(
+    client: Client, namespace: Filtered, actor: PretendActor
+) -> None:
+    statistics = await namespace.statistics()
+    statistics["workers"][0]["partitions"][1]["state"] = "recovering"
+    namespace.statistics = AsyncMock(return_value=statistics)  # type: ignore[method-assign]
+    _, fields = await question(client, "purge", ("queue", "emails"))
+
+    await confirm(client, "purge", [*fields, ("typed", "emails")])
+
+    [extent] = actor.extents
+    assert extent is not None
+    assert sorted(extent.clocks) == [0, 2]
+
+
 async def test_a_redrive_to_an_unknown_queue_is_asked_about_once_more(client: Client, actor: PretendActor) -> None:
     _, fields = await question(client, "redrive", ("queue", "invoices"))
 
