@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser.pretend import DEAD_LETTERED, PAGES, QUEUES, PretendNamespace
 from tests.browser.serving import Background, Site, serving
@@ -154,6 +154,51 @@ def test_a_page_is_refreshed_while_somebody_looks(site: Site, page: Page) -> Non
 
     expect(page.locator(".queues tbody")).to_contain_text("new")
     expect(page).to_have_url(site.url + "/")
+
+
+def test_a_message_that_is_selected_during_a_refresh_stays_selected(site: Site, page: Page) -> None:
+    page.goto(site.url + PAGES["delayed"])
+    page.get_by_label("Refresh").select_option("off")
+    rows = page.locator("tbody tr")
+    chosen = page.get_by_role("checkbox").first
+    place = chosen.get_attribute("value")
+    before = rows.count()
+    waiting: list[Route] = []
+    page.route("**/messages?state=delayed", lambda route: waiting.append(route))
+    page.evaluate(
+        "() => { window.refreshed = new Promise(done => document.addEventListener('htmx:finally:request', done)); }"
+    )
+
+    with page.expect_request("**/messages?state=delayed"):
+        page.keyboard.press("r")
+    chosen.check()
+    del site.namespace.delayed[str(place)]
+    waiting[0].continue_()
+    page.evaluate("() => window.refreshed.then(() => true)")
+
+    expect(rows).to_have_count(before)
+    assert page.locator("input:checked").get_attribute("value") == place
+    page.unroute_all()
+    chosen.uncheck()
+    # Keys that are pressed in a field do nothing.
+    page.locator("h1").click()
+    page.keyboard.press("r")
+    expect(rows).to_have_count(before - 1)
+
+
+def test_the_rows_of_messages_keep_their_identity_when_a_page_is_refreshed(site: Site, page: Page) -> None:
+    page.goto(site.url + PAGES["delayed"])
+    rows = page.locator("tbody tr")
+    before = rows.count()
+    second = page.get_by_role("checkbox").nth(1).get_attribute("value")
+    rows.nth(1).evaluate("row => { row.seen = 'second'; }")
+
+    del site.namespace.delayed[next(iter(site.namespace.delayed))]
+    page.keyboard.press("r")
+
+    expect(rows).to_have_count(before - 1)
+    assert rows.first.evaluate("row => row.seen") == "second"
+    assert page.get_by_role("checkbox").first.get_attribute("value") == second
 
 
 def test_pages_of_a_queue_with_a_slash_in_its_name_refresh_themselves_and_have_their_json(
