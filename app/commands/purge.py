@@ -35,22 +35,25 @@ async def purge(
 ) -> int:  # fmt: skip
     """Discard all waiting messages of a queue; messages in flight continue; the queue is paused during the purge."""
     check_queue_name(name)
-    client, interrupted = setup.client, False
+    client, interrupted, done = setup.client, False, 0
     purged, extent, complete = await purging.meant(client, name, delayed=delayed, dead=dead)
     # An incomplete count may have found none of the queue's messages.
     if not dry_run and (purged.total or not complete):
         confirm(f"Purge {_counted(purged, complete=complete)} of queue {name!r} permanently?", yes=yes)
     if not dry_run:
-        complete = True
-        try:
-            with bar(f"purging {name}") as progress:
+        with bar(f"purging {name}") as progress:
+            try:
                 purged = await purging.purge(client, name, delayed=delayed, dead=dead, extent=extent, progress=progress)
-        except asyncio.CancelledError:
-            interrupted = True
+                complete = True
+            except asyncio.CancelledError:
+                interrupted, complete = True, False
+        done = progress.done
+    # Those of an interrupted purge are unknown by kind.
+    figures = dict.fromkeys(asdict(purged)) if interrupted else asdict(purged)
     reached = {
-        "queue": name, **asdict(purged), "complete": complete, "dry_run": dry_run, "interrupted": interrupted,
+        "queue": name, **figures, "done": done, "complete": complete, "dry_run": dry_run, "interrupted": interrupted,
     }  # fmt: skip
-    text = said(name, purged, complete=complete, dry_run=dry_run, interrupted=interrupted)
+    text = interrupted_after(name, done) if interrupted else said(name, purged, complete=complete, dry_run=dry_run)
     print(json.dumps(reached) if as_json else text)
     if complete and not (purged.total or interrupted):
         await note_if_unknown(client, name)
@@ -62,12 +65,14 @@ def _counted(purged: Purged, *, complete: bool) -> str:
     return f"{at_least}{purged.total:,} messages{stopped}"
 
 
-def said(name: str, purged: Purged, *, complete: bool = True, dry_run: bool, interrupted: bool) -> str:
-    if interrupted:
-        return (
-            f"interrupted: queue {name!r} may still be paused, with waiting messages skipped but not purged: purge it"
-            f" again to finish, then `resume {name}`"
-        )
+def interrupted_after(name: str, done: int) -> str:
+    return (
+        f"interrupted after {done:,} messages: queue {name!r} may still be paused, with waiting messages skipped but"
+        f" not purged: purge it again to finish, then `resume {name}`"
+    )
+
+
+def said(name: str, purged: Purged, *, complete: bool, dry_run: bool) -> str:
     kinds = {
         "waiting": purged.waiting, "for redelivery": purged.redelivery, "delayed": purged.delayed,
         "dead-lettered": purged.dead_letters,

@@ -1,7 +1,8 @@
-"""What `marq purge` asks and prints, with a count and a purge that need no broker."""
+"""What `marq purge` and `marq replay` ask and print, with a count and a purge that need no broker."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from contextlib import nullcontext
@@ -12,10 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 from marq.admin import purge as purging
-from marq.admin.purge import Purged
+from marq.admin import replay as replaying
+from marq.admin.purge import Progress, Purged
+from marq.admin.replay import Replayed
 from marq.kafka.inspector import Waiting
 from marq.wire.markers import Source
 from marq_worker.app.commands import purge as command
+from marq_worker.app.commands import replay as replay_command
+from marq_worker.app.commands.command import INTERRUPTED
 
 P0 = Source("marq.messages", 0)
 
@@ -85,3 +90,35 @@ def test_a_dry_run_says_that_its_count_is_incomplete(purged: AsyncMock, found: i
     assert f"at least {found:,} messages (counting stopped after 1,000,000 records) would be purged" in text.stdout
     assert json.loads(document.stdout)["complete"] is False
     purged.assert_not_called()
+
+
+def test_the_document_of_an_interrupted_purge_has_no_planned_numbers(purged: AsyncMock, found: int) -> None:
+    async def interrupt(*_: object, progress: Progress, **options: object) -> Purged:
+        progress(300, 1_000)
+        raise asyncio.CancelledError
+
+    purged.side_effect = interrupt
+    ended = CliRunner().invoke(command.purge, ["emails", "--json", "--yes"])
+
+    assert ended.exit_code == INTERRUPTED
+    document = json.loads(ended.stdout)
+    assert (document["interrupted"], document["done"], document["complete"]) == (True, 300, False)
+    assert {document[kind] for kind in ("waiting", "redelivery", "delayed", "dead_letters", "too_late")} == {None}
+
+
+def test_the_document_of_an_interrupted_replay_has_the_number_of_messages_that_were_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def replay(*_: object, identity: str, progress: Progress | None = None, **options: object) -> Replayed:
+        if progress is not None:
+            progress(300, 1_000)
+            raise asyncio.CancelledError
+        return Replayed(identity, messages=1_000, unfinished=2)
+
+    monkeypatch.setattr(replaying, "replay", replay)
+
+    ended = CliRunner().invoke(replay_command.replay, ["emails", "--since", "1h", "--json", "--yes"])
+
+    assert ended.exit_code == INTERRUPTED
+    document = json.loads(ended.stdout)
+    assert (document["interrupted"], document["messages"], document["unfinished"]) == (True, 300, 2)
