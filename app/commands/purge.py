@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +13,7 @@ import click
 
 from marq.admin import purge as purging
 from marq.admin.purge import Purged
-from marq.kafka.inspector import MAX_SCANNED, Inspector
+from marq.kafka.inspector import MAX_SCANNED, Inspector, Waiting
 from marq.settings.client import ClientSettings
 from marq.wire.names import check_queue_name
 from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, open_queues
@@ -118,7 +119,10 @@ async def drain(setup: Setup, name: str, timeout: str, as_json: bool) -> int:
                     await asyncio.sleep(_PAUSE_S)
         except asyncio.CancelledError:
             code = INTERRUPTED
-    document = {"queue": name, "drained": code == 0, "seconds": time.monotonic() - began_s, **draining.found}
+    document = {
+        "queue": name, "drained": code == 0, "seconds": time.monotonic() - began_s,
+        "waiting_complete": draining.waiting_complete, "open_complete": draining.open_complete, **draining.found,
+    }  # fmt: skip
     print(json.dumps(document) if as_json else _said(document))
     if code == 0 and not draining.first:
         await note_if_unknown(client, name)
@@ -140,23 +144,39 @@ class Draining:
         #: The highest count so far, and the last one.
         self.first, self.left = 0, 0
         self.found: dict[str, int] = {}
+        #: Whether all waiting messages, and all unfinished ones, were counted last.
+        self.waiting_complete = self.open_complete = False
 
     async def look(self) -> bool:
-        waiting = await self._inspector.waiting([self._queue])
+        waiting = await self._waiting()
         told = await opened(self._client, self._inspector, await self._inspector.marker_ends())
         metrics = told.of(self._queue)
         self.found = {"waiting": waiting.counts[self._queue], **metrics}
+        self.waiting_complete, self.open_complete = waiting.complete, told.complete
         self.left = sum(self.found.values())
         self.first = max(self.first, self.left)
         if self.left or not (told.complete and waiting.complete):
             return False
         return not await self._inspector.arrived(self._queue, waiting.ends)
 
+    async def _waiting(self) -> Waiting:
+        waiting = await self._inspector.waiting([self._queue])
+        if waiting.complete or waiting.counts[self._queue]:
+            return waiting
+        # All these records may be of other queues. If this queue has no consumers, the next look would read them again.
+        return await self._inspector.waiting([self._queue], limit=sys.maxsize)
+
 
 def _said(drained: dict[str, Any]) -> str:
     name = drained["queue"]
     if drained["drained"]:
         return f"queue {name!r}: drained, no message is waiting, in flight or delayed"
-    waiting, in_flight = drained.get("waiting", 0), drained.get("in_flight", 0)
-    delayed = drained.get("waiting_for_delivery", 0) + drained.get("waiting_for_redelivery", 0)
-    return f"queue {name!r}: not drained: {waiting:,} waiting, {in_flight:,} in flight, {delayed:,} delayed"
+    if "waiting" not in drained:
+        return f"queue {name!r}: interrupted before its messages were counted"
+    waiting, in_flight = drained["waiting"], drained["in_flight"]
+    delayed = drained["waiting_for_delivery"] + drained["waiting_for_redelivery"]
+    least = "" if drained["waiting_complete"] else "at least "
+    hidden = "" if drained["open_complete"] else "; incomplete: a worker did not respond, or is still reading"
+    return (
+        f"queue {name!r}: not drained: {least}{waiting:,} waiting, {in_flight:,} in flight, {delayed:,} delayed{hidden}"
+    )
