@@ -276,16 +276,25 @@ async def _switch(
     for name in names:
         check_queue_name(name)
     await ensure_topics(client)
-    outcomes = []
+    outcomes: list[dict[str, Any]] = []
     async with Queues.of(client) as queues:
-        for name in dict.fromkeys(names):
-            if name not in queues.definitions.names():
-                await note_if_unknown(client, name)
-            before = queues[name].paused
-            after = (await switch(queues, name)).paused
-            until = after if isinstance(after, str) else None
-            outcome = {"queue": name, "paused": bool(after), "paused_until": until, "changed": after != before}
-            outcomes.append(outcome)
+        try:
+            for name in dict.fromkeys(names):
+                if name not in queues.definitions.names():
+                    await note_if_unknown(client, name)
+                before = queues[name].paused
+                after = (await switch(queues, name)).paused
+                until = after if isinstance(after, str) else None
+                outcomes.append(
+                    {"queue": name, "paused": bool(after), "paused_until": until, "changed": after != before}
+                )
+        finally:
+            # Also if a later queue fails: the earlier ones were changed.
+            if outcomes:
+                _print_switched(outcomes, as_json=as_json)
+
+
+def _print_switched(outcomes: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(outcomes))
         return
