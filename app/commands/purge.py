@@ -40,7 +40,7 @@ async def purge(
     purged, extent, complete = await purging.meant(client, name, delayed=delayed, dead=dead)
     # An incomplete count may have found none of the queue's messages.
     if not dry_run and (purged.total or not complete):
-        confirm(f"Purge {_counted(purged, complete=complete)} of queue {name!r} permanently?", yes=yes)
+        confirm(f"Purge {_counted(purged, complete=complete)} of queue {name!r} permanently?", client, yes=yes)
     if not dry_run:
         with bar(f"purging {name}") as progress:
             try:

@@ -99,15 +99,17 @@ async def queue(
     client = setup.client
     async with open_queues(client) as queues:
         if forget:
-            confirm(f"Forget the definition of queue {name!r}?", yes=yes)
+            confirm(f"Forget the definition of queue {name!r}?", client, yes=yes)
             await _forget(queues, name)
         elif reset:
-            confirm(f"Undo all run-time changes of queue {name!r}?", yes=yes)
+            confirm(f"Undo all run-time changes of queue {name!r}?", client, yes=yes)
             await queues.reset(name)
         elif changes:
             asked = sorted(_NAMED & changes.keys())
             if asked:
-                confirm(f"{', '.join(asked)}: another group may read queue {name!r} from now on. Continue?", yes=yes)
+                confirm(
+                    f"{', '.join(asked)}: another group may read queue {name!r} from now on. Continue?", client, yes=yes
+                )
             await queues.change(name, **changes)
         shown = queue_document(name, queues.definitions, client.names)
         if not (forget or reset or changes):

@@ -43,7 +43,7 @@ async def replay(
     client, interrupted, done = setup.client, False, 0
     replayed = await replaying.replay(client, name, start, identity=identity, dry_run=True)
     if replayed.messages and not dry_run:
-        confirm(f"Deliver {replayed.messages} messages of queue {name!r} again?", yes=yes)
+        confirm(f"Deliver {replayed.messages} messages of queue {name!r} again?", client, yes=yes)
         # Printed first: a command that is killed prints nothing more, and another id would duplicate messages.
         say(f"if this is interrupted, continue with: replay {shlex.quote(name)} {further(start, identity)}")
         with bar(f"replaying {name}") as progress:

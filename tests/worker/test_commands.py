@@ -153,7 +153,7 @@ async def test_dead_letters_are_shown_counted_deleted_and_redriven(
 
         odd = ("dead", queue, "--delete", "--reason", "odd")
         refused = await shell(*odd, answer="n\n", code=1)
-        assert f"Delete 2 dead letters of queue '{queue}' permanently? [y/N]" in refused.err
+        assert f"Delete 2 dead letters of queue '{queue}' permanently? (" in refused.err
         assert "nothing was changed" in refused.err
         assert (await shell(*odd, "--dry-run")).out == "2 dead letters would be deleted; nothing was changed\n"
         assert (await shell(*odd, "--yes")).out == "2 of 2 dead letters deleted\n"
@@ -162,7 +162,7 @@ async def test_dead_letters_are_shown_counted_deleted_and_redriven(
         assert (meant["chosen"], meant["redriven"]) == (2, 0)
         refused = await shell("redrive", queue, "--to", hospital, answer="n\n", code=1)
         assert f"queue '{hospital}' is unknown" in refused.err
-        assert f"Send 3 dead letters of queue '{queue}' to queue '{hospital}'? [y/N]" in refused.err
+        assert f"Send 3 dead letters of queue '{queue}' to queue '{hospital}'? (" in refused.err
         assert await shell.json("redrive", queue, "--to", hospital, "--allow-unknown", "--yes") == {
             "queue": queue, "to": hospital, "chosen": 3, "requested": 3, "redriven": 3, "already_settled": 0,
             "dry_run": False, "interrupted": False,
