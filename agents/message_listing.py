@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 #: States that a query can ask for.
 STATES: Mapping[str, tuple[State, ...]] = {"in_flight": HELD, "delayed": WAITING}
-#: The state of messages that no operator can release, because their consumer, which delivers them, would not notice.
-UNRELEASABLE = State.LEASED_IN_ORDER.name.lower()
+_UNRELEASABLE = (State.DISPATCHED, State.LEASED_IN_ORDER)
+#: States of messages that no operator can release. The consumer would not notice: a dispatched message would be
+#: delivered twice, and one with ordering only by that consumer.
+UNRELEASABLE = tuple(state.name.lower() for state in _UNRELEASABLE)
 #: A message that waits for longer blocks its ordering key until an operator acts; no backoff is as long.
 BLOCKED_S = BLOCKED_MS / 2 / 1000
 #: Messages of one answer: maximum and default.
@@ -64,7 +66,7 @@ class Choice:
         return (
             lease.queue == self.queue
             and lease.state in self.states
-            and not (self.places and lease.state is State.LEASED_IN_ORDER)
+            and not (self.places and lease.state in _UNRELEASABLE)
             and (self.until_ms is None or lease.due_ms < self.until_ms)
             and lease.attempt >= self.attempts
             and (not self.older_ms or now_ms - lease.since_ms >= self.older_ms)

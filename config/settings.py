@@ -27,6 +27,9 @@ ENV_FILE = Path(".env")
 PROJECT_FILE = Path("marq.toml")
 #: Internal: the parameters of a handler process.
 HANDLERS_PROCESS = "MARQ_HANDLERS_PROCESS"
+#: How similar an unknown variable must be to a setting to be a misspelling (difflib's ratio). Kubernetes sets
+#: MARQ_SERVICE_HOST and the like for a service of that name, and tools around Marq have variables of their own.
+_SIMILAR = 0.8
 
 
 class Role(StrEnum):
@@ -155,6 +158,15 @@ def read_environment() -> dict[str, str]:
     return {name: value for source in sources for name, value in source.items() if value and value.strip()}
 
 
+def misspelt_variables() -> dict[str, str]:
+    """Return variables that resemble a setting, but are none, each with the name of that setting."""
+    known = {name.upper() for name in _known_settings()}
+    # Without the prefix, which would make all names similar.
+    unknown = {name.removeprefix("MARQ_") for name in read_environment() if name.startswith("MARQ_")} - known
+    close = {name: difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR) for name in sorted(unknown)}
+    return {f"MARQ_{name}": f"MARQ_{matches[0]}" for name, matches in close.items() if matches}
+
+
 def _env_file() -> dict[str, str | None]:
     try:
         if not ENV_FILE.is_file():
@@ -180,13 +192,17 @@ def _project_settings() -> dict[str, str]:
     table = project.get("settings", {})
     if not isinstance(table, dict):
         raise ConfigError(f"{PROJECT_FILE}: expected a table [settings], not {table!r}")
-    known = {*AppSettings.model_fields, *ClientOptions.__annotations__}
+    known = _known_settings()
     for name in table:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else "expected the name of a variable without MARQ_"
             raise ConfigError(f"{PROJECT_FILE}: [settings]: unknown setting {name!r}; {hint}")
     return {f"MARQ_{name.upper()}": _text(name, value) for name, value in table.items()}
+
+
+def _known_settings() -> set[str]:
+    return {*AppSettings.model_fields, *ClientOptions.__annotations__}
 
 
 def _text(name: str, value: object) -> str:

@@ -24,7 +24,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq_worker.app.readable import plain
-from marq_worker.config.settings import AppSettings, load_client_settings, load_settings
+from marq_worker.config.settings import AppSettings, load_client_settings, load_settings, misspelt_variables
 
 #: Exit codes as in a shell: after Ctrl-C, and if the reader of the output is gone (``| head``).
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -127,6 +127,8 @@ def command(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], clic
 
 def _setup() -> Setup:
     settings = load_settings()
+    for name, setting in misspelt_variables().items():
+        say(f"{name} is not a setting of Marq, so it has no effect; did you mean {setting}?")
     return Setup(settings, load_client_settings(settings))
 
 

@@ -9,17 +9,18 @@ from contextlib import contextmanager
 
 import click
 
+from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq_worker.app.commands.command import Interrupted
 
 
-def confirm(question: str, *, yes: bool, option: str = "--yes") -> None:
-    """Ask before an action that can't be undone; ``yes``: whether ``option`` has already answered."""
+def confirm(question: str, client: ClientSettings, *, yes: bool, option: str = "--yes") -> None:
+    """Ask before an action that can't be undone, and name the namespace; ``yes``: whether ``option`` has answered."""
     if yes:
         return
     with typing("nothing was changed"):
         # To stderr, because the output may be JSON.
-        click.echo(f"{question} [y/N] ", nl=False, err=True)
+        click.echo(f"{question} ({client.names.prefix} at {client.bootstrap_servers}) [y/N] ", nl=False, err=True)
         answer = "" if sys.stdin is None else sys.stdin.readline()
     if not answer:
         click.echo(err=True)

@@ -15,6 +15,7 @@ import click
 from marq.client.dead_letter import DeadLetter
 from marq.dead_letters.dead_letters import Count, DeadLetters, Deleted, Redriven
 from marq.dead_letters.filters import Filters
+from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError, UnknownQueue
 from marq.wire.names import check_queue_name
 from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command
@@ -83,7 +84,7 @@ async def dead(
             if name is None:
                 raise ConfigError("--delete: name the queue whose dead letters to delete")
             return await ask_and_act(
-                letters,
+                setup.client, letters,
                 partial(letters.delete, name, **filters),
                 ("Delete", f"of queue {name!r} permanently"),
                 {"queue": name},
@@ -171,7 +172,7 @@ def _age(option: str, text: str) -> float | datetime:
 
 
 async def ask_and_act(
-    letters: DeadLetters, act: Callable[..., Awaitable[Reached]], question: tuple[str, str],
+    client: ClientSettings, letters: DeadLetters, act: Callable[..., Awaitable[Reached]], question: tuple[str, str],
     document: Mapping[str, Any], *, limit: int | None, dry_run: bool, as_json: bool, yes: bool, option: str = "--yes",
 ) -> int:  # fmt: skip
     """Redrive or delete dead letters after a confirmation, with progress; return the exit code.
@@ -184,7 +185,7 @@ async def ask_and_act(
     reached, interrupted = await act(limit=limit, dry_run=True), False
     if reached.chosen and not dry_run:
         before, after = question
-        confirm(f"{before} {reached.chosen} dead letters {after}?", yes=yes, option=option)
+        confirm(f"{before} {reached.chosen} dead letters {after}?", client, yes=yes, option=option)
         with bar(_verb(reached)) as progress:
 
             def note(latest: Reached) -> None:
@@ -244,7 +245,7 @@ async def redrive(
     async with DeadLetters.of(setup.client) as letters:
         unknown = "" if to is None or allow_unknown else await _unknown(letters, to)
         return await ask_and_act(
-            letters,
+            setup.client, letters,
             partial(letters.redrive, name, to=to, allow_unknown=allow_unknown or bool(unknown), rate=rate, **filters),
             (f"{unknown}Send", f"of queue {name!r} to queue {target!r}"),
             {"queue": name, "to": target},

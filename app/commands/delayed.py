@@ -98,7 +98,7 @@ async def cancel(setup: Setup, ids: Sequence[str], queue: str | None, as_json: b
     """Cancel delayed messages; exit 1 if one was no longer delayed."""
     receipts = _receipts(ids, queue)
     messages = "this message" if len(ids) == 1 else f"these {len(ids)} messages"
-    confirm(f"Cancel {messages} permanently?", yes=yes)
+    confirm(f"Cancel {messages} permanently?", setup.client, yes=yes)
     async with Producer.of(setup.client) as producer:
         outcomes = await producer.cancel(receipts)
     return await _told(setup.client, ids, queue, outcomes, "cancelled", as_json=as_json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +13,7 @@ import click
 
 from marq.admin import purge as purging
 from marq.admin.purge import Purged
-from marq.kafka.inspector import Inspector
+from marq.kafka.inspector import MAX_SCANNED, Inspector, Waiting
 from marq.settings.client import ClientSettings
 from marq.wire.names import check_queue_name
 from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, open_queues
@@ -35,29 +36,44 @@ async def purge(
 ) -> int:  # fmt: skip
     """Discard all waiting messages of a queue; messages in flight continue; the queue is paused during the purge."""
     check_queue_name(name)
-    client, interrupted = setup.client, False
-    purged, extent = await purging.meant(client, name, delayed=delayed, dead=dead)
-    if not dry_run and purged.total:
-        confirm(f"Purge {purged.total} messages of queue {name!r} permanently?", yes=yes)
+    client, interrupted, done = setup.client, False, 0
+    purged, extent, complete = await purging.meant(client, name, delayed=delayed, dead=dead)
+    # An incomplete count may have found none of the queue's messages.
+    if not dry_run and (purged.total or not complete):
+        confirm(f"Purge {_counted(purged, complete=complete)} of queue {name!r} permanently?", client, yes=yes)
     if not dry_run:
-        try:
-            with bar(f"purging {name}") as progress:
+        with bar(f"purging {name}") as progress:
+            try:
                 purged = await purging.purge(client, name, delayed=delayed, dead=dead, extent=extent, progress=progress)
-        except asyncio.CancelledError:
-            interrupted = True
-    reached = {"queue": name, **asdict(purged), "dry_run": dry_run, "interrupted": interrupted}
-    print(json.dumps(reached) if as_json else said(name, purged, dry_run=dry_run, interrupted=interrupted))
-    if not (purged.total or interrupted):
+                complete = True
+            except asyncio.CancelledError:
+                interrupted, complete = True, False
+        done = progress.done
+    # Those of an interrupted purge are unknown by kind.
+    figures = dict.fromkeys(asdict(purged)) if interrupted else asdict(purged)
+    reached = {
+        "queue": name, **figures, "done": done, "complete": complete, "dry_run": dry_run, "interrupted": interrupted,
+    }  # fmt: skip
+    text = interrupted_after(name, done) if interrupted else said(name, purged, complete=complete, dry_run=dry_run)
+    print(json.dumps(reached) if as_json else text)
+    if complete and not (purged.total or interrupted):
         await note_if_unknown(client, name)
-    return INTERRUPTED if interrupted else 0
+    return INTERRUPTED if interrupted else int(not complete)
 
 
-def said(name: str, purged: Purged, *, dry_run: bool, interrupted: bool) -> str:
-    if interrupted:
-        return (
-            f"interrupted: queue {name!r} may still be paused, with waiting messages skipped but not purged: purge it"
-            f" again to finish, then `resume {name}`"
-        )
+def _counted(purged: Purged, *, complete: bool) -> str:
+    at_least, stopped = ("", "") if complete else ("at least ", f" (counting stopped after {MAX_SCANNED:,} records)")
+    return f"{at_least}{purged.total:,} messages{stopped}"
+
+
+def interrupted_after(name: str, done: int) -> str:
+    return (
+        f"interrupted after {done:,} messages: queue {name!r} may still be paused, with waiting messages skipped but"
+        f" not purged: purge it again to finish, then `resume {name}`"
+    )
+
+
+def said(name: str, purged: Purged, *, complete: bool, dry_run: bool) -> str:
     kinds = {
         "waiting": purged.waiting, "for redelivery": purged.redelivery, "delayed": purged.delayed,
         "dead-lettered": purged.dead_letters,
@@ -66,7 +82,7 @@ def said(name: str, purged: Purged, *, dry_run: bool, interrupted: bool) -> str:
     late = f"; {purged.too_late:,} were delivered or finished meanwhile" if purged.too_late else ""
     verb = "would be purged" if dry_run else "purged"
     paused = f"; it is paused, as it was before: `resume {name}`" if purged.paused else ""
-    return f"queue {name!r}: {purged.total:,} messages {verb} ({listed}){late}{paused}"
+    return f"queue {name!r}: {_counted(purged, complete=complete)} {verb} ({listed}){late}{paused}"
 
 
 #: Seconds between two counts.
@@ -103,7 +119,10 @@ async def drain(setup: Setup, name: str, timeout: str, as_json: bool) -> int:
                     await asyncio.sleep(_PAUSE_S)
         except asyncio.CancelledError:
             code = INTERRUPTED
-    document = {"queue": name, "drained": code == 0, "seconds": time.monotonic() - began_s, **draining.found}
+    document = {
+        "queue": name, "drained": code == 0, "seconds": time.monotonic() - began_s,
+        "waiting_complete": draining.waiting_complete, "open_complete": draining.open_complete, **draining.found,
+    }  # fmt: skip
     print(json.dumps(document) if as_json else _said(document))
     if code == 0 and not draining.first:
         await note_if_unknown(client, name)
@@ -125,23 +144,39 @@ class Draining:
         #: The highest count so far, and the last one.
         self.first, self.left = 0, 0
         self.found: dict[str, int] = {}
+        #: Whether all waiting messages, and all unfinished ones, were counted last.
+        self.waiting_complete = self.open_complete = False
 
     async def look(self) -> bool:
-        waiting = await self._inspector.waiting([self._queue])
+        waiting = await self._waiting()
         told = await opened(self._client, self._inspector, await self._inspector.marker_ends())
         metrics = told.of(self._queue)
         self.found = {"waiting": waiting.counts[self._queue], **metrics}
+        self.waiting_complete, self.open_complete = waiting.complete, told.complete
         self.left = sum(self.found.values())
         self.first = max(self.first, self.left)
         if self.left or not (told.complete and waiting.complete):
             return False
         return not await self._inspector.arrived(self._queue, waiting.ends)
 
+    async def _waiting(self) -> Waiting:
+        waiting = await self._inspector.waiting([self._queue])
+        if waiting.complete or waiting.counts[self._queue]:
+            return waiting
+        # All these records may be of other queues. If this queue has no consumers, the next look would read them again.
+        return await self._inspector.waiting([self._queue], limit=sys.maxsize)
+
 
 def _said(drained: dict[str, Any]) -> str:
     name = drained["queue"]
     if drained["drained"]:
         return f"queue {name!r}: drained, no message is waiting, in flight or delayed"
-    waiting, in_flight = drained.get("waiting", 0), drained.get("in_flight", 0)
-    delayed = drained.get("waiting_for_delivery", 0) + drained.get("waiting_for_redelivery", 0)
-    return f"queue {name!r}: not drained: {waiting:,} waiting, {in_flight:,} in flight, {delayed:,} delayed"
+    if "waiting" not in drained:
+        return f"queue {name!r}: interrupted before its messages were counted"
+    waiting, in_flight = drained["waiting"], drained["in_flight"]
+    delayed = drained["waiting_for_delivery"] + drained["waiting_for_redelivery"]
+    least = "" if drained["waiting_complete"] else "at least "
+    hidden = "" if drained["open_complete"] else "; incomplete: a worker did not respond, or is still reading"
+    return (
+        f"queue {name!r}: not drained: {least}{waiting:,} waiting, {in_flight:,} in flight, {delayed:,} delayed{hidden}"
+    )

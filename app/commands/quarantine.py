@@ -69,7 +69,7 @@ async def quarantine(
         if order is None:
             await refuse_unless_stopped(client, partition, offset, owned)
             order = _new(client, partition, offset, why, owned[partition])
-            confirm(_question(client, partition, owned[partition]), yes=yes)
+            confirm(_question(client, partition, owned[partition]), client, yes=yes)
             # Durable from here on: the owner applies the request even if this command is killed.
             await queues.publish({quarantine_key(order): order.document()})
     applied = owned[partition].applied >= offset or await _applied(client, partition, offset)

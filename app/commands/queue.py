@@ -99,15 +99,17 @@ async def queue(
     client = setup.client
     async with open_queues(client) as queues:
         if forget:
-            confirm(f"Forget the definition of queue {name!r}?", yes=yes)
+            confirm(f"Forget the definition of queue {name!r}?", client, yes=yes)
             await _forget(queues, name)
         elif reset:
-            confirm(f"Undo all run-time changes of queue {name!r}?", yes=yes)
+            confirm(f"Undo all run-time changes of queue {name!r}?", client, yes=yes)
             await queues.reset(name)
         elif changes:
             asked = sorted(_NAMED & changes.keys())
             if asked:
-                confirm(f"{', '.join(asked)}: another group may read queue {name!r} from now on. Continue?", yes=yes)
+                confirm(
+                    f"{', '.join(asked)}: another group may read queue {name!r} from now on. Continue?", client, yes=yes
+                )
             await queues.change(name, **changes)
         shown = queue_document(name, queues.definitions, client.names)
         if not (forget or reset or changes):
@@ -276,16 +278,25 @@ async def _switch(
     for name in names:
         check_queue_name(name)
     await ensure_topics(client)
-    outcomes = []
+    outcomes: list[dict[str, Any]] = []
     async with Queues.of(client) as queues:
-        for name in dict.fromkeys(names):
-            if name not in queues.definitions.names():
-                await note_if_unknown(client, name)
-            before = queues[name].paused
-            after = (await switch(queues, name)).paused
-            until = after if isinstance(after, str) else None
-            outcome = {"queue": name, "paused": bool(after), "paused_until": until, "changed": after != before}
-            outcomes.append(outcome)
+        try:
+            for name in dict.fromkeys(names):
+                if name not in queues.definitions.names():
+                    await note_if_unknown(client, name)
+                before = queues[name].paused
+                after = (await switch(queues, name)).paused
+                until = after if isinstance(after, str) else None
+                outcomes.append(
+                    {"queue": name, "paused": bool(after), "paused_until": until, "changed": after != before}
+                )
+        finally:
+            # Also if a later queue fails: the earlier ones were changed.
+            if outcomes:
+                _print_switched(outcomes, as_json=as_json)
+
+
+def _print_switched(outcomes: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(outcomes))
         return

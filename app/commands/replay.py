@@ -40,19 +40,22 @@ async def replay(
     """Deliver finished messages of a queue again; unfinished ones are not affected."""
     check_queue_name(name)
     start, identity = read_start(since, place), identity or new_id()
-    client, interrupted = setup.client, False
+    client, interrupted, done = setup.client, False, 0
     replayed = await replaying.replay(client, name, start, identity=identity, dry_run=True)
     if replayed.messages and not dry_run:
-        confirm(f"Deliver {replayed.messages} messages of queue {name!r} again?", yes=yes)
+        confirm(f"Deliver {replayed.messages} messages of queue {name!r} again?", client, yes=yes)
         # Printed first: a command that is killed prints nothing more, and another id would duplicate messages.
         say(f"if this is interrupted, continue with: replay {shlex.quote(name)} {further(start, identity)}")
-        try:
-            with bar(f"replaying {name}") as progress:
+        with bar(f"replaying {name}") as progress:
+            try:
                 replayed = await replaying.replay(client, name, start, identity=identity, progress=progress)
-        except asyncio.CancelledError:
-            interrupted = True
+            except asyncio.CancelledError:
+                interrupted, done = True, progress.done
     reached = {"queue": name, **asdict(replayed), "dry_run": dry_run, "interrupted": interrupted}
-    print(json.dumps(reached) if as_json else said(name, replayed, start, dry_run=dry_run, interrupted=interrupted))
+    if interrupted:
+        reached["messages"] = done
+    text = interrupted_after(done, replayed, start) if interrupted else said(name, replayed, dry_run=dry_run)
+    print(json.dumps(reached) if as_json else text)
     if not replayed.messages:
         await note_if_unknown(client, name)
     return INTERRUPTED if interrupted else 0
@@ -82,10 +85,15 @@ def further(start: Start, identity: str) -> str:
     return f"--since {moment.isoformat(timespec='milliseconds')} --id {identity}"
 
 
-def said(name: str, replayed: Replayed, start: Start, *, dry_run: bool, interrupted: bool) -> str:
-    if interrupted:
-        options = further(start, replayed.id)
-        return f"interrupted: some of {replayed.messages:,} messages were delivered again; continue with {options}"
+def interrupted_after(done: int, replayed: Replayed, start: Start) -> str:
+    # The last batch may have been written, too.
+    return (
+        f"interrupted: at least {done:,} of {replayed.messages:,} messages are delivered again; continue with"
+        f" {further(start, replayed.id)}"
+    )
+
+
+def said(name: str, replayed: Replayed, *, dry_run: bool) -> str:
     verb = "would be delivered again" if dry_run else "are delivered again"
     left = f"; {replayed.unfinished:,} are unfinished and not affected" if replayed.unfinished else ""
     return f"queue {name!r}: {replayed.messages:,} messages {verb}{left}"

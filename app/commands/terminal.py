@@ -177,9 +177,21 @@ async def looked(
         raise Interrupted from None
 
 
+class Bar:
+    """A progress bar: call it with the number done and the total. ``done`` is the last number."""
+
+    def __init__(self, show: Callable[[int, int], None]) -> None:
+        self._show = show
+        self.done = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        self.done = done
+        self._show(done, total)
+
+
 @contextmanager
-def bar(description: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on a terminal; yields a function that takes the number done and the total."""
+def bar(description: str) -> Iterator[Bar]:
+    """Show a progress bar on a terminal."""
     console = Console(stderr=True)
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -187,7 +199,7 @@ def bar(description: str) -> Iterator[Callable[[int, int], None]]:
     )  # fmt: skip
     task = progress.add_task(description, total=None)
     with progress:
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        yield Bar(lambda done, total: progress.update(task, completed=done, total=total))
 
 
 #: Bytes of a value to show.

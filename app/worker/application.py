@@ -8,6 +8,7 @@ too (app/handlers/handlers_app.py).
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Hashable, Sequence
@@ -58,9 +59,11 @@ from marq_worker.app.worker import former_member
 from marq_worker.app.worker.former_member import TrackerAssignor
 from marq_worker.app.worker.memory import Heap, look_for_garbage_rarely
 from marq_worker.config.queues import QueuesFile, load_queues
-from marq_worker.config.settings import AppSettings, Role
+from marq_worker.config.settings import AppSettings, Role, misspelt_variables
 from marq_worker.tables import leases
 from marq_worker.tables.standby import Standby
+
+log = logging.getLogger("marq.worker")
 
 
 class WorkerApp(MarqApp):
@@ -108,6 +111,8 @@ class WorkerApp(MarqApp):
     async def _begin(self) -> None:
         roles, settings = self.settings.roles, self.settings
         look_for_garbage_rarely()
+        for name, setting in misspelt_variables().items():
+            log.warning("%s is not a setting of Marq, so it has no effect; did you mean %s?", name, setting)
         if Role.HANDLERS in roles:
             processes = HandlersProcesses(stop_limit_s(settings.stop_timeout), self.log_level, self.end)
             self.handlers = HandlersRole(settings.handlers, processes, self.queues)

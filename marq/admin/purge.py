@@ -91,8 +91,11 @@ Progress = Callable[[int, int], None]
 
 async def meant(
     settings: ClientSettings, queue: str, *, delayed: bool = False, dead: bool = False
-) -> tuple[Purged, Extent]:
-    """Return what a purge would end now, and its extent; nothing changes. Same errors as :func:`purge`."""
+) -> tuple[Purged, Extent, bool]:
+    """Return what a purge would end now, its extent, and whether the count is complete; nothing changes.
+
+    If there are more than ``MAX_SCANNED`` records to count, the purge ends more messages. Same errors as :func:`purge`.
+    """
     _check(settings, queue)
     await ensure_topics(settings, changelog=True)
     async with Queues.of(settings) as queues:
@@ -108,9 +111,9 @@ async def meant(
     purged = Purged(
         waiting.counts[queue] + kinds.count("waiting"), kinds.count("redelivery"), kinds.count("delayed"), count
     )
-    # If the count ended early, the question says "at least", and the purge ends all messages that waited then.
+    # If the count ended early, the caller says "at least", and the purge ends all messages that waited then.
     ends = waiting.ends if waiting.complete else await _ends(settings, inspector, queue)
-    return purged, Extent(ends, clocks, snapshot)
+    return purged, Extent(ends, clocks, snapshot), waiting.complete
 
 
 async def extent_now(

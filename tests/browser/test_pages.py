@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser.pretend import DEAD_LETTERED, PAGES, QUEUES, PretendNamespace
 from tests.browser.serving import Background, Site, serving
-from tests.browser.windows import examine, violations, width
+from tests.browser.windows import ELSEWHERE, examine, violations, width
 
 #: A telephone; the longest name that a queue may have is longer than its screen is wide.
 PHONE = {"width": 390, "height": 844}
@@ -156,6 +156,51 @@ def test_a_page_is_refreshed_while_somebody_looks(site: Site, page: Page) -> Non
     expect(page).to_have_url(site.url + "/")
 
 
+def test_a_message_that_is_selected_during_a_refresh_stays_selected(site: Site, page: Page) -> None:
+    page.goto(site.url + PAGES["delayed"])
+    page.get_by_label("Refresh").select_option("off")
+    rows = page.locator("tbody tr")
+    chosen = page.get_by_role("checkbox").first
+    place = chosen.get_attribute("value")
+    before = rows.count()
+    waiting: list[Route] = []
+    page.route("**/messages?state=delayed", lambda route: waiting.append(route))
+    page.evaluate(
+        "() => { window.refreshed = new Promise(done => document.addEventListener('htmx:finally:request', done)); }"
+    )
+
+    with page.expect_request("**/messages?state=delayed"):
+        page.keyboard.press("r")
+    chosen.check()
+    del site.namespace.delayed[str(place)]
+    waiting[0].continue_()
+    page.evaluate("() => window.refreshed.then(() => true)")
+
+    expect(rows).to_have_count(before)
+    assert page.locator("input:checked").get_attribute("value") == place
+    page.unroute_all()
+    chosen.uncheck()
+    # Keys that are pressed in a field do nothing.
+    page.locator("h1").click()
+    page.keyboard.press("r")
+    expect(rows).to_have_count(before - 1)
+
+
+def test_the_rows_of_messages_keep_their_identity_when_a_page_is_refreshed(site: Site, page: Page) -> None:
+    page.goto(site.url + PAGES["delayed"])
+    rows = page.locator("tbody tr")
+    before = rows.count()
+    second = page.get_by_role("checkbox").nth(1).get_attribute("value")
+    rows.nth(1).evaluate("row => { row.seen = 'second'; }")
+
+    del site.namespace.delayed[next(iter(site.namespace.delayed))]
+    page.keyboard.press("r")
+
+    expect(rows).to_have_count(before - 1)
+    assert rows.first.evaluate("row => row.seen") == "second"
+    assert page.get_by_role("checkbox").first.get_attribute("value") == second
+
+
 def test_pages_of_a_queue_with_a_slash_in_its_name_refresh_themselves_and_have_their_json(
     site: Site, page: Page
 ) -> None:
@@ -271,6 +316,21 @@ def test_messages_that_are_selected_are_acted_on_once_confirmed(site: Site, page
     expect(page.locator(".empty")).to_be_visible()
     [(asked, (queue, ids))] = site.actor.asked
     assert (asked, queue, len(ids)) == ("deliver-now", "emails", before)
+
+
+def test_buttons_name_their_page_over_plain_http_on_an_address_of_another_machine(site: Site, browser: Browser) -> None:
+    # Not from new_page: the console says that Cross-Origin-Opener-Policy is for trustworthy addresses only.
+    page = browser.new_page()
+    url = site.url.replace("127.0.0.1", ELSEWHERE)
+    page.goto(url + "/queues/webhooks")
+
+    with page.expect_request(lambda request: request.method == "POST") as sent:
+        page.get_by_role("button", name="Pause", exact=True).click()
+
+    expect(page.locator(".question")).to_be_visible()
+    headers = sent.value.all_headers()
+    page.close()
+    assert (headers.get("origin"), headers.get("sec-fetch-site")) == (url, None)
 
 
 def test_all_messages_that_match_are_acted_on_with_progress(site: Site, page: Page) -> None:

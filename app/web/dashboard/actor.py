@@ -17,6 +17,8 @@ from marq.kafka.marker_writer import MarkerRecord
 from marq.producer.producer import Producer
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
+from marq.settings.queue import AT_MOST_ONCE
+from marq.wire.errors import MarqError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import ANY_QUEUE, Release, Source
 from marq.wire.markers_partitions import markers_partition
@@ -88,16 +90,16 @@ class Actor:
         """Take messages from their holders; return for each whether that was possible.
 
         The RELEASEs are in the holders' names, so only those of messages that are still held count. The consumer of a
-        message with ordering would not learn of its release, and only it delivers the message again.
+        message does not learn of the release. With ordering, only that consumer delivers the message again. In an
+        at-most-once queue it may dispatch the message later, and the redelivery would be a second delivery.
         """
-        if queue == ANY_QUEUE:
-            await self._queues.start()
+        await self._queues.start()
         groups: dict[tuple[str, int, Source], list[int]] = {}
         held = []
         for message_id in ids:
             receipt = Receipt.of(message_id)
             messages = [await self._look(name, receipt.id) for name in self._queues_at(queue, receipt)]
-            releasable = [each for each in messages if each and each["holder"] and each["state"] != UNRELEASABLE]
+            releasable = [each for each in messages if each and self._is_releasable(each)]
             held.append(bool(releasable))
             source = Source(receipt.topic, receipt.partition)
             for message in releasable:
@@ -105,6 +107,10 @@ class Actor:
         if groups:
             await self._write([_release(*group, sorted(set(offsets))) for group, offsets in groups.items()])
         return held
+
+    def _is_releasable(self, message: Mapping[str, Any]) -> bool:
+        at_most_once = self._queues.definitions(message["queue"]).delivery == AT_MOST_ONCE
+        return bool(message["holder"]) and message["state"] not in UNRELEASABLE and not at_most_once
 
     def _queues_at(self, queue: str, receipt: Receipt) -> Sequence[str]:
         if queue != ANY_QUEUE:
@@ -120,7 +126,16 @@ class Actor:
         await self._queues.resume(queue)
 
     async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
-        """Return what a purge of a queue would affect now, given the trackers' clocks by markers partition."""
+        """Return what a purge of a queue would affect now, given the trackers' clocks by markers partition.
+
+        Raises MarqError if a clock is missing: the purge would leave the partition's delayed and redriven messages.
+        """
+        topics = await cluster_of(self._client).topics()
+        if missing := sorted(set(range(topics.markers_partitions)) - set(clocks)):
+            raise MarqError(
+                f"queue {queue!r}: nothing was purged, because no worker reported on markers partition"
+                f" {', '.join(map(str, missing))}. Try again in a moment; if the error persists, run marq check"
+            )
         await self._queues.start()
         return await purging.extent_now(self._client, self._queues.definitions, queue, clocks)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marq.core.storage.rows import HELD, State
+from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import check_queue_name
 from marq_worker.agents.message_listing import (
@@ -168,7 +169,7 @@ class Pages:
             "shown": {name: query.get(name, "") for name in ("error", "reason", "id", "attempts", "minutes")}
             | {"kind": query.get("kind"), "limit": limit},
             "filters": _FILTERS[state],
-            "possible": _possible_in(state, listed["messages"]),
+            "possible": _possible_in(state, listed["messages"], at_most_once=self._is_at_most_once(name)),
             "unreleasable": UNRELEASABLE,
             **listed,
         }
@@ -197,7 +198,7 @@ class Pages:
             await self._namespace.check_known(check_queue_name(queue))
         story = await self._namespace.message(identity, queue, since_ms)
         dead_letter, searched = await self._dead_letter(story)
-        possible = _OF_STATE["dead"] if dead_letter is not None else _possible(story["now"])
+        possible = _OF_STATE["dead"] if dead_letter is not None else self._possible_now(story["now"])
         return {
             **story,
             "dead_letter": dead_letter,
@@ -206,6 +207,12 @@ class Pages:
             "possible": possible,
             "held": story["now"] is not None and story["now"]["state"] in HELD_STATES,
         }
+
+    def _possible_now(self, now: Mapping[str, Any] | None) -> Sequence[str]:
+        return () if now is None else _possible(now, at_most_once=self._is_at_most_once(now["queue"]))
+
+    def _is_at_most_once(self, queue: str) -> bool:
+        return bool(self._namespace.documents([queue])[queue]["delivery"] == AT_MOST_ONCE)
 
     async def _dead_letter(self, story: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
         """Return the dead letter of a message, if any, and whether the dead letters could be read."""
@@ -290,17 +297,17 @@ def _counts(row: Mapping[str, Any]) -> Data:
     return {state: row["dead_letters" if state == "dead" else state] for state in _OF_STATE}
 
 
-def _possible_in(state: str, messages: Sequence[Mapping[str, Any]]) -> Sequence[str]:
-    """Return the actions for listed messages: none if no operator can release any of them."""
-    unreleasable = bool(messages) and all(message.get("state") == UNRELEASABLE for message in messages)
-    return () if unreleasable else _OF_STATE[state]
+def _possible_in(state: str, messages: Sequence[Mapping[str, Any]], *, at_most_once: bool) -> Sequence[str]:
+    """Return the actions for listed messages of a queue: none if no operator can release any of them."""
+    unreleasable = bool(messages) and all(message.get("state") in UNRELEASABLE for message in messages)
+    return () if unreleasable or (at_most_once and state == "in_flight") else _OF_STATE[state]
 
 
-def _possible(now: Mapping[str, Any] | None) -> Sequence[str]:
-    """Return the actions for an open message."""
-    if now is None or now["state"] == UNRELEASABLE:
-        return ()
-    return _OF_STATE["in_flight" if now["state"] in HELD_STATES else "delayed"]
+def _possible(now: Mapping[str, Any], *, at_most_once: bool) -> Sequence[str]:
+    """Return the actions for an open message of a queue."""
+    if now["state"] not in HELD_STATES:
+        return _OF_STATE["delayed"]
+    return () if at_most_once or now["state"] in UNRELEASABLE else _OF_STATE["in_flight"]
 
 
 def _status(story: Mapping[str, Any], dead_letter: object, *, dead_letters_read: bool) -> str:

@@ -117,9 +117,14 @@ async def test_a_message_that_would_be_a_dead_letter_waits_for_an_operator() -> 
 
 @pytest.mark.parametrize(
     ("listed_as", "state", "chosen"),
-    [("delayed", State.WAITING_IN_ORDER, True), ("in_flight", State.LEASED_IN_ORDER, False)],
+    [
+        ("delayed", State.WAITING_IN_ORDER, True),
+        ("in_flight", State.LEASED, True),
+        ("in_flight", State.LEASED_IN_ORDER, False),
+        ("in_flight", State.DISPATCHED, False),
+    ],
 )
-def test_actions_on_all_messages_leave_out_those_that_consumers_hold_in_order(
+def test_actions_on_all_messages_leave_out_those_that_no_operator_can_release(
     listed_as: str, state: State, chosen: bool
 ) -> None:
     shown = read_choice("orders", {"state": listed_as})

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
 from marq_worker.app.check.findings import problem
 from marq_worker.app.commands import send
@@ -20,6 +21,7 @@ from marq_worker.app.commands.confirmation import confirm, typing
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[3]
+CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop"}, environment={})
 COMMAND = """
 import asyncio, sys
 from marq_worker.app.commands.command import ending
@@ -65,7 +67,7 @@ def test_ctrl_c_while_something_is_typed_ends_with_what_was_done_until_then(monk
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=lambda: signal.raise_signal(signal.SIGINT)))
 
     with pytest.raises(Interrupted, match=r"^nothing was changed$"):
-        confirm("Purge?", yes=False)
+        confirm("Purge?", CLIENT, yes=False)
     with pytest.raises(Interrupted, match=r"^3 messages were sent$"), typing("3 messages were sent"):
         signal.raise_signal(signal.SIGINT)
 
@@ -100,12 +102,22 @@ def test_an_answer_that_a_full_disk_does_not_take_is_said_in_a_sentence(tmp_path
     assert b"Exception ignored" not in process.stderr
 
 
+def test_a_question_names_the_namespace_and_the_cluster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=lambda: "y\n"))
+
+    confirm("Purge?", CLIENT, yes=False)
+
+    assert capsys.readouterr().err == "Purge? (shop at kafka:9092) [y/N] "
+
+
 def test_without_standard_input_there_is_no_question_and_without_output_no_text(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(MarqError, match="nothing was changed; pass --yes"):
-        confirm("Purge?", yes=False)
+        confirm("Purge?", CLIENT, yes=False)
     with pytest.raises(ConfigError, match="standard input is closed"):
         send._all(20)
 

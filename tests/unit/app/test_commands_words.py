@@ -104,24 +104,26 @@ async def test_without_watch_the_command_looks_once() -> None:
 def test_a_purge_says_what_it_ended_and_what_went_on() -> None:
     found = Purged(waiting=1_200, redelivery=3, delayed=0, dead_letters=1, too_late=2)
 
-    text = purge.said("emails", found, dry_run=False, interrupted=False)
+    text = purge.said("emails", found, complete=True, dry_run=False)
 
     assert text == (
         "queue 'emails': 1,204 messages purged (1,200 waiting, 3 for redelivery, 1 dead-lettered);"
         " 2 were delivered or finished meanwhile"
     )
-    assert "would be purged" in purge.said("emails", found, dry_run=True, interrupted=False)
-    assert "there were none" in purge.said("emails", Purged(), dry_run=False, interrupted=False)
-    assert "may still be paused" in purge.said("emails", found, dry_run=False, interrupted=True)
+    assert "would be purged" in purge.said("emails", found, complete=True, dry_run=True)
+    assert "there were none" in purge.said("emails", Purged(), complete=True, dry_run=False)
+    assert "interrupted after 1,200 messages" in purge.interrupted_after("emails", 1_200)
+    assert "may still be paused" in purge.interrupted_after("emails", 1_200)
 
 
 def test_a_replay_says_how_it_is_gone_on_with() -> None:
     found = Replayed("abc", messages=5, unfinished=1)
 
-    assert "1 are unfinished" in replay.said("emails", found, Start(0), dry_run=False, interrupted=False)
+    assert "1 are unfinished" in replay.said("emails", found, dry_run=False)
     # The start stays the same as time passes.
     start = Start(1_896_076_800_007)
-    text = replay.said("emails", found, start, dry_run=False, interrupted=True)
+    text = replay.interrupted_after(3, found, start)
+    assert "at least 3 of 5 messages are delivered again" in text
     assert text.endswith("continue with --since 2030-01-31T08:00:00.007+00:00 --id abc")
     assert replay.read_start("2030-01-31T08:00:00.007+00:00", None) == start
     place = Start(place=(Source("marq.messages", 3), 120))

@@ -12,10 +12,12 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from aiokafka import ConsumerRecord
 
+from marq.admin import purge as purging
 from marq.core.storage.handling_times import BOUNDS_MS
 from marq.dead_letters.dead_letters import Redriven
+from marq.kafka.topics import Topics
 from marq.settings.definitions import Definitions
-from marq.wire.errors import ConfigError
+from marq.wire.errors import ConfigError, MarqError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import (
     ANY_QUEUE,
@@ -407,8 +409,15 @@ def test_the_deliveries_of_a_queue_with_ordering_are_told_from_its_markers() -> 
     ]
 
 
-async def test_a_message_with_ordering_can_not_be_released_by_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = {"t/0/1": ("leased", 7), "t/0/2": ("leased_in_order", 8), "t/0/3": ("waiting_in_order", 0)}
+async def test_a_message_with_ordering_or_a_dispatched_one_can_not_be_released_by_an_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = {
+        "t/0/1": ("leased", 7),
+        "t/0/2": ("leased_in_order", 8),
+        "t/0/3": ("waiting_in_order", 0),
+        "t/0/4": ("dispatched", 9),
+    }
     written: list[Release] = []
 
     async def look(queue: str, place: str) -> Mapping[str, Any]:
@@ -419,10 +428,42 @@ async def test_a_message_with_ordering_can_not_be_released_by_an_operator(monkey
         written.extend(batches)
 
     monkeypatch.setattr(Actor, "_write", write)
-    actor = Actor(None, None, None, look)  # type: ignore[arg-type]
+    queues = Mock(definitions=Definitions(), start=AsyncMock())
+    actor = Actor(None, None, queues, look)  # type: ignore[arg-type]
 
-    assert await actor.release("emails", list(states)) == [True, False, False]
+    assert await actor.release("emails", list(states)) == [True, False, False, False]
     assert [(batch.holder, batch.offsets) for batch in written] == [(7, [1])]
+
+
+async def test_a_prefetched_message_of_an_at_most_once_queue_is_not_released_because_its_consumer_may_dispatch_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def look(queue: str, place: str) -> Mapping[str, Any]:
+        return {"queue": queue, "state": "leased", "holder": 7}
+
+    definitions = Definitions()
+    definitions.fold(b"file:payments", {"delivery": "at-most-once"})
+    write = AsyncMock()
+    monkeypatch.setattr(Actor, "_write", write)
+    queues = Mock(definitions=definitions, start=AsyncMock())
+    actor = Actor(None, None, queues, look)  # type: ignore[arg-type]
+
+    assert await actor.release("payments", ["t/0/1"]) == [False]
+    write.assert_not_called()
+
+
+async def test_a_purge_is_refused_if_no_worker_reported_on_a_markers_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    extent_now = AsyncMock()
+    monkeypatch.setattr(purging, "extent_now", extent_now)
+    cluster = Mock(topics=AsyncMock(return_value=Topics(4, 4, 10_000, 10_000)))
+    monkeypatch.setattr("marq_worker.app.web.dashboard.actor.cluster_of", lambda settings: cluster)
+    queues = Mock(definitions=Definitions(), start=AsyncMock())
+    actor = Actor(None, None, queues, AsyncMock())  # type: ignore[arg-type]
+
+    with pytest.raises(MarqError, match="nothing was purged, because no worker reported on markers partition 1, 3"):
+        await actor.extent("emails", {0: 1_000, 2: 1_000})
+    extent_now.assert_not_called()
+    assert await actor.extent("emails", dict.fromkeys(range(4), 1_000)) is extent_now.return_value
 
 
 @pytest.mark.parametrize(("queue", "released"), [("emails", {"emails": 7}), ("", {"emails": 7, "search": 8})])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from html.parser import HTMLParser
+from typing import Any
 from unittest.mock import AsyncMock
 from urllib.parse import quote, urlencode
 
@@ -153,11 +154,12 @@ async def test_the_page_of_a_queue_with_ordering_lists_its_blocked_keys(client: 
     assert [each["key"] for each in told["blocked_keys"]] == ["customer-42", "<b>customer</b>", None]
 
 
-async def test_no_action_is_offered_for_a_message_that_a_consumer_holds_in_order(
-    client: Client, namespace: Filtered
+@pytest.mark.parametrize("state", ["leased_in_order", "dispatched"])
+async def test_no_action_is_offered_for_a_message_that_no_operator_can_release(
+    client: Client, namespace: Filtered, state: str
 ) -> None:
     place = next(iter(namespace.open))
-    namespace.open[place]["state"] = "leased_in_order"
+    namespace.open[place]["state"] = state
 
     listed = await (await client.get("/queues/emails/messages?state=in_flight")).text()
     page = await (await client.get(f"/message?id={quote(place, safe='')}")).text()
@@ -489,6 +491,21 @@ async def test_a_purge_is_given_what_existed_when_it_was_asked_about(client: Cli
     assert sorted(extent.clocks) == [0, 1, 2]
 
 
+async def test_a_purge_uses_no_clock_of_a_tracker_that_is_still_reading(
+    client: Client, namespace: Filtered, actor: PretendActor
+) -> None:
+    statistics = await namespace.statistics()
+    statistics["workers"][0]["partitions"][1]["state"] = "recovering"
+    namespace.statistics = AsyncMock(return_value=statistics)  # type: ignore[method-assign]
+    _, fields = await question(client, "purge", ("queue", "emails"))
+
+    await confirm(client, "purge", [*fields, ("typed", "emails")])
+
+    [extent] = actor.extents
+    assert extent is not None
+    assert sorted(extent.clocks) == [0, 2]
+
+
 async def test_a_redrive_to_an_unknown_queue_is_asked_about_once_more(client: Client, actor: PretendActor) -> None:
     _, fields = await question(client, "redrive", ("queue", "invoices"))
 
@@ -755,7 +772,9 @@ async def test_answers_to_posts_have_no_link_to_a_json_equivalent(client: Client
 def test_only_a_message_that_a_consumer_holds_can_be_released(state: State) -> None:
     now = {"state": state.name.lower()}
 
-    assert (pages._possible(now) == ("release",)) == (state in HELD and state is not State.LEASED_IN_ORDER)
+    possible = pages._possible(now, at_most_once=False)
+    assert (possible == ("release",)) == (state is State.LEASED)
+    assert "release" not in pages._possible(now, at_most_once=True)
     assert (pages._status({"now": now}, None, dead_letters_read=True) == "in flight") == (state in HELD)
 
 
@@ -769,12 +788,21 @@ def test_a_message_that_waits_in_its_line_is_said_to_do_so_and_can_be_delivered_
     )
     blocks = "blocks its key until it is delivered now or cancelled"
     assert pages._status({"now": blocking}, None, dead_letters_read=True) == blocks
-    assert pages._possible(now) == ("deliver-now", "cancel")
+    assert pages._possible(now, at_most_once=False) == ("deliver-now", "cancel")
     assert pages._is_open_in({**now, "queue": "emails"}, "emails", "delayed")
-    assert pages._possible_in("delayed", [now, now]) == ("deliver-now", "cancel")
-    assert pages._possible_in("in_flight", [{"state": "leased_in_order"}]) == ()
-    assert pages._possible_in("in_flight", []) == ("release",)
-    assert pages._possible_in("dead", [{"id": "marq.messages/0/1"}]) == ("redrive", "delete")
+
+
+@pytest.mark.parametrize("at_most_once", [False, True])
+def test_actions_are_offered_if_they_can_affect_a_message_of_the_list(at_most_once: bool) -> None:
+    def possible(state: str, *messages: Mapping[str, Any]) -> Sequence[str]:
+        return pages._possible_in(state, messages, at_most_once=at_most_once)
+
+    released = () if at_most_once else ("release",)
+    assert possible("delayed", {"state": "waiting_in_order"}) == ("deliver-now", "cancel")
+    assert possible("in_flight", {"state": "leased_in_order"}, {"state": "dispatched"}) == ()
+    assert possible("in_flight", {"state": "dispatched"}, {"state": "leased"}) == released
+    assert possible("in_flight") == released
+    assert possible("dead", {"id": "marq.messages/0/1"}) == ("redrive", "delete")
 
 
 @pytest.mark.parametrize("state", State)

@@ -12,9 +12,11 @@ from marq.dead_letters.dead_letters import Deleted, Redriven
 from marq.dead_letters.filters import DeadLetterFilter
 from marq.dead_letters.log import Stored
 from marq.dead_letters.snapshots import Snapshot
+from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
 from marq_worker.app.commands.dead import ask_and_act, described, read_filters, said
 
+CLIENT = ClientSettings.read("kafka:9092", {}, environment={})
 ASKED = Snapshot(1_795_327_200_000, {0: 120, 1: 33})
 NOTHING: dict[str, Any] = {
     "reason": None, "error": None, "headers": (), "older": None, "newer": None, "identity": None,
@@ -89,7 +91,15 @@ async def test_where_there_was_nothing_to_ask_about_nothing_is_deleted() -> None
 
     document = {"queue": "emails"}
     code = await ask_and_act(
-        Letters(), delete, ("Delete", "permanently"), document, limit=None, dry_run=False, as_json=False, yes=False
+        CLIENT,
+        Letters(),
+        delete,
+        ("Delete", "permanently"),
+        document,
+        limit=None,
+        dry_run=False,
+        as_json=False,
+        yes=False,
     )  # type: ignore[arg-type]
 
     assert code == 0
@@ -98,7 +108,7 @@ async def test_where_there_was_nothing_to_ask_about_nothing_is_deleted() -> None
 
 async def test_a_deletion_is_of_the_letters_that_were_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("marq_worker.app.commands.dead.confirm", lambda question, **_: asked.append(question))
+    monkeypatch.setattr("marq_worker.app.commands.dead.confirm", lambda question, client, **_: asked.append(question))
     calls: list[dict[str, Any]] = []
 
     async def delete(*, dry_run: bool = False, **options: Any) -> Deleted:
@@ -106,7 +116,7 @@ async def test_a_deletion_is_of_the_letters_that_were_counted(monkeypatch: pytes
         return Deleted(726) if dry_run else Deleted(726, 726, 726)
 
     question = ("Delete", "of queue 'emails' permanently")
-    await ask_and_act(Letters(), delete, question, {}, limit=None, dry_run=False, as_json=False, yes=False)  # type: ignore[arg-type]
+    await ask_and_act(CLIENT, Letters(), delete, question, {}, limit=None, dry_run=False, as_json=False, yes=False)  # type: ignore[arg-type]
 
     assert asked == ["Delete 726 dead letters of queue 'emails' permanently?"]
     assert [call["as_of"] for call in calls] == [ASKED] * 2

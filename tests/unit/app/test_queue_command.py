@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from types import SimpleNamespace
+from typing import Any, Self
+from unittest.mock import AsyncMock
 
 import pytest
+from click.testing import CliRunner
 
 from marq.settings.definitions import Definitions
-from marq.wire.errors import ConfigError
+from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq.wire.names import Names
+from marq_worker.app.commands import queue as command
 from marq_worker.app.commands.queue import lines, read_changes
 from marq_worker.app.queue_document import queue_document
 
@@ -175,3 +180,51 @@ def test_ordering_needs_no_quotes() -> None:
     assert read_changes(["ordering=none", 'on_dead_letter="continue"'], []) == {
         "ordering": "none", "on_dead_letter": "continue",
     }  # fmt: skip
+
+
+class TwoChanges:
+    """The queues of a broker that is lost after the second change."""
+
+    def __init__(self) -> None:
+        self.definitions = SimpleNamespace(names=lambda: {"a", "b", "c"})
+        self.paused: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+    def __getitem__(self, queue: str) -> Any:
+        return SimpleNamespace(paused=queue in self.paused)
+
+    async def pause(self, queue: str, duration_s: float | None) -> Any:
+        if len(self.paused) == 2:
+            raise BrokerUnavailable("the broker is gone")
+        self.paused.add(queue)
+        return self[queue]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_queues_that_were_paused_before_an_error_are_named(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    monkeypatch.setattr(command, "ensure_topics", AsyncMock())
+    monkeypatch.setattr(command, "Queues", SimpleNamespace(of=lambda client: TwoChanges()))
+
+    ended = CliRunner().invoke(command.pause, ["a", "b", "c", *(["--json"] if as_json else [])])
+
+    assert (ended.exit_code, ended.stderr) == (1, "marq: the broker is gone\n")
+    if as_json:
+        named = [each["queue"] for each in json.loads(ended.stdout)]
+    else:
+        named = [line.split()[1].rstrip(":") for line in ended.stdout.splitlines()]
+    assert named == ["a", "b"]
+
+
+def test_an_error_for_the_first_queue_prints_no_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    queues = TwoChanges()
+    queues.paused = {"x", "y"}
+    monkeypatch.setattr(command, "ensure_topics", AsyncMock())
+    monkeypatch.setattr(command, "Queues", SimpleNamespace(of=lambda client: queues))
+
+    ended = CliRunner().invoke(command.pause, ["a", "--json"])
+
+    assert (ended.exit_code, ended.stdout) == (1, "")

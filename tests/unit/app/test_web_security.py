@@ -142,6 +142,8 @@ async def test_every_answer_has_the_headers(start: Start, path: str, caplog: pyt
 
     assert {name: answer.headers[name] for name in HEADERS} == dict(HEADERS)
     assert "unsafe" not in answer.headers["Content-Security-Policy"]
+    # With "no-referrer", browsers would send "Origin: null" with our own forms.
+    assert answer.headers["Referrer-Policy"] == "same-origin"
     assert "marker-of-a-secret" not in await answer.text()
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from marq.wire.errors import ConfigError
+from marq_worker.app.commands.command import _setup
 from marq_worker.config.queues import load_queues
-from marq_worker.config.settings import Role, load_client_settings, load_settings, read_environment
+from marq_worker.config.settings import Role, load_client_settings, load_settings, misspelt_variables, read_environment
 
 
 def test_a_worker_has_all_roles_but_sqs_unless_told() -> None:
@@ -157,3 +158,45 @@ def test_a_mistake_in_the_project_file_is_named(env_file: Path, table: str, text
 
     with pytest.raises(ConfigError, match=text):
         load_settings()
+
+
+def test_a_variable_that_resembles_a_setting_is_misspelt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(".env").write_text("MARQ_REPLICATON_FACTOR=3\nMARQ_REDACT=card\n", encoding="utf-8")
+    monkeypatch.setenv("MARQ_REDACTED", "card")
+
+    assert misspelt_variables() == {
+        "MARQ_REDACTED": "MARQ_REDACT",
+        "MARQ_REPLICATON_FACTOR": "MARQ_REPLICATION_FACTOR",
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Ours, of the embedded broker, of the pipeline, of tests and of shell completion.
+        *("MARQ_HANDLERS_PROCESS", "MARQ_CACHE", "MARQ_BROKER_HEAP", "MARQ_MAVEN_REPOSITORY", "MARQ_PIPELINE_DATA"),
+        *("MARQ_FAULTS_SEED", "_MARQ_COMPLETE"),
+        # Those that Kubernetes sets for services named "marq" and "marq-sqs".
+        *("MARQ_PORT", "MARQ_SERVICE_HOST", "MARQ_SERVICE_PORT", "MARQ_PORT_6066_TCP_ADDR", "MARQ_SQS_SERVICE_HOST"),
+        *("MARQ_SQS_SERVICE_PORT", "MARQ_SQS_PORT_9324_TCP", "MARQ_SQS_PORT_9324_TCP_PORT"),
+    ],
+)
+def test_variables_of_others_are_not_misspelt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(name, "x")
+
+    assert misspelt_variables() == {}
+
+
+def test_a_command_warns_about_a_misspelt_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MARQ_PREFX", "shop")
+
+    _setup()
+
+    assert capsys.readouterr().err == (
+        "marq: MARQ_PREFX is not a setting of Marq, so it has no effect; did you mean MARQ_PREFIX?\n"
+    )

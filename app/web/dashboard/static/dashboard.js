@@ -11,10 +11,14 @@ for (const each of document.querySelectorAll(".controls, .keys, #select-all")) e
 // --- refresh: not while nobody looks, nor while somebody selects
 
 let timer = 0;
+const busy = () => document.hidden || document.querySelector("#selection input:checked, details[open] pre:focus");
 function refresh() {
-  const busy = document.hidden || document.querySelector("#selection input:checked, details[open] pre:focus");
-  if (!busy) document.body.dispatchEvent(new CustomEvent("refresh"));
+  if (!busy()) document.body.dispatchEvent(new CustomEvent("refresh"));
 }
+// Somebody may have selected messages while the request was under way.
+document.body.addEventListener("htmx:before:swap", (event) => {
+  if (busy()) event.preventDefault();
+});
 function schedule(seconds) {
   clearInterval(timer);
   timer = seconds ? setInterval(refresh, seconds * 1000) : 0;
