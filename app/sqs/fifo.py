@@ -145,7 +145,11 @@ class FifoReceiver(QueueReceiver):
         # Messages without a deduplication id have no sequence.
         by_time = sequence_text(delivery.sent_ms * 1_000_000 + message.offset % 1_000_000).encode()
         headers.setdefault(SEQUENCE_HEADER, by_time)
-        return delivery._replace(headers={**headers, **delivery.headers}, url=self._url)
+        headers |= delivery.headers
+        if MARQ_SEQUENCE_HEADER in own:
+            # An endpoint of an earlier version sent another number.
+            headers[SEQUENCE_HEADER] = own[MARQ_SEQUENCE_HEADER]
+        return delivery._replace(headers=headers, url=self._url)
 
     def _check(self) -> None:
         now_s = time.monotonic()

@@ -12,8 +12,8 @@ from typing import Any
 
 from mode import Service
 
-from marq.admin.purge import extent_now, purge
-from marq.admin.purge_extent import Extent
+from marq.admin.purge import purge
+from marq.admin.purge_extent import Extent, extent_now
 from marq.consumer.lease_questions import LeaseQuestions
 from marq.consumer.polled_consumer import TokenSettler
 from marq.kafka.topics import ensure_topics

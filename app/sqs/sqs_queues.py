@@ -11,6 +11,7 @@ replaces all others. Until a deletion is done, it is one of the queue's tasks.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -69,6 +70,7 @@ class Directory:
         self._maximum_bytes = maximum_bytes
         self._clock = clock
         self._synced_s = 0.0
+        self._creating = asyncio.Lock()
         #: Queues as they are defined now.
         self._known: dict[str, SqsQueue] = {}
         queues.listen(self._known.clear)
@@ -111,6 +113,11 @@ class Directory:
         size = attributes.get("MaximumMessageSize", "")
         if len(size) <= 7 and size.isdecimal() and self._maximum_bytes < int(size) <= MAX_MESSAGE_BYTES:
             attributes = {**attributes, "MaximumMessageSize": str(self._maximum_bytes)}
+        # Each call sees the queue that an earlier one creates.
+        async with self._creating:
+            await self._create(name, attributes, tags)
+
+    async def _create(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> None:
         if self.exists(name):
             self._check_same(name, attributes)
             return
@@ -135,7 +142,7 @@ class Directory:
         # Together: a queue with only one of the two records would have other attributes than those of this call, and a
         # repeated call would fail.
         await self._queues.define(name, {sqs_key(name): document}, **options)
-        # Another client may have created it first.
+        # A client of another endpoint may have created it first.
         self._check_same(name, attributes)
 
     def _check_same(self, name: str, attributes: Mapping[str, str]) -> None:

@@ -15,7 +15,8 @@ Only one purge of a queue runs at a time: a later one takes over by publishing i
 one ends when it sees that record. Otherwise it would resume the queue during the later one, and messages that both
 acquire might be delivered. A purge also ends if the queue is resumed meanwhile.
 
-Otherwise messages in flight are not affected: they end with an ack, or come back after a release.
+Otherwise messages in flight are not affected: they end with an ack, or come back after a release, even if their
+consumers release them because of the pause.
 """
 
 from __future__ import annotations
@@ -29,9 +30,15 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from marq.admin.purge_extent import Extent, existing_ranges, open_messages
+from marq.admin.purge_extent import (
+    Extent,
+    check_purgeable,
+    end_offsets,
+    existing_ranges,
+    held_places,
+    open_messages,
+)
 from marq.backend.cluster import Writer, cluster_of
-from marq.client.backends import require_kafka
 from marq.client.receipt import Receipt
 from marq.consumer.acquisition import acquisitions
 from marq.consumer.receiver_settings import ReceiverSettings
@@ -46,13 +53,12 @@ from marq.kafka.topics import Topics, ensure_topics
 from marq.producer.producer import Producer
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
-from marq.settings.definitions import Definitions, purge_key
+from marq.settings.definitions import purge_key
 from marq.settings.purged_offsets import Purge
 from marq.wire.errors import MarqError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import NOW, Ack, Source
 from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import check_queue_name
 from marq.wire.record_headers import deliver_at_ms
 
 #: How long until all consumers and trackers know of a pause.
@@ -96,7 +102,7 @@ async def meant(
 
     If there are more than ``MAX_SCANNED`` records to count, the purge ends more messages. Same errors as :func:`purge`.
     """
-    _check(settings, queue)
+    check_purgeable(settings, queue)
     await ensure_topics(settings, changelog=True)
     async with Queues.of(settings) as queues:
         inspector = Inspector(settings, queues.definitions)
@@ -112,22 +118,8 @@ async def meant(
         waiting.counts[queue] + kinds.count("waiting"), kinds.count("redelivery"), kinds.count("delayed"), count
     )
     # If the count ended early, the caller says "at least", and the purge ends all messages that waited then.
-    ends = waiting.ends if waiting.complete else await _ends(settings, inspector, queue)
+    ends = waiting.ends if waiting.complete else await end_offsets(settings, inspector, queue)
     return purged, Extent(ends, clocks, snapshot), waiting.complete
-
-
-async def extent_now(
-    settings: ClientSettings, definitions: Definitions, queue: str, clocks: Mapping[int, int]
-) -> Extent:
-    """Return the extent of a purge without counting, given the clocks of the trackers; same errors as :func:`purge`."""
-    _check(settings, queue)
-    return Extent(await _ends(settings, Inspector(settings, definitions), queue), clocks)
-
-
-async def _ends(settings: ClientSettings, inspector: Inspector, queue: str) -> dict[Source, int]:
-    async with LogReader(settings, committed=False) as view:
-        spans = await existing_ranges(view, (await inspector.places([queue]))[queue])
-    return {source: span.stop for source, span in spans.items()}
 
 
 async def purge(
@@ -153,13 +145,12 @@ async def purge(
         ConfigError: the name is wrong, or a permission is missing.
         BrokerUnavailable: it is unknown how far the purge got, for example because no worker runs; purge again.
     """
-    _check(settings, queue)
+    check_purgeable(settings, queue)
     topics = await ensure_topics(settings, changelog=True)
     async with Queues.of(settings) as queues, Producer.of(settings) as producer:
         paused_before = queues[queue].paused if paused_before is None else paused_before
-        await queues.pause(queue)
-        await asyncio.sleep(PAUSE_KNOWN_S)
         purging = _Purging(settings, topics, queues, producer, queue, extent, progress)
+        await purging.pause(in_flight=in_flight)
         purged = replace(await purging.run(delayed=delayed, in_flight=in_flight), paused=bool(paused_before))
         if paused_before is not True:
             await purging.end(paused_before)
@@ -195,7 +186,16 @@ class _Purging:
         self._delayed: dict[Source, set[int]] = {}
         #: The record that this purge published last.
         self._published: Purge | None = queues.definitions.purge(queue)
+        #: The messages that were in flight before the pause, which makes consumers release those not in a handler.
+        self._held: set[tuple[Source, int]] = set()
         self._done = self._of = 0
+
+    async def pause(self, *, in_flight: bool) -> None:
+        """Pause the queue; note which messages are in flight, unless they end, too."""
+        if not in_flight:
+            self._held = await held_places(self._inspector, self._queue)
+        await self._queues.pause(self._queue)
+        await asyncio.sleep(PAUSE_KNOWN_S)
 
     async def run(self, *, delayed: bool, in_flight: bool) -> Purged:
         await self._check_paused()
@@ -210,7 +210,7 @@ class _Purging:
         await self._check_paused()
         await self._publish(purge.done(in_flight=in_flight))
         held, _ = await open_messages(
-            self._inspector, self._queue, delayed=delayed, in_flight=in_flight, extent=self._extent
+            self._inspector, self._queue, delayed=delayed, in_flight=in_flight, extent=self._extent, leave=self._held
         )
         leased = [receipt for receipt, kind in held if kind == "in flight"]
         held = [each for each in held if each[1] != "in flight"]
@@ -392,8 +392,3 @@ def _runs(own: Records, kept: Sequence[int]) -> Iterator[Records]:
             yield own[start:cut]
             start = cut
     yield own[start:]
-
-
-def _check(settings: ClientSettings, queue: str) -> None:
-    check_queue_name(queue)
-    require_kafka(settings, "purge", "receive and acknowledge the messages instead")

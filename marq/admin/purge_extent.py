@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from marq.client.backends import require_kafka
 from marq.client.receipt import Receipt
 from marq.core.storage.rows import HELD, WAITING, State
 from marq.dead_letters.snapshots import Snapshot
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
 from marq.settings.purged_offsets import read_offsets, written_offsets
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
-from marq.wire.names import is_scheduled, is_synthetic
+from marq.wire.names import check_queue_name, is_scheduled, is_synthetic
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,44 @@ async def existing_ranges(view: LogReader, sources: Iterable[Source]) -> dict[So
     }
 
 
+async def extent_now(
+    settings: ClientSettings, definitions: Definitions, queue: str, clocks: Mapping[int, int]
+) -> Extent:
+    """Return the extent of a purge without counting, given the clocks of the trackers; same errors as :func:`purge`."""
+    check_purgeable(settings, queue)
+    return Extent(await end_offsets(settings, Inspector(settings, definitions), queue), clocks)
+
+
+async def end_offsets(settings: ClientSettings, inspector: Inspector, queue: str) -> dict[Source, int]:
+    """Return the end offsets of the partitions with a queue's records."""
+    async with LogReader(settings, committed=False) as view:
+        spans = await existing_ranges(view, (await inspector.places([queue]))[queue])
+    return {source: span.stop for source, span in spans.items()}
+
+
+async def held_places(inspector: Inspector, queue: str) -> set[tuple[Source, int]]:
+    """Return the places of a queue's messages in flight."""
+    return {
+        (source, number)
+        for each in (await inspector.owned()).values()
+        for source, leases in each.tracker.book.leases_by_source()
+        for number, lease in leases
+        if lease.queue == queue and lease.state in HELD
+    }
+
+
 async def open_messages(
-    inspector: Inspector, queue: str, *, delayed: bool, in_flight: bool = False, extent: Extent | None = None
+    inspector: Inspector,
+    queue: str,
+    *,
+    delayed: bool,
+    in_flight: bool = False,
+    extent: Extent | None = None,
+    leave: Container[tuple[Source, int]] = (),
 ) -> tuple[list[tuple[Receipt, str]], dict[int, int]]:
     """Return open messages of a queue, each with its kind, and the trackers' clocks.
 
-    They are those that no consumer holds, and on request those in flight.
+    They are those that no consumer holds, and on request those in flight, except those at the places to ``leave``.
     """
     held, clocks = [], {}
     states = {*WAITING, *(HELD if in_flight else ())}
@@ -81,7 +116,7 @@ async def open_messages(
                 # The schedule continues; its next time is not a message yet.
                 continue
             for number, lease in leases:
-                if lease.queue != queue or lease.state not in states:
+                if lease.queue != queue or lease.state not in states or (source, number) in leave:
                     continue
                 if extent is not None and not extent.has(partition, source, number, lease.since_ms):
                     continue
@@ -101,3 +136,9 @@ def _kind(state: State, source: Source, *, early: bool) -> str:
         return "redelivery"
     # Messages left with a tracker while the queue was paused have been due since they were sent.
     return "delayed" if early or is_synthetic(source.topic) else "waiting"
+
+
+def check_purgeable(settings: ClientSettings, queue: str) -> None:
+    """Raise ConfigError if the name is wrong or the queue is not on Kafka."""
+    check_queue_name(queue)
+    require_kafka(settings, "purge", "receive and acknowledge the messages instead")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marq.admin import purge as purging
-from marq.admin.purge_extent import Extent
+from marq.admin.purge_extent import Extent, extent_now
 from marq.backend.cluster import cluster_of
 from marq.client.receipt import Receipt
 from marq.dead_letters.dead_letters import DeadLetters, Deleted
@@ -137,7 +137,7 @@ class Actor:
                 f" {', '.join(map(str, missing))}. Try again in a moment; if the error persists, run marq check"
             )
         await self._queues.start()
-        return await purging.extent_now(self._client, self._queues.definitions, queue, clocks)
+        return await extent_now(self._client, self._queues.definitions, queue, clocks)
 
     async def purge(
         self, queue: str, progress: Callable[[Reached], None], *, delayed: bool, extent: Extent | None

@@ -12,7 +12,6 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from aiokafka import ConsumerRecord
 
-from marq.admin import purge as purging
 from marq.core.storage.handling_times import BOUNDS_MS
 from marq.dead_letters.dead_letters import Redriven
 from marq.kafka.topics import Topics
@@ -454,7 +453,7 @@ async def test_a_prefetched_message_of_an_at_most_once_queue_is_not_released_bec
 
 async def test_a_purge_is_refused_if_no_worker_reported_on_a_markers_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     extent_now = AsyncMock()
-    monkeypatch.setattr(purging, "extent_now", extent_now)
+    monkeypatch.setattr("marq_worker.app.web.dashboard.actor.extent_now", extent_now)
     cluster = Mock(topics=AsyncMock(return_value=Topics(4, 4, 10_000, 10_000)))
     monkeypatch.setattr("marq_worker.app.web.dashboard.actor.cluster_of", lambda settings: cluster)
     queues = Mock(definitions=Definitions(), start=AsyncMock())

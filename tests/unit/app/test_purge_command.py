@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from marq.admin import purge as purging
+from marq.admin import purge_extent
 from marq.admin import replay as replaying
 from marq.admin.purge import Progress, Purged
 from marq.admin.replay import Replayed
@@ -62,7 +63,7 @@ def found(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     """How many of the queue's messages the incomplete count found."""
     counting = Counting(request.param)
     monkeypatch.setattr(purging, "Inspector", lambda settings, definitions: counting)
-    monkeypatch.setattr(purging, "LogReader", lambda settings, committed: nullcontext(counting))
+    monkeypatch.setattr(purge_extent, "LogReader", lambda settings, committed: nullcontext(counting))
     return counting._found
 
 

@@ -39,6 +39,8 @@ class Namespace:
         self.definitions.fold(b"change:" + QUEUE.encode(), {"paused": True})
         self.book = LeaseBook(self.definitions.settings)
         self.time_ms = 1_000_000
+        #: Offsets of leased messages that are not in handlers.
+        self.prefetched: list[int] = []
 
     def fill(self, offsets: range, timestamp_ms: int = 1_000) -> None:
         self.records += [FakeRecord(offset, QUEUE.encode(), timestamp=timestamp_ms) for offset in offsets]
@@ -69,6 +71,15 @@ class Namespace:
         return self.definitions.settings(queue)
 
     async def sync(self, limit_s: float) -> None: ...
+
+    async def pause(self, queue: str) -> None:
+        """Let consumers release the messages that they have not given to handlers."""
+        if self.prefetched:
+            self.fold(
+                Release(
+                    QUEUE, HOLDER, P0, self.prefetched, [0] * len(self.prefetched), False, [""] * len(self.prefetched)
+                )
+            )
 
     async def publish(self, documents: Mapping[bytes, Mapping[str, Any]]) -> None:
         for key, document in documents.items():
@@ -114,6 +125,7 @@ class Namespace:
 @pytest.fixture
 def namespace(monkeypatch: pytest.MonkeyPatch) -> Namespace:
     namespace = Namespace()
+    monkeypatch.setattr(purging, "PAUSE_KNOWN_S", 0)
     monkeypatch.setattr(purging, "LogReader", lambda settings, committed: namespace)
     monkeypatch.setattr(purging, "Inspector", lambda settings, definitions: namespace)
     monkeypatch.setattr(purging, "cluster_of", lambda settings: SimpleNamespace(writer=lambda topics: namespace))
@@ -124,6 +136,7 @@ async def purge(namespace: Namespace) -> purging.Purged:
     settings = ClientSettings.read("localhost:9092", {}, environment={})
     queues: Any = namespace
     run = purging._Purging(settings, Topics(1, 1, 10_000, 10_000), queues, queues, QUEUE, None, None)
+    await run.pause(in_flight=False)
     return await run.run(delayed=False, in_flight=False)
 
 
@@ -192,6 +205,20 @@ async def test_a_purge_keeps_records_that_an_interrupted_one_kept_and_consumers_
     await purge(namespace)
 
     assert namespace.state(150) is State.LEASED
+
+
+async def test_a_purge_leaves_messages_in_flight_that_their_consumer_releases_because_of_the_pause(
+    namespace: Namespace,
+) -> None:
+    namespace.fill(range(100, 400))
+    namespace.consume(range(100, 200))
+    namespace.fold(Release(QUEUE, HOLDER, P0, [100], [0], True, ["failed"]))
+    namespace.prefetched = [150, 151]
+
+    purged = await purge(namespace)
+
+    assert {offset: namespace.state(offset) for offset in (150, 151)} == dict.fromkeys((150, 151), State.RELEASED)
+    assert (purged.waiting, purged.redelivery) == (200, 1)
 
 
 async def test_a_purge_that_is_called_again_while_the_queue_is_paused_completes_the_first(namespace: Namespace) -> None:

@@ -134,3 +134,15 @@ async def test_a_queue_that_another_client_created_with_other_attributes_a_momen
 
     assert queues.definitions.sqs(name) == other
     assert queues.definitions.layer("change", name) == settings
+
+
+async def test_of_simultaneous_creations_with_different_attributes_one_succeeds(queues: Queues) -> None:
+    directory = Directory(queues, 1_000_000)
+
+    outcomes = await asyncio.gather(
+        *[directory.create("emails", {"VisibilityTimeout": str(seconds)}, {}) for seconds in (10, 20, 30)],
+        return_exceptions=True,
+    )
+
+    assert [getattr(outcome, "shape", None) for outcome in outcomes] == [None, "QueueNameExists", "QueueNameExists"]
+    assert directory.get("emails").attributes.visibility_timeout_s == 10
