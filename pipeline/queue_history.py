@@ -38,8 +38,9 @@ class QueueHistory:
             queue = self.current.fold(key, None if value is None else json.loads(value))
             for name in [queue] if queue is not None else self.current.names():
                 settings = self.current.settings(name)
-                self.windows[name] = max(self.windows.get(name, 0), settings.deduplication_window_ms)
-                # Before its first definition, the queue had the backoff of all others.
+                # Before its first definition, the queue had the settings of all others.
+                window_ms = self.windows.get(name, self.windows["*"])
+                self.windows[name] = max(window_ms, settings.deduplication_window_ms)
                 self.backoffs[name] = max(self.backoffs.get(name, self.backoffs["*"]), settings.backoff.longest_ms)
                 if settings.topic is not None:
                     self.pairs.add((name, settings.topic))
@@ -63,5 +64,6 @@ class QueueHistory:
 
 
 def _longest(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """Return the longer value of each queue; "*": of all others, and of queues that are not defined any more."""
-    return {name: max(before.get(name, 0), now.get(name, now["*"])) for name in {**before, **now}}
+    """Return the longer value of each queue; "*": of all others, of queues before their first definition and after."""
+    others = before.get("*", 0)
+    return {name: max(before.get(name, others), now.get(name, now["*"])) for name in {**before, **now}}
