@@ -54,13 +54,22 @@ class QueueHistory:
 
     def document(self, before: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         """Return what the lifecycle needs of it, for the commit of a round; ``before`` is that of the last round."""
-        paused = {name: self.current.settings(name).paused for name in self.current.names()}
+        names = {name: self.current.settings(name).paused for name in self.current.names()}
+        paused = {"*": self.current.default_settings.paused, **names}
         return {
             "without_dead_letters": sorted(self.without_dead_letters.union(before.get("without_dead_letters", ()))),
             "deduplication_windows": _longest(before.get("deduplication_windows", {}), self.windows),
             "backoffs": _longest(before.get("backoffs", {}), self.backoffs),
-            "paused": {"*": self.current.default_settings.paused, **paused},
+            # The first round after a pause may not yet have what the tracker sent since then.
+            "paused": _either(before.get("paused_now", {}), paused),
+            "paused_now": paused,
         }
+
+
+def _either(before: Mapping[str, bool], now: Mapping[str, bool]) -> dict[str, bool]:
+    """Return for each queue whether it was paused then or is paused now; "*": for all others."""
+    others = before.get("*", False)
+    return {name: before.get(name, others) or now.get(name, now["*"]) for name in {**before, **now}}
 
 
 def _longest(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:

@@ -60,6 +60,17 @@ def test_a_queue_had_the_settings_of_all_others_before_its_first_definition() ->
     assert compacted["backoffs"] == {"*": 7_000_000, "x": 7_000_000}
 
 
+def test_a_queue_counts_as_paused_for_one_more_round() -> None:
+    paused = folded(("file:a", '{"paused": true}'), ("defaults", '{"paused": true}')).document()
+    assert paused["paused"] == {"*": True, "a": True}
+
+    resumed = folded(("file:a", "{}"), ("file:b", "{}")).document(paused)
+    later = folded(("file:a", "{}"), ("file:b", "{}")).document(resumed)
+
+    assert resumed["paused"] == {"*": True, "a": True, "b": True}
+    assert later["paused"] == {"*": False, "a": False, "b": False}
+
+
 def test_former_settings_count_after_compaction_has_removed_them(
     spark: SparkSession, connection: Connection, servers: str, names: Names, data: Path
 ) -> None:
@@ -78,4 +89,5 @@ def test_former_settings_count_after_compaction_has_removed_them(
     assert found["without_dead_letters"] == ["emails"]
     assert found["deduplication_windows"]["emails"] == 9_000_000
     assert found["backoffs"] == {"*": 600_000, "emails": 7_000_000}
-    assert found["paused"] == {"*": False, "emails": False}
+    assert found["paused"] == {"*": False, "emails": True}
+    assert found["paused_now"] == {"*": False, "emails": False}
