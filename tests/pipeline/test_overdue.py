@@ -57,6 +57,15 @@ def test_a_message_is_overdue_after_the_longest_backoff_of_its_queue(spark: Spar
     assert rows[dead].deliveries[0].late_ms == 500
 
 
+def test_no_release_is_overdue_if_an_earlier_release_of_marq_ingested_it(spark: SparkSession, tmp_path: Path) -> None:
+    log = Releases()
+    unknown, known = log.released("q", 0), log.released("q", 1, delay_ms=1_000)
+
+    rows = told(spark, tmp_path, log, backoffs=None)
+
+    assert (rows[unknown].differences, rows[known].differences) == ([], OVERDUE)
+
+
 def test_no_redelivery_is_overdue_while_its_queue_is_paused(spark: SparkSession, tmp_path: Path) -> None:
     log = Releases()
     ids = [log.released("paused", 0), log.acquired("paused", 1), log.acquired("q", 2), log.acquired("paused", 3)]
