@@ -178,8 +178,9 @@ def _ended(rows: DataFrame) -> DataFrame:
     # The RELEASE after the last attempt in order: its dead letter is due at once.
     exhausted = F.coalesce(F.col("ended") == back["pos"], F.lit(False))
     later = _later(back["at"], F.when(exhausted, 0).otherwise(back["delay_ms"]))
-    # After the last attempt, the tracker ignores the delay of the RELEASE.
-    later = F.when(later > F.when(end["kind"] == "DEAD_LETTERED", end["at"]), end["at"]).otherwise(later)
+    # The tracker ignores the delay after the last attempt, and that of a blocking message without its record.
+    undelayed = (end["kind"] == "DEAD_LETTERED") | (end["cause"] == "RELEASED")
+    later = F.when(later > F.when(undelayed, end["at"]), end["at"]).otherwise(later)
     waiting_due = F.coalesce(F.when(cancelled, F.col("cancelled.at")), moved, "wait_until", later)
     # ACQUIRE, RENEW and DISPATCH each begin the lease.
     begun = (taken, kept, F.col("dispatched"))

@@ -36,6 +36,7 @@ from pipeline.record_parts import (
     of_markers,
     of_messages,
 )
+from pipeline.spans import MAX_MS
 from pipeline.subscriptions import Mark, Subscription, Subscriptions
 from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
 
@@ -75,8 +76,8 @@ class Run:
         round_ = lake.last_commit(ROUNDS)
         if round_ is None:
             raise PipelineError(f"{lake.path} is empty: run `python -m pipeline ingest` first")
-        # Rounds of earlier releases lack some settings of queues.
-        self._round = {**QueueHistory().document(), **round_}
+        # Rounds of earlier releases lack some settings of queues. An unknown backoff makes no message overdue.
+        self._round = {**QueueHistory().document(), "backoffs": {"*": MAX_MS}, **round_}
         self._names = Names(lake.about()["prefix"])
         self._before: Commit = _NOTHING
         self._number = 0

@@ -38,8 +38,9 @@ class QueueHistory:
             queue = self.current.fold(key, None if value is None else json.loads(value))
             for name in [queue] if queue is not None else self.current.names():
                 settings = self.current.settings(name)
-                self.windows[name] = max(self.windows.get(name, 0), settings.deduplication_window_ms)
-                # Before its first definition, the queue had the backoff of all others.
+                # Before its first definition, the queue had the settings of all others.
+                window_ms = self.windows.get(name, self.windows["*"])
+                self.windows[name] = max(window_ms, settings.deduplication_window_ms)
                 self.backoffs[name] = max(self.backoffs.get(name, self.backoffs["*"]), settings.backoff.longest_ms)
                 if settings.topic is not None:
                     self.pairs.add((name, settings.topic))
@@ -53,15 +54,25 @@ class QueueHistory:
 
     def document(self, before: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         """Return what the lifecycle needs of it, for the commit of a round; ``before`` is that of the last round."""
-        paused = {name: self.current.settings(name).paused for name in self.current.names()}
+        names = {name: self.current.settings(name).paused for name in self.current.names()}
+        paused = {"*": self.current.default_settings.paused, **names}
         return {
             "without_dead_letters": sorted(self.without_dead_letters.union(before.get("without_dead_letters", ()))),
             "deduplication_windows": _longest(before.get("deduplication_windows", {}), self.windows),
             "backoffs": _longest(before.get("backoffs", {}), self.backoffs),
-            "paused": {"*": self.current.default_settings.paused, **paused},
+            # The first round after a pause may not yet have what the tracker sent since then.
+            "paused": _either(before.get("paused_now", {}), paused),
+            "paused_now": paused,
         }
 
 
+def _either(before: Mapping[str, bool], now: Mapping[str, bool]) -> dict[str, bool]:
+    """Return for each queue whether it was paused then or is paused now; "*": for all others."""
+    others = before.get("*", False)
+    return {name: before.get(name, others) or now.get(name, now["*"]) for name in {**before, **now}}
+
+
 def _longest(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """Return the longer value of each queue; "*": of all others, and of queues that are not defined any more."""
-    return {name: max(before.get(name, 0), now.get(name, now["*"])) for name in {**before, **now}}
+    """Return the longer value of each queue; "*": of all others, of queues before their first definition and after."""
+    others = before.get("*", 0)
+    return {name: max(before.get(name, others), now.get(name, now["*"])) for name in {**before, **now}}

@@ -48,7 +48,8 @@ class Directory:
     begins: Offsets = field(default_factory=dict)
     held_back: Sequence[str] = ()
     without_dead_letters: Sequence[str] = ()
-    backoffs: Mapping[str, int] = field(default_factory=lambda: {"*": 600_000})
+    #: None: the rounds are those of an earlier release, which did not know them.
+    backoffs: Mapping[str, int] | None = field(default_factory=lambda: {"*": 600_000})
     paused: Mapping[str, bool] = field(default_factory=lambda: {"*": False})
     truncated: bool = False
     subscriptions: Sequence[Subscription] = ()
@@ -77,7 +78,7 @@ class Directory:
             "held_back": sorted(self.held_back),
             "without_dead_letters": sorted(self.without_dead_letters),
             "deduplication_windows": {"*": 300_000},
-            "backoffs": self.backoffs,
+            **({} if self.backoffs is None else {"backoffs": self.backoffs}),
             "paused": self.paused,
             "subscriptions": [each.document() for each in self.subscriptions],
         }

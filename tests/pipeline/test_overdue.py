@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import Row, SparkSession
 
+from marq.wire.markers import BLOCKED_MS
 from pipeline.lifecycle_runs import TABLE, Run
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import MESSAGES_TOPIC, Log
@@ -56,6 +57,15 @@ def test_a_message_is_overdue_after_the_longest_backoff_of_its_queue(spark: Spar
     assert rows[dead].deliveries[0].late_ms == 500
 
 
+def test_no_release_is_overdue_if_an_earlier_release_of_marq_ingested_it(spark: SparkSession, tmp_path: Path) -> None:
+    log = Releases()
+    unknown, known = log.released("q", 0), log.released("q", 1, delay_ms=1_000)
+
+    rows = told(spark, tmp_path, log, backoffs=None)
+
+    assert (rows[unknown].differences, rows[known].differences) == ([], OVERDUE)
+
+
 def test_no_redelivery_is_overdue_while_its_queue_is_paused(spark: SparkSession, tmp_path: Path) -> None:
     log = Releases()
     ids = [log.released("paused", 0), log.acquired("paused", 1), log.acquired("q", 2), log.acquired("paused", 3)]
@@ -65,3 +75,18 @@ def test_no_redelivery_is_overdue_while_its_queue_is_paused(spark: SparkSession,
 
     # Its tracker dead-letters messages during a pause, too.
     assert [rows[id_].differences for id_ in ids] == [[], [], OVERDUE, OVERDUE]
+
+
+def test_a_blocking_message_whose_record_is_gone_is_not_early(spark: SparkSession, tmp_path: Path) -> None:
+    log = Releases()
+    id_ = log.released("q", 0, in_order=True, delay_ms=BLOCKED_MS)
+    log.say("RESUME", 50, 4)
+    log.say("REDELIVERED", 0, 4.5, attempt=2, cause="RELEASED", holder="f" * 16)
+    log.record(100, 4.4, copy_of=id_, attempt=2)
+    log.say("ACQUIRE", 100, 5, attempt=2, id=id_)
+    log.say("ACK", 100, 6)
+
+    row = told(spark, tmp_path, log)[id_]
+
+    assert (row.state, row.differences) == ("acked", [])
+    assert [delivery.late_ms for delivery in row.deliveries] == [0, None]

@@ -40,12 +40,35 @@ def test_the_longest_backoff_is_that_of_any_time() -> None:
 
 
 def test_a_queue_that_is_not_defined_any_more_has_the_settings_of_all_others_too() -> None:
-    before = folded(("file:a", '{"deduplication_window": 10}')).document()
-    assert before["deduplication_windows"]["a"] == 10_000
+    before = folded(("file:a", '{"deduplication_window": 400}')).document()
+    assert before["deduplication_windows"] == {"*": 300_000, "a": 400_000}
 
     after = folded(("defaults", '{"deduplication_window": 600}')).document(before)
 
     assert after["deduplication_windows"] == {"*": 600_000, "a": 600_000}
+
+
+def test_a_queue_had_the_settings_of_all_others_before_its_first_definition() -> None:
+    defaults = ("defaults", '{"backoff": [7000], "deduplication_window": 9000}')
+    longest = {"*": 9_000_000, "x": 9_000_000}
+    assert folded(defaults, ("defaults", "{}"), ("file:x", "{}")).document()["deduplication_windows"] == longest
+
+    # Compaction removed the former defaults.
+    compacted = folded(("defaults", "{}"), ("file:x", "{}")).document(folded(defaults).document())
+
+    assert compacted["deduplication_windows"] == longest
+    assert compacted["backoffs"] == {"*": 7_000_000, "x": 7_000_000}
+
+
+def test_a_queue_counts_as_paused_for_one_more_round() -> None:
+    paused = folded(("file:a", '{"paused": true}'), ("defaults", '{"paused": true}')).document()
+    assert paused["paused"] == {"*": True, "a": True}
+
+    resumed = folded(("file:a", "{}"), ("file:b", "{}")).document(paused)
+    later = folded(("file:a", "{}"), ("file:b", "{}")).document(resumed)
+
+    assert resumed["paused"] == {"*": True, "a": True, "b": True}
+    assert later["paused"] == {"*": False, "a": False, "b": False}
 
 
 def test_former_settings_count_after_compaction_has_removed_them(
@@ -66,4 +89,5 @@ def test_former_settings_count_after_compaction_has_removed_them(
     assert found["without_dead_letters"] == ["emails"]
     assert found["deduplication_windows"]["emails"] == 9_000_000
     assert found["backoffs"] == {"*": 600_000, "emails": 7_000_000}
-    assert found["paused"] == {"*": False, "emails": False}
+    assert found["paused"] == {"*": False, "emails": True}
+    assert found["paused_now"] == {"*": False, "emails": False}
