@@ -115,14 +115,9 @@ def _surplus() -> Column:
         return released | ((delivery["outcome"] == "delivered") & delivery["redriven"])
 
     received = F.filter("deliveries", lambda delivery: delivery["handed_out"])
-    in_place = F.aggregate("deliveries", F.lit(0).cast("long"), lambda sum_, each: sum_ + _expirations(each))
+    in_place = F.aggregate("deliveries", F.lit(0).cast("long"), lambda sum_, each: sum_ + each["expirations"])
     explained = F.size(F.filter("deliveries", explains)) - F.when(came_from_elsewhere(), 1).otherwise(0)
     return F.size(received) + in_place - 1 - explained
-
-
-def _expirations(delivery: Column) -> Column:
-    # Null in rows of earlier releases.
-    return F.coalesce(delivery["expirations"], F.lit(0).cast("long"))
 
 
 def _ends() -> Column:
@@ -147,7 +142,7 @@ def _causes() -> Column:
         return (
             F.when(~delivery["committed"] & ~delivery["redriven"] & delivery["handed_out"], "aborted copy")
             .when(expired & (delivery["acked_at"] >= delivery["ended_at"]), "acked late")
-            .when(expired | (_expirations(delivery) > 0), "ended while held")
+            .when(expired | (delivery["expirations"] > 0), "ended while held")
             .when(delivery["acquisitions"] > 1, "acquired again")
         )
 

@@ -298,7 +298,7 @@ def _expirations() -> Column:
     """
     taken, back = F.col("taken"), F.col("given_back")
     attempts = taken["attempt"] - F.col("acquired.attempt")
-    # Parts of earlier releases have no number of RELEASEs.
+    # ``releases`` is null if there was none, and F.greatest ignores nulls.
     requested = F.greatest(F.lit(0), F.col("releases") - F.when(back["counted"], 1).otherwise(0))
     return F.when(taken["in_order"], F.greatest(F.lit(0), attempts - requested)).otherwise(0)
 

@@ -56,6 +56,7 @@ _NOTHING: Commit = {
     "clocks": [],
     "closed": [],
     "open": None,
+    "places": [],
     "garbage": [],
 }
 #: An additional column of open messages.
@@ -79,6 +80,8 @@ class Run:
         # Rounds of earlier releases lack some settings of queues. An unknown backoff makes no message overdue.
         self._round = {**QueueHistory().document(), "backoffs": {"*": MAX_MS}, **round_}
         self._names = Names(lake.about()["prefix"])
+        #: The last commit, and the commit that this run adds to.
+        self._former: Commit = _NOTHING
         self._before: Commit = _NOTHING
         self._number = 0
 
@@ -89,10 +92,13 @@ class Run:
 
     def _take(self) -> dict[str, int]:
         # Another run may have finished since this one was created.
-        self._before = self._lake.last_commit(TABLE) or _NOTHING
-        self._number = self._before["batch"] + 1
-        # A new release may have more columns.
-        if self._before["round"] >= self._round["batch"] and self._before["schema"] == _SCHEMA:
+        self._former = self._before = self._lake.last_commit(TABLE) or _NOTHING
+        self._number = self._former["batch"] + 1
+        if self._former.get("schema", _SCHEMA) != _SCHEMA:
+            # Rows and parts of another release may lack what this one computes its columns from.
+            self._say("computing all messages again, because an earlier release wrote the table")
+            self._before = _NOTHING
+        elif self._former["round"] >= self._round["batch"]:
             return self._rows()
         new = self._ingested(self._before["last"])
         marks, clocks = self._marks(new["markers"]), self._clocks(new["markers"])
@@ -257,19 +263,20 @@ class Run:
         here = {table: self._lake.staged(TABLE, self._number, place) for table, place in staged.items()}
         closed += [at[_CLOSED]] * here[_CLOSED]
         open_ = at[_OPEN] if here[_OPEN] else None
+        places = [*closed, *([open_] if open_ else [])]
         commit = {
             "round": self._round["batch"],
             "last": self._round["last"],
             **progress,
             "closed": closed,
             "open": open_,
-            "places": [*closed, *([open_] if open_ else [])],
+            "places": places,
             "schema": _SCHEMA,
             # Readers of the former commit may use these until the next run.
-            "garbage": [*replaced, *([self._before["open"]] if self._before["open"] else [])],
+            "garbage": [place for place in self._former["places"] if place not in places],
         }
         self._lake.publish(TABLE, self._number, staged, commit)
-        for place in self._before["garbage"]:
+        for place in self._former["garbage"]:
             self._lake.delete(place)
         return self._rows()
 
