@@ -49,8 +49,8 @@ READ_WAIT_MS = 50
 #: Changelog records to write before yielding to other tasks: some 20 ms.
 RECORDS_AT_ONCE = 5_000
 
-#: Rows to read from RocksDB at once.
-ROWS_IN_MEMORY = 1_000
+#: Rows to read from RocksDB at once; each may be a message of the largest size.
+ROWS_IN_MEMORY = 100
 
 #: RocksDB's words for damaged or missing files, which no retry brings back; rocksdict has one exception for all errors.
 _DAMAGED = ("Corruption", "No such file or directory")

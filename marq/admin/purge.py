@@ -16,7 +16,8 @@ one ends when it sees that record. Otherwise it would resume the queue during th
 acquire might be delivered. A purge also ends if the queue is resumed meanwhile.
 
 Otherwise messages in flight are not affected: they end with an ack, or come back after a release, even if their
-consumers release them because of the pause.
+consumers release them because of the pause. A purge that completes an interrupted one can't tell these apart, and ends
+them.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class _Purging:
         self._acquired: dict[Source, AcquiredRanges] = {}
         #: Delayed ones among them.
         self._delayed: dict[Source, set[int]] = {}
-        #: The record that this purge published last.
+        #: The record that this purge published last; before that, the one that it takes over from.
         self._published: Purge | None = queues.definitions.purge(queue)
         #: The messages that were in flight before the pause, which makes consumers release those not in a handler.
         self._held: set[tuple[Source, int]] = set()
@@ -196,6 +197,8 @@ class _Purging:
             self._held = await held_places(self._inspector, self._queue)
         await self._queues.pause(self._queue)
         await asyncio.sleep(PAUSE_KNOWN_S)
+        # This purge takes over from any other one up to here.
+        self._published = self._queues.definitions.purge(self._queue)
 
     async def run(self, *, delayed: bool, in_flight: bool) -> Purged:
         await self._check_paused()

@@ -48,8 +48,8 @@ class Feed(Protocol):
     def settled(self) -> None:
         """Continue after outcomes have become durable."""
 
-    def purged_s(self, queue: str) -> float:
-        """Return until when a purge may have ended messages that were acquired before."""
+    def added(self, lines: Lines, taken_s: float) -> None:
+        """Check messages that were acquired at this time: a purge may have ended them."""
 
     def now_s(self) -> float: ...
     def settings(self, queue: str) -> QueueSettings: ...
@@ -88,6 +88,8 @@ class Lines:
         self._delivered: set[int] = set()
         #: Messages that are not leased here, and leased ones that become dead letters.
         self._places: dict[int, Place] = {}
+        #: Messages that a purge may have ended, each with the number of the question about it.
+        self._doubted: dict[int, int] = {}
         #: Messages whose earlier attempt was acked while the current one is being handled.
         self._done: set[int] = set()
 
@@ -140,6 +142,8 @@ class Lines:
             opened = self._opened.pop(row.offset, None)
             if opened is not None:
                 self._take_over(place, opened)
+        if acquired:
+            self.feed.added(self, min(held.taken_s for held, _ in acquired))
         self._continue(firsts)
 
     def _unadded(self, records: Records) -> Records:
@@ -164,7 +168,6 @@ class Lines:
         if self.feed.stopped:
             return
         now_s, places, values = self.feed.now_s(), self._places, self._values
-        purged_s = self.feed.purged_s(self.queue)
         ready: list[int] = []
         of: HeldBatch | None = None
         for offset in firsts:
@@ -174,9 +177,9 @@ class Lines:
             elif held is None:
                 # It has ended together with the one before it.
                 continue
-            elif held.taken_s <= purged_s:
-                # Once it is released, the tracker is asked whether it is still open.
-                held.end_attempt(offset, 0, counted=False)
+            elif offset in self._doubted:
+                # The answer continues with it.
+                continue
             elif is_leased(held, offset, now_s):
                 if held is not of:
                     self._deliver(of, ready)
@@ -251,6 +254,28 @@ class Lines:
             return False
         place.busy, place.foreign, place.due_s = True, False, 0.0
         return True
+
+    # --- purges -------------------------------------------------------------------------------------------------------
+
+    def doubt(self, number: int) -> list[int]:
+        """Hold back the messages that are leased and wait here until question ``number`` about them is answered."""
+        waiting = self._waiting_here()
+        self._doubted.update(dict.fromkeys(waiting, number))
+        return waiting
+
+    def resolve(self, number: int, opened: Mapping[int, Open | None]) -> None:
+        """Process an answer to question ``number``: remove the messages that have ended, and deliver the others."""
+        answered = [offset for offset in opened if self._doubted.get(offset) == number]
+        for offset in answered:
+            del self._doubted[offset]
+        ended = [offset for offset in answered if opened[offset] is None]
+        for offset in ended:
+            if offset in self._held:
+                # It must not be renewed any longer.
+                self._held[offset].open.discard(offset)
+        self._end(ended)
+        left = [offset for offset in answered if offset in self._values and offset not in self._delivered]
+        self._continue([offset for offset in left if self._order.is_first(offset)])
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
@@ -351,11 +376,10 @@ class Lines:
     @property
     def undelivered(self) -> list[Message]:
         """The messages that are leased here and were not delivered."""
-        return [
-            Message(held, offset, self._values[offset])
-            for offset, held in self._held.items()
-            if offset not in self._delivered and offset not in self._places
-        ]
+        return [Message(self._held[offset], offset, self._values[offset]) for offset in self._waiting_here()]
+
+    def _waiting_here(self) -> list[int]:
+        return [each for each in self._held if each not in self._delivered and each not in self._places]
 
     # --- attempts -----------------------------------------------------------------------------------------------------
 

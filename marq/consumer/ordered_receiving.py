@@ -13,7 +13,7 @@ import asyncio
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from itertools import count
 from math import inf
 from typing import Any
@@ -25,6 +25,7 @@ from marq.consumer.held_batch import HeldBatch
 from marq.consumer.line_places import Place
 from marq.consumer.message import Message
 from marq.consumer.one_per_key import Lines
+from marq.consumer.purged_lines import PurgedLines
 from marq.consumer.readings import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.resume_questions import Questions, open_messages, questions_about
@@ -32,7 +33,6 @@ from marq.consumer.waiting_limit import WaitingLimit
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.records import Records
 from marq.kafka.served_queues import Serving
-from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import BLOCKED_WAIT_MS, Resume, Resumed, Source
 from marq.wire.ordered_holders import ordered_holder
@@ -91,9 +91,7 @@ class Ordering:
         #: The queues with ordering that are served.
         self._queues: frozenset[str] = frozenset()
         self._paused: frozenset[str] = frozenset()
-        #: The last purge of each queue that delivered at ``_purged_s`` or later.
-        self._purges: dict[str, Purge | None] = {}
-        self._purged_s: dict[str, float] = {}
+        self._purged = PurgedLines(settings, self._answers, self._ask_in_task, self.settled, clock, new_holder)
         #: Sources that are being resumed.
         self._asked: set[Source] = set()
         self._asking: set[asyncio.Task[None]] = set()
@@ -129,6 +127,9 @@ class Ordering:
         task.add_done_callback(self._ended)
         return task
 
+    def _ask_in_task(self, work: Coroutine[Any, Any, None]) -> None:
+        self._asking.add(self._begun(work, "marq-ask"))
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._asking.discard(task)
         # give_up() cancels the other tasks.
@@ -142,8 +143,7 @@ class Ordering:
         self._paused = frozenset(queue for queue in self._queues if settings[queue].paused)
         # A purge pauses its queue until it has ended messages, perhaps some of those that wait here.
         for queue in self._queues - self._paused:
-            if (purge := self._settings.skipped(queue)) != self._purges.get(queue):
-                self._purges[queue], self._purged_s[queue] = purge, self._clock()
+            if self._purged.deliver(queue, [lines for lines in self._lines.values() if lines.queue == queue]):
                 self._ask += [each for each in self._again if each[0].queue == queue]
                 self._again = [each for each in self._again if each[0].queue != queue]
         self._wake.set()
@@ -203,13 +203,16 @@ class Ordering:
                 for queue in found[source]
             ]
             own_topics = frozenset(source for source in new if serving.is_own(source.topic))
-            self._asking.add(self._begun(self._resume(asked, own_topics), "marq-resume"))
+            self._ask_in_task(self._resume(asked, own_topics))
         return list(found)
 
-    async def _resume(self, asked: Sequence[Resume], own_topics: frozenset[Source]) -> None:
+    def _answers(self, questions: Sequence[Resume]) -> AsyncGenerator[tuple[Resume, list[Resumed]]]:
         assert self._questions is not None, "a receiver of queues with ordering can ask"
+        return self._questions.answers(questions)
+
+    async def _resume(self, asked: Sequence[Resume], own_topics: frozenset[Source]) -> None:
         left = Counter(each.source for each in asked)
-        async for question, parts in self._questions.answers(asked):
+        async for question, parts in self._answers(asked):
             source, now_s = question.source, self._clock()
             try:
                 await self._verify({source})
@@ -302,8 +305,8 @@ class Ordering:
     def now_s(self) -> float:
         return self._clock()
 
-    def purged_s(self, queue: str) -> float:
-        return self._purged_s.get(queue, -inf)
+    def added(self, lines: Lines, taken_s: float) -> None:
+        self._purged.added(lines, taken_s)
 
     def settings(self, queue: str) -> QueueSettings:
         return self._settings.queue(queue)
@@ -332,7 +335,7 @@ class Ordering:
             self._wake.clear()
             self._pass_due()
             if self._ask:
-                self._asking.add(self._begun(self._ask_about(self._ask), "marq-ask"))
+                self._ask_in_task(self._ask_about(self._ask))
                 self._ask = []
             if any(lines.queue not in self._paused for lines, _ in self._again):
                 await self._acquire_again()
@@ -357,7 +360,6 @@ class Ordering:
 
     async def _ask_about(self, foreign: Sequence[tuple[Lines, Place]]) -> None:
         """Ask about messages that another consumer holds."""
-        assert self._questions is not None
         groups: dict[Lines, dict[int, Place]] = {}
         for lines, place in foreign:
             if lines.active:
@@ -371,7 +373,7 @@ class Ordering:
             for each in questions_about(lines.queue, lines.source, places, self._new_holder)
         ]
         self._asked_s = min(self._asked_s * 2, MAX_ASK_S)
-        async for question, parts in self._questions.answers(questions):
+        async for question, parts in self._answers(questions):
             of = asked_of[question.queue, question.source]
             for offset, opened in open_messages(parts, self._clock()).items():
                 asked = groups[of][offset]

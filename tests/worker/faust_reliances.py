@@ -223,6 +223,12 @@ RELIANCES = (
     Reliance(_STORE, "partition_path", "(self, partition)", "where its files are"),
     Reliance(_STORE, "offset_key", "class attribute", "the row with the changelog offset"),
     Reliance("faust.tables.table:Table", "get", "inherited", "hidden by rows of one partition"),
+    Reliance(
+        "faust.tables.table:Table",
+        "on_rebalance",
+        "async (self, assigned, revoked, newly_assigned, generation_id=0)",
+        "opens the databases of newly assigned partitions, which owners do",
+    ),
     Reliance(_MANAGER, "on_start", "async (self)", "done without its wait of one second"),
     Reliance(_MANAGER, "_update_channels", "async (self)", "what lets the consumer subscribe"),
     Reliance(_MANAGER, "recovery", "property", "replaced: owners recover by themselves, after fencing"),

@@ -143,7 +143,7 @@ async def test_a_message_that_keeps_its_place_for_long_costs_no_memory_for_those
     assert len(made.acked) == count - 1
     [lines] = made.receiver.ordering._lines.values()
     assert {name: len(each) for name, each in vars(lines).items() if isinstance(each, dict | set)} == {
-        "_opened": 0, "_values": 1, "_held": 1, "_delivered": 1, "_places": 0, "_done": 0,
+        "_opened": 0, "_values": 1, "_held": 1, "_delivered": 1, "_places": 0, "_doubted": 0, "_done": 0,
     }  # fmt: skip
     order = lines._order
     assert [len(each) for each in (order._keys, order._last, order._after, order._before)] == [1, 1, 0, 0]
@@ -361,18 +361,19 @@ async def test_a_message_that_no_longer_blocks_its_key_becomes_a_dead_letter_of_
 class PurgedQueue:
     """A queue with ordering that is paused and purged, and resumed."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = 2) -> None:
         self._settings = QueueSettings(ordering="key")
         self._purge: Purge | None = None
+        self.count = count
         self.made, self.tracker = ordered_rig(queue=lambda _: self._settings, skipped=lambda _: self._purge)
-        self.made.reader.add(P0, *[record(offset, "a") for offset in range(2)])
+        self.made.reader.add(P0, *[record(offset, "a") for offset in range(count)])
         self.made.buffer.handler_demand = 10
         self.made.receiver.start()
 
     async def first(self) -> Message:
         """Return message 0 when message 1 waits behind it."""
         [message] = await self.made.take(1)
-        await self.made.acquirer.until(lambda: self.made.acquired == [0, 1])
+        await self.made.acquirer.until(lambda: self.made.acquired == list(range(self.count)))
         await spin()
         return message
 
@@ -381,9 +382,10 @@ class PurgedQueue:
         self.made.receiver.apply_pauses()
 
     async def purge(self, *, still_open: bool) -> None:
-        """Complete a purge; ``still_open`` tells whether it came too late for message 1."""
-        self._purge = Purge(2_000, {P0: 2}, in_flight=True)
-        self.tracker.open_messages = {1: (State.WAITING_IN_ORDER, 1, 0)} if still_open else {}
+        """Complete a purge; ``still_open`` tells whether it came too late for the waiting messages."""
+        self._purge = Purge(2_000, {P0: self.count}, in_flight=True)
+        waiting = range(1, self.count) if still_open else ()
+        self.tracker.open_messages = dict.fromkeys(waiting, (State.LEASED_IN_ORDER, 1, 30_000))
         self.pause(False)
         await self.made.clock.advance(0.01)
 
@@ -416,6 +418,27 @@ async def test_a_message_behind_another_one_that_a_purge_left_is_delivered() -> 
 
     [second] = await queue.made.take(1)
     assert (second.offset, second.attempt) == (1, 1)
+    await queue.stop()
+
+
+@pytest.mark.parametrize("still_open", [False, True])
+async def test_one_question_is_asked_about_all_messages_behind_another_one(still_open: bool) -> None:
+    queue = PurgedQueue(50)
+    first = await queue.first()
+    queue.pause(True)
+    await queue.purge(still_open=still_open)
+
+    await first.ack(wait=False)
+    queue.made.reader.add(P0, record(50, "a"))
+    delivered = []
+    while not delivered or delivered[-1] < 50:
+        [message] = await queue.made.take(1)
+        delivered.append(message.offset)
+        await message.ack(wait=False)
+
+    assert delivered == [*(range(1, 50) if still_open else ()), 50]
+    assert [list(each.offsets) for each in queue.tracker.asked if not each.onwards] == [list(range(1, 50))]
+    assert queue.made.released == {}
     await queue.stop()
 
 

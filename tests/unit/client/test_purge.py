@@ -41,6 +41,8 @@ class Namespace:
         self.time_ms = 1_000_000
         #: Offsets of leased messages that are not in handlers.
         self.prefetched: list[int] = []
+        #: What another purge publishes while this one waits for the pause.
+        self.published_in_pause: Purge | None = None
 
     def fill(self, offsets: range, timestamp_ms: int = 1_000) -> None:
         self.records += [FakeRecord(offset, QUEUE.encode(), timestamp=timestamp_ms) for offset in offsets]
@@ -74,6 +76,8 @@ class Namespace:
 
     async def pause(self, queue: str) -> None:
         """Let consumers release the messages that they have not given to handlers."""
+        if self.published_in_pause is not None:
+            interrupted(self, self.published_in_pause)
         if self.prefetched:
             self.fold(
                 Release(
@@ -219,6 +223,14 @@ async def test_a_purge_leaves_messages_in_flight_that_their_consumer_releases_be
 
     assert {offset: namespace.state(offset) for offset in (150, 151)} == dict.fromkeys((150, 151), State.RELEASED)
     assert (purged.waiting, purged.redelivery) == (200, 1)
+
+
+async def test_a_purge_takes_over_from_one_that_goes_on_until_the_queue_is_paused(namespace: Namespace) -> None:
+    namespace.fill(range(100, 200))
+    interrupted(namespace, Purge(5_000, {P0: 150}, {P0: 100}))
+    namespace.published_in_pause = Purge(5_000, {P0: 150})
+
+    assert (await purge(namespace)).waiting == 100
 
 
 async def test_a_purge_that_is_called_again_while_the_queue_is_paused_completes_the_first(namespace: Namespace) -> None:
