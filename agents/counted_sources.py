@@ -113,12 +113,12 @@ class CountedSources:
         for partition in partitions:
             counted, start, end = self.by_source[Source(*partition)], starts[partition], ends[partition]
             counted.book = wanted[Source(*partition)][0]
-            # Consumers may have acquired messages after an open transaction, where ``end`` is. If the topic was
+            # An open transaction may begin at ``end``, and consumers may have acquired later messages. If the topic was
             # recreated, the broker has rejected the position, and the consumer is at the start.
             if end < counted.position and await consumer.position(partition) < counted.position:
                 counted.start_again(start, end)
                 consumer.seek(partition, start)
-            # The rest is not counted yet, so the count is incomplete.
+            # Records after ``end`` can't be counted yet. With the high watermark as the end, the count is incomplete.
             counted.ends(max(end, consumer.highwater(partition) or 0))
             # Messages that retention has removed do not wait.
             counted.waiting.drop_before(start)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 #: States that a query can ask for.
 STATES: Mapping[str, tuple[State, ...]] = {"in_flight": HELD, "delayed": WAITING}
 _UNRELEASABLE = (State.DISPATCHED, State.LEASED_IN_ORDER)
-#: States of messages that no operator can release. The consumer would not notice: a dispatched message would be
-#: delivered twice, and one with ordering only by that consumer.
+#: States of messages that no operator can release, because the consumer would not notice. A dispatched message would be
+#: delivered twice. An ordered message is delivered again only by that consumer.
 UNRELEASABLE = tuple(state.name.lower() for state in _UNRELEASABLE)
 #: A message that waits for longer blocks its ordering key until an operator acts; no backoff is as long.
 BLOCKED_S = BLOCKED_MS / 2 / 1000

@@ -33,7 +33,7 @@ class ClientCollector(Collector):
     """Collect metrics of consumers and producers at each scrape.
 
     Register it: ``prometheus_client.REGISTRY.register(ClientCollector(consumer, producer))``. Stopped
-    consumers are left out. Consumers of one queue or group are added up.
+    consumers are left out. The counts of consumers with the same queue or group are added up.
     """
 
     def __init__(self, *clients: Consumer | Producer) -> None:

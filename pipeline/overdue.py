@@ -16,11 +16,11 @@ OVERDUE = "INTERVAL 10 MINUTES"
 def overdue(backoffs: Mapping[str, int], paused: Mapping[str, bool]) -> Column:
     """Return whether an open record should have been redelivered or dead-lettered long ago.
 
-    ``backoffs`` are the longest ones of queues in ms, ``paused`` tells which queues are paused; "*" stands for all
+    ``backoffs`` has the longest backoff of each queue in ms, and ``paused`` whether it is paused; "*" stands for all
     other queues.
     """
     still_open = F.col("open_pos").isNotNull() & ~F.col("closed") & ~F.coalesce("duplicate", F.lit(False))
-    # Trackers do not redeliver messages of these queues, but they dead-letter them.
+    # Trackers do not redeliver ordered messages and those of paused queues, but they dead-letter them.
     not_sent = F.coalesce("taken.in_order", F.lit(False)) | by_queue(paused)
     waits = not_sent & F.col("refused").isNull() & ~F.col("exhausted")
     # A RELEASE without a delay waits for the backoff of its queue.

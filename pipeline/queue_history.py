@@ -60,7 +60,7 @@ class QueueHistory:
             "without_dead_letters": sorted(self.without_dead_letters.union(before.get("without_dead_letters", ()))),
             "deduplication_windows": _longest(before.get("deduplication_windows", {}), self.windows),
             "backoffs": _longest(before.get("backoffs", {}), self.backoffs),
-            # The first round after a pause may not yet have what the tracker sent since then.
+            # The first round after the end of a pause may lack what the tracker has sent since.
             "paused": _either(before.get("paused_now", {}), paused),
             "paused_now": paused,
         }
@@ -73,6 +73,6 @@ def _either(before: Mapping[str, bool], now: Mapping[str, bool]) -> dict[str, bo
 
 
 def _longest(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """Return the longer value of each queue; "*": of all others, of queues before their first definition and after."""
+    """Return the longer value of each queue. While a queue has no definition, it has the value of "*"."""
     others = before.get("*", 0)
     return {name: max(before.get(name, others), now.get(name, now["*"])) for name in {**before, **now}}

@@ -49,7 +49,7 @@ async def purge(
             except asyncio.CancelledError:
                 interrupted, complete = True, False
         done = progress.done
-    # Those of an interrupted purge are unknown by kind.
+    # After an interruption, the numbers by kind are unknown.
     figures = dict.fromkeys(asdict(purged)) if interrupted else asdict(purged)
     reached = {
         "queue": name, **figures, "done": done, "complete": complete, "dry_run": dry_run, "interrupted": interrupted,
@@ -144,7 +144,7 @@ class Draining:
         #: The highest count so far, and the last one.
         self.first, self.left = 0, 0
         self.found: dict[str, int] = {}
-        #: Whether all waiting messages, and all unfinished ones, were counted last.
+        #: Whether the last check counted all waiting messages, and all unfinished ones.
         self.waiting_complete = self.open_complete = False
 
     async def look(self) -> bool:
@@ -163,7 +163,8 @@ class Draining:
         waiting = await self._inspector.waiting([self._queue])
         if waiting.complete or waiting.counts[self._queue]:
             return waiting
-        # All these records may be of other queues. If this queue has no consumers, the next look would read them again.
+        # All counted records may belong to other queues. If this queue has no consumers, the next check would read the
+        # same ones again.
         return await self._inspector.waiting([self._queue], limit=sys.maxsize)
 
 

@@ -27,7 +27,7 @@ REPEAT_SECONDS = 1.0
 SILENCE_SECONDS = 2.0
 #: In a pipe, only writes up to this size are atomic.
 _MAX_BYTES = 4_096
-#: Circuit breakers in one line: few enough for the longest names of queues.
+#: Maximum number of circuit breakers in one line, so that it fits even with the longest queue names.
 _BREAKERS_AT_ONCE = 7
 
 

@@ -23,8 +23,8 @@ from marq_worker.app.sqs.errors import SqsError
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 _SERVICE, _END = "sqs", "aws4_request"
-#: Headers that must be signed; otherwise a call could be sent to another operation. PHP clients do not sign
-#: Content-Type: with another one, a call is refused, but never read differently.
+#: Headers that must be signed; otherwise a call could be redirected to another operation. PHP clients do not sign
+#: Content-Type. This is harmless, because the endpoint refuses a call with another content type.
 REQUIRED_HEADERS = frozenset({"host", "x-amz-date", "x-amz-target"})
 DEFAULT_SKEW_S = 900
 #: Signing keys to keep: one for each access key, day and region in use.

@@ -15,9 +15,9 @@ Only one purge of a queue runs at a time: a later one takes over by publishing i
 one ends when it sees that record. Otherwise it would resume the queue during the later one, and messages that both
 acquire might be delivered. A purge also ends if the queue is resumed meanwhile.
 
-Otherwise messages in flight are not affected: they end with an ack, or come back after a release, even if their
-consumers release them because of the pause. A purge that completes an interrupted one can't tell these apart, and ends
-them.
+Otherwise messages in flight are not affected: they end with an ack, or return to the queue after a release, even if
+their consumers release them because of the pause. A purge that completes an interrupted one can't recognize messages
+that were released because of the earlier pause, and ends them, too.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ async def meant(
 ) -> tuple[Purged, Extent, bool]:
     """Return what a purge would end now, its extent, and whether the count is complete; nothing changes.
 
-    If there are more than ``MAX_SCANNED`` records to count, the purge ends more messages. Same errors as :func:`purge`.
+    The count stops after ``MAX_SCANNED`` records. If there are more, the purge ends more messages than were counted.
+    Same errors as :func:`purge`.
     """
     check_purgeable(settings, queue)
     await ensure_topics(settings, changelog=True)

@@ -188,15 +188,15 @@ def acquisitions(
 
 
 def _fitting(queue: str, source: Source, messages: Records) -> Records:
-    """Return messages without headers that do not fit into an ACQUIRE: they must not keep others from delivery."""
+    """Return messages without the headers that do not fit into an ACQUIRE, so that these do not stop the consumer."""
     fitting = messages.with_fitting_headers()
     if fitting is messages:
         return messages
     for before, after in zip(messages, fitting, strict=True):
         if len(after.headers) < len(before.headers):
             log.warning(
-                "too many headers, or too long names: headers are dropped: queue=%s topic=%s partition=%d offset=%d"
-                " headers=%d dropped=%d",
+                "headers dropped, because there are too many or their names are too long: queue=%s topic=%s"
+                " partition=%d offset=%d headers=%d dropped=%d",
                 queue, *source, before.offset, len(before.headers), len(before.headers) - len(after.headers),
             )  # fmt: skip
     return fitting

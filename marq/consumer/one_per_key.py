@@ -178,7 +178,7 @@ class Lines:
                 # It has ended together with the one before it.
                 continue
             elif offset in self._doubted:
-                # The answer continues with it.
+                # It continues when the question about it is answered.
                 continue
             elif is_leased(held, offset, now_s):
                 if held is not of:
@@ -245,7 +245,8 @@ class Lines:
         place.leased = opened.leased
         left_s = opened.until_s - self.feed.now_s()
         if opened.blocks and not self.blocks:
-            # Dead letters no longer block their lines. No delivery follows, so no attempt is added.
+            # The queue's setting has changed: dead letters no longer block their lines. No delivery follows, so no
+            # attempt is added.
             self._attempt(place, opened.attempt - 1, opened.error)
             place.last = opened.error
         elif left_s > 0:

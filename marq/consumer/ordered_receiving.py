@@ -141,7 +141,7 @@ class Ordering:
         settings = {queue: self._settings.queue(queue) for queue in queues}
         self._queues = frozenset(queue for queue, each in settings.items() if each.ordered)
         self._paused = frozenset(queue for queue in self._queues if settings[queue].paused)
-        # A purge pauses its queue until it has ended messages, perhaps some of those that wait here.
+        # While a purge runs, its queue is paused. It may have ended messages that wait here.
         for queue in self._queues - self._paused:
             if self._purged.deliver(queue, [lines for lines in self._lines.values() if lines.queue == queue]):
                 self._ask += [each for each in self._again if each[0].queue == queue]

@@ -46,7 +46,7 @@ class PurgedLines:
         self._purged_s: dict[str, float] = {}
 
     def deliver(self, queue: str, lines: Iterable[Lines]) -> bool:
-        """Note that a queue is not paused, as it is while it is purged; return whether it has been purged since."""
+        """Note that a queue is not paused, so no purge is running; return whether it was purged since the last call."""
         purge = self._settings.skipped(queue)
         if purge == self._purges.get(queue):
             return False

@@ -20,7 +20,7 @@ class WaitingLimit:
     """The limit of one receiver, over all its queues."""
 
     def __init__(self) -> None:
-        #: Whether reaching the limit was logged since less than half as many messages waited.
+        #: Whether the limit was logged, and half of it has been in use ever since.
         self._logged = False
 
     def has_room(self, lines: Collection[Lines]) -> bool:
@@ -41,7 +41,7 @@ def _report(lines: Collection[Lines]) -> None:
     [(queue, count)] = waiting.most_common(1)
     log.warning(
         "queue %s: too many messages wait for earlier ones with their keys, or for the end of a pause: reading from all"
-        " queues of this consumer stops until some are finished messages=%d",
+        " queues of this consumer stops until some are finished: messages=%d",
         queue,
         count,
     )

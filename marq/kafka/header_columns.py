@@ -81,9 +81,9 @@ def at(column: Sequence[Headers] | None, indexes: Sequence[int]) -> Sequence[Hea
 
 
 def fitting(column: Sequence[Headers], names: Iterable[str]) -> Sequence[Headers]:
-    """Return the column, whose headers have these names, without the headers that do not fit into markers.
+    """Return a column without the headers that do not fit into markers, or the same column if all fit.
 
-    It is the same column if all fit.
+    ``names`` are the names of all its headers.
     """
     long = {name for name in names if len(name.encode()) > MAX_HEADER_NAME_BYTES}
     if not long and (isinstance(column, OneHeader) or max(map(len, column)) <= MAX_HEADERS):

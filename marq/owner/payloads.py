@@ -9,7 +9,7 @@ from marq.core.lease_book import LeaseBook
 from marq.core.storage import rows
 from marq.wire.markers import Payload, Source
 
-#: Numbers of payloads that are looked up together: the first ones, which may all be large, and at most.
+#: How many payloads are looked up together: at first (all of them may be large), and at most.
 FIRST_LOOKED_UP, LOOKED_UP = 4, 250
 
 

@@ -90,8 +90,8 @@ class Lines:
         """Return the queue's fixed partitions, as soon as all clients send by them."""
         placement = self._queues.definitions.placement(queue)
         if not placement.takes_keys:
-            # A call has waited since its start if the calls before it waited for the partitions, too. Otherwise calls
-            # would fail one after the other. It has not if it waited for messages that these were sending.
+            # The limit includes the time for which this call waited behind calls that waited for the partitions, too.
+            # Otherwise the calls would fail one after the other. Time in which those sent messages does not count.
             since_s = self._waited_since_s.setdefault(queue, asyncio.get_running_loop().time())
             changed = asyncio.Event()
             end = self._queues.listen(changed.set)

@@ -197,11 +197,11 @@ def _headers(value: object) -> None:
             raise ConfigError(f"{name}: expected text, not {text!r}")
         if name.startswith(RESERVED_HEADER):
             raise ConfigError(f"{name}: names beginning with {RESERVED_HEADER!r} are reserved; use another name")
-    # The limit of one name, so that none can be longer.
+    # The total may not exceed the limit of one name, so no name can exceed it.
     if len(value) > MAX_HEADERS or sum(len(_utf8(name)) + len(_utf8(text)) for name, text in value.items()) > (
         MAX_HEADER_NAME_BYTES
     ):
-        raise ConfigError(f"at most {MAX_HEADERS} headers with {MAX_HEADER_NAME_BYTES} bytes are allowed")
+        raise ConfigError(f"at most {MAX_HEADERS} headers with {MAX_HEADER_NAME_BYTES} bytes in total are allowed")
 
 
 def _utf8(text: str) -> bytes:

@@ -18,7 +18,7 @@ ATTEMPT_HEADER = "marq-attempt"
 #: Earliest delivery time of a record, in milliseconds since the epoch; any producer may set it.
 DELIVER_AT_HEADER = "marq-deliver-at"
 FIRST_SENT_HEADER = "marq-first-sent"
-#: When a message was first acquired, by the log's clock; in redeliveries only.
+#: When a message was first acquired, by the log's clock; in redeliveries and dead letters only.
 FIRST_RECEIVED_HEADER = "marq-first-received"
 REASON_HEADER = "marq-reason"
 ERROR_HEADER = "marq-error"
@@ -46,7 +46,7 @@ _SCHEDULED = "~schedule/"
 
 #: Bytes of a queue's name as UTF-8; the marker format keeps its length in one byte.
 MAX_QUEUE_NAME_BYTES = 200
-#: Maximum number of headers of a message; a marker has room for 65,535, because redelivery and redrive add some.
+#: Maximum number of headers of a sent message. A marker has room for 65,535: redelivery and redrive add some.
 MAX_HEADERS = 65_500
 #: Bytes of a header's name as UTF-8; the marker format keeps its length in two bytes.
 MAX_HEADER_NAME_BYTES = 65_535

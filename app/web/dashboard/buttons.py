@@ -138,7 +138,7 @@ class Buttons:
             part["partition"]: part["clock_ms"]
             for worker in workers
             for part in worker["partitions"]
-            # A worker of an older version does not report it, and one that is still reading reports an earlier time.
+            # Workers of older versions report no clock, and a tracker that is still reading reports an earlier time.
             if "clock_ms" in part and part["state"] == "owner"
         }
         return await self._actions.actor.extent(queue, clocks)
