@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from marq.consumer.held_batch import HeldBatch, Released
+from marq.consumer.line_feed import Feed
 from marq.consumer.line_links import LineOrder
 from marq.consumer.line_places import Open, Place
 from marq.consumer.message import Message
@@ -22,37 +23,12 @@ from marq.core.redeliver_or_dead_letter import is_exhausted, release_delay_ms
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.core.storage.rows import row_key
 from marq.kafka.records import Records, Row
-from marq.settings.queue import BLOCK, QueueSettings
+from marq.settings.queue import BLOCK
 from marq.wire.markers import LAST, Source
 from marq.wire.record_headers import origin
 
 if TYPE_CHECKING:
     from marq.consumer.ack_batcher import Settled
-
-
-class Feed(Protocol):
-    """The callbacks through which lines deliver their first messages or acquire them again."""
-
-    #: Whether to stop delivering.
-    stopped: bool
-
-    def ready(self, held: HeldBatch, offsets: Sequence[int], values: Sequence[bytes | None]) -> None:
-        """Deliver messages of a batch."""
-
-    def again(self, lines: Lines, place: Place) -> None:
-        """Acquire a message, after asking about it if it is foreign."""
-
-    def later(self, lines: Lines, place: Place) -> None:
-        """Call :meth:`Lines.due` at the place's ``due_s``."""
-
-    def settled(self) -> None:
-        """Continue after outcomes have become durable."""
-
-    def added(self, lines: Lines, taken_s: float) -> None:
-        """Check messages that were acquired at this time: a purge may have ended them."""
-
-    def now_s(self) -> float: ...
-    def settings(self, queue: str) -> QueueSettings: ...
 
 
 class Lines:
@@ -88,6 +64,8 @@ class Lines:
         self._delivered: set[int] = set()
         #: Messages that are not leased here, and leased ones that become dead letters.
         self._places: dict[int, Place] = {}
+        #: Messages whose outcome is being written.
+        self._settling: set[int] = set()
         #: Messages that a purge may have ended, each with the number of the question about it.
         self._doubted: dict[int, int] = {}
         #: Messages whose earlier attempt was acked while the current one is being handled.
@@ -222,6 +200,7 @@ class Lines:
             held.release(offset, LAST, error=place.last)
         else:
             del self._places[offset]
+            self.feed.added(self, held.taken_s)
             self._continue([offset])
         return True
 
@@ -260,7 +239,9 @@ class Lines:
 
     def doubt(self, number: int) -> list[int]:
         """Hold back the messages that are leased and wait here until question ``number`` about them is answered."""
-        waiting = self._waiting_here()
+        batches = {id(held): held for held in self._held.values()}.values()
+        settling = self._settling.union(*[held.unwritten for held in batches])
+        waiting = [each for each in self._waiting_here() if each not in settling]
         self._doubted.update(dict.fromkeys(waiting, number))
         return waiting
 
@@ -285,6 +266,7 @@ class Lines:
         if not self.active:
             return
         _, held, acked, released, rejected = settled
+        self._settling.difference_update(acked, [each.offset for each in released], [each for each, _ in rejected])
         if not self._delivered.isdisjoint(acked):
             # Its handler lost the lease but acked anyway; the handler of the next attempt is running.
             done = {each for each in acked if each in self._delivered and self._held.get(each) is not held}
@@ -361,6 +343,7 @@ class Lines:
     def left(self, held: HeldBatch, offsets: Sequence[int]) -> int:
         """Note that messages are no longer held in this batch; return how many of them were in flight."""
         before, of = len(self._delivered), self._held
+        self._settling.update(offsets)
         # A handler that lost its lease may end its message while the next attempt is in flight.
         self._delivered.difference_update([offset for offset in offsets if of.get(offset, held) is held])
         return before - len(self._delivered)

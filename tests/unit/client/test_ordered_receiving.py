@@ -143,7 +143,8 @@ async def test_a_message_that_keeps_its_place_for_long_costs_no_memory_for_those
     assert len(made.acked) == count - 1
     [lines] = made.receiver.ordering._lines.values()
     assert {name: len(each) for name, each in vars(lines).items() if isinstance(each, dict | set)} == {
-        "_opened": 0, "_values": 1, "_held": 1, "_delivered": 1, "_places": 0, "_doubted": 0, "_done": 0,
+        "_opened": 0, "_values": 1, "_held": 1, "_delivered": 1, "_places": 0, "_settling": 0, "_doubted": 0,
+        "_done": 0,
     }  # fmt: skip
     order = lines._order
     assert [len(each) for each in (order._keys, order._last, order._after, order._before)] == [1, 1, 0, 0]
@@ -439,6 +440,25 @@ async def test_one_question_is_asked_about_all_messages_behind_another_one(still
     assert delivered == [*(range(1, 50) if still_open else ()), 50]
     assert [list(each.offsets) for each in queue.tracker.asked if not each.onwards] == [list(range(1, 50))]
     assert queue.made.released == {}
+    await queue.stop()
+
+
+async def test_a_message_whose_ack_is_being_written_is_not_delivered_again_after_a_purge() -> None:
+    queue = PurgedQueue()
+    first = await queue.first()
+    queue.pause(True)
+    queue.made.settler.gate.clear()
+    await first.ack(wait=False)
+    await spin(100)
+
+    await queue.purge(still_open=True)
+    await spin(100)
+    queue.made.settler.gate.set()
+
+    [second] = await queue.made.take(1)
+    assert second.offset == 1
+    assert [list(each.offsets) for each in queue.tracker.asked if not each.onwards] == [[1]]
+    assert queue.made.acked == [0]
     await queue.stop()
 
 
