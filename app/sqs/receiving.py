@@ -35,7 +35,7 @@ IDLE_S = 300.0
 RETRY_S = 1.0
 #: Least time for which a poll looks for messages, because they are acquired only when a poll asks; the second number is
 #: for polls whose consumer has not joined its group yet.
-SHORT_POLL_S, FIRST_POLL_S = 0.5, 2.0
+SHORT_POLL_S, FIRST_POLL_S = 0.5, 1.5
 #: How long a poll waits for its consumer to join. By default, brokers let a new group wait for 3 s.
 JOIN_S = 8.0
 #: Polls of at least this length end together, at the next multiple of the second number: waking up for each of them

@@ -111,8 +111,8 @@ class _Path:
 
     async def _knock(self) -> None:
         address = self._host, self._port
-        known = self._pacer.fresh_error(address)
-        # A client of this process has just tried; another attempt would count against the limit.
+        # If a client of this process has just tried, another attempt would count against the limit.
+        known = self._pacer.fresh_error(address, self._limit_s)
         if isinstance(known, ConnectionRefusedError):
             raise self._not_listening(known)
         # Without a token, the broker was not asked.

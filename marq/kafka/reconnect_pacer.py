@@ -128,11 +128,14 @@ class Pacer:
             latest_s = max((broker.failed_at for broker in self._brokers.values()), default=_NEVER)
         return self._clock() - max(latest_s, self._lost_at) < FRESH_S
 
-    def fresh_error(self, address: Address) -> BaseException | None:
-        """Return why the last attempt to reach a broker failed; None if it is up, or if that was long ago."""
+    def fresh_error(self, address: Address, within_s: float = 0.0) -> BaseException | None:
+        """Return why the last attempt to reach a broker failed; None if it is up, or if that was long ago.
+
+        "Long" means at least ``FRESH_S`` and ``within_s``.
+        """
         with self._lock:
             broker = self._brokers.get(address)
-            if broker is None or not broker.failed or self._clock() - broker.failed_at >= FRESH_S:
+            if broker is None or not broker.failed or self._clock() - broker.failed_at >= max(within_s, FRESH_S):
                 return None
             return broker.error
 
