@@ -266,8 +266,11 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
         if delivery.attempt < former.attempt + counted and not _is_clock_wrong(evidence, trail, delivery):
             text = f"{trail}: attempt {delivery.attempt} in event {delivery.number}, after {former.attempt}"
             evidence.report.find("attempts", text, trail.events)
-    most = max((delivery.attempt for delivery in trail.deliveries), default=0)
     for fact in trail.facts:
+        # A consumer that asked before a late rejection may deliver the message after it.
+        ended_at = max((offset for offset, _ in trail.changes if offset < fact.offset), default=-1)
+        earlier = [each for each in trail.deliveries if each.log_end is None or each.log_end <= ended_at]
+        most = max((delivery.attempt for delivery in earlier), default=0)
         if fact.kind == "DEAD_LETTERED" and fact.attempt < most and fact.before is not None:
             text = f"{trail}: a dead letter of attempt {fact.attempt}, although {most} was delivered"
             evidence.report.find("attempts", text, trail.events)

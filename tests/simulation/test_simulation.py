@@ -60,6 +60,7 @@ REGRESSIONS = {
     6632: "a consumer counted its lease by settings that had changed since its ACQUIRE",
     377: "the simulator: a message that was too large to be sent again, of a queue that keeps no dead letters",
     110785: "the checker: a release came while a copy was on its way, and the tracker's next TICK before its fact",
+    93433: "the checker: an ordered message was delivered after the late rejection of its former attempt",
     50126: "the checker: a rejected message did not count, if retention had removed its record before",
     14357: "the checker: a request for any queue was judged by the fact of one queue",
     5477: "the simulator: the last markers of a quiet log were removed, and the tracker did not look",
