@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 #: States that a query can ask for.
 STATES: Mapping[str, tuple[State, ...]] = {"in_flight": HELD, "delayed": WAITING}
-_UNRELEASABLE = (State.DISPATCHED, State.LEASED_IN_ORDER)
 #: States of messages that no operator can release, because the consumer would not notice. A dispatched message would be
 #: delivered twice. An ordered message is delivered again only by that consumer.
+_UNRELEASABLE = (State.DISPATCHED, State.LEASED_IN_ORDER)
 UNRELEASABLE = tuple(state.name.lower() for state in _UNRELEASABLE)
 #: A message that waits for longer blocks its ordering key until an operator acts; no backoff is as long.
 BLOCKED_S = BLOCKED_MS / 2 / 1000
@@ -43,6 +43,14 @@ MAX_ATTEMPTS, MAX_MINUTES = 1_000_000, 5_270_400
 _MAX_DIGITS = 12
 #: Messages to process before yielding to other tasks: some milliseconds.
 _AT_ONCE = 20_000
+
+
+def can_be_released(state: str | None, *, at_most_once: bool) -> bool:
+    """Return whether an operator can release a message in this state, of a queue that delivers at most once or not.
+
+    The consumer would not notice: it may dispatch the message later, and the redelivery would be a second delivery.
+    """
+    return not at_most_once and state not in UNRELEASABLE
 
 
 @dataclass(frozen=True, slots=True)

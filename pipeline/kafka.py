@@ -25,7 +25,7 @@ from pipeline.errors import PipelineError
 
 #: Time limit of a request to the cluster.
 ANSWER_LIMIT_MS = 10_000
-#: The id of all topics of a broker that has no ids.
+#: The id that a broker before Kafka 2.8 gives all its topics.
 NO_ID = "A" * 22
 _MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",

@@ -43,7 +43,7 @@ from marq.backend.cluster import Writer, cluster_of
 from marq.client.receipt import Receipt
 from marq.consumer.acquisition import acquisitions
 from marq.consumer.receiver_settings import ReceiverSettings
-from marq.core.storage.acquired_ranges import AcquiredRanges
+from marq.core.storage.acquired_ranges import AcquiredRanges, acquired_in
 from marq.core.storage.rows import State
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.inspector import Inspector
@@ -235,7 +235,7 @@ class _Purging:
             return
         for each in (await self._inspector.owned(incomplete=True)).values():
             book = each.tracker.book
-            self._acquired |= {source: ranges for (queue, source), ranges in book.marks.items() if queue == self._queue}
+            self._acquired |= acquired_in(book.marks, self._queue)
             for source, leases in book.leases_by_source():
                 self._delayed.setdefault(source, set()).update(
                     number for number, lease in leases if lease.queue == self._queue and lease.state is State.DELAYED

@@ -29,7 +29,7 @@ from hashlib import sha256
 from marq.admin.purge_extent import existing_ranges
 from marq.backend.cluster import Writer, cluster_of
 from marq.client.backends import require_kafka
-from marq.core.storage.acquired_ranges import AcquiredRanges
+from marq.core.storage.acquired_ranges import AcquiredRanges, acquired_in
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
@@ -161,8 +161,7 @@ class _Replaying:
         for each in (await self._inspector.owned()).values():
             book = each.tracker.book
             if self._ordered:
-                marks = {source: ranges for (queue, source), ranges in book.marks.items() if queue == self._queue}
-                self._acquired |= marks
+                self._acquired |= acquired_in(book.marks, self._queue)
             for source, leases in book.leases_by_source():
                 self._open.setdefault(source, set()).update(
                     number for number, lease in leases if lease.queue == self._queue

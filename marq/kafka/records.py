@@ -52,11 +52,7 @@ class Records(Sequence[Row]):
 
     def has_header(self, name: str) -> bool:
         """Return whether a record has a header of this name."""
-        if self.headers is None:
-            return False
-        if isinstance(self.headers, OneHeader):
-            return name == self.headers.name
-        return name in self._header_names(self.headers)
+        return self.headers is not None and name in self._header_names(self.headers)
 
     def _header_names(self, headers: Sequence[Headers]) -> set[str]:
         if self._names is None:

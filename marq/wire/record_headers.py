@@ -52,9 +52,9 @@ def sequence(delay_offset: int, number: int) -> int:
     return delay_offset * 10**19 + number
 
 
-def sequence_text(sequence: int) -> str:
+def sequence_text(number: int) -> str:
     """Return a sequence as text of one length, so that the order of texts is that of numbers, too."""
-    return f"{sequence:038}"
+    return f"{number:038}"
 
 
 def deliver_at_ms(timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]], delay_ms: int) -> int:
@@ -96,13 +96,16 @@ def deduplication_id(headers: Iterable[tuple[str, bytes | None]]) -> bytes | Non
 
 def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:
     """Return how many consecutive releases of a message did not count."""
-    values = [value for name, value in headers if name == UNCOUNTED_HEADER]
-    return _number(values[-1], 0) if values else 0
+    return _last_number(headers, UNCOUNTED_HEADER)
 
 
 def first_received_ms(headers: Iterable[tuple[str, bytes | None]]) -> int:
     """Return when a redelivered message was first received, 0 if that is unknown."""
-    values = [value for name, value in headers if name == FIRST_RECEIVED_HEADER]
+    return _last_number(headers, FIRST_RECEIVED_HEADER)
+
+
+def _last_number(headers: Iterable[tuple[str, bytes | None]], wanted: str) -> int:
+    values = [value for name, value in headers if name == wanted]
     return _number(values[-1], 0) if values else 0
 
 

@@ -22,7 +22,7 @@ from marq.wire.errors import MarqError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import ANY_QUEUE, Release, Source
 from marq.wire.markers_partitions import markers_partition
-from marq_worker.agents.message_listing import UNRELEASABLE
+from marq_worker.agents.message_listing import can_be_released
 from marq_worker.app.web.dashboard.tasks import Reached
 
 _STOP_S = 2.0
@@ -90,8 +90,8 @@ class Actor:
         """Take messages from their holders; return for each whether that was possible.
 
         The RELEASEs are in the holders' names, so only those of messages that are still held count. The consumer of a
-        message does not learn of the release. With ordering, only that consumer delivers the message again. In an
-        at-most-once queue it may dispatch the message later, and the redelivery would be a second delivery.
+        message does not learn of the release, so some messages can't be released: see
+        :func:`marq_worker.agents.message_listing.can_be_released`.
         """
         await self._queues.start()
         groups: dict[tuple[str, int, Source], list[int]] = {}
@@ -110,7 +110,7 @@ class Actor:
 
     def _is_releasable(self, message: Mapping[str, Any]) -> bool:
         at_most_once = self._queues.definitions(message["queue"]).delivery == AT_MOST_ONCE
-        return bool(message["holder"]) and message["state"] not in UNRELEASABLE and not at_most_once
+        return bool(message["holder"]) and can_be_released(message["state"], at_most_once=at_most_once)
 
     def _queues_at(self, queue: str, receipt: Receipt) -> Sequence[str]:
         if queue != ANY_QUEUE:

@@ -19,6 +19,7 @@ from marq_worker.agents.message_listing import (
     MAX_MESSAGES,
     STATES,
     UNRELEASABLE,
+    can_be_released,
     read_number,
 )
 from marq_worker.app.web.dashboard import rows_and_alarms
@@ -299,15 +300,17 @@ def _counts(row: Mapping[str, Any]) -> Data:
 
 def _possible_in(state: str, messages: Sequence[Mapping[str, Any]], *, at_most_once: bool) -> Sequence[str]:
     """Return the actions for listed messages of a queue: none if no operator can release any of them."""
-    unreleasable = bool(messages) and all(message.get("state") in UNRELEASABLE for message in messages)
-    return () if unreleasable or (at_most_once and state == "in_flight") else _OF_STATE[state]
+    if state != "in_flight":
+        return _OF_STATE[state]
+    states = [message.get("state") for message in messages] or [None]
+    return _OF_STATE[state] if any(can_be_released(each, at_most_once=at_most_once) for each in states) else ()
 
 
 def _possible(now: Mapping[str, Any], *, at_most_once: bool) -> Sequence[str]:
     """Return the actions for an open message of a queue."""
     if now["state"] not in HELD_STATES:
         return _OF_STATE["delayed"]
-    return () if at_most_once or now["state"] in UNRELEASABLE else _OF_STATE["in_flight"]
+    return _OF_STATE["in_flight"] if can_be_released(now["state"], at_most_once=at_most_once) else ()
 
 
 def _status(story: Mapping[str, Any], dead_letter: object, *, dead_letters_read: bool) -> str:

@@ -11,7 +11,9 @@ a new one and delivered twice. Closing the gap instead could lose the records in
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from marq.wire.markers import Source
 
 MAX_INTERVALS = 64
 
@@ -66,3 +68,8 @@ class AcquiredRanges:
         ends[low:high] = [end]
         if len(starts) > MAX_INTERVALS:
             del starts[0], ends[0]
+
+
+def acquired_in(marks: Mapping[tuple[str, Source], AcquiredRanges], queue: str) -> dict[Source, AcquiredRanges]:
+    """Return what a queue has acquired in each source, from the marks of a lease book."""
+    return {source: ranges for (each, source), ranges in marks.items() if each == queue}

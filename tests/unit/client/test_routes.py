@@ -23,6 +23,7 @@ from marq.testing import Broker
 from marq.testing.cluster import Batch, MemoryDefinitionLog
 from marq.testing.namespace import Namespace, encoded
 from marq.wire.errors import BrokerUnavailable, ConfigError
+from tests.unit.client.fakes import spin
 
 PARTITIONS = 8
 append = Batch.append
@@ -201,7 +202,8 @@ async def test_the_time_for_earlier_messages_does_not_count_as_waiting_for_parti
         lines = producer._started().lines
         called_s = asyncio.get_running_loop().time() - 1_000
         finding = asyncio.create_task(lines.find("orders", b"k", [], called_s))
-        await asyncio.sleep(0.05)
+        await spin()
+        assert "orders" in lines._waited_since_s
         place(broker, Placement((1, 2), (1, 2), None, 2))
 
         route, _ = await finding
