@@ -44,19 +44,16 @@ def run(rows: Sequence[Row], size: Size, name: str) -> list[Outcome]:
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
-    """Print the medians and notes of each row, and all bars in one table."""
+    """Print the medians of each row, and all bars in one table."""
     for outcome in outcomes:
         if outcome.runs:
             console.print(_medians_table(outcome))
         for system, reason in outcome.skipped.items():
             console.print(f"{system}: skipped: {reason}", highlight=False)
-        for note in outcome.notes:
-            console.print(note, highlight=False)
-    table = Table("bar", "limit", "found", "met", "goal")
+    table = Table("bar", "limit", "found", "met")
     for bar in [bar for outcome in outcomes for bar in outcome.bars]:
         limit, found = (f"{number:,.2f} {bar.unit}" for number in (bar.limit, bar.found))
-        goal = "" if bar.goal is None else f"{bar.goal:,.2f} {bar.unit}"
-        table.add_row(bar.what, limit, found, "yes" if bar.met else "NO", goal)
+        table.add_row(bar.what, limit, found, "yes" if bar.met else "NO")
     console.print(table)
     for outcome in outcomes:
         if outcome.error:
@@ -75,7 +72,7 @@ def _medians_table(outcome: Outcome) -> Table:
 
 def kept(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return the measurements of all runs, and all bars, as they are written to the result file."""
-    fields = ("medians", "runs", "skipped", "notes", "error")
+    fields = ("medians", "runs", "skipped", "error")
     return {
         "rows": {
             outcome.row.name: {

@@ -46,14 +46,13 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Bar:
-    """A limit that ``found`` must not exceed, or (``at_least``) must reach; a ``goal`` is stricter and optional."""
+    """A limit that ``found`` must not exceed, or (``at_least``) must reach."""
 
     what: str
     found: float
     limit: float
     unit: str
     at_least: bool = False
-    goal: float | None = None
 
     @property
     def met(self) -> bool:
@@ -137,7 +136,7 @@ class Row:
     """One comparison: ``systems`` are measured in turn; ``what`` describes it in one sentence.
 
     Args:
-        bars, notes: limits and further lines to print, from the medians of the systems that were not skipped.
+        bars: limits, from the medians of the systems that were not skipped.
         runs: limit on the measurements of each system, if the size asks for more.
         warm: messages of the unmeasured run; 0 for none.
         of_messages: factor for the size's number of messages.
@@ -149,7 +148,6 @@ class Row:
     what: str
     systems: Mapping[str, System]
     bars: Callable[[Medians], list[Bar]] = lambda medians: []
-    notes: Callable[[Medians], list[str]] = lambda medians: []
     runs: int = 99
     warm: int = WARM_MESSAGES
     of_messages: float = 1.0
@@ -169,7 +167,6 @@ class Outcome:
     runs: dict[str, list[Measurements]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     bars: list[Bar] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     error: str = ""
 
@@ -188,7 +185,6 @@ def measure(row: Row, folder: Path, size: Size, say: Say) -> Outcome:
             scaled = replace(size, messages=round(size.messages * row.of_messages))
             _take_turns(outcome, Bench(broker.bootstrap_servers, folder, scaled, say, broker))
         outcome.bars = row.bars(outcome.medians)
-        outcome.notes = row.notes(outcome.medians)
     except (Exception, SystemExit) as error:
         outcome.error = "".join(traceback.format_exception(error, limit=-4)).strip()
         say(f"{row.name}: FAILED\n{outcome.error}")

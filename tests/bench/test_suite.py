@@ -15,7 +15,7 @@ from bench.clients.producers import marker_records
 from bench.processes import Child, Meter, memory_bytes
 from bench.report import kept
 from bench.rows import ROWS
-from bench.rows.drain import crossing, quorum_queue
+from bench.rows.drain import quorum_queue
 from bench.suite import Bar, Bench, Measurements, Outcome, Row, Size, Skipped, _take_turns
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Acquire
@@ -87,30 +87,20 @@ def test_the_exit_code_tells_a_failure_from_an_unmet_bar() -> None:
 
 def test_a_result_keeps_every_run_and_says_which_bars_are_met() -> None:
     row = Row("row", "what it is", {})
-    bars = [Bar("rate", 0.7, 0.55, "times", at_least=True, goal=0.8)]
+    bars = [Bar("rate", 0.7, 0.55, "times", at_least=True)]
 
     found = kept([Outcome(row, {"a": [{"rate": 1.0}, {"rate": 3.0}]}, bars=bars), Outcome(row, error="broken")])
 
     assert found["rows"]["row"]["error"] == "broken"
     assert found["failed"] == ["row"]
     assert found["bars"] == [
-        {"row": "row", "what": "rate", "found": 0.7, "limit": 0.55, "unit": "times", "at_least": True, "goal": 0.8,
-         "met": True}
-    ]  # fmt: skip
+        {"row": "row", "what": "rate", "found": 0.7, "limit": 0.55, "unit": "times", "at_least": True, "met": True}
+    ]
 
 
 def test_each_row_has_a_name_of_its_own_and_says_what_it_is() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     assert all(row.what and row.systems for row in ROWS)
-
-
-def test_two_systems_cross_where_the_faster_one_has_made_up_for_its_later_start() -> None:
-    slow, fast = {"rate": 100.0, "startup_seconds": 1.0}, {"rate": 200.0, "startup_seconds": 2.0}
-
-    assert crossing("slow", slow, "fast", fast) == "slow is done before fast with less than 200 messages"
-    assert crossing("fast", fast, "slow", slow) == "slow is done before fast with less than 200 messages"
-    first = crossing("slow", slow, "fast", {**fast, "startup_seconds": 0.5})
-    assert first == "fast is done before slow for any number of messages"
 
 
 def test_a_share_of_the_messages_takes_time() -> None:
