@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from bench.exit_codes import exit_code
-from bench.report import run
+from bench.report import exit_code, run
 from bench.rows import ROWS
 from bench.suite import Row, Size
 

@@ -18,11 +18,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from bench.exit_codes import exit_code
 from bench.history import TURN, History, Truth
 from bench.log import Log
 from bench.processes import run as run_sampled
-from bench.report import run
+from bench.report import exit_code, run
 from bench.suite import Bar, Bench, Measurements, Medians, Row, Size
 from bench.worker import make_topics
 from pipeline.audit import COUNTS

@@ -60,6 +60,13 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
             console.print(f"{outcome.row.name}: FAILED: {outcome.error.splitlines()[-1]}", highlight=False)
 
 
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    """Return 1 if a row failed, 2 if a bar is not met."""
+    if any(outcome.error for outcome in outcomes):
+        return 1
+    return 0 if all(bar.met for outcome in outcomes for bar in outcome.bars) else 2
+
+
 def _medians_table(outcome: Outcome) -> Table:
     medians = outcome.medians
     runs = max(len(runs) for runs in outcome.runs.values())
