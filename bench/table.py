@@ -31,27 +31,6 @@ NAMES = {
     GROUP: "confluent-kafka consumer group, offsets only",
     AIOKAFKA: "aiokafka consumer group, offsets only",
 }
-#: Names of bars in older result files, and their current names.
-RENAMED = {
-    "census of": "backlog of",
-    "rate, of the confluent group's": "rate relative to the consumer group",
-    "rate, of the share group's": "rate relative to the share group",
-    ", of a bare loop": ": relative to bare tasks",
-    "drain by run": "run",
-    "beside other traffic": "with other traffic",
-    "leases that end at once: handled again": "leases that expire together: redelivered",
-    "queues, of the speed of one": "queues: rate relative to one queue",
-    "consumers of a queue each": "consumers with a queue each",
-    "quiet queue beside": "quiet queue next to",
-    "with a spread of 1": "with partitions = 1",
-    "spread of 1": "partitions = 1",
-    "redelivery, nothing else": "redelivery, without other traffic",
-    "1 % of": "1% of",
-    "workers, of the speed of one of each": "workers: rate relative to one of each",
-    "1 less 5% of noise": "1 minus 5% noise",
-    "memory of a consumer, at the most": "peak memory of a consumer",
-    "memory of a worker, at the most": "peak memory of a worker",
-}
 
 
 def newest(folder: Path = RESULTS) -> Path:
@@ -128,7 +107,7 @@ def _rabbitmq(row: Mapping[str, Any]) -> str:
 
 def _bars(bars: Sequence[Mapping[str, Any]]) -> str:
     rows = [
-        (_named(bar["what"]),
+        (bar["what"],
          f"{'at least' if bar['at_least'] else 'at most'} {_limit(format_number(bar['limit']), bar['unit'])}",
          format_number(bar["found"]), "yes" if bar["met"] else "**no**")
         for bar in bars
@@ -139,12 +118,6 @@ def _bars(bars: Sequence[Mapping[str, Any]]) -> str:
 def _limit(number: str, unit: str) -> str:
     """Return a limit with its unit; a multiplication sign replaces the word "times"."""
     return f"{number}{TIMES}{unit.removeprefix('times')}" if unit.startswith("times") else f"{number} {unit}"
-
-
-def _named(what: str) -> str:
-    for before, now in RENAMED.items():
-        what = what.replace(before, now)
-    return what
 
 
 def rate(found: Mapping[str, float]) -> str:

@@ -53,9 +53,6 @@ EXCEPTIONS = {
     ("CHANGELOG.md", "grace"): "a former name",
     ("CHANGELOG.md", "rosters"): "a former name",
     ("CHANGELOG.md", "letters"): "a former name",
-    ("bench/table.py", "census"): "a label in stored results",
-    ("bench/table.py", "beside"): "a label in stored results",
-    ("bench/table.py", "at the most"): "a label in stored results",
 }
 TEXT = re.compile(r"\.(?:md|py|toml|ya?ml|tpl|txt|html)$|(?:^|/)(?:Makefile|Procfile)$")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
