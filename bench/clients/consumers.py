@@ -57,37 +57,21 @@ async def group(servers: str, prefix: str, name: str, count: int) -> None:
     )
 
 
-async def timed(servers: str, prefix: str, queue: str, count: int, unmeasured: int) -> None:
-    """Measure the time from when a message should be sent until its handler begins, except for the first ones."""
+async def timed(
+    servers: str, prefix: str, queue: str, count: int, unmeasured: int, keys: int = 0, poison: int = 0
+) -> None:
+    """Measure the time from when a message should be sent until its handler begins, except for the first ones.
+
+    With ``keys`` ordering keys, messages of the first key are not measured; if ``poison`` is 1, each of them fails.
+    """
     milliseconds: list[float] = []
     seen: set[int] = set()
+    expected = count - len(range(0, count, keys)) if keys else count
     done = asyncio.Event()
 
     async def handler(message: marq.Message) -> None:
         number, intended_s = read_stamp(message.value)
-        seen.add(number)
-        if number >= unmeasured:
-            milliseconds.append((time.monotonic() - intended_s) * 1000)
-        if len(seen) == count:
-            done.set()
-
-    async with marq.Consumer(queue, servers, prefix=prefix) as consumer:
-        say(ready=True)
-        await until_handled(consumer, consumer.run(handler), done)
-    say(**percentiles(milliseconds))
-
-
-async def timed_keys(
-    servers: str, prefix: str, queue: str, count: int, unmeasured: int, keys: int, poison: int
-) -> None:
-    """Measure as :func:`timed` for ordering keys; if ``poison`` is 1, each message of the first key fails."""
-    milliseconds: list[float] = []
-    seen: set[int] = set()
-    expected, done = count - (count + keys - 1) // keys, asyncio.Event()
-
-    async def handler(message: marq.Message) -> None:
-        number, intended_s = read_stamp(message.value)
-        if number % keys == 0:
+        if keys and number % keys == 0:
             if poison:
                 raise ConnectionError("poisoned")
             return
@@ -99,7 +83,7 @@ async def timed_keys(
 
     async with marq.Consumer(queue, servers, prefix=prefix) as consumer:
         say(ready=True)
-        await until_handled(consumer, consumer.run(handler, concurrency=KEYS_AT_ONCE), done)
+        await until_handled(consumer, consumer.run(handler, concurrency=KEYS_AT_ONCE if keys else None), done)
     say(**percentiles(milliseconds))
 
 
@@ -255,4 +239,4 @@ def _count_received() -> list[int]:
 
 
 if __name__ == "__main__":
-    call(group, timed, timed_keys, pausing, shared, forgetting, expiring, readers)
+    call(group, timed, pausing, shared, forgetting, expiring, readers)

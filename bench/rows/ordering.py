@@ -67,7 +67,7 @@ def poisoned(bench: Bench, poison: int) -> Measurements:
         def client(module: str, function: str, *arguments: object) -> Child:
             return stack.enter_context(Child(module, function, bench.servers, prefix, QUEUE, *arguments))
 
-        consumer = client("consumers", "timed_keys", sent, unmeasured, SOME_KEYS, poison)
+        consumer = client("consumers", "timed", sent, unmeasured, SOME_KEYS, poison)
         producer = client("producers", "paced", PER_SECOND, sent, size.value_bytes, 1, SOME_KEYS)
         for process in (consumer, producer):
             process.read()
