@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from functools import partial
-from typing import NamedTuple
 
 from bench.clients.drain_share import BROKER_PROPERTIES
 from bench.load import QUEUE, fill
@@ -151,45 +150,29 @@ RABBITMQ = Row(
 )
 
 
-class Work(NamedTuple):
-    """Work on each message, and the concurrency at which each system is fastest (docs/benchmarks.md).
-
-    ``marq`` and ``group``: messages at a time; ``share``: consumers, and messages of one poll.
-    """
-
-    name: str
-    what: str
-    work: str
-    marq: int
-    group: int
-    share: tuple[int, int]
-
-
-WORK = (
-    Work("work-1ms", "1 ms of waiting for each message", "1", 1_000, 2_000, (1, 40_000)),
-    Work("work-10ms", "10 ms of waiting for each message", "10", 2_000, 4_000, (1, 40_000)),
-    Work("work-100ms", "100 ms of waiting for each message", "100", 10_000, 10_000, (1, 40_000)),
-    Work("work-slow", "500 ms of waiting for 1% of the messages", "500/100", 2_000, 40_000, (4, 10_000)),
-)
-
-
 def work_bars(what: str, medians: Medians) -> list[Bar]:
     of_share = medians[RUN]["rate"] / medians[SHARE]["rate"]
     return [Bar(f"{what}: rate relative to the share group", of_share, 1.0, "times", at_least=True)]
 
 
-def _work_row(work: Work) -> Row:
-    consumers, polled = work.share
+def _work_row(name: str, what: str, work: str, run: int, group: int, share: tuple[int, int]) -> Row:
+    """Compare systems with work on each message, each at the concurrency at which it is fastest (docs/benchmarks.md).
+
+    Args:
+        run, group: messages at a time.
+        share: consumers, and messages of one poll.
+    """
+    consumers, polled = share
     return Row(
-        work.name,
-        f"{work.what}; marq run at concurrency {work.marq}, {consumers} consumers of a share group with {polled} "
-        f"messages a poll, a consumer group with {work.group} messages at a time",
+        name,
+        f"{what}; marq run at concurrency {run}, {consumers} consumers of a share group with {polled} "
+        f"messages a poll, a consumer group with {group} messages at a time",
         {
-            RUN: partial(marq, work=work.work, concurrency=work.marq),
-            SHARE: partial(native, client="drain_share", how=(work.work, consumers, polled)),
-            GROUP: partial(native, client="drain_confluent", how=(work.work, work.group)),
+            RUN: partial(marq, work=work, concurrency=run),
+            SHARE: partial(native, client="drain_share", how=(work, *share)),
+            GROUP: partial(native, client="drain_confluent", how=(work, group)),
         },
-        partial(work_bars, work.what),
+        partial(work_bars, what),
         runs=3,
         broker_properties=BROKER_PROPERTIES,
         # A run then takes 8 to 15 seconds.
@@ -197,4 +180,9 @@ def _work_row(work: Work) -> Row:
     )
 
 
-WORK_ROWS = tuple(map(_work_row, WORK))
+WORK_ROWS = (
+    _work_row("work-1ms", "1 ms of waiting for each message", "1", 1_000, 2_000, (1, 40_000)),
+    _work_row("work-10ms", "10 ms of waiting for each message", "10", 2_000, 4_000, (1, 40_000)),
+    _work_row("work-100ms", "100 ms of waiting for each message", "100", 10_000, 10_000, (1, 40_000)),
+    _work_row("work-slow", "500 ms of waiting for 1% of the messages", "500/100", 2_000, 40_000, (4, 10_000)),
+)
