@@ -11,6 +11,7 @@ from bench.clients.drain_share import BROKER_PROPERTIES
 from bench.load import QUEUE, fill
 from bench.processes import Meter, measured
 from bench.suite import Bar, Bench, Measurements, Medians, Row, Skipped
+from bench.worker import BenchWorker
 from marq.wire.names import Names
 
 #: Bars of ``run``: its rate divided by the confluent-kafka consumer group's.
@@ -37,13 +38,19 @@ def filled(bench: Bench) -> str:
 
 def marq(bench: Bench, way: str = "run", work: str = "0", concurrency: int = 64) -> Measurements:
     """Measure Marq with a worker; for ``work`` see :class:`bench.clients.drain_account.Work`."""
-    prefix, count = filled(bench), bench.size.messages
+    prefix = filled(bench)
     with bench.worker(prefix) as worker:
-        meter = Meter({"tracker": [worker.pid], "broker": [bench.broker_pid]})
-        measurements = measured("drain_marq", bench.servers, prefix, count, way, work, concurrency)
-        worker.wait_until_drained(QUEUE, count)
-        behind = max(0.0, time.time() - measurements["ended_at"])
-        return {**_client(measurements), "tracker_behind_seconds": behind, **_parts(meter)}
+        return drained(bench, prefix, worker, way, work, concurrency)
+
+
+def drained(bench: Bench, prefix: str, worker: BenchWorker, way: str, work: str, concurrency: int) -> Measurements:
+    """Measure as :func:`marq` a queue that is full already, with a worker that runs already."""
+    count = bench.size.messages
+    meter = Meter({"tracker": [worker.pid], "broker": [bench.broker_pid]})
+    measurements = measured("drain_marq", bench.servers, prefix, count, way, work, concurrency)
+    worker.wait_until_drained(QUEUE, count)
+    behind = max(0.0, time.time() - measurements["ended_at"])
+    return {**_client(measurements), "tracker_behind_seconds": behind, **_parts(meter)}
 
 
 def native(bench: Bench, client: str, how: tuple[object, ...] = ()) -> Measurements:

@@ -9,7 +9,8 @@ from functools import partial
 
 import marq
 from bench.load import QUEUE, fill, fill_keys
-from bench.processes import Child, Meter, measured
+from bench.processes import Child
+from bench.rows.drain import drained
 from bench.suite import Bar, Bench, Measurements, Medians, Row
 
 KEYS, CONCURRENCY, WORK_MS = 10_000, 1_000, "1"
@@ -26,11 +27,7 @@ def drain(bench: Bench, keys: int) -> Measurements:
             asyncio.run(fill_keys(bench.servers, prefix, size.messages, size.value_bytes, keys))
         else:
             asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
-        meter = Meter({"tracker": [worker.pid], "broker": [bench.broker_pid]})
-        found = measured("drain_marq", bench.servers, prefix, size.messages, "run", WORK_MS, CONCURRENCY)
-        worker.wait_until_drained(QUEUE, size.messages)
-        parts = {f"{part}_cpu_seconds": seconds for part, seconds in meter.seconds().items()}
-        return {name: found[name] for name in ("rate", "startup_seconds", "cpu_seconds")} | parts
+        return drained(bench, prefix, worker, "run", WORK_MS, CONCURRENCY)
 
 
 def drain_bars(medians: Medians) -> list[Bar]:
