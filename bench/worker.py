@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import rig.worker
 from bench.processes import cpu_seconds, memory_bytes
+from marq.kafka.log_reader import LogReader
 from marq.kafka.topics import Topics, ensure_topics
 from marq.settings.client import ClientSettings
+from marq.wire.markers import Source
 from rig.worker import START_SECONDS
 
 #: Time limit of a wait; on a busy machine, a worker may have a million rows to restore.
@@ -26,6 +29,18 @@ async def make_topics(servers: str, prefix: str, partitions: int, **options: int
     settings: Mapping[str, Any] = {"prefix": prefix, "partitions": partitions, **options}
     client = ClientSettings.read(servers, settings, environment={})
     return client, await ensure_topics(client, changelog=True)
+
+
+@asynccontextmanager
+async def log_end(servers: str, topic: str, partitions: int) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+    """Return a context whose value is a function that returns the sum of the partitions' end offsets."""
+    sources = [Source(topic, number) for number in range(partitions)]
+
+    async def end() -> int:
+        return sum((await reader.ends(sources)).values())
+
+    async with LogReader(ClientSettings.read(servers, environment={}), committed=False) as reader:
+        yield end
 
 
 class BenchWorker(rig.worker.Worker):

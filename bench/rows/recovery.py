@@ -12,12 +12,10 @@ import shutil
 import time
 from dataclasses import dataclass, field
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-
 from bench.leases import Copies, Opener, copies, opener
 from bench.load import QUEUE
 from bench.suite import Bar, Bench, Measurements, Medians, Row
-from bench.worker import LIMIT_SECONDS, BenchWorker, make_topics, peak_mib
+from bench.worker import LIMIT_SECONDS, BenchWorker, log_end, make_topics, peak_mib
 from marq.wire.names import Names
 from marq_worker.config.settings import load_settings
 
@@ -125,16 +123,11 @@ class Recovery:
         await asyncio.to_thread(
             worker.wait_until, lambda: worker.row(QUEUE).get("in_flight") == self.opened, LIMIT_SECONDS, 1.0
         )
-        changelog = [TopicPartition(self.names.changelog, number) for number in range(self.bench.size.partitions)]
-        consumer = AIOKafkaConsumer(bootstrap_servers=self.bench.servers)
-        await consumer.start()
-        try:
-            before: object = None
-            while (ends := await consumer.end_offsets(changelog)) != before:
-                before = ends
+        async with log_end(self.bench.servers, self.names.changelog, self.bench.size.partitions) as end:
+            before = -1
+            while (now := await end()) != before:
+                before = now
                 await asyncio.sleep(QUIET_SECONDS)
-        finally:
-            await consumer.stop()
 
     async def _owner_of_all(self, worker: BenchWorker) -> float:
         await asyncio.to_thread(

@@ -9,14 +9,13 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from bench.clients.producers import TASKS
 from bench.load import QUEUE, check_numbers, fill
 from bench.processes import Child, Meter, measured
 from bench.suite import Bar, Bench, Measurements, Medians, Row
-from bench.worker import BenchWorker, make_topics
+from bench.worker import BenchWorker, log_end, make_topics
 from marq.wire.names import Names
 
 # --- send -------------------------------------------------------------------------------------------------------------
@@ -38,13 +37,8 @@ def send(bench: Bench, way: str, part: float = 1.0) -> Measurements:
 
 
 async def count_records(servers: str, topic: str, partitions: int) -> int:
-    consumer = AIOKafkaConsumer(bootstrap_servers=servers)
-    await consumer.start()
-    try:
-        ends = await consumer.end_offsets([TopicPartition(topic, partition) for partition in range(partitions)])
-    finally:
-        await consumer.stop()
-    return sum(ends.values())
+    async with log_end(servers, topic, partitions) as end:
+        return await end()
 
 
 def send_bars(medians: Medians) -> list[Bar]:

@@ -13,12 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-
 from bench.load import QUEUE, fill_queues, queue_name
 from bench.processes import Meter, measured
 from bench.suite import Bar, Bench, Measurements, Medians, Row
-from bench.worker import LIMIT_SECONDS, POLL_SECONDS, BenchWorker, make_topics
+from bench.worker import LIMIT_SECONDS, POLL_SECONDS, BenchWorker, log_end, make_topics
 from marq.wire.names import Names
 
 #: Keeps a stopped worker in its group.
@@ -74,23 +72,14 @@ class Folding:
         return asyncio.run(self._until_written(in_flight))
 
     async def _until_written(self, in_flight: int) -> float:
-        consumer = AIOKafkaConsumer(bootstrap_servers=self.bench.servers)
-        await consumer.start()
-        try:
-            written, ended = await self._changelog_end(consumer), time.monotonic()
+        async with log_end(self.bench.servers, self.names.changelog, self.bench.size.partitions) as end:
+            written, ended = await end(), time.monotonic()
             async with asyncio.timeout(LIMIT_SECONDS):
                 while time.monotonic() - ended < QUIET_SECONDS or self._in_flight() != in_flight:
                     await asyncio.sleep(POLL_SECONDS)
-                    if (now := await self._changelog_end(consumer)) != written:
+                    if (now := await end()) != written:
                         written, ended = now, time.monotonic()
-        finally:
-            await consumer.stop()
         return ended
-
-    async def _changelog_end(self, consumer: AIOKafkaConsumer) -> int:
-        partitions = range(self.bench.size.partitions)
-        ends = await consumer.end_offsets([TopicPartition(self.names.changelog, partition) for partition in partitions])
-        return sum(ends.values())
 
     def _in_flight(self) -> int | None:
         return self.worker.row(QUEUE).get("in_flight")
