@@ -14,16 +14,16 @@ import shutil
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from aiokafka.admin import AIOKafkaAdminClient
-
 from bench.worker import BenchWorker
+from marq.settings.client import ClientSettings
 from marq_worker.broker import EmbeddedBroker
+from rig.topics import delete_topics
 
 Measurements = dict[str, float]
 Medians = Mapping[str, Measurements]
@@ -121,11 +121,12 @@ class Bench:
 
     def clear(self) -> None:
         """Delete the topics and folders of all prefixes."""
-        if self._prefixes:
-            asyncio.run(_delete_topics(self.servers, self._prefixes))
-        for prefix in self._prefixes:
+        while self._prefixes:
+            prefix = self._prefixes.pop()
             shutil.rmtree(self.folder / prefix, ignore_errors=True)
-        self._prefixes.clear()
+            settings = ClientSettings.read(self.servers, {"prefix": prefix}, environment={})
+            if failure := asyncio.run(delete_topics(settings)):
+                raise SystemExit(f"bench: {failure}")
 
 
 System = Callable[[Bench], Measurements]
@@ -224,14 +225,3 @@ def _once(outcome: Outcome, bench: Bench, name: str) -> Measurements | None:
 
 def format_number(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
-
-
-async def _delete_topics(servers: str, prefixes: Sequence[str]) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    try:
-        topics = [name for name in await admin.list_topics() if name.startswith(tuple(prefixes))]
-        if topics:
-            await admin.delete_topics(topics)
-    finally:
-        await admin.close()

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Self
 
-from aiokafka.admin import AIOKafkaAdminClient
-
+from marq.kafka.connection import admin_client
+from marq.settings.client import ClientSettings
 from marq_worker.broker import EmbeddedBroker, ports
 from marq_worker.broker.settings import FIRST_NODE_ID, Membership, new_cluster_id
 
@@ -72,12 +72,8 @@ class Cluster:
 
     async def leader_of(self, topic: str, partition: int) -> int | None:
         """Return the node that leads this partition; None while there is none, or no such topic."""
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
-        await admin.start()
-        try:
+        async with admin_client(ClientSettings.read(self.bootstrap_servers, environment={})) as admin:
             [described] = await admin.describe_topics([topic])
-        finally:
-            await admin.close()
         leaders = {part["partition"]: part["leader"] for part in described["partitions"]}
         leader = leaders.get(partition, -1)
         return None if leader == -1 else leader

@@ -8,8 +8,8 @@ from typing import Any
 
 from faults.scenario import Play, own_broker, scenario
 from faults.stage import Stage
+from marq.kafka.connection import admin_client
 from rig.recorded_run import SESSION_SECONDS
-from rig.topics import admin_of
 
 #: How long workers join and leave, and how often.
 CHURN_SECONDS, CHURN_EVERY_SECONDS = 120.0, 6.0
@@ -33,7 +33,7 @@ def killed(times: int = 1, *, data: bool = True, changelog: bool = True) -> Play
 
 
 async def delete_topic(stage: Stage, topic: str) -> None:
-    async with admin_of(stage.settings) as admin:
+    async with admin_client(stage.settings) as admin:
         await admin.delete_topics([topic])
 
         async def gone() -> bool:

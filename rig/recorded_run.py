@@ -13,11 +13,12 @@ from typing import Any, Self
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from marq.kafka.connection import admin_client
 from marq.settings.client import ClientSettings
 from proof.history import Event, History
 from rig.program import Program, RigError, stop_all
 from rig.recorder import Recorded
-from rig.topics import TopicReader, admin_of, read_logs
+from rig.topics import TopicReader, read_logs
 from rig.worker import Worker
 
 #: Session timeout of workers and consumers, and so the length of a take-over after kill -9.
@@ -199,7 +200,7 @@ class Stage:
         async with (
             TopicReader(self.settings, self.settings.names.messages) as messages,
             TopicReader(self.settings, self.settings.names.markers) as markers,
-            admin_of(self.settings) as admin,
+            admin_client(self.settings) as admin,
         ):
             newest: dict[int, int] = {}
 

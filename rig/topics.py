@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from marq.kafka.connection import client_options, stop_consumer
+from marq.kafka.connection import admin_client, client_options, stop_consumer
 from marq.settings.client import ClientSettings
 from marq.wire.dead_letter_notes import is_note
-from marq.wire.errors import CorruptMarker
+from marq.wire.errors import CorruptMarker, MarqError
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Batch, Source
 from marq.wire.names import ORIGIN_HEADER
@@ -118,25 +116,14 @@ def _decoded(value: bytes) -> Batch | None:
         return None
 
 
-@contextlib.asynccontextmanager
-async def admin_of(settings: ClientSettings) -> AsyncIterator[AIOKafkaAdminClient]:
-    """Connect an admin client for as long as this is open."""
-    admin = AIOKafkaAdminClient(**client_options(settings))
-    try:
-        await admin.start()
-        yield admin
-    finally:
-        await admin.close()
-
-
 async def delete_topics(settings: ClientSettings) -> str | None:
     """Delete all topics of a namespace; return an error text, or None."""
-    prefix: Sequence[str] = (f"{settings.names.prefix}.", f"{settings.names.prefix}-")
+    prefixes = (f"{settings.names.prefix}.", f"{settings.names.prefix}-")
     try:
-        async with asyncio.timeout(DELETE_SECONDS), admin_of(settings) as admin:
-            names = [name for name in await admin.list_topics() if name.startswith(tuple(prefix))]
+        async with asyncio.timeout(DELETE_SECONDS), admin_client(settings) as admin:
+            names = [name for name in await admin.list_topics() if name.startswith(prefixes)]
             if names:
                 await admin.delete_topics(names)
-    except (KafkaError, OSError, TimeoutError) as error:
+    except (MarqError, KafkaError, OSError, TimeoutError) as error:
         return f"topics {settings.names.prefix}.* could not be deleted: {error!r}"
     return None

@@ -9,14 +9,13 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from aiokafka.admin import AIOKafkaAdminClient
-
 from bench.clients.producers import TASKS
 from bench.load import QUEUE, check_numbers, fill
 from bench.processes import Child, Meter, measured
 from bench.suite import Bar, Bench, Measurements, Medians, Row
 from bench.worker import BenchWorker, log_end, make_topics
-from marq.wire.names import Names
+from marq.kafka.connection import admin_client
+from marq.settings.client import ClientSettings
 
 # --- send -------------------------------------------------------------------------------------------------------------
 
@@ -68,7 +67,7 @@ JOIN_SECONDS = 60.0
 def scale(bench: Bench, each: int) -> Measurements:
     """Measure several consumers and workers, all of which have joined before the first message is read."""
     prefix, size = bench.prefix(), bench.size
-    asyncio.run(make_topics(bench.servers, prefix, PARTITIONS))
+    client, _ = asyncio.run(make_topics(bench.servers, prefix, PARTITIONS))
     asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
     files = [bench.folder / f"{prefix}-{number}" for number in range(each)]
     with ExitStack() as stack:
@@ -80,7 +79,7 @@ def scale(bench: Bench, each: int) -> Measurements:
         consumers = [stack.enter_context(Child("consumers", "shared", bench.servers, prefix, file)) for file in files]
         for consumer in consumers:
             consumer.read()
-        asyncio.run(wait_until_joined(bench.servers, Names(prefix).group(QUEUE), each))
+        asyncio.run(wait_until_joined(client, each))
         meter = Meter(
             {
                 "consumer": [consumer.pid for consumer in consumers],
@@ -105,19 +104,14 @@ def scale(bench: Bench, each: int) -> Measurements:
     }
 
 
-async def wait_until_joined(servers: str, group: str, members: int) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    try:
-        async with asyncio.timeout(JOIN_SECONDS):
-            while True:
-                [answer] = await admin.describe_consumer_groups([group])
-                [(_, _, state, _, _, joined, *_)] = answer.groups
-                if state == "Stable" and len(joined) == members:
-                    return
-                await asyncio.sleep(0.1)
-    finally:
-        await admin.close()
+async def wait_until_joined(client: ClientSettings, members: int) -> None:
+    async with asyncio.timeout(JOIN_SECONDS), admin_client(client) as admin:
+        while True:
+            [answer] = await admin.describe_consumer_groups([client.names.group(QUEUE)])
+            [(_, _, state, _, _, joined, *_)] = answer.groups
+            if state == "Stable" and len(joined) == members:
+                return
+            await asyncio.sleep(0.1)
 
 
 def check_handled(files: list[Path], count: int) -> None:
