@@ -7,8 +7,8 @@ the log alone: at some TICK of the same tracker, before the fact, the message mu
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
-from proof.endings import ending
 from proof.evidence_types import Decision, Fact, MarkersLog, Trail
 from proof.findings import Report
 from proof.states import (
@@ -16,11 +16,13 @@ from proof.states import (
     CANCELLED,
     DEAD_LETTERED,
     DELAYED,
+    DELIVERED,
     DISPATCHED,
     EXHAUSTED,
     HELD,
     IN_ORDER,
     LEASED,
+    REDELIVERED,
     REJECTED,
     RELEASED,
     WAITING,
@@ -29,6 +31,34 @@ from proof.states import (
 
 #: Room for marq's headers: a redelivery must be smaller than the topic's limit by this much.
 HEADER_ROOM_BYTES = 1_024
+
+
+class Ending(NamedTuple):
+    """The end of a due message: kind of the fact, attempt, cause."""
+
+    kind: str
+    attempt: int
+    cause: str
+
+
+def ending(standing: Standing, max_attempts: int) -> Ending:
+    """Return what happens to a message that is due."""
+    if standing.state == REJECTED:
+        return Ending(DEAD_LETTERED, standing.attempt, "REJECTED")
+    if standing.state == EXHAUSTED:
+        return Ending(DEAD_LETTERED, standing.attempt, "RELEASED")
+    if standing.state == DELAYED:
+        return Ending(DELIVERED, standing.attempt, "DUE")
+    if standing.state == CANCELLED:
+        return Ending(CANCELLED, standing.attempt, "CANCELLED")
+    if standing.state == DISPATCHED:
+        return Ending(ABANDONED, standing.attempt, "EXPIRED")
+    cause = "EXPIRED" if standing.state == LEASED else "RELEASED"
+    if not standing.counted:
+        return Ending(REDELIVERED, standing.attempt, cause)
+    if standing.attempt < max_attempts:
+        return Ending(REDELIVERED, standing.attempt + 1, cause)
+    return Ending(DEAD_LETTERED, standing.attempt, cause)
 
 
 def judge_decision(report: Report, trail: Trail, fire: Decision, log: MarkersLog, limits: Collection[int]) -> None:

@@ -44,10 +44,10 @@ from marq.wire.markers import (
 )
 from marq.wire.names import DEDUPLICATION_ID_HEADER
 from marq.wire.ordered_holders import ordered_holder
-from proof.endings import Ending, ending
 from proof.fold import Event, Fold, Key
 from proof.history import holder_name, log_name, marker, name_of
 from proof.states import IN_ORDER, Standing
+from proof.tracker_decisions import Ending, ending
 from tests.simulation.oracle import difference, table_difference
 from tests.unit.core.batches import DRAWN, LETTERS
 
