@@ -24,7 +24,6 @@ from marq.wire.marker_codec import encode
 from marq.wire.markers import Headers, Source
 from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import (
-    ATTEMPT_HEADER,
     DEAD_LETTERED_AT_HEADER,
     ERROR_HEADER,
     FIRST_SENT_HEADER,
@@ -32,10 +31,10 @@ from marq.wire.names import (
     ORIGIN_HEADER,
     REASON_HEADER,
     RESERVED_HEADER,
-    SETTLED_HEADER,
 )
 from pipeline.error_sentences import sentence
 from pipeline.errors import PipelineError
+from pipeline.records import header_attempt, header_text, header_time, is_note, with_own_headers
 from pipeline.writing import HEADERS, RECORDS, Markers, runs
 
 #: Columns for expressions.
@@ -44,8 +43,6 @@ COLUMNS = (
     "origin", "partition", "offset", "size",
 )  # fmt: skip
 _NOTES = "partition int, offset long, became string, by string"
-#: A time with more digits is invalid: it would be in the year 33658 or later.
-_DIGITS = "^[0-9]{1,15}$"
 
 
 class Place(NamedTuple):
@@ -70,19 +67,19 @@ class Requester(NamedTuple):
 
 def of_queue(records: DataFrame, queue: str) -> DataFrame:
     """Return the dead letters of a queue, settled or not, among the records of their topic."""
-    kept = records.where((F.col("key") == F.lit(queue.encode())) & ~_is_note())
+    kept = with_own_headers(records).where((F.col("key") == F.lit(queue.encode())) & ~is_note())
     place = F.concat_ws("/", F.col("topic"), F.col("partition"), F.col("offset"))
     columns = {
-        "id": F.when(F.length(_text(ID_HEADER)) > 0, _text(ID_HEADER)).otherwise(place),
+        "id": F.coalesce(header_text(ID_HEADER), place),
         "queue": F.lit(queue),
         "text": F.make_valid_utf8(F.col("value").cast("string")),
         "headers": _senders_headers(),
-        "reason": F.coalesce(_text(REASON_HEADER), F.lit("")),
-        "error": F.coalesce(_text(ERROR_HEADER), F.lit("")),
-        "attempts": F.coalesce(_number(ATTEMPT_HEADER).cast("int"), F.lit(1)),
-        "first_sent_at": F.coalesce(F.timestamp_millis(_number(FIRST_SENT_HEADER)), F.col("timestamp")),
-        "dead_lettered_at": F.coalesce(F.timestamp_millis(_number(DEAD_LETTERED_AT_HEADER)), F.col("timestamp")),
-        "origin": F.coalesce(_text(ORIGIN_HEADER), F.lit("")),
+        "reason": F.coalesce(header_text(REASON_HEADER), F.lit("")),
+        "error": F.coalesce(header_text(ERROR_HEADER), F.lit("")),
+        "attempts": F.coalesce(header_attempt(), F.lit(1)),
+        "first_sent_at": F.coalesce(header_time(FIRST_SENT_HEADER), F.col("timestamp")),
+        "dead_lettered_at": F.coalesce(header_time(DEAD_LETTERED_AT_HEADER), F.col("timestamp")),
+        "origin": F.coalesce(header_text(ORIGIN_HEADER), F.lit("")),
         "size": F.coalesce(F.length("value"), F.lit(0)),
     }
     rows = kept.withColumn("headers", F.coalesce(F.col("headers"), F.lit(None).cast(HEADERS), F.array().cast(HEADERS)))
@@ -105,7 +102,7 @@ def notes(records: DataFrame, topic: str) -> DataFrame:
                 ]
                 yield pa.RecordBatch.from_arrays(columns, names=["partition", "offset", "became", "by"])
 
-    return records.where(_is_note()).select("partition", "value").mapInArrow(read, _NOTES)
+    return with_own_headers(records).where(is_note()).select("partition", "value").mapInArrow(read, _NOTES)
 
 
 def unsettled(chosen: DataFrame, noted: DataFrame) -> DataFrame:
@@ -134,21 +131,6 @@ def _problem(error: Exception) -> str:
     text = sentence(error).rpartition("Exception: ")[2]
     text = text.partition("] ")[2].partition(" SQLSTATE")[0].rstrip(". ") or text
     return f"it is not a valid SQL expression ({text})" if condition.startswith("PARSE_") else text
-
-
-def _is_note() -> Column:
-    headers = F.coalesce(F.col("headers"), F.array().cast(HEADERS))
-    return F.exists(headers, lambda header: header["key"] == SETTLED_HEADER)
-
-
-def _text(name: str) -> Column:
-    """Return a header as text, the last one of several; null if there is none."""
-    headers = F.filter(F.col("headers"), lambda header: header["key"] == name)
-    return F.make_valid_utf8(F.try_element_at(headers, F.lit(-1))["value"].cast("string"))
-
-
-def _number(name: str) -> Column:
-    return F.when(F.rlike(_text(name), F.lit(_DIGITS)), _text(name).try_cast("bigint"))
 
 
 def _senders_headers() -> Column:

@@ -34,21 +34,21 @@ _PLACE = r"^(.+)/([0-9]{1,10})/([0-9]{1,19})$"
 def messages(records: DataFrame, messages_topic: str, *, payload: bool = False) -> DataFrame:
     """Return the rows of :data:`~pipeline.tables.MESSAGES`; only in the messages topic a record's key is its queue."""
     queue = F.when(F.col("topic") == messages_topic, _queue())
-    columns = {"queue": queue, "deliver_at": _time(DELIVER_AT_HEADER), "error": _text(ERROR_HEADER)}
-    return _rows(_with_headers(records), columns, MESSAGES, payload)
+    columns = {"queue": queue, "deliver_at": header_time(DELIVER_AT_HEADER), "error": header_text(ERROR_HEADER)}
+    return _rows(with_own_headers(records), columns, MESSAGES, payload)
 
 
 def dead_letters(records: DataFrame, *, payload: bool = False) -> DataFrame:
     """Return the rows of :data:`~pipeline.tables.DEAD_LETTERS`, without notes."""
-    letters = _with_headers(records).where(_header(SETTLED_HEADER).isNull() & _queue().isNotNull())
+    letters = with_own_headers(records).where(~is_note() & _queue().isNotNull())
     topic, partition, offset = (
-        F.nullif(F.regexp_extract(_text(ORIGIN_HEADER), _PLACE, part), F.lit("")) for part in (1, 2, 3)
+        F.nullif(F.regexp_extract(header_text(ORIGIN_HEADER), _PLACE, part), F.lit("")) for part in (1, 2, 3)
     )
     columns = {
         "queue": _queue(),
-        "dead_lettered_at": _time(DEAD_LETTERED_AT_HEADER),
-        "reason": _text(REASON_HEADER),
-        "error": _text(ERROR_HEADER),
+        "dead_lettered_at": header_time(DEAD_LETTERED_AT_HEADER),
+        "reason": header_text(REASON_HEADER),
+        "error": header_text(ERROR_HEADER),
         "origin_topic": topic,
         "origin_partition": partition.cast("long"),
         "origin_offset": offset.try_cast("long"),
@@ -57,22 +57,25 @@ def dead_letters(records: DataFrame, *, payload: bool = False) -> DataFrame:
 
 
 def _rows(records: DataFrame, columns: Mapping[str, Column], schema: StructType, payload: bool) -> DataFrame:
-    number = _digits(ATTEMPT_HEADER)
     shared = {
         "sent_at": F.col("timestamp"),
         "size": F.length("value"),
-        "id": _text(ID_HEADER),
-        # Capped as in markers, so that a redelivery and its fact have the same attempt.
-        "attempt": F.when(number.between(1, 2**32 - 1), F.least(number, F.lit(MOST_ATTEMPTS)).cast("int")),
-        "first_sent_at": _time(FIRST_SENT_HEADER),
+        "id": header_text(ID_HEADER),
+        "attempt": header_attempt(),
+        "first_sent_at": header_time(FIRST_SENT_HEADER),
     }
     return records.withColumns({**shared, **columns}).select(*schema.names, *PAYLOAD.names * payload)
 
 
-def _with_headers(records: DataFrame) -> DataFrame:
+def with_own_headers(records: DataFrame) -> DataFrame:
     """Separate Marq's own headers: most records have none, and are then not searched."""
     own = F.filter("headers", lambda header: header["key"].startswith(RESERVED_HEADER))
     return records.withColumn("own", F.when(F.size("headers") > 0, own))
+
+
+def is_note() -> Column:
+    """Return whether a record with its own headers is a note, which settles dead letters."""
+    return F.coalesce(F.exists("own", lambda header: header["key"] == SETTLED_HEADER), F.lit(False))
 
 
 def _header(name: str) -> Column:
@@ -80,18 +83,26 @@ def _header(name: str) -> Column:
     return F.try_element_at(values, F.lit(-1))["value"]
 
 
-def _text(name: str) -> Column:
+def header_text(name: str) -> Column:
+    """Return a header as text; null if there is none or it is empty."""
     # Any client may write a header, and readers that are stricter than Spark would stop at invalid UTF-8.
     return F.nullif(F.make_valid_utf8(_header(name).cast("string")), F.lit(""))
 
 
 def _digits(name: str) -> Column:
     """Return a number of up to 20 digits, leading zeros included, which may exceed a long."""
-    text = _text(name)
+    text = header_text(name)
     return F.when(text.rlike(r"\A[0-9]{1,20}\z"), text.cast("decimal(20,0)"))
 
 
-def _time(name: str) -> Column:
+def header_attempt() -> Column:
+    """Return the attempt, capped as in markers: a redelivery and its fact have the same; null if there is none."""
+    number = _digits(ATTEMPT_HEADER)
+    return F.when(number.between(1, 2**32 - 1), F.least(number, F.lit(MOST_ATTEMPTS)).cast("int"))
+
+
+def header_time(name: str) -> Column:
+    """Return a header as a time; null if there is none."""
     number = _digits(name)
     return F.when(number <= LAST_MS, F.timestamp_millis(number.cast("long")))
 
