@@ -13,8 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from pipeline.key_order import overtakes
-from pipeline.overdue import overdue
-from pipeline.record_parts import KEY, PARTS, PLACE
+from pipeline.record_parts import KEY, PARTS, PLACE, by_queue
 from pipeline.subscriptions import DRAWN, skipped
 from pipeline.tables import LAST_MS, columns
 
@@ -41,6 +40,8 @@ _OUTCOMES = {
     "WITHDRAWN": "withdrawn",
 }
 _COPIES = ("REDELIVERED", "DELIVERED")
+#: A row is overdue if its tracker was active this long after it was due.
+_OVERDUE = "INTERVAL 10 MINUTES"
 
 
 def reads(markers: DataFrame) -> DataFrame:
@@ -260,7 +261,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         F.when(is_copy, count["records"]).otherwise(0).alias("copies"),
         F.when(is_copy, count["records"] * F.coalesce("record.attempt", F.lit(1))).otherwise(0).alias("copy_attempts"),
         (F.col("offset") < F.col("first_offset")).alias("before_first"),
-        overdue(cut.backoffs, cut.paused).alias("overdue"),
+        _overdue(cut).alias("overdue"),
         F.coalesce(_differences(held_back), F.when(~F.col("undecided"), _overtook())).alias("differences"),
         # Consumers may read past an open transaction, and ingest does not.
         F.when(_absent() & held_back, F.concat_ws(": ", F.lit(_NO_RECORD), F.col("place")))
@@ -268,6 +269,18 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         .alias("pending"),
         F.struct(*PARTS.names).alias("parts"),
     )
+
+
+def _overdue(cut: Cut) -> Column:
+    """Return whether an open record should have been redelivered or dead-lettered long ago."""
+    still_open = F.col("open_pos").isNotNull() & ~F.col("closed") & ~F.coalesce("duplicate", F.lit(False))
+    # Trackers do not redeliver ordered messages and those of paused queues, but they dead-letter them.
+    not_sent = F.coalesce("taken.in_order", F.lit(False)) | by_queue(cut.paused)
+    waits = not_sent & F.col("refused").isNull() & ~F.col("exhausted")
+    # A RELEASE without a delay waits for the backoff of its queue.
+    longest = F.timestamp_millis(F.unix_millis("given_back.at") + by_queue(cut.backoffs))
+    due = F.coalesce("due", longest)
+    return F.coalesce(still_open & ~waits & (due + F.expr(_OVERDUE) < F.col("seen_at")), F.lit(False))
 
 
 def _state() -> Column:
