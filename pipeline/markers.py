@@ -32,7 +32,6 @@ from marq.wire.markers import (
     Delay,
     Dispatch,
     Fact,
-    Kind,
     Outcome,
     Payload,
     Reject,
@@ -40,6 +39,7 @@ from marq.wire.markers import (
     Renew,
     Reschedule,
     Tick,
+    kind_of,
     may_have,
 )
 from marq.wire.names import DEDUPLICATION_ID_HEADER, ID_HEADER, is_scheduled, is_synthetic
@@ -166,15 +166,10 @@ def _numbers(values: Any, count: int) -> np.ndarray:
 
 def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the values shared by all markers of a batch, and the columns that differ."""
+    common: dict[str, Any] = {"kind": kind_of(batch).name, "holder": f"{batch.holder:016x}"}
     if isinstance(batch, Tick):
-        return {"kind": Kind.TICK.name, "holder": f"{batch.holder:016x}"}, {}
-    common: dict[str, Any] = {
-        "kind": _kind(batch).name,
-        "queue": batch.queue,
-        "holder": f"{batch.holder:016x}",
-        "topic": batch.source.topic,
-        "partition": batch.source.partition,
-    }
+        return common, {}
+    common |= {"queue": batch.queue, "topic": batch.source.topic, "partition": batch.source.partition}
     columns: dict[str, Any] = {"offset": batch.offsets}
     if isinstance(batch, Acquire | Delay):
         columns |= _payload_columns(batch.payloads)
@@ -202,14 +197,6 @@ def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, An
     elif isinstance(batch, Answer):
         columns["outcome"] = [_name(Outcome, outcome) for outcome in batch.outcomes]
     return common, columns
-
-
-def _kind(batch: Batch) -> Kind:
-    return batch.kind if isinstance(batch, Fact) else _KINDS.get(type(batch).__name__) or Kind.ANSWERED
-
-
-#: Batch classes are named like their kinds, except facts, which have an attribute for it, and answers.
-_KINDS = {kind.name.title(): kind for kind in Kind}
 
 
 def _payload_columns(payloads: Sequence[Payload]) -> dict[str, Any]:

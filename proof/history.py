@@ -77,6 +77,7 @@ from marq.wire.markers import (
     Resumed,
     Source,
     Tick,
+    kind_of,
 )
 from marq.wire.names import (
     ATTEMPT_HEADER,
@@ -214,15 +215,9 @@ def marker(log: str, offset: int, time_ms: int, batch: Batch | None, value: byte
         return event | {"kind": UNREADABLE, "content": digest(value)}
     if isinstance(batch, Tick):
         return event | {"kind": "TICK", "holder": holder_name(batch.holder), "monotonic_ms": batch.monotonic_ms}
-    event |= {"kind": _kind(batch), "queue": batch.queue, "holder": holder_name(batch.holder)}
+    event |= {"kind": kind_of(batch).name, "queue": batch.queue, "holder": holder_name(batch.holder)}
     event |= {"source": log_name(batch.source), "offsets": list(batch.offsets)}
     return event | _columns(batch)
-
-
-def _kind(batch: Batch) -> str:
-    if isinstance(batch, Fact):
-        return batch.kind.name
-    return "ANSWERED" if isinstance(batch, Answer) else type(batch).__name__.upper()
 
 
 def _columns(batch: Batch) -> Event:

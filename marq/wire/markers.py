@@ -320,6 +320,13 @@ Batch = (
 )
 
 
+def kind_of(batch: Batch) -> Kind:
+    """Return the kind of a batch: classes are named like their kinds, except those of facts and answers."""
+    if isinstance(batch, Fact):
+        return batch.kind
+    return Kind.ANSWERED if isinstance(batch, Answer) else Kind[type(batch).__name__.upper()]
+
+
 def attempts_of(payloads: Sequence[Payload]) -> Sequence[int] | None:
     """Return the attempt of each payload, or None when all are 1."""
     if isinstance(payloads, Payloads):

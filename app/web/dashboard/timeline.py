@@ -43,6 +43,7 @@ from marq.wire.markers import (
     Resumed,
     Source,
     Tick,
+    kind_of,
     payload_of,
 )
 from marq.wire.names import ID_HEADER, is_scheduled, is_synthetic
@@ -108,7 +109,7 @@ class Timeline:
             {
                 "at": moment(record.timestamp),
                 "at_ms": record.timestamp,
-                "kind": batch.kind.name if isinstance(batch, Fact) else type(batch).__name__.upper(),
+                "kind": kind_of(batch).name,
                 **_told(batch, index)._asdict(),
                 "queue": batch.queue,
                 "holder": f"{batch.holder:016x}",

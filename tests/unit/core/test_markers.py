@@ -37,6 +37,7 @@ from marq.wire.markers import (
     Resumed,
     Source,
     Tick,
+    kind_of,
     payload_bytes,
     spans,
 )
@@ -464,6 +465,7 @@ def test_the_bytes_of_version_1_are_read_and_written_as_ever(case: dict[str, Any
     assert fields(decode(data)) == fields(batch)
     assert encode(batch) == data
     assert encode(decode(data)) == data
+    assert kind_of(batch) == data[3]
 
 
 def test_every_kind_of_version_1_has_golden_bytes() -> None:
