@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import marq
@@ -107,14 +107,7 @@ async def join_and_leave(stage: Stage, _: Any) -> None:
     await stage.worker()
     stage.load()
     await stage.consumer("--manner=slow")
-    until_s = time.monotonic() + CHURN_SECONDS
-    end = stage.kill
-    while time.monotonic() < until_s:
-        guest = await stage.consumer("--manner=slow")
-        await stage.play(CHURN_EVERY_SECONDS)
-        await end(guest)
-        end = stage.stop if end == stage.kill else stage.kill
-        await stage.play(CHURN_EVERY_SECONDS / 2)
+    await stage.churn(partial(stage.consumer, "--manner=slow"), CHURN_SECONDS, CHURN_EVERY_SECONDS)
     await stage.delivered_more()
 
 

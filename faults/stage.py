@@ -10,7 +10,7 @@ import time
 import uuid
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,15 @@ class Stage(rig.recorded_run.Stage):
             await self.consumer()
         await self.delivered_more()
         return worker
+
+    async def churn(self, join: Callable[[], Awaitable[Program]], seconds: float, every_seconds: float) -> None:
+        """Let programs join and leave, one after the other, every second time by SIGTERM instead of kill -9."""
+        until_s, ends = time.monotonic() + seconds, itertools.cycle((self.kill, self.stop))
+        while time.monotonic() < until_s:
+            guest = await join()
+            await self.play(every_seconds)
+            await next(ends)(guest)
+            await self.play(every_seconds / 2)
 
     async def replaced(self, program: Program, limit: float) -> None:
         """Wait until a program has stopped because another one uses its instance id."""

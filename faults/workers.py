@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import time
+from functools import partial
 from typing import Any
 
 from faults.scenario import Play, own_broker, scenario
@@ -130,14 +130,7 @@ async def rolling_restart(stage: Stage, _: Any) -> None:
 )
 async def join_and_leave(stage: Stage, _: Any) -> None:
     await stage.begin()
-    until_s = time.monotonic() + CHURN_SECONDS
-    end = stage.kill
-    while time.monotonic() < until_s:
-        guest = await stage.worker(ready=False)
-        await stage.play(CHURN_EVERY_SECONDS)
-        await end(guest)
-        end = stage.stop if end == stage.kill else stage.kill
-        await stage.play(CHURN_EVERY_SECONDS / 2)
+    await stage.churn(partial(stage.worker, ready=False), CHURN_SECONDS, CHURN_EVERY_SECONDS)
     await stage.owned()
     await stage.delivered_more()
 
