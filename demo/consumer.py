@@ -10,12 +10,11 @@ import asyncio
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import marq
 from demo.plan import Conduct, Plan, read_plan
-from rig.handling import Teller
+from rig.handling import Teller, fail
 from rig.recorder import Recorder
 
 #: Messages of one receive, and how long it waits for the first.
@@ -62,17 +61,10 @@ class Server:
         if number is None:
             await self._teller.settle("reject", message, lambda: message.reject("the demo did not send this"))
         elif conduct is Conduct.FAIL:
-            await self._teller.settle("release", message, lambda: _fail(message))
+            error = Failure(f"message {message.id} fails at attempt {message.attempt}")
+            await self._teller.settle("release", message, lambda: fail(message, error))
         else:
             await self._teller.settle("ack", message, message.ack)
-
-
-async def _fail(message: marq.Message) -> None:
-    with suppress(Failure):
-        async with message:
-            raise Failure(f"message {message.id} fails at attempt {message.attempt}")
-    # The block has queued the release; this waits until it is durable.
-    await message.release()
 
 
 async def serve(plan: Plan, recorder: Recorder) -> None:

@@ -15,7 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from marq.kafka.transactions import MarkerTransactions
 from marq.wire.marker_codec import decode
 from marq.wire.markers import LAST, Ack, Acquire, Batch, Dispatch, Release, Renew, Resume
 from proof import history
-from rig.handling import Teller
+from rig.handling import Teller, fail
 from rig.recorder import Recorder
 
 #: Messages of a queue that a consumer handles at once, and how long it waits for the first.
@@ -252,7 +252,7 @@ class Handler:
         else:
             rejects = kind is ValueError or message._held.at_most_once is not None
             op = "reject" if rejects else "release"
-            await self._teller.settle(op, message, lambda: self._fail(op, message, kind))
+            await self._teller.settle(op, message, lambda: fail(message, kind("by its number"), op))
 
     def _kind_of(self, message: marq.Message) -> Any:
         """Return the outcome of a message; None to acknowledge it."""
@@ -260,15 +260,6 @@ class Handler:
         if kind == "hopeless" or (kind == "moody" and message.offset % 2):
             return RuntimeError
         return kind if kind != "moody" and message.attempt == 1 else None
-
-    @staticmethod
-    async def _fail(op: str, message: marq.Message, kind: Any) -> None:
-        """Act like a handler that raises."""
-        with suppress(kind):
-            async with message:
-                raise kind("by its number")
-        # The outcome is queued; this waits until it is durable.
-        await (message.reject() if op == "reject" else message.release())
 
 
 #: In the environment: the file with the history of the worker that runs `handle`.

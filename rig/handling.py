@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import marq
 from marq.client import message_token
@@ -58,6 +59,15 @@ class Teller:
     def forget(self, message: marq.Message) -> None:
         """Record that the message will not be settled before its lease ends."""
         self._add("info", "hang", queue=message.queue, record=record_of(message))
+
+
+async def fail(message: marq.Message, error: Exception, op: str = "release") -> None:
+    """Act like a handler that raises, and wait until the outcome ``op`` (release or reject) is durable."""
+    with suppress(type(error)):
+        async with message:
+            raise error
+    # The block has queued the outcome.
+    await (message.reject() if op == "reject" else message.release())
 
 
 def record_of(message: marq.Message) -> str:
