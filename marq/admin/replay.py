@@ -43,7 +43,6 @@ from marq.wire.marker_codec import encode
 from marq.wire.markers import Delay, Payload, Source, payload_bytes, spans
 from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import (
-    ATTEMPT_HEADER,
     ID_HEADER,
     KEY_HEADER,
     ORDERING_KEY_HEADER,
@@ -52,7 +51,7 @@ from marq.wire.names import (
     check_queue_name,
     synthetic_topic,
 )
-from marq.wire.record_headers import origin, record_id
+from marq.wire.record_headers import is_redelivery, last_value, origin, record_id
 
 #: Maximum number of messages of one marker.
 MAX_MESSAGES = 500
@@ -223,12 +222,11 @@ class _Replaying:
         if self._before is not None and not self._before.left(source, row.offset, row.timestamp):
             return False
         # Skip messages that this replay delivered before it was interrupted.
-        identity = next((value for name, value in row.headers if name == ID_HEADER and value is not None), b"")
-        return not identity.startswith(self._prefixes)
+        return not (last_value(row.headers, ID_HEADER) or b"").startswith(self._prefixes)
 
     def _note(self, source: Source, row: Row) -> None:
         """Note a redelivery."""
-        if not self._is_own(source, row) or not any(name == ATTEMPT_HEADER for name, _ in row.headers):
+        if not self._is_own(source, row) or not is_redelivery(row.headers):
             return
         identity = origin(source, row.offset, row.timestamp, row.headers).id
         if self._is_waiting(source, row.offset) or row.offset in self._open.get(source, ()):

@@ -23,6 +23,7 @@ from marq.wire.names import (
     UNCOUNTED_HEADER,
     check_queue_name,
 )
+from marq.wire.record_headers import last_value
 
 #: Headers of earlier deliveries and of their end; a redriven message starts without them.
 _DEATH_HEADERS = frozenset(
@@ -60,8 +61,7 @@ def queue_of(record: DeadLetterRecord) -> str | None:
 
 def text_of(headers: Headers, name: str) -> str:
     """Return a header as text, the last one of several; empty if there is none."""
-    values = [value for header, value in headers if header == name]
-    return ((values[-1] if values else None) or b"").decode("utf-8", "replace")
+    return (last_value(headers, name) or b"").decode("utf-8", "replace")
 
 
 def dead_lettered_at_ms(record: DeadLetterRecord) -> int:
