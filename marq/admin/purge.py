@@ -57,9 +57,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import purge_key
 from marq.settings.purged_offsets import Purge
 from marq.wire.errors import MarqError
-from marq.wire.marker_codec import encode
 from marq.wire.markers import NOW, Ack, Source
-from marq.wire.markers_partitions import markers_partition
 from marq.wire.record_headers import deliver_at_ms
 
 #: How long until all consumers and trackers know of a pause.
@@ -361,8 +359,8 @@ class _Purging:
                 for each in receipts[first : first + AT_ONCE]:
                     offsets.setdefault(Source(each.topic, each.partition), []).append(each.offset)
                 records = [
-                    MarkerRecord(markers_partition(*source, partitions), encode(Ack(self._queue, holder, source, own)))
-                    for source, own in ((source, sorted(own)) for source, own in offsets.items())
+                    MarkerRecord.of(Ack(self._queue, holder, source, sorted(own)), partitions)
+                    for source, own in offsets.items()
                 ]
                 await writer.write(records, self._settings.request_timeout_ms / 1000)
 

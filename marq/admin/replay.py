@@ -39,9 +39,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
-from marq.wire.marker_codec import encode
 from marq.wire.markers import Delay, Payload, Source, payload_bytes, spans
-from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import (
     ID_HEADER,
     KEY_HEADER,
@@ -280,7 +278,6 @@ class _Replaying:
         target = Source(self._synthetic(source.topic), source.partition)
         payloads = [self._payload(source, row) for row in rows]
         room = self._topics.markers_limit_bytes - FRAME_BYTES - _HEAD_BYTES
-        where = markers_partition(*target, self._topics.markers_partitions)
         for piece in spans(map(payload_bytes, payloads), room):
             some = payloads[piece]
             numbers = [row.offset for row in rows[piece]]
@@ -288,7 +285,7 @@ class _Replaying:
             begin = self._asked_to.get(source, self._spans[source].start)
             self._asked_to[source] = numbers[-1] + 1
             delay = Delay(self._queue, 1, target, numbers, [0] * len(numbers), True, begin, some)
-            yield MarkerRecord(where, encode(delay))
+            yield MarkerRecord.of(delay, self._topics.markers_partitions)
 
     def _synthetic(self, topic: str) -> str:
         """Return the name under which offsets of a topic identify this replay's messages."""

@@ -19,9 +19,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import MarqError
-from marq.wire.marker_codec import encode
 from marq.wire.markers import ANY_QUEUE, Release, Source
-from marq.wire.markers_partitions import markers_partition
 from marq_worker.agents.message_listing import can_be_released
 from marq_worker.app.web.dashboard.tasks import Reached
 
@@ -159,10 +157,7 @@ class Actor:
         writer = cluster.writer(topics)
         await writer.start()
         try:
-            records = [
-                MarkerRecord(markers_partition(*batch.source, topics.markers_partitions), encode(batch))
-                for batch in batches
-            ]
+            records = [MarkerRecord.of(batch, topics.markers_partitions) for batch in batches]
             await writer.write(records, self._client.request_timeout_ms / 1000)
         finally:
             await writer.stop(_STOP_S)
