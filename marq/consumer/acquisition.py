@@ -15,7 +15,7 @@ from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from marq.consumer.readings import Reading
+from marq.consumer.line_places import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.records import Records

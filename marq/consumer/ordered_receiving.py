@@ -20,16 +20,14 @@ from typing import Any
 
 from marq.client.background import failure_of, until_set
 from marq.consumer.acquisition import Acquisition, acquisitions_again
-from marq.consumer.blocked_reads import BlockedReads
 from marq.consumer.held_batch import HeldBatch
-from marq.consumer.line_places import Place
+from marq.consumer.line_places import Place, Reading
 from marq.consumer.message import Message
 from marq.consumer.one_per_key import Lines
 from marq.consumer.purged_lines import PurgedLines
-from marq.consumer.readings import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.resume_questions import Questions, open_messages, questions_about
-from marq.consumer.waiting_limit import WaitingLimit
+from marq.consumer.waiting_limit import BlockedReads, WaitingLimit
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.records import Records
 from marq.kafka.served_queues import Serving
