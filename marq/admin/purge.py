@@ -28,7 +28,6 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from marq.admin.purge_extent import (
@@ -39,7 +38,7 @@ from marq.admin.purge_extent import (
     held_places,
     open_messages,
 )
-from marq.backend.cluster import Writer, cluster_of
+from marq.backend.cluster import marker_writer
 from marq.client.receipt import Receipt
 from marq.consumer.acquisition import acquisitions
 from marq.consumer.receiver_settings import ReceiverSettings
@@ -68,7 +67,6 @@ FAR_MS = 3_600_000
 SKEW_MS = 600_000
 #: How many messages are cancelled at a time.
 AT_ONCE = 2_000
-_STOP_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +289,10 @@ class _Purging:
     async def _acquire(self, purge: Purge) -> AsyncIterator[list[Receipt]]:
         """Write ACQUIREs for unread records, and return the receipts of each write."""
         holder = secrets.randbits(63) | 1
-        async with self._writing() as writer, LogReader(self._settings, committed=False) as view:
+        async with (
+            marker_writer(self._settings, self._topics) as writer,
+            LogReader(self._settings, committed=False) as view,
+        ):
             spans = await self._spans(view, purge)
             async for fetched in view.read(spans):
                 for source, read in fetched.items():
@@ -352,7 +353,7 @@ class _Purging:
     async def _acknowledge(self, receipts: Sequence[Receipt]) -> None:
         """Write ACKs for messages in flight; a tracker accepts them from anyone."""
         holder, partitions = secrets.randbits(63) | 1, self._topics.markers_partitions
-        async with self._writing() as writer:
+        async with marker_writer(self._settings, self._topics) as writer:
             for first in range(0, len(receipts), AT_ONCE):
                 await self._check_paused()
                 offsets: dict[Source, list[int]] = {}
@@ -363,15 +364,6 @@ class _Purging:
                     for source, own in offsets.items()
                 ]
                 await writer.write(records, self._settings.request_timeout_ms / 1000)
-
-    @asynccontextmanager
-    async def _writing(self) -> AsyncIterator[Writer]:
-        writer = cluster_of(self._settings).writer(self._topics)
-        await writer.start()
-        try:
-            yield writer
-        finally:
-            await writer.stop(_STOP_S)
 
     async def _cancel(self, receipts: Sequence[Receipt]) -> list[bool]:
         outcomes = await self._producer.cancel(receipts) if receipts else []

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from marq.admin.purge_extent import existing_ranges
-from marq.backend.cluster import Writer, cluster_of
+from marq.backend.cluster import Writer, marker_writer
 from marq.client.backends import require_kafka
 from marq.core.storage.acquired_ranges import AcquiredRanges, acquired_in
 from marq.kafka.inspector import Inspector
@@ -55,7 +55,6 @@ from marq.wire.record_headers import is_redelivery, last_value, origin, record_i
 MAX_MESSAGES = 500
 #: Bytes of a marker besides its messages.
 _HEAD_BYTES = 600
-_STOP_S = 2.0
 #: Marq's headers with values from the sender: they are kept.
 _KEPT = (KEY_HEADER, ORDERING_KEY_HEADER)
 
@@ -251,10 +250,8 @@ class _Replaying:
 
     async def write(self, progress: Progress | None) -> None:
         """Write a DELAY for each message that is delivered again."""
-        writer = cluster_of(self._settings).writer(self._topics)
-        await writer.start()
         written, batch = 0, list[tuple[Source, Row]]()
-        try:
+        async with marker_writer(self._settings, self._topics) as writer:
             async for source, row, fate in self._fates():
                 if fate != "again":
                     continue
@@ -266,8 +263,6 @@ class _Replaying:
                 batch.append((source, row))
             if batch:
                 written += await self._send(writer, batch)
-        finally:
-            await writer.stop(_STOP_S)
 
     async def _send(self, writer: Writer, batch: Sequence[tuple[Source, Row]]) -> int:
         records = list(self._markers(batch[0][0], [row for _, row in batch]))

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from marq.backend.cluster import Writer, cluster_of
+from marq.backend.cluster import cluster_of, marker_writer
 from marq.client.lifecycle import Lifecycle
 from marq.client.message_token import Token
 from marq.consumer.ack_batcher import AckBatcher
@@ -158,11 +158,8 @@ class TokenSettler(Lifecycle[AckBatcher]):
         self.error: BaseException | None = None
 
     async def _open(self, opened: AsyncExitStack) -> AckBatcher:
-        cluster = cluster_of(self._settings)
-        topics = await cluster.topics()
-        writer: Writer = cluster.writer(topics)
-        opened.push_async_callback(lambda: writer.stop(STOP_CLIENT_S))
-        await writer.start()
+        topics = await cluster_of(self._settings).topics()
+        writer = await opened.enter_async_context(marker_writer(self._settings, topics, STOP_CLIENT_S))
         batcher = AckBatcher(
             writer,
             markers_partitions=topics.markers_partitions,
