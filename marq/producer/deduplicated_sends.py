@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marq.client.delivery_time import When
 from marq.client.message_checks import Header
 from marq.wire.errors import ConfigError
 from marq.wire.names import DEDUPLICATION_ID_HEADER, utf8
 
 #: Bytes of an id as UTF-8.
 MAX_ID_BYTES = 1_024
-#: The delivery time of a message with an id and without a delay.
-AT_ONCE = When(0, relative=True)
 
 
 def check_id(given: object, name: str = "deduplication_id") -> bytes:
