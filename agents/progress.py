@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from marq.core.storage.histogram import buckets
+from marq.core.storage.handling_times import buckets
 
 #: Window over which rates are measured.
 WINDOW_SECONDS = 30.0

@@ -195,9 +195,9 @@ def record(
 
 def _ordering_key(queue: str, key: bytes | None, headers: Headers) -> bytes | None:
     """Return the ordering key: from a header in the shared topic, from the record's key in a queue's own topic."""
-    for name, header in headers:
-        if name == ORDERING_KEY_HEADER:
-            return header
+    keys = [header for name, header in headers if name == ORDERING_KEY_HEADER]
+    if keys:
+        return keys[-1]
     return None if key == queue.encode() else key
 
 
@@ -277,7 +277,7 @@ def _deduplication_id(payload: Payload) -> str:
 
 def _id(payload: Payload) -> str:
     """Return a message's id, which the record of a dead letter contains; "" otherwise."""
-    return next((value.decode() for name, value in payload.headers if name == ID_HEADER and value), "")
+    return (dict(payload.headers).get(ID_HEADER) or b"").decode()
 
 
 def _times(batch: Delay | Reschedule) -> Event:

@@ -28,7 +28,6 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from marq.admin.purge_extent import (
@@ -39,7 +38,7 @@ from marq.admin.purge_extent import (
     held_places,
     open_messages,
 )
-from marq.backend.cluster import Writer, cluster_of
+from marq.backend.cluster import marker_writer
 from marq.client.receipt import Receipt
 from marq.consumer.acquisition import acquisitions
 from marq.consumer.receiver_settings import ReceiverSettings
@@ -57,9 +56,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import purge_key
 from marq.settings.purged_offsets import Purge
 from marq.wire.errors import MarqError
-from marq.wire.marker_codec import encode
 from marq.wire.markers import NOW, Ack, Source
-from marq.wire.markers_partitions import markers_partition
 from marq.wire.record_headers import deliver_at_ms
 
 #: How long until all consumers and trackers know of a pause.
@@ -70,7 +67,6 @@ FAR_MS = 3_600_000
 SKEW_MS = 600_000
 #: How many messages are cancelled at a time.
 AT_ONCE = 2_000
-_STOP_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +289,10 @@ class _Purging:
     async def _acquire(self, purge: Purge) -> AsyncIterator[list[Receipt]]:
         """Write ACQUIREs for unread records, and return the receipts of each write."""
         holder = secrets.randbits(63) | 1
-        async with self._writing() as writer, LogReader(self._settings, committed=False) as view:
+        async with (
+            marker_writer(self._settings, self._topics) as writer,
+            LogReader(self._settings, committed=False) as view,
+        ):
             spans = await self._spans(view, purge)
             async for fetched in view.read(spans):
                 for source, read in fetched.items():
@@ -354,26 +353,17 @@ class _Purging:
     async def _acknowledge(self, receipts: Sequence[Receipt]) -> None:
         """Write ACKs for messages in flight; a tracker accepts them from anyone."""
         holder, partitions = secrets.randbits(63) | 1, self._topics.markers_partitions
-        async with self._writing() as writer:
+        async with marker_writer(self._settings, self._topics) as writer:
             for first in range(0, len(receipts), AT_ONCE):
                 await self._check_paused()
                 offsets: dict[Source, list[int]] = {}
                 for each in receipts[first : first + AT_ONCE]:
                     offsets.setdefault(Source(each.topic, each.partition), []).append(each.offset)
                 records = [
-                    MarkerRecord(markers_partition(*source, partitions), encode(Ack(self._queue, holder, source, own)))
-                    for source, own in ((source, sorted(own)) for source, own in offsets.items())
+                    MarkerRecord.of(Ack(self._queue, holder, source, sorted(own)), partitions)
+                    for source, own in offsets.items()
                 ]
                 await writer.write(records, self._settings.request_timeout_ms / 1000)
-
-    @asynccontextmanager
-    async def _writing(self) -> AsyncIterator[Writer]:
-        writer = cluster_of(self._settings).writer(self._topics)
-        await writer.start()
-        try:
-            yield writer
-        finally:
-            await writer.stop(_STOP_S)
 
     async def _cancel(self, receipts: Sequence[Receipt]) -> list[bool]:
         outcomes = await self._producer.cancel(receipts) if receipts else []

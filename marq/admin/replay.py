@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from marq.admin.purge_extent import existing_ranges
-from marq.backend.cluster import Writer, cluster_of
+from marq.backend.cluster import Writer, marker_writer
 from marq.client.backends import require_kafka
 from marq.core.storage.acquired_ranges import AcquiredRanges, acquired_in
 from marq.kafka.inspector import Inspector
@@ -39,11 +39,8 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
-from marq.wire.marker_codec import encode
 from marq.wire.markers import Delay, Payload, Source, payload_bytes, spans
-from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import (
-    ATTEMPT_HEADER,
     ID_HEADER,
     KEY_HEADER,
     ORDERING_KEY_HEADER,
@@ -52,13 +49,12 @@ from marq.wire.names import (
     check_queue_name,
     synthetic_topic,
 )
-from marq.wire.record_headers import origin, record_id
+from marq.wire.record_headers import is_redelivery, last_value, origin, record_id
 
 #: Maximum number of messages of one marker.
 MAX_MESSAGES = 500
 #: Bytes of a marker besides its messages.
 _HEAD_BYTES = 600
-_STOP_S = 2.0
 #: Marq's headers with values from the sender: they are kept.
 _KEPT = (KEY_HEADER, ORDERING_KEY_HEADER)
 
@@ -223,12 +219,11 @@ class _Replaying:
         if self._before is not None and not self._before.left(source, row.offset, row.timestamp):
             return False
         # Skip messages that this replay delivered before it was interrupted.
-        identity = next((value for name, value in row.headers if name == ID_HEADER and value is not None), b"")
-        return not identity.startswith(self._prefixes)
+        return not (last_value(row.headers, ID_HEADER) or b"").startswith(self._prefixes)
 
     def _note(self, source: Source, row: Row) -> None:
         """Note a redelivery."""
-        if not self._is_own(source, row) or not any(name == ATTEMPT_HEADER for name, _ in row.headers):
+        if not self._is_own(source, row) or not is_redelivery(row.headers):
             return
         identity = origin(source, row.offset, row.timestamp, row.headers).id
         if self._is_waiting(source, row.offset) or row.offset in self._open.get(source, ()):
@@ -255,10 +250,8 @@ class _Replaying:
 
     async def write(self, progress: Progress | None) -> None:
         """Write a DELAY for each message that is delivered again."""
-        writer = cluster_of(self._settings).writer(self._topics)
-        await writer.start()
         written, batch = 0, list[tuple[Source, Row]]()
-        try:
+        async with marker_writer(self._settings, self._topics) as writer:
             async for source, row, fate in self._fates():
                 if fate != "again":
                     continue
@@ -270,8 +263,6 @@ class _Replaying:
                 batch.append((source, row))
             if batch:
                 written += await self._send(writer, batch)
-        finally:
-            await writer.stop(_STOP_S)
 
     async def _send(self, writer: Writer, batch: Sequence[tuple[Source, Row]]) -> int:
         records = list(self._markers(batch[0][0], [row for _, row in batch]))
@@ -282,7 +273,6 @@ class _Replaying:
         target = Source(self._synthetic(source.topic), source.partition)
         payloads = [self._payload(source, row) for row in rows]
         room = self._topics.markers_limit_bytes - FRAME_BYTES - _HEAD_BYTES
-        where = markers_partition(*target, self._topics.markers_partitions)
         for piece in spans(map(payload_bytes, payloads), room):
             some = payloads[piece]
             numbers = [row.offset for row in rows[piece]]
@@ -290,7 +280,7 @@ class _Replaying:
             begin = self._asked_to.get(source, self._spans[source].start)
             self._asked_to[source] = numbers[-1] + 1
             delay = Delay(self._queue, 1, target, numbers, [0] * len(numbers), True, begin, some)
-            yield MarkerRecord(where, encode(delay))
+            yield MarkerRecord.of(delay, self._topics.markers_partitions)
 
     def _synthetic(self, topic: str) -> str:
         """Return the name under which offsets of a topic identify this replay's messages."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar, cast
 
 from aiokafka import AIOKafkaProducer
@@ -30,6 +31,8 @@ from marq.settings.definitions import Definitions
 
 #: Maximum size of a batch: large enough for few requests, small enough to be built quickly.
 MAX_BATCH_BYTES = 512 * 1024
+#: How long to wait for the end of a writer's connection.
+WRITER_STOP_S = 2.0
 
 T = TypeVar("T")
 
@@ -206,3 +209,16 @@ def cluster_of(settings: ClientSettings) -> Cluster:
     backend = backend_of(settings)
     cluster: Cluster = KafkaCluster(settings) if backend is None else backend.cluster(settings)
     return cluster
+
+
+@asynccontextmanager
+async def marker_writer(
+    settings: ClientSettings, topics: Topics, stop_s: float = WRITER_STOP_S
+) -> AsyncIterator[Writer]:
+    """Yield a writer of markers that is connected during the block. Raises BrokerUnavailable."""
+    writer = cluster_of(settings).writer(topics)
+    try:
+        await writer.start()
+        yield writer
+    finally:
+        await writer.stop(stop_s)

@@ -23,6 +23,9 @@ class When(NamedTuple):
     relative: bool
 
 
+AT_ONCE = When(0, relative=True)
+
+
 def when(call: str, delay: Duration | None, at: datetime | None) -> When | None:
     """Return the delivery time, None for immediately. Raises ConfigError if both or invalid ones are given."""
     if delay is not None and at is not None:
@@ -44,12 +47,9 @@ def whens(call: str, delay: Delay | None, at: At | None, count: int) -> list[Whe
             if len(given) != count:
                 raise ConfigError(f"{call}: {name} has {len(given)} times for {count} messages: one for each, or one")
             one = _delay if name == "delay" else _at
-            return [one(f"{name}[{index}]", each) or _AT_ONCE for index, each in enumerate(given)]
+            return [one(f"{name}[{index}]", each) or AT_ONCE for index, each in enumerate(given)]
     found = when(call, delay, at)  # type: ignore[arg-type]
     return None if found is None else [found] * count
-
-
-_AT_ONCE = When(0, True)
 
 
 def _delay(name: str, delay: object) -> When | None:

@@ -14,6 +14,7 @@ from marq.wire.names import (
     MAX_HEADERS,
     RESERVED_HEADER,
     check_queue_name,
+    utf8,
 )
 
 Header = tuple[str, bytes | None]
@@ -81,10 +82,7 @@ def _header_name(name: object) -> str:
         raise ConfigError(f"header {name!r}: expected a name of type str, not {type(name).__name__}")
     if name.startswith(RESERVED_HEADER):
         raise ConfigError(f"header {name!r}: names beginning with {RESERVED_HEADER!r} are reserved; use another name")
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"header {name!r}: the name can't be encoded as UTF-8: {error.reason}") from error
+    size = len(utf8(name, f"header {name!r}: the name"))
     if size > MAX_HEADER_NAME_BYTES:
         raise ConfigError(
             f"header {name[:40]!r}…: the name has {size} bytes, at most {MAX_HEADER_NAME_BYTES} are allowed"
@@ -98,10 +96,7 @@ def header_value(name: str, value: object) -> bytes | None:
         return value
     if not isinstance(value, str):
         raise ConfigError(f"header {name!r}: expected a value of type str, bytes or None, not {type(value).__name__}")
-    try:
-        return value.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"header {name!r}: the value can't be encoded as UTF-8: {error.reason}") from error
+    return utf8(value, f"header {name!r}: the value")
 
 
 class Content:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def harmless(error: BaseException) -> Exception:
-    """Return an error of a thread as one that a future can pass on to the event loop."""
-    # A SystemExit, with which a module may end its import, would end the event loop. A future refuses a StopIteration,
-    # and would never complete.
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    return RuntimeError(repr(error))
+def begun_in_thread(work: Callable[[], T], name: str) -> Future[T]:
+    """Run a function in a separate thread of this name; no waiter can cancel it."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            value = work()
+        except BaseException as error:
+            future.set_exception(_harmless(error))
+        else:
+            future.set_result(value)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -26,26 +34,13 @@ async def in_thread(work: Callable[[], T]) -> T:
     At its end, ``asyncio.run`` waits for the threads of ``asyncio.to_thread``, for example half a minute for a name
     server that does not answer.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
+    return await asyncio.wrap_future(begun_in_thread(work, "marq-thread"))
 
-    def settle(value: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(value)  # type: ignore[arg-type]
-        else:
-            future.set_exception(harmless(error))
 
-    def run() -> None:
-        value, failure = None, None
-        try:
-            value = work()
-        except BaseException as error:
-            failure = error
-        # A loop that was closed meanwhile accepts no calls, and nothing waits there.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, value, failure)
-
-    threading.Thread(target=run, name="marq-thread", daemon=True).start()
-    return await future
+def _harmless(error: BaseException) -> Exception:
+    """Return an error of a thread as one that a future can pass on to the event loop."""
+    # A SystemExit, with which a module may end its import, would end the event loop. A future refuses a StopIteration,
+    # and would never complete.
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(repr(error))

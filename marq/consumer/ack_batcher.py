@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 from math import inf
 from typing import Any, NamedTuple
@@ -19,11 +18,9 @@ from typing import Any, NamedTuple
 from marq.client.background import failure_of
 from marq.consumer.held_batch import HeldBatch, Released
 from marq.consumer.one_per_key import Lines
-from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord, MarkerWriter
+from marq.kafka.marker_writer import MarkerWriter, marker_records
 from marq.wire.errors import BrokerUnavailable
-from marq.wire.marker_codec import MAX_TEXT_BYTES, encode
-from marq.wire.markers import ANY_QUEUE, LAST, MAX_BATCH_MARKERS, Ack, Reject, Release, Renew, Source, spans
-from marq.wire.markers_partitions import markers_partition
+from marq.wire.markers import ANY_QUEUE, LAST, Ack, Reject, Release, Renew, Source
 
 log = logging.getLogger("marq")
 
@@ -37,8 +34,6 @@ LOG_S = 5.0
 WRITE_LIMIT_S = 15.0
 
 _Batch = Ack | Release | Reject | Renew
-#: Fields of a batch with one item for each message.
-_COLUMNS = ("offsets", "delays_ms", "errors", "reasons")
 
 
 class AckBatcher:
@@ -67,7 +62,7 @@ class AckBatcher:
         self.state: Any = None
         self._writer = writer
         self._markers_partitions = markers_partitions
-        self._room_bytes = limit_bytes - FRAME_BYTES
+        self._limit_bytes = limit_bytes
         self._finished = finished
         self._failed = failed
         self._shared = shared
@@ -186,7 +181,8 @@ class AckBatcher:
         ]
         for lease in dirty:
             self._settle(lease)
-        records = [record for batch in batches for record in self._records(batch)]
+        partitions, limit_bytes = self._markers_partitions, self._limit_bytes
+        records = [record for batch in batches for record in marker_records(batch, partitions, limit_bytes)]
         pause_s, logged_s = FIRST_RETRY_S, -inf
         while True:
             now_s = self.clock()
@@ -229,23 +225,6 @@ class AckBatcher:
                 lease.renewing.discard(offset)
                 if lease.expiry_s(offset) > now_s:
                     lease.renewed_until(offset, sent_s + lease_ms / 1000)
-
-    def _records(self, batch: _Batch) -> Iterator[MarkerRecord]:
-        source = batch.source
-        partition = markers_partition(source.topic, source.partition, self._markers_partitions)
-        for piece in self._pieces(batch):
-            yield MarkerRecord(partition, encode(piece))
-
-    def _pieces(self, batch: _Batch) -> Iterator[_Batch]:
-        """Split a batch that does not fit into a record."""
-        count = len(batch.offsets)
-        size = MAX_TEXT_BYTES + 16 if isinstance(batch, Release | Reject) else 4
-        if count <= MAX_BATCH_MARKERS and count * size <= self._room_bytes:
-            yield batch
-            return
-        for part in spans([size] * count, self._room_bytes):
-            columns: dict[str, Any] = {name: getattr(batch, name)[part] for name in _COLUMNS if hasattr(batch, name)}
-            yield replace(batch, **columns)
 
     def _fail_waiters(self) -> None:
         for waiter in (self._settled, self._writing):

@@ -15,14 +15,13 @@ from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from marq.consumer.readings import Reading
+from marq.consumer.line_places import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.records import Records
 from marq.kafka.served_queues import Serving
 from marq.settings.purged_offsets import Purge
 from marq.wire.errors import ConfigError
-from marq.wire.marker_codec import encode
 from marq.wire.markers import (
     MAX_BATCH_MARKERS,
     NOW,
@@ -32,7 +31,6 @@ from marq.wire.markers import (
     payload_bytes,
     spans,
 )
-from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import ATTEMPT_HEADER, DELIVER_AT_HEADER
 from marq.wire.payload_columns import Columns
 from marq.wire.record_headers import deliver_at_ms, origin
@@ -84,8 +82,7 @@ class Acquisition:
         return self.taken.at([index for index, due_ms in enumerate(self.dues_ms) if due_ms == NOW])
 
     def records(self) -> Iterator[MarkerRecord]:
-        partition = markers_partition(self.source.topic, self.source.partition, self.settings.markers_partitions)
-        yield MarkerRecord(partition, encode(self._marker()))
+        yield MarkerRecord.of(self._marker(), self.settings.markers_partitions)
 
     def _marker(self) -> Acquire:
         columns = _columns(self.queue, self.source, self.taken, self.own_topic)

@@ -19,11 +19,9 @@ from math import ceil
 from marq.consumer.message import Message
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.settlement import put_back
-from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
+from marq.kafka.marker_writer import MarkerRecord, MarkerWriter, marker_records
 from marq.wire.errors import BrokerUnavailable
-from marq.wire.marker_codec import encode
 from marq.wire.markers import Dispatch, Source
-from marq.wire.markers_partitions import markers_partition
 
 log = logging.getLogger("marq")
 
@@ -165,7 +163,7 @@ class AtMostOnce:
             left_ms = ceil((max([message._expiry_s for message in group]) - now_s) * 1000)
             lease_ms = max(self._settings.lease_of(queue), left_ms)
             batch = Dispatch(queue, holder, source, sorted([message.offset for message in group]), lease_ms)
-            yield MarkerRecord(markers_partition(*source, self._settings.markers_partitions), encode(batch))
+            yield from marker_records(batch, self._settings.markers_partitions, self._settings.limit_bytes)
 
 
 def is_leased(message: Message, now_s: float) -> bool:

@@ -107,6 +107,8 @@ class Consumer(Lifecycle[MemberSession]):
         #: True if the next stop releases prefetched messages.
         self._release = True
         self._yielded_s = 0.0
+        #: The address that the consumer tells its group.
+        self._url = ""
 
     @property
     def queue(self) -> str | None:
@@ -135,7 +137,9 @@ class Consumer(Lifecycle[MemberSession]):
         return {queue: breaker.state for queue, breaker in breakers.items()}
 
     async def _open(self, opened: AsyncExitStack) -> MemberSession:
-        session = await join(self._membership, self._settings, self._receiver_settings, self._start, self._instance_id)
+        session = await join(
+            self._membership, self._settings, self._receiver_settings, self._start, self._instance_id, self._url
+        )
         opened.push_async_callback(lambda: session.end(self._shutdown_timeout_s, release=self._release))
         return session
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from marq.consumer.acquisition import Acquisition
-from marq.consumer.readings import Reading
+from marq.consumer.line_places import Reading
 from marq.kafka.acquire_strategies import AcquireStrategy
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.marker_writer import MarkerRecord

@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from marq.consumer.acquisition import Acquisition
 from marq.consumer.at_most_once import AtMostOnce
 from marq.consumer.cycles import Taking
-from marq.consumer.delivery_rules import Rules
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
-from marq.consumer.prefetch import Prefetch
 from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.renewal import Renewal
 from marq.settings.queue import AT_MOST_ONCE
 
 if TYPE_CHECKING:
-    from marq.consumer.ack_batcher import AckBatcher
-    from marq.consumer.ordered_receiving import Ordering, Run
+    from marq.consumer.ordered_receiving import Run
+    from marq.consumer.receiver import Receiver
 
 log = logging.getLogger("marq")
-
-
-class Parts(Protocol):
-    """The parts of the receiver that deliveries go through."""
-
-    acks: AckBatcher
-    renewal: Renewal
-    prefetch: Prefetch
-    rules: Rules
-    ordering: Ordering
 
 
 class Deliveries:
     """The deliveries of one receiver."""
 
     def __init__(
-        self, parts: Parts, settings: ReceiverSettings, at_most_once: AtMostOnce, clock: Callable[[], float]
+        self, receiver: Receiver, settings: ReceiverSettings, at_most_once: AtMostOnce, clock: Callable[[], float]
     ) -> None:
-        self._parts = parts
+        self._receiver = receiver
         self._settings = settings
         self._at_most_once = at_most_once
         self._clock = clock
@@ -50,7 +37,7 @@ class Deliveries:
         """Deliver what a cycle has acquired; leases begin at ``sent_s``, which is before their ACQUIRE was sent."""
         ordered = [each for each in taking.acquisitions if each.lines is not None]
         if ordered or taking.readings:
-            self._parts.ordering.add([(each, self._hold(each, sent_s)) for each in ordered], taking.readings)
+            self._receiver.ordering.add([(each, self._hold(each, sent_s)) for each in ordered], taking.readings)
         others = [each for each in taking.acquisitions if each.lines is None and each.messages]
         late = others and self._clock() >= sent_s + min(each.lease_ms for each in others) / 1000
         for each in others:
@@ -58,36 +45,32 @@ class Deliveries:
                 # The offsets are committed, so they are not read again: the tracker redelivers them.
                 log.warning("the lease expired before the messages were acquired, they will be redelivered: %s", each)
             else:
-                self._deliver_all(each, sent_s)
+                held, records = self._hold(each, sent_s), each.messages
+                if self._settings.queue(held.queue).delivery == AT_MOST_ONCE:
+                    held.at_most_once = self._at_most_once
+                self._buffer(held, records.offsets, records.values)
 
     def deliver_first(self, runs: Iterable[Run]) -> None:
         """Deliver messages that are the first of their lines."""
         for held, offsets, values in runs:
-            messages: Iterable[Message] = map(Message, repeat(held), offsets, values)
-            count = len(offsets)
-            if self._parts.rules.restricts(held):
-                messages = self._parts.rules.admitted(held, list(messages))
-                count = len(messages)
-            self._parts.prefetch.add(held.queue, messages, count, len(offsets))
+            self._buffer(held, offsets, values)
 
     def _hold(self, acquisition: Acquisition, sent_s: float) -> HeldBatch:
         queue, records, settings = acquisition.queue, acquisition.messages, self._settings
         holder, source, lease_s = acquisition.holder, acquisition.source, acquisition.lease_ms / 1000
         codec = settings.codecs.get(queue, settings.codec)
-        acks = self._parts.acks
+        acks = self._receiver.acks
         held = HeldBatch(acks, queue, source, holder, records, sent_s, lease_s, codec, acquisition.own_topic)
         held.lines = acquisition.lines
-        self._parts.rules.apply(held)
-        self._parts.renewal.add(held)
+        self._receiver.rules.apply(held)
+        self._receiver.renewal.add(held)
         return held
 
-    def _deliver_all(self, acquisition: Acquisition, sent_s: float) -> None:
-        held, records, rules = self._hold(acquisition, sent_s), acquisition.messages, self._parts.rules
-        if self._settings.queue(held.queue).delivery == AT_MOST_ONCE:
-            held.at_most_once = self._at_most_once
-        messages: Iterable[Message] = map(Message, repeat(held), records.offsets, records.values)
-        count = len(records)
+    def _buffer(self, held: HeldBatch, offsets: Sequence[int], values: Sequence[bytes | None]) -> None:
+        """Buffer the messages that may be delivered now; the others count as in flight until they are released."""
+        rules, count = self._receiver.rules, len(offsets)
+        messages: Iterable[Message] = map(Message, repeat(held), offsets, values)
         if rules.restricts(held):
             messages = rules.admitted(held, list(messages))
             count = len(messages)
-        self._parts.prefetch.put(held, messages, count)
+        self._receiver.prefetch.add(held.queue, messages, count, len(offsets))

@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING
 from marq.client.hooks import point
 from marq.client.outcomes import Reject, Retry
 from marq.consumer.circuit_breaker import Call
-from marq.consumer.interrupted_attempts import release_interrupted
 from marq.core.storage.rows import row_key
 from marq.wire.markers import BACKOFF
+from marq.wire.record_headers import uncounted
 
 if TYPE_CHECKING:
     from marq.consumer.message import Message
+
+#: After this many uncounted releases in a row the next interrupted attempt counts. Otherwise a message whose handlers
+#: are always interrupted, as in a deployment that keeps crashing, would be redelivered forever.
+MAX_UNCOUNTED = 100
 
 
 @point("fail")
@@ -47,7 +51,7 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> No
             delay_ms = BACKOFF if policy is None else policy.delay_ms(message.attempt, seed)
             _release_failed(message, delay_ms, error, call)
     else:
-        release_interrupted(message)
+        _release_interrupted(message)
 
 
 def fail_all(messages: Sequence[Message], error: BaseException, *, only_open: bool) -> None:
@@ -82,6 +86,13 @@ def _reject_failed(message: Message, error: BaseException, call: Call | None) ->
         (call or Call([message])).counts(message._held.breaker)
     interrupted = "interrupted: it may have been processed in part"
     message._held.reject(message._offset, _text(error) if isinstance(error, Exception) else interrupted)
+
+
+def _release_interrupted(message: Message) -> None:
+    """Release a message whose handler was cancelled, as by a shutdown; the attempt does not count."""
+    counted = uncounted(message._record.headers) >= MAX_UNCOUNTED
+    error = f"interrupted, as {MAX_UNCOUNTED} times before" if counted else ""
+    message._held.release(message._offset, 0, counted=counted, error=error)
 
 
 def _text(error: BaseException) -> str:

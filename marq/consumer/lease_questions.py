@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import NamedTuple
 
-from marq.backend.cluster import cluster_of
+from marq.backend.cluster import cluster_of, marker_writer
 from marq.client.lifecycle import Lifecycle
 from marq.client.message_token import Token
 from marq.consumer.resume_questions import Questions
@@ -55,9 +55,7 @@ class LeaseQuestions(Lifecycle[Questions]):
     async def _open(self, opened: AsyncExitStack) -> Questions:
         cluster = cluster_of(self._settings)
         topics = await cluster.topics()
-        writer = cluster.writer(topics)
-        opened.push_async_callback(lambda: writer.stop(STOP_CLIENT_S))
-        await writer.start()
+        writer = await opened.enter_async_context(marker_writer(self._settings, topics, STOP_CLIENT_S))
         opened.push_async_callback(self._end_asking)
         return Questions(cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep)
 

@@ -12,6 +12,7 @@ from marq.client.hooks import point
 from marq.client.outcomes import DecodeError, Reject, Retry
 from marq.consumer import handler_failures, settlement
 from marq.consumer.held_batch import HeldBatch
+from marq.core.deliveries.dead_letter_records import text_of
 from marq.kafka.records import Row
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.hints import Hinted, Unknown, refuse
@@ -77,10 +78,7 @@ class Message(Hinted, Generic[T_co]):
     def key(self) -> bytes | None:
         """The sender's record key; None if the key only names the queue."""
         record = self._record
-        for name, value in record.headers:
-            if name == KEY_HEADER:
-                return value
-        return record.key if self._held.own_topic else None
+        return dict(record.headers).get(KEY_HEADER, record.key if self._held.own_topic else None)
 
     @property
     def headers(self) -> dict[str, bytes | None]:
@@ -98,8 +96,7 @@ class Message(Hinted, Generic[T_co]):
 
         Truncated to 1,024 bytes.
         """
-        errors = [value for name, value in self._record.headers if name == ERROR_HEADER]
-        return errors[-1].decode("utf-8", "replace") if errors and errors[-1] else None
+        return text_of(self._record.headers, ERROR_HEADER) or None
 
     @property
     def deduplication_id(self) -> str | None:

@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from marq.consumer.held_batch import HeldBatch, Released
-from marq.consumer.line_feed import Feed
 from marq.consumer.line_links import LineOrder
 from marq.consumer.line_places import Open, Place
 from marq.consumer.message import Message
@@ -29,6 +28,7 @@ from marq.wire.record_headers import origin
 
 if TYPE_CHECKING:
     from marq.consumer.ack_batcher import Settled
+    from marq.consumer.ordered_receiving import Ordering
 
 
 class Lines:
@@ -36,7 +36,7 @@ class Lines:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: Ordering,
         queue: str,
         source: Source,
         holder: int,

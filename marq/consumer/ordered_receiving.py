@@ -20,16 +20,14 @@ from typing import Any
 
 from marq.client.background import failure_of, until_set
 from marq.consumer.acquisition import Acquisition, acquisitions_again
-from marq.consumer.blocked_reads import BlockedReads
 from marq.consumer.held_batch import HeldBatch
-from marq.consumer.line_places import Place
+from marq.consumer.line_places import Place, Reading
 from marq.consumer.message import Message
 from marq.consumer.one_per_key import Lines
 from marq.consumer.purged_lines import PurgedLines
-from marq.consumer.readings import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.resume_questions import Questions, open_messages, questions_about
-from marq.consumer.waiting_limit import WaitingLimit
+from marq.consumer.waiting_limit import BlockedReads, WaitingLimit
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.records import Records
 from marq.kafka.served_queues import Serving
@@ -84,11 +82,10 @@ class Ordering:
         self._changed = changed
         self._resumed = resumed
         self._failed = failed
-        self._clock = clock
+        self.now_s = clock
         self._sleep = sleep
         self._new_holder = new_holder
         self._lines: dict[Key, Lines] = {}
-        #: The queues with ordering that are served.
         self._queues: frozenset[str] = frozenset()
         self._paused: frozenset[str] = frozenset()
         self._purged = PurgedLines(settings, self._answers, self._ask_in_task, self.settled, clock, new_holder)
@@ -107,6 +104,7 @@ class Ordering:
         #: Whether messages have ended since the last commit.
         self._moved = False
         self._commit_s = 0.0
+        #: Whether to stop delivering.
         self.stopped = False
         self.reads = BlockedReads()
         self._limit = WaitingLimit()
@@ -213,7 +211,7 @@ class Ordering:
     async def _resume(self, asked: Sequence[Resume], own_topics: frozenset[Source]) -> None:
         left = Counter(each.source for each in asked)
         async for question, parts in self._answers(asked):
-            source, now_s = question.source, self._clock()
+            source, now_s = question.source, self.now_s()
             try:
                 await self._verify({source})
                 self._begin(question, parts, now_s, own_topic=source in own_topics)
@@ -278,20 +276,23 @@ class Ordering:
                 self.reads.note(blocked=not self._ready)
         self.flush()
 
-    # --- the feed of the lines ----------------------------------------------------------------------------------------
+    # --- what the lines ask for ---------------------------------------------------------------------------------------
 
     def ready(self, held: HeldBatch, offsets: Sequence[int], values: Sequence[bytes | None]) -> None:
+        """Deliver messages of a batch with the next :meth:`flush`."""
         self._ready.append((held, offsets, values))
 
     def again(self, lines: Lines, place: Place) -> None:
+        """Acquire a message, after asking about it if it is foreign."""
         (self._ask if place.foreign else self._again).append((lines, place))
         self._wake.set()
 
     def later(self, lines: Lines, place: Place) -> None:
+        """Call :meth:`Lines.due` at the place's ``due_s``, or ask about a foreign message before."""
         due_s = place.due_s
         if place.foreign:
             # It may end earlier, or be released or moved.
-            now_s = self._clock()
+            now_s = self.now_s()
             due_s = min(due_s, now_s + self._ask_in_s(place, now_s))
         heapq.heappush(self._later, (due_s, next(self._numbers), lines, place))
         self._wake.set()
@@ -302,10 +303,8 @@ class Ordering:
         # An operator who moves a blocking message waits for its delivery.
         return MAX_ASK_S if place.due_s - now_s >= BLOCKED_WAIT_MS / 2_000 else WAITING_ASK_S
 
-    def now_s(self) -> float:
-        return self._clock()
-
     def added(self, lines: Lines, taken_s: float) -> None:
+        """Check messages that were acquired at this time: a purge may have ended them."""
         self._purged.added(lines, taken_s)
 
     def settings(self, queue: str) -> QueueSettings:
@@ -323,7 +322,7 @@ class Ordering:
         """Continue after outcomes have become durable."""
         if not self._moved:
             self._moved = True
-            self._commit_s = self._clock() + COMMIT_S
+            self._commit_s = self.now_s() + COMMIT_S
             self._wake.set()
         self.flush()
         self._changed()
@@ -340,16 +339,16 @@ class Ordering:
             if any(lines.queue not in self._paused for lines, _ in self._again):
                 await self._acquire_again()
             self.flush()
-            if self._moved and self._clock() >= self._commit_s:
-                self._commit_s = self._clock() + COMMIT_S
+            if self._moved and self.now_s() >= self._commit_s:
+                self._commit_s = self.now_s() + COMMIT_S
                 await self._acquire([])
             next_s = min(self._later[0][0] if self._later else inf, self._commit_s if self._moved else inf)
-            left_s = next_s - self._clock()
+            left_s = next_s - self.now_s()
             if left_s > 0 and not self._wake.is_set():
                 await until_set(self._wake, left_s, self._sleep)
 
     def _pass_due(self) -> None:
-        now_s, later = self._clock(), self._later
+        now_s, later = self.now_s(), self._later
         while later and later[0][0] <= now_s:
             _, _, lines, place = heapq.heappop(later)
             if place.foreign and lines.active and not place.busy:
@@ -375,7 +374,7 @@ class Ordering:
         self._asked_s = min(self._asked_s * 2, MAX_ASK_S)
         async for question, parts in self._answers(questions):
             of = asked_of[question.queue, question.source]
-            for offset, opened in open_messages(parts, self._clock()).items():
+            for offset, opened in open_messages(parts, self.now_s()).items():
                 asked = groups[of][offset]
                 if of.active and of.answered(asked, opened):
                     self._again.append((of, asked))
@@ -394,7 +393,7 @@ class Ordering:
                 groups.setdefault(lines, []).append(place)
         again = [each for of, places in groups.items() for each in acquisitions_again(of, places, self._settings)]
         if again and not await self._acquire(again):
-            due_s = self._clock() + RETRY_S
+            due_s = self.now_s() + RETRY_S
             for lines, places in groups.items():
                 for place in places:
                     lines.not_acquired(place, due_s)

@@ -8,8 +8,9 @@ from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow, State
 from marq.kafka.header_columns import OneHeader
 from marq.kafka.records import Records, Row
-from marq.wire.markers import Cause, Headers, Payload, Source
+from marq.wire.markers import Cause, Payload, Source
 from marq.wire.names import ORDERING_KEY_HEADER
+from marq.wire.record_headers import ordering_key
 
 
 def row_of(held: HeldBatch, offset: int, value: bytes | None) -> Row:
@@ -33,14 +34,7 @@ def line_keys(records: Records, *, own_topic: bool) -> list[bytes | None]:
         return [None] * len(records)
     if isinstance(records.headers, OneHeader) and records.headers.name == ORDERING_KEY_HEADER:
         return [value or None for value in records.headers.values]
-    return [_key_in(headers) for headers in records.headers]
-
-
-def _key_in(headers: Headers) -> bytes | None:
-    for name, value in headers:
-        if name == ORDERING_KEY_HEADER:
-            return value or None
-    return None
+    return [ordering_key(headers) for headers in records.headers]
 
 
 def delivered_again(source: Source, queue: str, row: Row, attempt: int, error: str, counted: bool) -> Row:

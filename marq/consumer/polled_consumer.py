@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from marq.backend.cluster import Writer, cluster_of
+from marq.backend.cluster import cluster_of, marker_writer
 from marq.client.lifecycle import Lifecycle
 from marq.client.message_token import Token
 from marq.consumer.ack_batcher import AckBatcher
@@ -19,7 +19,7 @@ from marq.consumer.at_most_once import dispatched, is_leased
 from marq.consumer.consumer import Consumer
 from marq.consumer.message import Message
 from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.session import STOP_ACKS_S, STOP_CLIENT_S, MemberSession, join
+from marq.consumer.session import STOP_ACKS_S, STOP_CLIENT_S
 from marq.consumer.settlement import put_back
 from marq.kafka.topics import Topics
 from marq.settings.client import ClientSettings
@@ -70,16 +70,9 @@ class PolledConsumer(Consumer):
     """
 
     def __init__(self, queue: str, settings: ClientSettings, url: str = "") -> None:
-        super().__init__(queue, settings.bootstrap_servers)
+        super().__init__(queue, settings.bootstrap_servers, shutdown_timeout=0)
         self._settings = settings
         self._url = url
-
-    async def _open(self, opened: AsyncExitStack) -> MemberSession:
-        session = await join(
-            self._membership, self._settings, self._receiver_settings, self._start, self._instance_id, self._url
-        )
-        opened.push_async_callback(lambda: session.end(0, release=True))
-        return session
 
     def _receiver_settings(self, topics: Topics, definitions: Definitions) -> ReceiverSettings:
         settings = super()._receiver_settings(topics, definitions)
@@ -158,11 +151,8 @@ class TokenSettler(Lifecycle[AckBatcher]):
         self.error: BaseException | None = None
 
     async def _open(self, opened: AsyncExitStack) -> AckBatcher:
-        cluster = cluster_of(self._settings)
-        topics = await cluster.topics()
-        writer: Writer = cluster.writer(topics)
-        opened.push_async_callback(lambda: writer.stop(STOP_CLIENT_S))
-        await writer.start()
+        topics = await cluster_of(self._settings).topics()
+        writer = await opened.enter_async_context(marker_writer(self._settings, topics, STOP_CLIENT_S))
         batcher = AckBatcher(
             writer,
             markers_partitions=topics.markers_partitions,

@@ -284,10 +284,6 @@ class Prefetch:
         """The handler pools of all buffers."""
         return [pool for buffer in self.distinct for pool in buffer.pools]
 
-    def put(self, held: HeldBatch, messages: Iterable[Message], count: int) -> None:
-        """Buffer ``count`` messages of a batch; its other messages count as in flight, too."""
-        self.add(held.queue, messages, count, len(held.open))
-
     def add(self, queue: str, messages: Iterable[Message], count: int, in_flight: int) -> None:
         """Count messages as in flight, and buffer ``count`` of them."""
         self.in_flight += in_flight

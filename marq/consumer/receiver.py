@@ -33,9 +33,9 @@ from marq.consumer.cycles import BeforeFailed, Cycle, Cycles, FetchedRecords, Ta
 from marq.consumer.deliveries import Deliveries
 from marq.consumer.delivery_rules import Rules
 from marq.consumer.fetching import MAX_CYCLE_RECORDS, Fetching
+from marq.consumer.line_places import Reading
 from marq.consumer.ordered_receiving import Ordering
 from marq.consumer.prefetch import Prefetch, PrefetchBuffer
-from marq.consumer.readings import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.renewal import Renewal
 from marq.consumer.resume_questions import Questions

@@ -17,16 +17,12 @@ from marq.client.background import failure_of
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.lost_leases_log import LostLeasesLog
 from marq.consumer.receiver_settings import ReceiverSettings
-from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord, MarkerWriter
+from marq.kafka.marker_writer import MarkerRecord, MarkerWriter, marker_records
 from marq.wire.errors import BrokerUnavailable
-from marq.wire.marker_codec import encode
-from marq.wire.markers import MAX_BATCH_MARKERS, Renew, Source
-from marq.wire.markers_partitions import markers_partition
+from marq.wire.markers import Renew, Source
 
 log = logging.getLogger("marq")
 
-#: Bytes of an offset in a batch whose offsets have gaps.
-_OFFSET_BYTES = 4
 #: A lease is renewed if less than this fraction is left.
 _RENEW_BELOW = 0.75
 #: The resolution of leases.
@@ -211,14 +207,12 @@ class Renewal:
     def _records(self, shares: list[tuple[HeldBatch, int, list[int]]]) -> Iterator[MarkerRecord]:
         groups: dict[tuple[str, int, Source, int], list[int]] = {}
         for lease, lease_ms, offsets in shares:
-            groups.setdefault((lease.queue, lease.holder, lease.source, lease_ms), []).extend(offsets)
-        size = min(MAX_BATCH_MARKERS, (self._settings.limit_bytes - 2 * FRAME_BYTES) // _OFFSET_BYTES)
+            # Empty if all messages of the batch have longer leases of their own.
+            if offsets:
+                groups.setdefault((lease.queue, lease.holder, lease.source, lease_ms), []).extend(offsets)
         for (queue, holder, source, lease_ms), offsets in groups.items():
-            ordered = sorted(set(offsets))
-            partition = markers_partition(source.topic, source.partition, self._settings.markers_partitions)
-            for start in range(0, len(ordered), size):
-                batch = Renew(queue, holder, source, ordered[start : start + size], lease_ms)
-                yield MarkerRecord(partition, encode(batch))
+            batch = Renew(queue, holder, source, sorted(set(offsets)), lease_ms)
+            yield from marker_records(batch, self._settings.markers_partitions, self._settings.limit_bytes)
 
 
 def _next_expiry_s(lease: HeldBatch, now_s: float) -> float:

@@ -15,7 +15,7 @@ from marq.core.storage.rows import IN_ORDER, State
 from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
 from marq.wire.errors import BrokerUnavailable, CorruptMarker
-from marq.wire.marker_codec import decode, encode
+from marq.wire.marker_codec import decode
 from marq.wire.markers import BLOCKED_WAIT_MS, Kind, Resume, Resumed, Source, offset_runs
 from marq.wire.markers_partitions import markers_partition
 
@@ -79,12 +79,12 @@ class Questions:
 
     async def _ask(self, left: Sequence[Resume], answers: dict[int, dict[int, Resumed]]) -> None:
         """Write questions, and read until all are answered, or some are and nothing more arrives for a while."""
-        reader = await self._open_reader({self._partition(each) for each in left})
+        partitions = {markers_partition(*each.source, self._markers_partitions) for each in left}
+        reader = await self._open_reader(partitions)
         again = asyncio.ensure_future(self._sleep(AGAIN_S))
         try:
-            await self._writer.write(
-                [MarkerRecord(self._partition(each), encode(each)) for each in left], _WRITE_LIMIT_S
-            )
+            records = [MarkerRecord.of(each, self._markers_partitions) for each in left]
+            await self._writer.write(records, _WRITE_LIMIT_S)
             while not again.done() and not all(_is_whole(answers[each.holder]) for each in left):
                 reading = asyncio.ensure_future(reader.read())
                 try:
@@ -96,9 +96,6 @@ class Questions:
         finally:
             again.cancel()
             await reader.stop(_STOP_S)
-
-    def _partition(self, question: Resume) -> int:
-        return markers_partition(*question.source, self._markers_partitions)
 
 
 def questions_about(

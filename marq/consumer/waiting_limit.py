@@ -1,4 +1,4 @@
-"""The limit of messages that wait for earlier ones with the same key: a consumer keeps them in memory."""
+"""Messages that wait for earlier ones with the same key: how many to read at once, and how many to keep in memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ log = logging.getLogger("marq")
 
 #: Maximum number of messages that wait behind others, and of bytes of their values; at this limit, reading pauses.
 MAX_WAITING, MAX_WAITING_BYTES = 100_000, 256 << 20
+#: The most messages of a step.
+MAX_STEP = 1_000
+_MAX_DOUBLINGS = 10
 
 
 class WaitingLimit:
@@ -45,3 +48,23 @@ def _report(lines: Collection[Lines]) -> None:
         queue,
         count,
     )
+
+
+class BlockedReads:
+    """How many messages one receiver reads at once while the keys of all messages read so far are blocked.
+
+    Blocked messages satisfy no call. A receiver that reads only as many messages as calls ask for would need a cycle
+    for every few of them, so it reads in larger and larger steps until a message can be delivered.
+    """
+
+    def __init__(self) -> None:
+        #: How many cycles in a row have read only messages that wait behind others.
+        self._cycles = 0
+
+    def note(self, *, blocked: bool) -> None:
+        """Note whether all messages of a cycle wait behind others."""
+        self._cycles = self._cycles + 1 if blocked else 0
+
+    def step(self, room: int) -> int:
+        """Return how many messages to read when ``room`` of them are wanted."""
+        return max(room, min(room << min(self._cycles, _MAX_DOUBLINGS), MAX_STEP))

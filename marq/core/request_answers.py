@@ -8,11 +8,11 @@ only costs a moment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from marq.core.storage.acquired_ranges import AcquiredRanges
+from marq.core.due_messages import DueMessages
 from marq.core.storage.rows import LeaseRow, State
 from marq.wire.marker_codec import MAX_TEXT_BYTES
 from marq.wire.markers import (
@@ -31,16 +31,6 @@ from marq.wire.markers import (
 
 #: Bytes of a message without its error in an answer to a RESUME, and of a batch of the answer.
 _MESSAGE_BYTES, _BATCH_BYTES = 20, 64 * 1024
-
-
-class Messages(Protocol):
-    """The open messages that are asked about."""
-
-    @property
-    def marks(self) -> Mapping[tuple[str, Source], AcquiredRanges]: ...
-
-    def open_in(self, queue: str, source: Source) -> Mapping[int, LeaseRow]: ...
-    def is_firing(self, queue: str, source: Source, offset: int) -> bool: ...
 
 
 class _Question(NamedTuple):
@@ -70,13 +60,13 @@ class PendingReplies:
         question = batch.holder, batch.queue, batch.source, tuple(batch.offsets), batch.onwards
         self._resumes[question] = batch, asked_at
 
-    def take(self, messages: Messages, now_ms: int) -> list[Answer | Resumed]:
+    def take(self, messages: DueMessages, now_ms: int) -> list[Answer | Resumed]:
         """Return the answers that can be given now; ``now_ms`` is the log's clock."""
         resumes, self._resumes = self._resumes, {}
         resumed = [_resumed(batch, asked_at, messages, now_ms) for batch, asked_at in resumes.values()]
         return [*self._outcomes(messages), *chain.from_iterable(resumed)]
 
-    def _outcomes(self, messages: Messages) -> list[Answer]:
+    def _outcomes(self, messages: DueMessages) -> list[Answer]:
         if not self._open:
             return []
         groups: dict[tuple[str, int, Source], dict[int, Outcome]] = {}
@@ -99,7 +89,7 @@ class PendingReplies:
         ]
 
 
-def _resumed(batch: Resume, asked_at: int, messages: Messages, now_ms: int) -> Iterator[Resumed]:
+def _resumed(batch: Resume, asked_at: int, messages: DueMessages, now_ms: int) -> Iterator[Resumed]:
     queue, source, offsets = batch.queue, batch.source, batch.offsets
     leases = messages.open_in(queue, source)
     acquired: list[tuple[int, int]] = []

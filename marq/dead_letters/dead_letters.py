@@ -21,7 +21,6 @@ from marq.client.codecs import Codec
 from marq.client.dead_letter import DeadLetter, time_of
 from marq.client.lifecycle import CodecClient, Lifecycle, to_its_end
 from marq.core.deliveries import dead_letter_records
-from marq.core.deliveries.error_kinds import kind_of
 from marq.dead_letters.filters import DeadLetterFilter, Filters
 from marq.dead_letters.log import DeadLetterLog, Stored, dead_letter_log
 from marq.dead_letters.redrive import RedriveLimits, RedriveProgress, RedriveRequester
@@ -157,7 +156,7 @@ class DeadLetters(CodecClient[Topics]):
         """
         fits = self._fitting("kinds", queue, filters)
         async with self._reading() as log:
-            survey = Survey(self._settings.names.dead_letters, fits, kind_of)
+            survey = Survey(self._settings.names.dead_letters, fits, dead_letter_records.kind_of)
             await survey.make(log, self._limit_s)
         kinds = [
             Kind(group.queue, group.reason, letters, time_of(first_ms), time_of(last_ms))

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
-from marq.core.deliveries.dead_letter_records import DeadLetterRecord, dead_lettered_at_ms, text_of
-from marq.core.deliveries.error_kinds import kind_of
+from marq.core.deliveries.dead_letter_records import DeadLetterRecord, dead_lettered_at_ms, kind_of, text_of
 from marq.dead_letters.snapshots import Snapshot
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.hints import refuse

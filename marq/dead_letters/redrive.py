@@ -16,9 +16,7 @@ from marq.dead_letters.log import DeadLetterLog
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
 from marq.wire.dead_letter_notes import Disposition, decode, is_note
 from marq.wire.errors import BrokerUnavailable
-from marq.wire.marker_codec import encode
 from marq.wire.markers import Delay, Discard, Source
-from marq.wire.markers_partitions import markers_partition
 
 #: Maximum number of dead letters in one write; after each write a call reads notes and reports its progress.
 TURN_LETTERS = 1_000
@@ -123,7 +121,7 @@ class RedriveRequester:
         letters = sum(len(batch.offsets) for batch in batches)
         await self._pace(letters)
         self._counts.ask(batches)
-        records = [MarkerRecord(markers_partition(*batch.source, self._partitions), encode(batch)) for batch in batches]
+        records = [MarkerRecord.of(batch, self._partitions) for batch in batches]
         await self._writer.write(records, self._limit_s)
         self._counts.asked(letters)
         await self._listen(MAX_UNANSWERED)

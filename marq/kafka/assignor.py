@@ -100,21 +100,28 @@ def encoded(reads: Reads, holders: Sequence[int] = (), pid: int | None = None, u
     return json.dumps(said, separators=(",", ":")).encode()
 
 
+def parsed(user_data: bytes | None) -> Mapping[str, Any]:
+    """Return a member's user data; empty if they are missing, or not a JSON object."""
+    try:
+        document = json.loads(user_data or b"")
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
 def holders_of(user_data: bytes | None) -> frozenset[int]:
     """Return the holders that a member names; none if the member is older, or if its user data can't be read."""
     try:
-        return (
-            frozenset(int(each, 16) for each in json.loads(user_data).get(_HOLDERS, ())) if user_data else frozenset()
-        )
-    except (ValueError, TypeError, AttributeError):
+        return frozenset(int(each, 16) for each in parsed(user_data).get(_HOLDERS, ()))
+    except (ValueError, TypeError):
         return frozenset()
 
 
 def decoded(user_data: bytes | None, topic: str) -> Partitions:
     """Return the partitions of a topic that a member reads; None (all) if its user data is missing or unreadable."""
     try:
-        said = json.loads(user_data)[_PARTITIONS].get(topic) if user_data else None
-        return None if said is None else tuple(sorted(int(each) for each in said))
+        partitions = parsed(user_data)[_PARTITIONS].get(topic) if user_data else None
+        return None if partitions is None else tuple(sorted(int(each) for each in partitions))
     except (ValueError, KeyError, TypeError, AttributeError):
         log.warning("the subscription of a group member is not understood, assuming all of %s", topic)
         return None

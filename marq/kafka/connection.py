@@ -161,10 +161,11 @@ def _retrieve_outcomes(producer: Any) -> None:
     if producer._txn_manager is not None and producer._txn_manager.wait_for_transaction_end() is not None:
         futures.append(producer._txn_manager.wait_for_transaction_end())
     for future in futures:
-        future.add_done_callback(_retrieve)
+        future.add_done_callback(retrieve)
 
 
-def _retrieve(future: asyncio.Future[Any]) -> None:
+def retrieve(future: asyncio.Future[Any]) -> None:
+    """Retrieve the outcome of a future that no caller awaits."""
     if not future.cancelled():
         future.exception()
 

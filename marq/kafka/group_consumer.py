@@ -37,11 +37,11 @@ from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import GroupLoadInProgressError, KafkaError, UnknownMemberIdError
 from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
+from marq.kafka.protocol import FENCED_INSTANCE_ID
 from marq.wire.errors import ConfigError
 
 log = logging.getLogger("marq")
 
-FENCED_INSTANCE_ID = 82
 #: Seconds between two requests for topics that the broker does not know.
 LOOK_AGAIN_S = 5.0
 #: Seconds between two metadata requests to a broker that does not answer.

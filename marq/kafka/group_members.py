@@ -6,7 +6,6 @@ groups in one answer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 
-from marq.kafka.assignor import holders_of
+from marq.kafka.assignor import holders_of, parsed
 from marq.kafka.protocol import describe_groups
 
 #: Maximum number of groups in one request.
@@ -107,7 +106,7 @@ def _member(
     identity: str, instance_id: str | None, client_id: str, host: str, metadata: bytes, assignment: bytes
 ) -> GroupMember:
     told = _told(metadata)
-    user_data = _user_data(told)
+    user_data = parsed(told)
     pid, url = user_data.get("pid"), user_data.get("url")
     return GroupMember(
         identity,
@@ -128,15 +127,6 @@ def _told(metadata: bytes) -> bytes | None:
     except (ValueError, TypeError, AttributeError):
         return None
     return user_data
-
-
-def _user_data(told: bytes | None) -> Mapping[str, Any]:
-    """Return the user data of a member as an object, empty if they are not a JSON object."""
-    try:
-        user_data = json.loads(told or b"")
-    except ValueError:
-        return {}
-    return user_data if isinstance(user_data, dict) else {}
 
 
 def _assigned(assignment: bytes) -> dict[str, list[int]]:

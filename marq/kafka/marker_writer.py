@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from aiokafka import AIOKafkaProducer
@@ -14,6 +15,20 @@ from marq.kafka.connection import abandon_producer, client_options, started, sto
 from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
+from marq.wire.marker_codec import MAX_TEXT_BYTES, encode
+from marq.wire.markers import (
+    MAX_BATCH_MARKERS,
+    Ack,
+    Cancel,
+    Dispatch,
+    Reject,
+    Release,
+    Renew,
+    Request,
+    Reschedule,
+    spans,
+)
+from marq.wire.markers_partitions import markers_partition
 
 #: Maximum number of bytes that Kafka's framing adds to a batch of one record.
 FRAME_BYTES = 512
@@ -21,6 +36,8 @@ FRAME_BYTES = 512
 #: waits for the records before it.
 LEAST_OF_BATCH = 8
 _STOP_S = 2.0
+#: Fields of a batch with one item for each message.
+_COLUMNS = ("offsets", "delays_ms", "errors", "reasons", "times_ms")
 
 
 class MarkerRecord(NamedTuple):
@@ -28,6 +45,26 @@ class MarkerRecord(NamedTuple):
 
     partition: int
     value: bytes
+
+    @classmethod
+    def of(cls, batch: Request, partitions: int) -> MarkerRecord:
+        """Return the record of a batch; ``partitions`` is the number of partitions of the markers topic."""
+        return cls(markers_partition(*batch.source, partitions), encode(batch))
+
+
+def marker_records(
+    batch: Ack | Cancel | Dispatch | Reject | Release | Renew | Reschedule, partitions: int, limit_bytes: int
+) -> Iterator[MarkerRecord]:
+    """Return the record of a batch without payloads, or several if it does not fit into one of ``limit_bytes``."""
+    count = len(batch.offsets)
+    room_bytes = limit_bytes - FRAME_BYTES - len(batch.queue) - len(batch.source.topic)
+    size = MAX_TEXT_BYTES + 16 if isinstance(batch, Release | Reject) else 12 if isinstance(batch, Reschedule) else 4
+    if count <= MAX_BATCH_MARKERS and count * size <= room_bytes:
+        yield MarkerRecord.of(batch, partitions)
+        return
+    for part in spans([size] * count, room_bytes):
+        columns: dict[str, Any] = {name: getattr(batch, name)[part] for name in _COLUMNS if hasattr(batch, name)}
+        yield MarkerRecord.of(replace(batch, **columns), partitions)
 
 
 class MarkerWriter(Protocol):

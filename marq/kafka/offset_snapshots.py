@@ -88,16 +88,22 @@ class OffsetSnapshot:
         return _text({"version": VERSION, "snapshot": self.id, "served": dict(served), "past": dict(past)})
 
 
+def parsed(metadata: str) -> Mapping[str, Any]:
+    """Return the content of metadata; empty if it is not a JSON object, so that another program has written it."""
+    try:
+        document = json.loads(metadata)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
 def document_of(metadata: str) -> Mapping[str, Any] | None:
     """Return the content of metadata that names a snapshot, None for any other.
 
     Raises UnknownPositions if a newer version has written it.
     """
-    try:
-        document = json.loads(metadata)
-    except ValueError:
-        return None
-    if not isinstance(document, dict) or "version" not in document:
+    document = parsed(metadata)
+    if "version" not in document:
         return None
     if document["version"] != VERSION:
         raise UnknownPositions(

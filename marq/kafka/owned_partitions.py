@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from marq.core.deliveries.dead_letter_records import text_of
 from marq.core.storage import rows
 from marq.core.tracker import Tracker
 from marq.kafka.log_reader import LogReader
@@ -18,7 +19,7 @@ from marq.kafka.records import Row
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import UnknownVersion
-from marq.wire.markers import Headers, Source
+from marq.wire.markers import Source
 from marq.wire.record_headers import record_id
 
 #: Limit for a book's changed rows in memory while markers are folded.
@@ -109,7 +110,7 @@ async def _tables(
             for row in read:
                 _take_row(table, row)
                 if row.key == rows.APPLIED_KEY:
-                    writers[source.partition] = (_owner(row.headers), row.timestamp)
+                    writers[source.partition] = (text_of(row.headers, rows.OWNER_HEADER), row.timestamp)
             scanned += len(read)
         if progress is not None:
             progress(scanned, total)
@@ -131,11 +132,6 @@ def _take_row(table: dict[bytes, bytes], row: Row) -> None:
         table.pop(row.key, None)
     else:
         table[row.key] = rows.encoded_lease(row.value) if row.key.startswith(b"r") else row.value
-
-
-def _owner(headers: Headers) -> str:
-    names = [value for name, value in headers if name == rows.OWNER_HEADER and value is not None]
-    return names[-1].decode("utf-8", "replace") if names else ""
 
 
 def open_counts(owned: Iterable[Owned]) -> dict[str, dict[str, int]]:

@@ -32,6 +32,8 @@ from aiokafka.structs import OffsetAndMetadata
 
 #: The error code of an offset that an open transaction may still move.
 UNSTABLE_OFFSET_COMMIT = 88
+#: The error code for a member whose instance id a later member has taken over.
+FENCED_INSTANCE_ID = 82
 
 Value = TypeVar("Value")
 _Fields = tuple[tuple[str, Any], ...]

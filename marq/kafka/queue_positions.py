@@ -18,7 +18,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from marq.kafka.offset_snapshots import MAX_METADATA_BYTES, OffsetSnapshot, UnknownPositions, document_of, plain
+from marq.kafka.offset_snapshots import MAX_METADATA_BYTES, OffsetSnapshot, UnknownPositions, document_of, parsed, plain
 from marq.kafka.records import Records
 from marq.kafka.served_queues import Serving
 from marq.wire.errors import ConfigError
@@ -76,8 +76,8 @@ class Positions:
         named = document_of(metadata)
         if named is not None:
             return cls._with_behind(_of_snapshot(offset, named, snapshots or {}), named)
+        document = parsed(metadata)
         try:
-            document = json.loads(metadata)
             here, past = list(document["at"]), dict(document["past"])
             by_queue = {**dict.fromkeys(map(str, here), offset), **{str(q): int(p) for q, p in past.items()}}
             return cls._with_behind(by_queue, document)
@@ -216,11 +216,7 @@ def committer(name: str) -> str:
 
 def committed_by(metadata: str) -> str | None:
     """Return the committer in a commit's metadata, None if it has none."""
-    try:
-        document = json.loads(metadata)
-    except ValueError:
-        return None
-    by = document.get(_BY) if isinstance(document, dict) else None
+    by = parsed(metadata).get(_BY)
     return by if isinstance(by, str) else None
 
 
@@ -230,9 +226,9 @@ def is_older(metadata: str, changed_at: int) -> bool:
     Metadata is empty only if a program set the offset, which then counts.
     """
     try:
-        document = json.loads(metadata or f'{{"{_CHANGED_AT}":{changed_at}}}')
-        return int(document.get(_CHANGED_AT, -1)) < changed_at
-    except (ValueError, TypeError, AttributeError):
+        document = parsed(metadata)
+        return bool(metadata) and (not document or int(document.get(_CHANGED_AT, -1)) < changed_at)
+    except (ValueError, TypeError):
         return True
 
 

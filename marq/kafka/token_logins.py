@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from aiokafka.abc import AbstractTokenProvider
 
-from marq.client.threads import harmless
+from marq.client.threads import begun_in_thread
 from marq.settings.client import ClientSettings
 from marq.settings.token_provider import NamedProvider
 
@@ -78,19 +78,8 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]
     def _in_thread(self) -> Future[Any]:
         with self._lock:
             if self._running is None or self._running.done():
-                self._running = Future()
-                # From now on callers that are cancelled do not cancel it.
-                self._running.set_running_or_notify_cancel()
-                threading.Thread(target=self._run, args=[self._running], name="marq-token", daemon=True).start()
+                self._running = begun_in_thread(self._call, "marq-token")
             return self._running
-
-    def _run(self, future: Future[Any]) -> None:
-        try:
-            token = self._call()
-        except BaseException as error:
-            future.set_exception(harmless(error))
-        else:
-            future.set_result(token)
 
 
 _sources: WeakKeyDictionary[NamedProvider, TokenSource] = WeakKeyDictionary()

@@ -33,10 +33,10 @@ from aiokafka.producer.sender import TxnOffsetCommitHandler
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.structs import OffsetAndMetadata
 
-from marq.kafka.connection import abandon_producer, client_options, started, stop_producer
+from marq.kafka.connection import abandon_producer, client_options, retrieve, started, stop_producer
 from marq.kafka.group_reader import GroupCommit, NotCommitted
 from marq.kafka.marker_writer import MarkerRecord, batch_limits
-from marq.kafka.protocol import Generation, HandMade, commit_of_member
+from marq.kafka.protocol import FENCED_INSTANCE_ID, Generation, HandMade, commit_of_member
 from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
@@ -48,13 +48,12 @@ _ABORT_S = 1.0
 #: Pause before the retry of a request that the broker is not ready for, such as while it ends the last transaction.
 _RETRY_MS = 20
 
-_FENCED_INSTANCE_ID = 82
 #: Errors of a group for a client that is not its member in this generation.
 _NOT_MEMBER = {
     UnknownMemberIdError.errno: "UNKNOWN_MEMBER_ID",
     IllegalGenerationError.errno: "ILLEGAL_GENERATION",
     RebalanceInProgressError.errno: "REBALANCE_IN_PROGRESS",
-    _FENCED_INSTANCE_ID: "FENCED_INSTANCE_ID",
+    FENCED_INSTANCE_ID: "FENCED_INSTANCE_ID",
 }
 _ABORTABLE = (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR)
 
@@ -197,7 +196,7 @@ async def _abort(producer: Any, limit_s: float) -> None:
     manager = producer._txn_manager
     if (outcome := manager.wait_for_transaction_end()) is not None:
         # Otherwise asyncio would report the exception of a future that is never awaited.
-        outcome.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+        outcome.add_done_callback(retrieve)
     if manager.state not in _ABORTABLE:
         return
     with suppress(TimeoutError, KafkaError, AssertionError):

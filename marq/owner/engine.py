@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from marq.core.deliveries import redeliveries
 from marq.core.deliveries.schedule_planner import Planner
@@ -29,7 +29,7 @@ from marq.owner.transaction_content import Due, Write
 from marq.wire import record_headers
 from marq.wire.dead_letter_notes import Note
 from marq.wire.errors import UnknownVersion
-from marq.wire.markers import Answer, Batch, Cause, Payload, Resumed, Source
+from marq.wire.markers import Answer, Batch, Cause, Payload, Record, Resumed, Source
 
 #: Limits for folded but unwritten rows and marker bytes, shared evenly by the owners of a process. A pending row takes
 #: up to a kilobyte, with its marker, and twice that while it is being written.
@@ -56,17 +56,6 @@ class Step(Enum):
     RECOVER = 2
     #: Pass the bounds of the markers to :meth:`OwnerEngine.begin`, and read from the position that it returns.
     SEEK = 3
-
-
-class Record(Protocol):
-    """A record of the markers topic."""
-
-    @property
-    def offset(self) -> int: ...
-    @property
-    def timestamp(self) -> int: ...
-    @property
-    def value(self) -> bytes | None: ...
 
 
 class OwnerEngine:

@@ -8,25 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marq.client.delivery_time import When
 from marq.client.message_checks import Header
 from marq.wire.errors import ConfigError
-from marq.wire.names import DEDUPLICATION_ID_HEADER
+from marq.wire.names import DEDUPLICATION_ID_HEADER, utf8
 
 #: Bytes of an id as UTF-8.
 MAX_ID_BYTES = 1_024
-#: The delivery time of a message with an id and without a delay.
-AT_ONCE = When(0, relative=True)
 
 
 def check_id(given: object, name: str = "deduplication_id") -> bytes:
     """Return the bytes of an id; errors call it ``name``. Raises ConfigError."""
     if not isinstance(given, str):
         raise ConfigError(f"{name}: expected an id of type str, not {type(given).__name__}")
-    try:
-        data = given.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{name}: the id can't be encoded as UTF-8: {error.reason}") from error
+    data = utf8(given, f"{name}: the id")
     if not data:
         raise ConfigError(f"{name}: the id is empty; leave it out to send a message without deduplication")
     if len(data) > MAX_ID_BYTES:

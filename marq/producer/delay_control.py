@@ -18,12 +18,12 @@ from marq.backend.cluster import Cluster
 from marq.client.delivery_time import When
 from marq.client.receipt import Receipt
 from marq.kafka.log_reader import MarkersReader
-from marq.kafka.marker_writer import MarkerRecord
+from marq.kafka.marker_writer import MarkerRecord, marker_records
 from marq.kafka.topics import Topics
 from marq.producer.delays import Delays
 from marq.wire.errors import BrokerUnavailable, CorruptMarker, MarqError
-from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import ANY_QUEUE, Answer, Batch, Cancel, Fact, Kind, Outcome, Reschedule, Source
+from marq.wire.marker_codec import decode
+from marq.wire.markers import ANY_QUEUE, Answer, Cancel, Fact, Kind, Outcome, Reschedule, Source
 from marq.wire.markers_partitions import markers_partition
 
 #: How long to wait for an answer before a request is repeated, and before later requests no longer wait for it.
@@ -129,7 +129,9 @@ class DelayControl:
         until_s = self._cluster.now_s() + self._limit_s
         try:
             writer = await self._delays.writer()
-            reader = await self._cluster.markers_reader({self._partition(each.target[0]) for each in requests})
+            count = self._topics.markers_partitions
+            partitions = {markers_partition(*each.target[0], count) for each in requests}
+            reader = await self._cluster.markers_reader(partitions)
             failure = f"no tracker answered within {self._limit_s:g} s: is a worker running (marq worker)?"
             holders = _Holders(secrets.randbits(62) * 2 + 1, secrets.randbits(62) * 2 + 2)
             while (left_s := until_s - self._cluster.now_s()) > 0 and not _all_done(requests):
@@ -168,19 +170,16 @@ class DelayControl:
             when = each.when
             group = (each.receipt.queue, source, when is None, when is not None and when.relative)
             groups.setdefault(group, {})[offset] = 0 if when is None else when.time_ms
-        records = []
+        records: list[MarkerRecord] = []
         for (queue, source, cancelled, relative), times in groups.items():
             offsets = sorted(times)
-            batch: Batch = (
+            batch = (
                 Cancel(queue, holders.cancelling, source, offsets)
                 if cancelled
                 else Reschedule(queue, holders.moving, source, offsets, [times[offset] for offset in offsets], relative)
             )
-            records.append(MarkerRecord(self._partition(source), encode(batch)))
+            records += marker_records(batch, self._topics.markers_partitions, self._topics.markers_limit_bytes)
         return records
-
-    def _partition(self, source: Source) -> int:
-        return markers_partition(*source, self._topics.markers_partitions)
 
 
 def _take(batch: Fact | Answer, pending: dict[tuple[Source, int], list[_Request]], holders: _Holders) -> None:

@@ -23,10 +23,9 @@ from marq.client.receipt import Receipt
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.topics import Topics
 from marq.wire.errors import BrokerUnavailable, MarqError
-from marq.wire.marker_codec import encode
 from marq.wire.markers import Delay as DelayMarker
 from marq.wire.markers import Payload, Source, payload_bytes, spans
-from marq.wire.markers_partitions import deduplicating_partition, markers_partition, source_partition
+from marq.wire.markers_partitions import deduplicating_partition, source_partition
 from marq.wire.names import synthetic_topic
 from marq.wire.payload_columns import Columns, encode_headers
 from marq.wire.record_headers import sequence
@@ -216,7 +215,7 @@ class Delays:
         pieces = list(self._pieces(queue, items))
         for start in range(0, len(pieces), _WINDOW):
             markers = [self._marker(group, items[piece]) for piece in pieces[start : start + _WINDOW]]
-            records = [MarkerRecord(self._partition(each.source), encode(each)) for each in markers]
+            records = [MarkerRecord.of(each, self._topics.markers_partitions) for each in markers]
             written = await writer.write(records, self._limit_s)
             yield [
                 Receipt(queue, *marker.source, number, None if group.where is None else sequence(at, number))
@@ -248,9 +247,6 @@ class Delays:
         numbers, source = range(first, first + len(items)), Source(self._topic, where)
         # The holder is a dummy, because the messages are not in flight.
         return DelayMarker(queue, 1, source, numbers, times, relative, None, payloads)
-
-    def _partition(self, source: Source) -> int:
-        return markers_partition(*source, self._topics.markers_partitions)
 
 
 def _stopped() -> MarqError:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack, overload
 from marq.backend.cluster import Cluster, cluster_of
 from marq.client.codecs import Codec
 from marq.client.current_producer import note_started, note_stopped
-from marq.client.delivery_time import At, Delay, When, when, whens
+from marq.client.delivery_time import AT_ONCE, At, Delay, When, when, whens
 from marq.client.hooks import point
 from marq.client.lifecycle import CodecClient, Lifecycle
 from marq.client.message_checks import Content, Header, Headers, check_headers, check_queues, encode
@@ -20,7 +20,7 @@ from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
 from marq.consumer.decorated import Target
 from marq.consumer.handlers import target_of
 from marq.producer.batches import Batcher, Counts
-from marq.producer.deduplicated_sends import AT_ONCE, check_id, check_ids, with_id
+from marq.producer.deduplicated_sends import check_id, check_ids, with_id
 from marq.producer.delay_control import DelayControl
 from marq.producer.delays import Delays
 from marq.producer.ordered_sending import Lines
@@ -352,7 +352,7 @@ class Producer(CodecClient[Running]):
         """
         if delay is None and at is None:
             raise ConfigError("reschedule(): say when: delay=… (seconds or timedelta) or at=… (datetime)")
-        return await self._ask("reschedule", receipt, when("reschedule()", delay, at) or When(0, relative=True))
+        return await self._ask("reschedule", receipt, when("reschedule()", delay, at) or AT_ONCE)
 
     async def _ask(self, call: str, receipt: One | Several, due: When | None) -> bool | list[bool]:
         control = self._started().delay_control

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from marq.settings.queue import AT_MOST_ONCE, BLOCK, ORDERED_BY_KEY, QueueSettings
 from marq.wire.errors import ConfigError
+from marq.wire.names import utf8
 
 #: Bytes of an ordering key as UTF-8.
 MAX_ORDERING_KEY_BYTES = 1_024
@@ -48,10 +49,7 @@ def ordering_error(settings: QueueSettings) -> OrderingError | None:
 def check_ordering_key(key: object) -> bytes:
     """Return the bytes of an ordering key. Raises ConfigError."""
     if isinstance(key, str):
-        try:
-            data = key.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"ordering_key: the key can't be encoded as UTF-8: {error.reason}") from error
+        data = utf8(key, "ordering_key: the key")
     elif isinstance(key, bytes):
         data = key
     else:

@@ -18,7 +18,7 @@ from zlib import crc32
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Headers, Source
 from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import MAX_HEADER_NAME_BYTES, RESERVED_HEADER, check_queue_name, schedule_topic
+from marq.wire.names import MAX_HEADER_NAME_BYTES, RESERVED_HEADER, check_queue_name, schedule_topic, utf8
 
 #: Layers of one schedule, weakest first: marq.toml, and changes at run time.
 LAYERS = ("schedule-file", "schedule")
@@ -185,8 +185,9 @@ def _zone(value: object) -> None:
 def _value(value: object) -> None:
     if not isinstance(value, str):
         raise ConfigError(f"expected text, not {value!r}")
-    if len(_utf8(value)) > MAX_VALUE_BYTES:
-        raise ConfigError(f"it has {len(_utf8(value))} bytes; at most {MAX_VALUE_BYTES} are allowed")
+    size = len(utf8(value, "it"))
+    if size > MAX_VALUE_BYTES:
+        raise ConfigError(f"it has {size} bytes; at most {MAX_VALUE_BYTES} are allowed")
 
 
 def _headers(value: object) -> None:
@@ -198,17 +199,9 @@ def _headers(value: object) -> None:
         if name.startswith(RESERVED_HEADER):
             raise ConfigError(f"{name}: names beginning with {RESERVED_HEADER!r} are reserved; use another name")
     # The total may not exceed the limit of one name, so no name can exceed it.
-    if len(value) > MAX_HEADERS or sum(len(_utf8(name)) + len(_utf8(text)) for name, text in value.items()) > (
-        MAX_HEADER_NAME_BYTES
-    ):
+    size = sum(len(utf8(name + text, "it")) for name, text in value.items())
+    if len(value) > MAX_HEADERS or size > MAX_HEADER_NAME_BYTES:
         raise ConfigError(f"at most {MAX_HEADERS} headers with {MAX_HEADER_NAME_BYTES} bytes in total are allowed")
-
-
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"it can't be written as UTF-8 ({error.reason})") from error
 
 
 def _switch(value: object) -> None:

@@ -301,23 +301,9 @@ class Tick:
     monotonic_ms: int
 
 
-Batch = (
-    Acquire
-    | Renew
-    | Ack
-    | Release
-    | Reject
-    | Delay
-    | Reschedule
-    | Cancel
-    | Discard
-    | Dispatch
-    | Resume
-    | Fact
-    | Answer
-    | Resumed
-    | Tick
-)
+#: Batches of requests about messages.
+Request = Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Discard | Dispatch | Resume
+Batch = Request | Fact | Answer | Resumed | Tick
 
 
 def kind_of(batch: Batch) -> Kind:

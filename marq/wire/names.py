@@ -228,15 +228,20 @@ def check_topic_name(name: object) -> str:
     return name
 
 
+def utf8(text: str, what: str) -> bytes:
+    """Return the bytes of a text, which errors call ``what``. Raises ConfigError."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{what} can't be encoded as UTF-8: {error.reason}") from error
+
+
 def _check_name(noun: str, name: object) -> str:
     if not isinstance(name, str):
         raise ConfigError(f"a {noun}'s name is text (str), not {type(name).__name__}: {name!r}")
     if not name:
         raise ConfigError(f"a {noun}'s name must not be empty")
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{noun} {name!r}: the name can't be written as UTF-8 ({error.reason})") from error
+    size = len(utf8(name, f"{noun} {name!r}: the name"))
     if size > MAX_QUEUE_NAME_BYTES:
         raise ConfigError(
             f"{noun} {name[:40]!r}…: the name has {size} bytes, at most {MAX_QUEUE_NAME_BYTES} are allowed"

@@ -71,6 +71,15 @@ def deliver_at_ms(timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]]
     return min(max(0, timestamp_ms) + delay_ms, MAX_TIME_MS) if delay_ms else NOW
 
 
+def last_value(headers: Iterable[tuple[str, bytes | None]], wanted: str) -> bytes | None:
+    """Return the value of a header, the last one of several; None if there is none."""
+    last = None
+    for name, value in headers:
+        if name == wanted:
+            last = value
+    return last
+
+
 def has_invalid_deliver_at(headers: Iterable[tuple[str, bytes | None]]) -> bool:
     """Return whether a message has an unreadable ``marq-deliver-at``, and so is delivered immediately."""
     values = [value for name, value in headers if name == DELIVER_AT_HEADER]
@@ -84,29 +93,22 @@ def is_redelivery(headers: Iterable[tuple[str, bytes | None]]) -> bool:
 
 def ordering_key(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
     """Return the ordering key of a record of the messages topic, or None."""
-    values = [value for name, value in headers if name == ORDERING_KEY_HEADER]
-    return (values[-1] or None) if values else None
+    return last_value(headers, ORDERING_KEY_HEADER) or None
 
 
 def deduplication_id(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
     """Return the deduplication id of a message, or None."""
-    values = [value for name, value in headers if name == DEDUPLICATION_ID_HEADER]
-    return (values[-1] or None) if values else None
+    return last_value(headers, DEDUPLICATION_ID_HEADER) or None
 
 
 def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:
     """Return how many consecutive releases of a message did not count."""
-    return _last_number(headers, UNCOUNTED_HEADER)
+    return _number(last_value(headers, UNCOUNTED_HEADER), 0)
 
 
 def first_received_ms(headers: Iterable[tuple[str, bytes | None]]) -> int:
     """Return when a redelivered message was first received, 0 if that is unknown."""
-    return _last_number(headers, FIRST_RECEIVED_HEADER)
-
-
-def _last_number(headers: Iterable[tuple[str, bytes | None]], wanted: str) -> int:
-    values = [value for name, value in headers if name == wanted]
-    return _number(values[-1], 0) if values else 0
+    return _number(last_value(headers, FIRST_RECEIVED_HEADER), 0)
 
 
 def _time_ms(value: bytes | None) -> int:

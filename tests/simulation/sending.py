@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from marq.consumer import ack_batcher, acquisition, at_most_once, receiver, renewal, resume_questions
+from marq.consumer import receiver
+from marq.kafka import marker_writer
 from marq.kafka.marker_writer import MarkerRecord
 from marq.wire import marker_codec
 from marq.wire.errors import BrokerUnavailable
@@ -52,16 +53,13 @@ def _encode(batch: Batch) -> Encoded:
 def simulated_modules() -> Iterator[None]:
     """Let the shipped modules encode so that records keep their batches, and log nothing."""
     log = receiver.log
-    modules = (ack_batcher, acquisition, at_most_once, resume_questions, renewal)
     disabled, log.disabled = log.disabled, True
-    for module in modules:
-        vars(module)["encode"] = _encode
+    vars(marker_writer)["encode"] = _encode
     try:
         yield
     finally:
         log.disabled = disabled
-        for module in modules:
-            vars(module)["encode"] = marker_codec.encode
+        vars(marker_writer)["encode"] = marker_codec.encode
 
 
 def _chances(faults: Faults, batch: Batch) -> tuple[float, float, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from marq.admin import purge as purging
 from marq.admin.purge_extent import Extent, extent_now
-from marq.backend.cluster import cluster_of
+from marq.backend.cluster import cluster_of, marker_writer
 from marq.client.receipt import Receipt
 from marq.dead_letters.dead_letters import DeadLetters, Deleted
 from marq.dead_letters.filters import Filters
@@ -19,13 +19,10 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import MarqError
-from marq.wire.marker_codec import encode
 from marq.wire.markers import ANY_QUEUE, Release, Source
-from marq.wire.markers_partitions import markers_partition
 from marq_worker.agents.message_listing import can_be_released
 from marq_worker.app.web.dashboard.tasks import Reached
 
-_STOP_S = 2.0
 #: The error that the next consumer of a released message sees.
 RELEASED_BY_OPERATOR = "released by an operator"
 
@@ -154,18 +151,10 @@ class Actor:
         return Deleted(meant, meant, purged.total, purged.too_late)
 
     async def _write(self, batches: Sequence[Release]) -> None:
-        cluster = cluster_of(self._client)
-        topics = await cluster.topics()
-        writer = cluster.writer(topics)
-        await writer.start()
-        try:
-            records = [
-                MarkerRecord(markers_partition(*batch.source, topics.markers_partitions), encode(batch))
-                for batch in batches
-            ]
+        topics = await cluster_of(self._client).topics()
+        async with marker_writer(self._client, topics) as writer:
+            records = [MarkerRecord.of(batch, topics.markers_partitions) for batch in batches]
             await writer.write(records, self._client.request_timeout_ms / 1000)
-        finally:
-            await writer.stop(_STOP_S)
 
     async def snapshot(self) -> Snapshot:
         """Return which dead letters exist now."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from marq.client.dead_letter import DeadLetter
 from marq.client.lifecycle import to_its_end
-from marq.core.deliveries.error_kinds import kind_of
+from marq.core.deliveries.dead_letter_records import kind_of
 from marq.dead_letters.filters import DeadLetterFilter, Filters
 from marq.dead_letters.log import DeadLetterLog, dead_letter_log
 from marq.dead_letters.selection import Group, Spot, Survey, dead_letters_at

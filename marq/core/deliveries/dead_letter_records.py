@@ -7,6 +7,7 @@ markers again at any time, without effect.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from marq.wire.names import (
     UNCOUNTED_HEADER,
     check_queue_name,
 )
+from marq.wire.record_headers import last_value
 
 #: Headers of earlier deliveries and of their end; a redriven message starts without them.
 _DEATH_HEADERS = frozenset(
@@ -40,6 +42,10 @@ _DEATH_HEADERS = frozenset(
 _HEAD_BYTES = 1_024
 #: Maximum number of dead letters in one batch, which limits how much a tracker writes at once.
 MAX_BATCH_LETTERS = 1_000
+#: Parts that differ between errors of the same kind: numbers, also within words, and long hexadecimal ones.
+_VARIES = re.compile(r"\b(?=[a-f\-]*\d)[\da-f\-]{8,}\b|\d+(?:\.\d+)*", re.IGNORECASE)
+#: Maximum characters of an error kind; the rest varies too much to help.
+MAX_KIND = 200
 
 
 class DeadLetterRecord(Record, Protocol):
@@ -60,8 +66,17 @@ def queue_of(record: DeadLetterRecord) -> str | None:
 
 def text_of(headers: Headers, name: str) -> str:
     """Return a header as text, the last one of several; empty if there is none."""
-    values = [value for header, value in headers if header == name]
-    return ((values[-1] if values else None) or b"").decode("utf-8", "replace")
+    return (last_value(headers, name) or b"").decode("utf-8", "replace")
+
+
+def kind_of(record: DeadLetterRecord) -> str:
+    """Return the kind of a dead letter's error: its first line, or else that of the reason, with N for parts that vary.
+
+    Errors that differ only in numbers have the same kind.
+    """
+    text = text_of(record.headers, ERROR_HEADER) or text_of(record.headers, REASON_HEADER)
+    first = text.strip().partition("\n")[0][: 4 * MAX_KIND]
+    return _VARIES.sub("N", first)[:MAX_KIND].strip()
 
 
 def dead_lettered_at_ms(record: DeadLetterRecord) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
-from marq.core.storage.histogram import buckets
 from marq.core.storage.rows import LeaseRow
 from marq.wire.markers import Ack
 
@@ -69,6 +68,18 @@ def samples(batch: Ack, leases: Mapping[int, LeaseRow]) -> Iterator[tuple[LeaseR
         lease = leases.get(offsets[place])
         if lease is not None:
             yield lease, min(step, len(offsets) - place)
+
+
+def buckets(bounds_ms: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """Return each bucket's upper bound in seconds with its cumulative count; the last bound is +Inf.
+
+    ``counts`` has one count for each bound, and one for values above all of them.
+    """
+    count = 0
+    for bound_ms, each in zip(bounds_ms, counts, strict=False):
+        count += each
+        yield str(bound_ms / 1000), count
+    yield "+Inf", count + counts[-1]
 
 
 def add_counts(answers: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, list[int]]:

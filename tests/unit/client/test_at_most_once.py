@@ -19,7 +19,7 @@ from marq.consumer.at_most_once import dispatched
 from marq.consumer.message import Message
 from marq.kafka.marker_writer import MarkerRecord
 from marq.settings.queue import AT_LEAST_ONCE, AT_MOST_ONCE, QueueSettings
-from marq.wire.markers import Acquire, Dispatch, Release, Source
+from marq.wire.markers import MAX_BATCH_MARKERS, Acquire, Dispatch, Release, Source
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 
 P0 = Source("t", 0)
@@ -236,6 +236,16 @@ async def test_a_dispatch_that_is_not_known_to_be_durable_is_repeated(rig: Rig) 
 
     assert await call == messages
     assert dispatches(rig) == [[0], [0]]
+
+
+async def test_more_messages_than_fit_into_a_marker_are_dispatched_with_several(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(queue=lambda _: QueueSettings(delivery=AT_MOST_ONCE), max_in_flight=MAX_BATCH_MARKERS + 1)
+    rig.add(MAX_BATCH_MARKERS + 1)
+
+    messages = await dispatched(await rig.take(MAX_BATCH_MARKERS + 1))
+
+    assert len(messages) == MAX_BATCH_MARKERS + 1
+    assert sorted(map(len, dispatches(rig))) == [1, MAX_BATCH_MARKERS]
 
 
 class BrokenWriter:

@@ -9,11 +9,10 @@ from typing import Any, cast
 import pytest
 
 from marq.backend.cluster import Cluster
-from marq.client.delivery_time import When
+from marq.client.delivery_time import AT_ONCE, When
 from marq.client.receipt import Receipt
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.topics import Topics
-from marq.producer.deduplicated_sends import AT_ONCE
 from marq.producer.delays import Delays
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import decode

@@ -14,7 +14,19 @@ from marq.kafka.marker_writer import MarkerRecord
 from marq.producer.delay_control import DelayControl
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import ANY_QUEUE, Answer, Batch, Cancel, Cause, Fact, Kind, Outcome, Reschedule, Source
+from marq.wire.markers import (
+    ANY_QUEUE,
+    MAX_BATCH_MARKERS,
+    Answer,
+    Batch,
+    Cancel,
+    Cause,
+    Fact,
+    Kind,
+    Outcome,
+    Reschedule,
+    Source,
+)
 from marq.wire.markers_partitions import markers_partition
 
 PLACE = Source("orders", 3)
@@ -73,10 +85,14 @@ def answer(request: Cancel | Reschedule, outcome: Outcome, queue: str | None = N
     return Answer(request.queue if queue is None else queue, request.holder, PLACE, [5], [outcome])
 
 
+def topics(markers_partitions: int) -> SimpleNamespace:
+    return SimpleNamespace(markers_partitions=markers_partitions, markers_limit_bytes=1_114_124)
+
+
 async def asked(queue: str, when: When | None, script: Script) -> tuple[bool, int]:
     """Return what a request was told, and how often it was written."""
     log = Log(script)
-    control = DelayControl(log, SimpleNamespace(markers_partitions=1), log, 5.0)  # type: ignore[arg-type]
+    control = DelayControl(log, topics(1), log, 5.0)  # type: ignore[arg-type]
     [in_time] = await control.ask([Receipt(queue, *PLACE, 5)], when)
     return in_time, log.requests
 
@@ -155,11 +171,24 @@ class Reader(Log):
         return [await self._next.get()]
 
 
+@pytest.mark.parametrize("when", [None, LATER])
+async def test_more_messages_than_fit_into_a_marker_are_requested_with_several(when: When | None) -> None:
+    def done(request: Cancel | Reschedule) -> list[Batch]:
+        return [Answer(request.queue, request.holder, PLACE, request.offsets, [Outcome.DONE] * len(request.offsets))]
+
+    log = Log(done)
+    control = DelayControl(log, topics(1), log, 5.0)  # type: ignore[arg-type]
+
+    in_time = await control.ask([Receipt("q", *PLACE, offset) for offset in range(MAX_BATCH_MARKERS + 1)], when)
+
+    assert (set(in_time), len(in_time), log.requests) == ({True}, MAX_BATCH_MARKERS + 1, 2)
+
+
 async def test_a_tracker_that_does_not_answer_holds_up_no_later_requests() -> None:
     sources = {markers_partition("orders", number, 2): Source("orders", number) for number in range(10)}
     silent, other = (Receipt("emails", *sources[partition], 5) for partition in (0, 1))
     log = Partitions(silent=0)
-    control = DelayControl(log, SimpleNamespace(markers_partitions=2), log, 1e6)  # type: ignore[arg-type]
+    control = DelayControl(log, topics(2), log, 1e6)  # type: ignore[arg-type]
 
     async with asyncio.timeout(LIMIT_S):
         first = asyncio.create_task(control.ask([silent], None))
@@ -182,7 +211,7 @@ async def test_a_tracker_that_does_not_answer_holds_up_no_later_requests() -> No
 
 async def test_a_stop_ends_requests_that_have_not_been_written() -> None:
     log = Partitions(silent=0)
-    control = DelayControl(log, SimpleNamespace(markers_partitions=1), log, 1e6)  # type: ignore[arg-type]
+    control = DelayControl(log, topics(1), log, 1e6)  # type: ignore[arg-type]
     asking = asyncio.create_task(control.ask([Receipt("emails", *PLACE, 5)], None))
     await asyncio.sleep(0)
 

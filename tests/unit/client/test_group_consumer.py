@@ -15,7 +15,8 @@ from aiokafka.protocol.group import JoinGroupRequest, LeaveGroupRequest, SyncGro
 
 from marq.kafka import group_consumer
 from marq.kafka.assignor import SpreadAssignor
-from marq.kafka.group_consumer import FENCED_INSTANCE_ID, Coordinator
+from marq.kafka.group_consumer import Coordinator
+from marq.kafka.protocol import FENCED_INSTANCE_ID
 
 #: The answer of an unavailable broker.
 AWAY = None

@@ -75,7 +75,10 @@ def test_a_name_that_is_too_long_is_dropped_even_if_all_records_have_only_this_h
     assert records.with_fitting_headers().headers is None
 
 
-@given(st.lists(one_header | st.just([("tenant", b"a"), (KEY, b"k")]), max_size=6))
+two_keys = st.just([(KEY, b"a"), (KEY, b"b")])
+
+
+@given(st.lists(one_header | st.just([("tenant", b"a"), (KEY, b"k")]) | two_keys, max_size=6))
 def test_the_keys_of_lines(rows: list[Headers]) -> None:
     records = Records.of([FakeRecord(offset, headers=headers) for offset, headers in enumerate(rows)])
 

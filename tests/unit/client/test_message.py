@@ -128,6 +128,8 @@ async def test_an_unhandled_decode_error_names_its_message(make_rig) -> None:
         (True, b"q", [], b"q"),
         (False, b"q", [("marq-key", b"customer 5")], b"customer 5"),
         (False, b"q", [("marq-key", None)], None),
+        (True, b"q", [("marq-key", None)], None),
+        (False, b"q", [("marq-key", b"first"), ("marq-key", b"last")], b"last"),
         (False, b"q", [("marq-id", b"x"), ("key", b"y")], None),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any, Self
 import pytest
 
 from marq.admin import purge as purging
+from marq.backend import cluster
 from marq.client.receipt import Receipt
 from marq.core.lease_book import LeaseBook
 from marq.core.storage.rows import State
@@ -132,7 +133,7 @@ def namespace(monkeypatch: pytest.MonkeyPatch) -> Namespace:
     monkeypatch.setattr(purging, "PAUSE_KNOWN_S", 0)
     monkeypatch.setattr(purging, "LogReader", lambda settings, committed: namespace)
     monkeypatch.setattr(purging, "Inspector", lambda settings, definitions: namespace)
-    monkeypatch.setattr(purging, "cluster_of", lambda settings: SimpleNamespace(writer=lambda topics: namespace))
+    monkeypatch.setattr(cluster, "cluster_of", lambda settings: SimpleNamespace(writer=lambda topics: namespace))
     return namespace
 
 

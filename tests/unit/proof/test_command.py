@@ -108,6 +108,13 @@ def test_an_acquire_names_what_it_keeps_as_the_record_does() -> None:
     assert marker["holder"] == "8000000000000001"
 
 
+def test_the_last_of_several_ordering_keys_counts() -> None:
+    keys = (("marq-ordering-key", b"a"), ("marq-ordering-key", b"b"))
+    lines = [history.record("t/1", 5, 1, "q", b"q", b"v", headers)["line"] for headers in (keys, keys[1:], keys[:1])]
+
+    assert lines[0] == lines[1] != lines[2]
+
+
 def test_an_unreadable_marker_is_identified_by_its_content() -> None:
     assert history.marker("m/0", 0, 1, None, b"???")["content"] == history.digest(b"???")
     assert history.marker("m/0", 0, 1, Tick(1, 2), b"...").keys() >= {"holder", "monotonic_ms"}
