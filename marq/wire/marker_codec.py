@@ -100,20 +100,6 @@ class _Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lease:
-    """The length of the lease of all messages."""
-
-    name: str = "lease_ms"
-
-    def write(self, batch: Any, parts: list[bytes]) -> int:
-        parts.append(_U32.pack(batch.lease_ms))
-        return 0
-
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> int:
-        return reader.number(_U32)
-
-
-@dataclass(frozen=True, slots=True)
 class _Number:
     """A number of the batch."""
 
@@ -247,14 +233,14 @@ LAYOUTS: dict[int, tuple[Callable[..., Batch], tuple[_Field, ...]]] = {
     Kind.ACQUIRE: (
         Acquire,
         (
-            _Lease(),
+            _Number("lease_ms", _U32),
             _FromOffset(least=0),
             _Flag("in_order", IN_ORDER, True),
             _Numbers("dues_ms", "q", least=NOW, flag=DUES),
             _Payloads(),
         ),
     ),
-    Kind.RENEW: (Renew, (_Lease(),)),
+    Kind.RENEW: (Renew, (_Number("lease_ms", _U32),)),
     Kind.ACK: (Ack, ()),
     Kind.RELEASE: (
         Release,
@@ -269,7 +255,7 @@ LAYOUTS: dict[int, tuple[Callable[..., Batch], tuple[_Field, ...]]] = {
     Kind.RESCHEDULE: (Reschedule, _RELATIVE_TIMES),
     Kind.CANCEL: (Cancel, ()),
     Kind.DISCARD: (Discard, ()),
-    Kind.DISPATCH: (Dispatch, (_Lease(),)),
+    Kind.DISPATCH: (Dispatch, (_Number("lease_ms", _U32),)),
     Kind.RESUME: (Resume, (_Flag("onwards", ONWARDS, True),)),
     **{kind: (partial(Fact, kind), (_Numbers("attempts", "I"), _Numbers("causes", "B"))) for kind in FACTS},
     Kind.ANSWERED: (Answer, (_Numbers("outcomes", "B"),)),
