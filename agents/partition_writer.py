@@ -16,7 +16,6 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import MessageSizeTooLargeError, RecordListTooLargeError, UnknownTopicOrPartitionError
 
 from marq.core.deliveries import redeliveries
-from marq.core.deliveries.redeliveries import Redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage import rows
 from marq.kafka.connection import stop_producer
@@ -26,7 +25,7 @@ from marq.settings.ordering_keys import partition_of
 from marq.wire import dead_letter_notes
 from marq.wire.dead_letter_notes import Note
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Payload
+from marq.wire.markers import Headers, Payload
 from marq.wire.record_headers import ordering_key
 from marq_worker.agents.owner_context import OwnerContext
 
@@ -39,44 +38,30 @@ TICK_SECONDS = 3.0
 STOP_PRODUCER_SECONDS = 1.0
 
 
-#: Upper bounds of what Kafka's format adds to a record and to each of its headers.
-_RECORD_BYTES, _HEADER_BYTES = 32, 10
+class RecordBatches:
+    """Batches of one transaction's records in a topic, by partition."""
 
-
-class CopyBatches:
-    """Batches of one transaction's redeliveries by partition, each within the topic's size limit."""
-
-    def __init__(self, producer: AIOKafkaProducer, topic: str, limit_bytes: int) -> None:
+    def __init__(self, producer: AIOKafkaProducer, topic: str) -> None:
         self._producer = producer
         self._topic = topic
-        self._limit_bytes = limit_bytes
         self._open: dict[int, Any] = {}
         self._full: list[tuple[int, Any]] = []
 
-    def add(self, partition: int, copy: Redelivery, at_ms: int) -> None:
-        """Add a copy to its partition's batch; an empty batch takes a copy of any size."""
+    def add(self, partition: int, key: bytes | None, value: bytes | None, headers: Headers, at_ms: int) -> None:
+        """Add a record to its partition's batch; an empty batch takes a record of any size."""
+        record = {"timestamp": at_ms, "key": key, "value": value, "headers": headers}
         batch = self._open.get(partition)
-        if batch is not None and batch.size() + _size_bytes(copy) <= self._limit_bytes and _put(batch, copy, at_ms):
+        if batch is not None and batch.append(**record) is not None:
             return
         if batch is not None:
             self._full.append((partition, batch))
         self._open[partition] = batch = self._producer.create_batch()
-        _put(batch, copy, at_ms)
+        batch.append(**record)
 
     async def send(self) -> list[Any]:
         """Send all batches; return a future for each."""
         batches = [*self._full, *self._open.items()]
         return [await self._producer.send_batch(batch, self._topic, partition=where) for where, batch in batches]
-
-
-def _put(batch: Any, copy: Redelivery, at_ms: int) -> bool:
-    """Append a copy; return whether there was room."""
-    return batch.append(timestamp=at_ms, key=copy.key, value=copy.value, headers=copy.headers) is not None
-
-
-def _size_bytes(copy: Redelivery) -> int:
-    headers = sum(len(name.encode()) + len(value or b"") + _HEADER_BYTES for name, value in copy.headers)
-    return len(copy.key or b"") + len(copy.value or b"") + headers + _RECORD_BYTES
 
 
 @dataclass
@@ -103,7 +88,7 @@ class PartitionWriter:
                 transactional_id=self.context.names.transactional_id(self.partition),
                 transaction_timeout_ms=int(TRANSACTION_SECONDS * 1000),
                 linger_ms=0,
-                # All other topics take batches that are larger than those of the messages topic.
+                # Limits batches too. All other topics take batches that are larger than those of the messages topic.
                 max_batch_size=min(1 << 20, self.context.max_message_bytes),
                 max_request_size=self.context.max_message_bytes * 2 + (1 << 20),
                 **self.context.client,
@@ -175,7 +160,7 @@ class PartitionWriter:
 
     async def _send_copies(self, producer: AIOKafkaProducer, write: Write) -> list[Any]:
         """Send redeliveries to the messages topic in batches, which cost far less than single sends."""
-        batches = CopyBatches(producer, self.context.names.messages, self.context.max_message_bytes)
+        batches = RecordBatches(producer, self.context.names.messages)
         sends = []
         for fire, payload in write.due:
             if fire.destination is not Destination.NOWHERE:
@@ -183,7 +168,7 @@ class PartitionWriter:
         return sends + await batches.send()
 
     async def _send_copy(
-        self, producer: AIOKafkaProducer, write: Write, fire: DueAction, payload: Payload, batches: CopyBatches
+        self, producer: AIOKafkaProducer, write: Write, fire: DueAction, payload: Payload, batches: RecordBatches
     ) -> list[Any]:
         names, queue = self.context.names, fire.lease.queue
         copy = redeliveries.redelivery(
@@ -196,8 +181,8 @@ class PartitionWriter:
         if copy.destination is Destination.DEAD_LETTERS:
             options = {"headers": copy.headers, "timestamp_ms": write.appended_ms}
             return [await producer.send(names.dead_letters, copy.value, copy.key, **options)]
-        key = ordering_key(copy.headers)
-        batches.add(await self._partition(producer, queue, key), copy, write.appended_ms)
+        partition = await self._partition(producer, queue, ordering_key(copy.headers))
+        batches.add(partition, copy.key, copy.value, copy.headers, write.appended_ms)
         return []
 
     async def _partition(self, producer: AIOKafkaProducer, queue: str, key: bytes | None) -> int:
@@ -221,18 +206,10 @@ class PartitionWriter:
     async def _send_rows(
         self, producer: AIOKafkaProducer, changes: Mapping[bytes, bytes | None], at_ms: int
     ) -> list[Any]:
-        topic, sends = self._changelog, []
-        batch = producer.create_batch()
+        batches = RecordBatches(producer, self._changelog)
         for key, value in changes.items():
-            headers = self._owner if key == rows.APPLIED_KEY else []
-            if batch.append(key=key, value=value, timestamp=at_ms, headers=headers) is None:
-                sends.append(await producer.send_batch(batch, topic, partition=self.partition))
-                batch = producer.create_batch()
-                # An empty batch takes a row of any size.
-                batch.append(key=key, value=value, timestamp=at_ms, headers=headers)
-        if batch.record_count():
-            sends.append(await producer.send_batch(batch, topic, partition=self.partition))
-        return sends
+            batches.add(self.partition, key, value, self._owner if key == rows.APPLIED_KEY else [], at_ms)
+        return await batches.send()
 
     async def _send_notes(self, producer: AIOKafkaProducer, written: Sequence[Note], at_ms: int) -> list[Any]:
         """Record the outcome of dead letters in their topic, in the same transaction as the rows."""
