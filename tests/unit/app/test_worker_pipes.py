@@ -22,13 +22,16 @@ async def test_a_report_is_told_when_it_is_new_until_the_writer_ends() -> None:
     listening = asyncio.create_task(listen())
     for state in ("closed", "closed", "open"):
         reporter.tell({"breakers": {"emails": state}})
-    reporter.tell({"breakers": {"x" * 5_000: "open"}})
+    # A process that dies may have written a part of a report.
+    os.write(writing, b'{"breakers"')
     os.close(writing)
     async with asyncio.timeout(60):
         await listening
 
-    # If it is too long, only the sign of life counts.
-    assert read == [{"breakers": {"emails": "closed"}}, {"breakers": {"emails": "open"}}, {}]
+    assert [report for report in read if report] == [
+        {"breakers": {"emails": "closed"}},
+        {"breakers": {"emails": "open"}},
+    ]
 
 
 async def test_the_breakers_of_many_queues_are_reported_completely(monkeypatch: pytest.MonkeyPatch) -> None:
