@@ -14,7 +14,6 @@ from typing import Any
 from marq.queues.queues import Queues
 from marq.settings.combinations import check_combinations, check_topic
 from marq.settings.definitions import DEFAULTS_KEY, Definitions, layer_key
-from marq.settings.schedule_definitions import schedule_key
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
 from marq_worker.config.queues import FILE_LAYER, QueuesFile
@@ -50,10 +49,10 @@ def differences(definitions: Definitions, file: QueuesFile) -> dict[bytes, Mappi
     schedules = definitions.schedules
     for name in schedules.names():
         if name not in file.schedules and schedules.layer(FILE_LAYER, name) is not None:
-            layers[schedule_key(FILE_LAYER, name)] = None
+            layers[layer_key(FILE_LAYER, name)] = None
     for name, document in file.schedules.items():
         if schedules.layer(FILE_LAYER, name) != document:
-            layers[schedule_key(FILE_LAYER, name)] = document
+            layers[layer_key(FILE_LAYER, name)] = document
     if definitions.defaults != file.defaults:
         layers[DEFAULTS_KEY] = file.defaults or None
     return layers

@@ -20,7 +20,7 @@ from marq.settings.cron import check_times
 from marq.settings.definitions import DEFAULTS_KEY, Definitions, layer_key
 from marq.settings.queue import check_defaults, check_document
 from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
-from marq.settings.schedule_definitions import check_schedule, check_schedule_name, schedule_key, schedule_of
+from marq.settings.schedule_definitions import check_schedule, check_schedule_name, schedule_of
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
 from marq_worker.config.settings import PROJECT_FILE
@@ -53,7 +53,7 @@ class QueuesFile:
         for name, document in self.queues.items():
             definitions.fold(layer_key("file", name), document)
         for name, document in self.schedules.items():
-            definitions.fold(schedule_key(FILE_LAYER, name), document)
+            definitions.fold(layer_key(FILE_LAYER, name), document)
         return definitions
 
 

@@ -10,14 +10,13 @@ from marq.client.lifecycle import Client
 from marq.queues.queues import Queues
 from marq.settings.client import ClientOptions
 from marq.settings.cron import check_times
-from marq.settings.definitions import Definitions
+from marq.settings.definitions import Definitions, layer_key
 from marq.settings.hints import refuse
 from marq.settings.schedule_definitions import (
     LAYERS,
     Schedule,
     check_schedule,
     check_schedule_name,
-    schedule_key,
     schedule_of,
 )
 from marq.wire.errors import ConfigError
@@ -126,7 +125,7 @@ class Schedules(Client):
         there = self._layer(self._started().definitions, _CHANGE, name) is not None
         await self._started().merge(
             f"schedule {name!r}",
-            schedule_key(_CHANGE, check_schedule_name(name)),
+            layer_key(_CHANGE, check_schedule_name(name)),
             lambda definitions: self._layer(definitions, _CHANGE, name),
             lambda former: {},
         )
@@ -145,7 +144,7 @@ class Schedules(Client):
 
         await self._started().merge(
             f"schedule {name!r}",
-            schedule_key(_CHANGE, name),
+            layer_key(_CHANGE, name),
             lambda definitions: self._layer(definitions, _CHANGE, name),
             merged,
         )

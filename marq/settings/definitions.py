@@ -52,9 +52,9 @@ _RECORDS = (_PLACEMENT, _PURGE, _START, _QUARANTINE, _CONFIRMED, _SQS, _SQS_TASK
 CHECK_KEY = b"check"
 
 
-def layer_key(layer: str, queue: str) -> bytes:
-    """Return the key of a queue's layer in the queues topic."""
-    return f"{layer}:{queue}".encode()
+def layer_key(layer: str, name: str) -> bytes:
+    """Return the key of a queue's or a schedule's layer in the queues topic."""
+    return f"{layer}:{name}".encode()
 
 
 def placement_key(queue: str) -> bytes:

@@ -110,7 +110,7 @@ Check = Callable[[str, object], None]
 
 def check_document(document: object, place: str) -> dict[str, Any]:
     """Return a copy of a queue's document. Raises ConfigError with ``place`` and key."""
-    return _check_table(place, document, CHECKS)
+    return check_table(place, document, CHECKS)
 
 
 def check_defaults(document: object, place: str) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def _count_or(most: int, word: str, noun: str = "whole number") -> Check:
     return check
 
 
-def _switch(name: str, value: object) -> None:
+def switch(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ConfigError(f"{name}: expected true or false, not {value!r}")
 
@@ -284,7 +284,7 @@ def _backoff_said(name: str, value: object) -> None:
             f"{name}: expected a table like {{ base = 1, factor = 2, max = 600 }}, or a list of seconds like"
             f" [1, 5, 60], not {value!r}"
         )
-    _check_table(name, value, _BACKOFF, separator=".")
+    check_table(name, value, _BACKOFF, separator=".")
     others = sorted(value.keys() - {"delays", "jitter"})
     if "delays" in value and others:
         raise ConfigError(f"{name}: delays and {', '.join(others)}: use either a list of delays or a computed backoff")
@@ -317,12 +317,12 @@ def _breaker_said(name: str, value: object) -> None:
         raise ConfigError(
             f"{name}: expected false or a table like {{ failure_rate = 0.5, reset_timeout = 30 }}, not {value!r}"
         )
-    _check_table(name, value, _BREAKER, separator=".")
+    check_table(name, value, _BREAKER, separator=".")
 
 
 def _paused(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        _named(pause_end_ms)(name, value)
+        named(pause_end_ms)(name, value)
 
 
 def _either(one: str, other: str) -> Check:
@@ -338,7 +338,7 @@ def _handler(name: str, value: object) -> None:
         raise ConfigError(f"{name}: expected 'module:function', not {value!r}")
 
 
-def _named(rule: Callable[[object], object]) -> Check:
+def named(rule: Callable[[object], object]) -> Check:
     def check(name: str, value: object) -> None:
         try:
             rule(value)
@@ -348,7 +348,7 @@ def _named(rule: Callable[[object], object]) -> Check:
     return check
 
 
-def _check_table(place: str, table: object, checks: Mapping[str, Check], separator: str = ": ") -> dict[str, Any]:
+def check_table(place: str, table: object, checks: Mapping[str, Check], separator: str = ": ") -> dict[str, Any]:
     if not isinstance(table, Mapping):
         raise ConfigError(f"{place}: expected a table of settings, not {table!r}")
     for key, value in table.items():
@@ -364,7 +364,7 @@ _BACKOFF: Mapping[str, Check] = {
     "base": _SECONDS,
     "factor": _number(1, MAX_FACTOR),
     "max": _SECONDS,
-    "jitter": _switch,
+    "jitter": switch,
     "delays": _delays,
 }
 _BREAKER: Mapping[str, Check] = {
@@ -378,14 +378,14 @@ CHECKS: Mapping[str, Check] = {
     "max_lease": _number(0, MAX_LEASE_SECONDS, unit=" of seconds", above=True),
     "max_attempts": _count_or(MAX_ATTEMPTS, UNLIMITED),
     "backoff": _backoff_said,
-    "dead_letter": _switch,
-    "group": _named(check_group_name),
-    "topic": _named(check_topic_name),
+    "dead_letter": switch,
+    "group": named(check_group_name),
+    "topic": named(check_topic_name),
     "handler": _handler,
     "concurrency": _count(MAX_CONCURRENCY),
     "delay": _SECONDS,
     "delivery": _either(AT_LEAST_ONCE, AT_MOST_ONCE),
-    "transactional": _switch,
+    "transactional": switch,
     "errors": _errors,
     "breaker": _breaker_said,
     "partitions": _count_or(MAX_SPREAD, ALL, "number of partitions"),

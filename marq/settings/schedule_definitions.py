@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
-from zlib import crc32
 
+from marq.settings.queue import Check, check_table, named, switch
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Headers, Source
-from marq.wire.markers_partitions import markers_partition
+from marq.wire.markers_partitions import markers_partition, source_partition
 from marq.wire.names import MAX_HEADER_NAME_BYTES, RESERVED_HEADER, check_queue_name, schedule_topic, utf8
 
 #: Layers of one schedule, weakest first: marq.toml, and changes at run time.
@@ -67,17 +67,12 @@ class Schedule:
         A changed definition has another source in the same markers partition, so one owner has both.
         """
         topic = schedule_topic(self.name, self.digest)
-        return Source(topic, (home_partition(self.name, partitions) - crc32(topic.encode())) % partitions)
+        return Source(topic, source_partition(topic, home_partition(self.name, partitions), partitions))
 
 
 def home_partition(name: str, partitions: int) -> int:
     """Return the markers partition whose owner plans a schedule."""
     return markers_partition(schedule_topic(name, ""), 0, partitions)
-
-
-def schedule_key(layer: str, name: str) -> bytes:
-    """Return the key of a schedule's layer in the queues topic; ``layer`` is one of :data:`LAYERS`."""
-    return f"{layer}:{name}".encode()
 
 
 class ScheduleLayers:
@@ -151,19 +146,11 @@ def check_schedule(document: object, place: str, *, whole: bool = False) -> dict
     Raises:
         ConfigError: not a table, an unknown or missing key, or a wrong value; the text names ``place`` and key.
     """
-    if not isinstance(document, Mapping):
-        raise ConfigError(f"{place}: expected a table of settings, not {document!r}")
-    for key, value in document.items():
-        if key not in CHECKS:
-            raise ConfigError(f"{place}: {key}: unknown key; expected one of {', '.join(CHECKS)}")
-        try:
-            CHECKS[key](value)
-        except ConfigError as error:
-            raise ConfigError(f"{place}: {key}: {error}") from error
-    missing = [key for key in REQUIRED if whole and key not in document]
+    checked = check_table(place, document, CHECKS)
+    missing = [key for key in REQUIRED if whole and key not in checked]
     if missing:
         raise ConfigError(f"{place}: {missing[0]} is missing; a schedule needs at least {' and '.join(REQUIRED)}")
-    return dict(document)
+    return checked
 
 
 def _cron(value: object) -> None:
@@ -204,22 +191,13 @@ def _headers(value: object) -> None:
         raise ConfigError(f"at most {MAX_HEADERS} headers with {MAX_HEADER_NAME_BYTES} bytes in total are allowed")
 
 
-def _switch(value: object) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"expected true or false, not {value!r}")
-
-
-def _queue(value: object) -> None:
-    check_queue_name(value)
-
-
 #: Every key of a document, with what its value must be.
-CHECKS: Mapping[str, Callable[[object], None]] = {
-    "queue": _queue,
-    "cron": _cron,
-    "value": _value,
-    "headers": _headers,
-    "timezone": _zone,
-    "enabled": _switch,
-    "catch_up": _switch,
+CHECKS: Mapping[str, Check] = {
+    "queue": named(check_queue_name),
+    "cron": named(_cron),
+    "value": named(_value),
+    "headers": named(_headers),
+    "timezone": named(_zone),
+    "enabled": switch,
+    "catch_up": switch,
 }

@@ -23,7 +23,7 @@ from marq.settings.definitions import DEFAULTS_KEY, layer_key
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.queue import check_defaults, check_document
 from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
-from marq.settings.schedule_definitions import check_schedule, check_schedule_name, schedule_key
+from marq.settings.schedule_definitions import check_schedule, check_schedule_name
 from marq.testing.clients_left_running import warn_of_running
 from marq.testing.memory import Memory, forget_memory, memory_at
 from marq.testing.namespace import Namespace, encoded
@@ -80,7 +80,7 @@ class Broker:
             self._define(queue, settings)
         for schedule, document in (schedules or {}).items():
             checked = check_schedule(document, f"schedule {check_schedule_name(schedule)!r}", whole=True)
-            self._namespace.define(schedule_key(SCHEDULE_LAYERS[0], schedule), encoded(checked))
+            self._namespace.define(layer_key(SCHEDULE_LAYERS[0], schedule), encoded(checked))
 
     @property
     def address(self) -> str:
