@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from marq.core.storage.rows import HELD, WAITING, LeaseRow, State
+from marq.kafka.inspector import Peeked
+from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import Schedule
 from marq.wire.errors import ConfigError
 from marq.wire.markers import BLOCKED_MS, Payload, Source
@@ -233,6 +235,21 @@ def moment(ms: int) -> str:
     except (OverflowError, ValueError, OSError):
         # Beyond the last date of the calendar.
         return "never"
+
+
+def waiting_described(message: Peeked, settings: QueueSettings, redaction: Redaction) -> dict[str, Any]:
+    """Return a waiting message as pages and commands show it."""
+    row, due_ms = message.row, message.deliver_at_ms(settings)
+    return {
+        "id": message.id,
+        "place": record_id(message.source, row.offset),
+        "sent": moment(message.sent_ms),
+        "not_before": None if due_ms is None else moment(due_ms),
+        "attempt": message.attempt,
+        "bytes": len(row.value or b""),
+        "value": redaction.text(row.value, SHOWN_BYTES),
+        "headers": redaction.headers(message.headers, SHOWN_BYTES),
+    }
 
 
 def described_schedules(owners: Iterable[Ownership]) -> list[dict[str, Any]]:

@@ -9,13 +9,12 @@ from typing import Any
 
 import click
 
-from marq.kafka.inspector import MAX_SCANNED, Inspector, Peeked
-from marq.settings.queue import QueueSettings
-from marq.wire.names import RESERVED_HEADER, check_queue_name
-from marq.wire.record_headers import record_id
-from marq_worker.agents.message_listing import moment
+from marq.kafka.inspector import MAX_SCANNED, Inspector
+from marq.wire.names import check_queue_name
+from marq_worker.agents.message_listing import waiting_described
+from marq_worker.agents.redaction import Redaction
 from marq_worker.app.commands.command import JSON, Setup, command, open_queues
-from marq_worker.app.commands.terminal import Column, cell, number, quoted, show, text
+from marq_worker.app.commands.terminal import Column, cell, number, quoted, show
 from marq_worker.app.commands.unknown import note_if_unknown
 from marq_worker.app.readable import span
 
@@ -48,7 +47,7 @@ async def peek(setup: Setup, name: str, limit: int, scan: int, as_json: bool) ->
     async with open_queues(client) as queues:
         messages, complete = await Inspector(client, queues.definitions).peek(name, limit, scan)
         settings = queues.definitions(name)
-    shown = [described(message, settings) for message in messages]
+    shown = [waiting_described(message, settings, Redaction()) for message in messages]
     if as_json:
         print(json.dumps({"queue": name, "complete": complete, "messages": shown}))
     else:
@@ -56,20 +55,6 @@ async def peek(setup: Setup, name: str, limit: int, scan: int, as_json: bool) ->
     if not shown:
         await note_if_unknown(client, name)
     return 0 if complete else 1
-
-
-def described(message: Peeked, settings: QueueSettings) -> dict[str, Any]:
-    row, due_ms = message.row, message.deliver_at_ms(settings)
-    return {
-        "id": message.id,
-        "place": record_id(message.source, row.offset),
-        "sent": moment(message.sent_ms),
-        "attempt": message.attempt,
-        "not_before": None if due_ms is None else moment(due_ms),
-        "bytes": len(row.value or b""),
-        "value": text(row.value),
-        "headers": {name: text(value) for name, value in row.headers if not name.startswith(RESERVED_HEADER)},
-    }
 
 
 def _show(name: str, messages: list[dict[str, Any]], limit: int, scan: int, *, complete: bool) -> None:

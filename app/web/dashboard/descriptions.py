@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marq.client.dead_letter import DeadLetter, time_of
-from marq.kafka.inspector import Peeked
-from marq.settings.queue import QueueSettings
-from marq.wire.record_headers import record_id
-from marq_worker.agents.message_listing import SHOWN_BYTES, moment
+from marq_worker.agents.message_listing import SHOWN_BYTES
 from marq_worker.agents.redaction import Redaction
 from marq_worker.app.web.dashboard.dead_letters import KindOfError
 
@@ -38,21 +35,6 @@ def names_of_holders(members: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the names of a group's members by the holders of their messages, as the events of a message have them."""
     names = consumer_names(members)
     return {f"{holder:016x}": names[member["id"]] for member in members for holder in member["holders"]}
-
-
-def waiting_described(message: Peeked, settings: QueueSettings, redaction: Redaction) -> dict[str, Any]:
-    row, due_ms = message.row, message.deliver_at_ms(settings)
-    return {
-        "id": message.id,
-        "place": record_id(message.source, row.offset),
-        "sent": moment(message.sent_ms),
-        "not_before": None if due_ms is None else moment(due_ms),
-        "attempt": message.attempt,
-        "error": "",
-        "bytes": len(row.value or b""),
-        "value": redaction.text(row.value, SHOWN_BYTES),
-        "headers": redaction.headers(message.headers, SHOWN_BYTES),
-    }
 
 
 def dead_letter_described(dead_letter: DeadLetter, redaction: Redaction) -> dict[str, Any]:

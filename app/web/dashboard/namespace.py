@@ -23,7 +23,7 @@ from marq.wire.errors import MarqError, UnknownQueue
 from marq.wire.markers import ANY_QUEUE, Source
 from marq.wire.names import closest_name
 from marq_worker.agents.blocked_keys import blocked_keys, merged_keys
-from marq_worker.agents.message_listing import open_message, sources_of
+from marq_worker.agents.message_listing import open_message, sources_of, waiting_described
 from marq_worker.app.queue_document import queue_document
 from marq_worker.app.web.dashboard.dead_letters import DeadLetterIndex
 from marq_worker.app.web.dashboard.descriptions import (
@@ -34,7 +34,6 @@ from marq_worker.app.web.dashboard.descriptions import (
     names_of_holders,
     open_elsewhere,
     partitions,
-    waiting_described,
 )
 from marq_worker.app.web.dashboard.groups import Groups
 from marq_worker.app.web.dashboard.history import History, add_up, slot_now
@@ -158,7 +157,8 @@ class Namespace:
         definitions = self._definitions()
         waiting, complete = await Inspector(self._client, definitions).peek(queue, limit, MAX_SCANNED)
         settings, redaction = definitions.settings(queue), self._statistics.redaction
-        return {"complete": complete, "messages": [waiting_described(each, settings, redaction) for each in waiting]}
+        messages = [{**waiting_described(each, settings, redaction), "error": ""} for each in waiting]
+        return {"complete": complete, "messages": messages}
 
     async def check_known(self, queue: str) -> None:
         """Check that a queue is known: by a definition, a consumer, messages or dead letters.
