@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from marq.core.storage.rows import HELD, WAITING, LeaseRow, State
 from marq.kafka.inspector import Peeked
+from marq.settings.durations import moment_of
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import Schedule
 from marq.wire.errors import ConfigError
@@ -112,11 +113,8 @@ def read_number(query: Mapping[str, str], name: str, default: int, most: int, le
 
 
 def _read_moment(text: str) -> int:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
+    moment = moment_of(text)
+    if moment is None:
         raise ConfigError(f"until={text}: expected a time with a time zone, as in 2030-01-31T08:00:00+00:00")
     return int(moment.timestamp() * 1000)
 

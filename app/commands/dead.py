@@ -16,11 +16,12 @@ from marq.client.dead_letter import DeadLetter
 from marq.dead_letters.dead_letters import Count, DeadLetters, Deleted, Redriven
 from marq.dead_letters.filters import Filters
 from marq.settings.client import ClientSettings
+from marq.settings.durations import moment_of
 from marq.wire.errors import ConfigError, UnknownQueue
 from marq.wire.names import check_queue_name
 from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command
 from marq_worker.app.commands.confirmation import confirm
-from marq_worker.app.commands.terminal import Column, bar, moment_of, quoted, show, text
+from marq_worker.app.commands.terminal import Column, bar, quoted, show, text
 from marq_worker.app.commands.unknown import note_about
 from marq_worker.app.readable import read_duration
 
@@ -162,7 +163,7 @@ def _age(option: str, text: str) -> float | datetime:
     age_s = read_duration(text)
     if age_s is not None:
         return age_s
-    moment = moment_of(text)
+    moment = moment_of(text.strip())
     if moment is None:
         raise ConfigError(
             f"{option} {text}: expected an age such as 90s, 15m, 2h or 7d, or a time with a time zone, as in"

@@ -14,12 +14,13 @@ import click
 from marq.client.receipt import Receipt
 from marq.kafka.topics import ensure_topics
 from marq.producer.producer import Producer
+from marq.settings.durations import moment_of
 from marq.settings.ordering_keys import check_ordering_key
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
 from marq.wire.names import check_queue_name
 from marq_worker.app.commands.command import JSON, Interrupted, Setup, command
 from marq_worker.app.commands.confirmation import typing
-from marq_worker.app.commands.terminal import bar, moment_of, seconds
+from marq_worker.app.commands.terminal import bar, seconds
 from marq_worker.app.commands.unknown import note_if_no_consumer
 
 #: Limits of one batch of lines: their number, and their bytes.
@@ -138,7 +139,7 @@ def _delay(text: str | None) -> float | None:
 
 
 def _at(text: str | None) -> datetime | None:
-    moment = None if text is None else moment_of(text)
+    moment = None if text is None else moment_of(text.strip())
     if moment is None and text is not None:
         raise ConfigError(f"--at {text}: expected a time with a time zone, as in 2030-01-31T08:00:00+00:00")
     return moment

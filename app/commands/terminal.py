@@ -8,7 +8,6 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import click
@@ -212,15 +211,6 @@ def seconds(option: str, text: str) -> float:
     if duration_s is None:
         raise ConfigError(f"{option} {text}: expected a duration such as 90s, 15m, 2h or 7d")
     return duration_s
-
-
-def moment_of(text: str) -> datetime | None:
-    """Return a moment in ISO 8601 with a time zone; None for any other text."""
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        return None
-    return None if moment.tzinfo is None else moment
 
 
 def text(value: bytes | None) -> str | None:

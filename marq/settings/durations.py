@@ -1,9 +1,9 @@
-"""Durations as users give them: seconds or a timedelta, never milliseconds."""
+"""Durations as users give them: seconds or a timedelta, never milliseconds. Moments in ISO 8601."""
 
 from __future__ import annotations
 
 import math
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from marq.wire.errors import ConfigError
 
@@ -32,6 +32,16 @@ def optional_ms(name: str, value: object) -> int | None:
 def plain_seconds(ms: int) -> str:
     """Return seconds as a person writes them, without an exponent."""
     return f"{ms / 1000:.3f}".rstrip("0").rstrip(".")
+
+
+def moment_of(text: str) -> datetime | None:
+    """Return a moment in ISO 8601 with a time zone, in UTC; None for any other text."""
+    try:
+        moment = datetime.fromisoformat(text)
+        # In UTC it may be after the year 9999, which no datetime can be.
+        return None if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _seconds(name: str, value: object) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from math import ceil
 
+from marq.settings.durations import moment_of
 from marq.wire.errors import ConfigError
 
 
@@ -20,12 +21,7 @@ def pause_end(wall_s: float) -> str:
 
 def pause_end_ms(value: object) -> int:
     """Return the end of a pause in ms since 1970. Raises ConfigError if it is not a time with a time zone."""
-    try:
-        end = datetime.fromisoformat(value) if isinstance(value, str) else None
-        # In UTC it may be after the year 9999, which no datetime can be.
-        end = None if end is None or end.tzinfo is None else end.astimezone(UTC)
-    except (ValueError, OverflowError):
-        end = None
+    end = moment_of(value) if isinstance(value, str) else None
     if end is None:
         raise ConfigError(
             f'expected true, false, or a time with a time zone, like "2026-11-23T14:05:00Z", not {value!r}'
