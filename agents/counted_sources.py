@@ -147,12 +147,7 @@ class CountedSources:
 
     def _owners_of_topics(self) -> dict[str, list[str]]:
         """Return the topics with messages, and the queues that name them."""
-        definitions = self._definitions()
-        topics: dict[str, list[str]] = {self._names.messages: []}
-        for queue in definitions.names():
-            if (topic := definitions.settings(queue).topic) is not None:
-                topics.setdefault(topic, []).append(queue)
-        return topics
+        return {self._names.messages: [], **self._definitions().owners_of_topics()}
 
     def _wanted(self, books: Mapping[int, LeaseBook]) -> dict[Source, tuple[LeaseBook, list[str]]]:
         """Return the sources whose markers are in these books, and the queues that name their topics."""

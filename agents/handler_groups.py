@@ -13,12 +13,10 @@ from typing import Any
 from marq.kafka.served_queues import Serving, serving
 from marq.settings.default_group import HANDLERS_GROUP
 from marq.settings.definitions import Definitions
+from marq.settings.handler_expiry import handler_of
 from marq.settings.placements import Partitions
 from marq.settings.purged_offsets import Purge
 from marq.wire.errors import ConfigError
-
-#: Layers whose handlers every worker runs; decorated handlers need the module.
-_FOR_ALL = ("file", "change")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +80,6 @@ class HandlerGroup:
 def _handled(reads: Iterable[int] | None, **told: Any) -> HandledQueue:
     # JSON has lists only.
     return HandledQueue(reads=None if reads is None else tuple(reads), **told)
-
-
-def handler_of(definitions: Definitions, queue: str, own: Mapping[str, str]) -> str | None:
-    """Return the handler that a worker runs for a queue, if any; ``own``: those of its MARQ_HANDLERS."""
-    layers = [definitions.layer(name, queue) or {} for name in _FOR_ALL]
-    return definitions.settings(queue).handler if any("handler" in layer for layer in layers) else own.get(queue)
 
 
 def handler_groups(

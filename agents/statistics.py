@@ -48,9 +48,6 @@ _EMPTY: Mapping[str, float] = {
 _UNCOUNTED = QueueBacklog()
 
 
-_FIELDS = tuple(each.name for each in fields(Counts))
-
-
 @dataclass
 class _Term:
     """A partition's counters at its takeover and at the last sample."""
@@ -84,7 +81,7 @@ class Totals:
         self._terms[partition] = _Term(before, now)
 
     def by_queue(self) -> dict[str, Counts]:
-        totals = {queue: Counts(*_values(counts)) for queue, counts in self._past.items()}
+        totals = {queue: replace(counts) for queue, counts in self._past.items()}
         for term in self._terms.values():
             _add(totals, term)
         return totals
@@ -94,12 +91,8 @@ def _add(sums: dict[str, Counts], term: _Term) -> None:
     nothing = Counts()
     for queue, counts in term.last.items():
         total, before = sums.setdefault(queue, Counts()), term.before.get(queue, nothing)
-        for name in _FIELDS:
+        for name in _COUNTED:
             setattr(total, name, getattr(total, name) + getattr(counts, name) - getattr(before, name))
-
-
-def _values(counts: Counts) -> list[int]:
-    return [getattr(counts, name) for name in _FIELDS]
 
 
 @dataclass

@@ -6,7 +6,6 @@ Brokers report permissions since Kafka 2.3; with older ones, attempts that can't
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -36,10 +35,10 @@ from marq.kafka.paced_clients import paced
 from marq.kafka.protocol import allowed_on_topics
 from marq.kafka.topics import Look, look_up
 from marq.queues.definition_log import KafkaDefinitionLog
+from marq.queues.following import fold
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import CHECK_KEY, Definitions
 from marq.settings.topic_rules import TopicPlan
-from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 from marq_worker.agents.consumer_watch import unattended
 from marq_worker.app.check.broker_clock import Appended
@@ -187,10 +186,8 @@ class ClusterView:
             while position < end:
                 entries, position = await log.read()
                 for entry in entries:
-                    try:
-                        document = None if entry.value is None else json.loads(entry.value)
-                        published.definitions.fold(entry.key, document, entry.offset)
-                    except (ConfigError, ValueError, RecursionError) as error:
+                    error = fold(published.definitions, entry)
+                    if error is not None:
                         published.unreadable.append((entry.offset, str(error)))
             published.definitions.end_pauses(int(time.time() * 1000))
         finally:

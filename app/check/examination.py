@@ -54,7 +54,6 @@ from marq_worker.app.check.queues import (
     judge_own_topics,
     judge_unreadable,
     look_at_file,
-    own_topics,
 )
 from marq_worker.app.check.topics import judge_missing, judge_topics, topics_of
 from marq_worker.app.check.trackers import Page, judge_members, judge_pages
@@ -170,7 +169,7 @@ class Examination:
         allowed = await self._ask("the permissions on topics", lambda: view.allowed_on_topics(names), failed={})
         published = await self._published(view, look, allowed)
         definitions = published.definitions
-        owners = own_topics(definitions)
+        owners = definitions.owners_of_topics()
         own = await self._ask("the queues' own topics", lambda: view.look_up(owners), failed=Look())
         unseen = {permission.name for permission in own.forbidden}
         self._add(*judge_own_topics(self._client, definitions, {**look.found, **own.found}, unseen))

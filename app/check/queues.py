@@ -67,15 +67,6 @@ async def look_at_file(
     return findings
 
 
-def own_topics(definitions: Definitions) -> dict[str, list[str]]:
-    """Return the queues of each topic that queues name."""
-    topics: dict[str, list[str]] = {}
-    for queue in definitions.names():
-        if (topic := definitions.settings(queue).topic) is not None:
-            topics.setdefault(topic, []).append(queue)
-    return topics
-
-
 def groups_of(definitions: Definitions, names: Names) -> list[str]:
     return [definitions.consumer_group(queue, names) for queue in definitions.names()]
 
@@ -90,7 +81,7 @@ def judge_own_topics(
             check_topic(definitions, queue, client.names)
         except ConfigError as error:
             findings.append(problem(f"queue {queue}", str(error), advice="change marq.toml, or use `marq queue`"))
-    for topic, queues in own_topics(definitions).items():
+    for topic, queues in definitions.owners_of_topics().items():
         if topic in found:
             findings += _judge_limit(client, topic, found)
         elif topic not in unseen and not client.names.is_own_topic(topic):

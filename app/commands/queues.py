@@ -11,6 +11,7 @@ import click
 
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.inspector import MAX_SCANNED, Inspector, Waiting
+from marq.queues.known_queues import consumed_queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq_worker.agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, unattended
@@ -61,7 +62,7 @@ async def queues(setup: Setup, scan: int, watch: float | None, as_json: bool) ->
         async def look() -> dict[str, Any]:
             definitions = followed.definitions
             told = await told_by_workers(client)
-            names = {*definitions.names(), *told.queues, *await _with_groups(client)}
+            names = {*definitions.names(), *told.queues, *await consumed_queues(client)}
             if told.backlog:
                 waiting = _by_backlog(told)
                 lonely = [queue for queue, metrics in told.queues.items() if has_no_consumer(metrics)]
@@ -167,10 +168,3 @@ async def _unattended(client: ClientSettings, definitions: Definitions, waiting:
         return set()
     async with open_groups(client) as admin:
         return await unattended(admin, client.names, definitions, old)
-
-
-async def _with_groups(client: ClientSettings) -> list[str]:
-    """Return the queues that have, or had, a consumer group of their own."""
-    async with open_groups(client) as admin:
-        groups = [name for name, *_ in await admin.list_consumer_groups()]
-    return [queue for group in groups if (queue := client.names.owner_of_group(group)) is not None]

@@ -6,13 +6,14 @@ It joins no group and needs no worker: everything is in the groups, the changelo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import for_code
 
+from marq.admin.purge_extent import existing_ranges
 from marq.core.storage.rows import HELD
 from marq.kafka.group_members import DescribedGroup, GroupMember, described_members, listed_groups
 from marq.kafka.inspector import Inspector
@@ -77,7 +78,7 @@ async def state(setup: Setup, watch: float | None, as_json: bool) -> int:
             with bar("reading the changelog") as progress:
                 owned = await Inspector(client, queues.definitions).owned(progress, incomplete=True)
             async with LogReader(client, committed=False) as view:
-                ranges = await _ranges(view, groups.values())
+                ranges = await existing_ranges(view, {source for group in groups.values() for source in group.sources})
             return described(client, queues.definitions, groups, owned, ranges, time.time() * 1000)
 
         document = await looked(look, _show, watch=watch, as_json=as_json)
@@ -229,8 +230,3 @@ async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> Group:
         {source: each.offset for source, each in committed.items()},
         {source: by for source, each in committed.items() if (by := committed_by(each.metadata or ""))},
     )
-
-
-async def _ranges(view: LogReader, groups: Iterable[Group]) -> dict[Source, range]:
-    topics = sorted({source.topic for group in groups for source in group.sources})
-    return {source: span for topic in topics for source, span in (await view.ranges(topic)).items()}

@@ -25,7 +25,7 @@ async def known_queues(settings: ClientSettings, wanted: str) -> set[str]:
     names: set[str] = set()
     # Skip sources that this client may not read.
     with suppress(Forbidden):
-        names.update(await _consumed(settings))
+        names.update(await consumed_queues(settings))
     with suppress(Forbidden):
         async with Queues.of(settings) as queues:
             definitions = queues.definitions
@@ -38,7 +38,7 @@ async def known_queues(settings: ClientSettings, wanted: str) -> set[str]:
 async def defined_or_consumed(settings: ClientSettings) -> set[str]:
     """Return the queues that have a definition or a consumer group of their own. Raises Forbidden."""
     async with Queues.of(settings) as queues:
-        return {*queues.definitions.names(), *await _consumed(settings)}
+        return {*queues.definitions.names(), *await consumed_queues(settings)}
 
 
 async def _add_messages(names: set[str], inspector: Inspector, wanted: str) -> None:
@@ -52,7 +52,7 @@ async def _add_messages(names: set[str], inspector: Inspector, wanted: str) -> N
         names.update(key.decode("utf-8", "replace") for key in waiting.unknown_keys)
 
 
-async def _consumed(settings: ClientSettings) -> list[str]:
+async def consumed_queues(settings: ClientSettings) -> list[str]:
     """Return the queues that have a consumer group of their own."""
     async with admin_client(settings) as admin:
         try:

@@ -216,6 +216,14 @@ class Definitions:
         """Return the queues that name a topic, sorted."""
         return [queue for queue in self.names() if self.settings(queue).topic == topic]
 
+    def owners_of_topics(self) -> dict[str, list[str]]:
+        """Return the topics that queues name, each with its queues, sorted."""
+        owners: dict[str, list[str]] = {}
+        for queue in self.names():
+            if (topic := self.settings(queue).topic) is not None:
+                owners.setdefault(topic, []).append(queue)
+        return owners
+
     def placement(self, queue: str) -> Placement:
         """Return the current placement of a queue."""
         return self._placements.get(queue, EVERYWHERE)

@@ -18,6 +18,8 @@ from typing import Any
 
 from marq.settings.definitions import Definitions, confirmed_key, layer_key
 
+#: Layers whose handlers every worker runs; decorated handlers need the module.
+_FOR_ALL = ("file", "change")
 #: Interval between two confirmations of a module, by any worker that has it.
 CONFIRM_S = 300.0
 #: Times without a confirmation after which a module counts as removed, and after which its layers expire.
@@ -42,6 +44,12 @@ class Confirmations:
             known, unconfirmed_s = before.get(module, (None, 0.0))
             self._seen[module] = (last, unconfirmed_s + passed_s if known == last else 0.0)
         return {module: unconfirmed_s for module, (_, unconfirmed_s) in self._seen.items()}
+
+
+def handler_of(definitions: Definitions, queue: str, own: Mapping[str, str]) -> str | None:
+    """Return the handler that a worker runs for a queue, if any; ``own``: those of its MARQ_HANDLERS."""
+    layers = [definitions.layer(name, queue) or {} for name in _FOR_ALL]
+    return definitions.settings(queue).handler if any("handler" in layer for layer in layers) else own.get(queue)
 
 
 def decorated(definitions: Definitions) -> dict[str, str]:

@@ -25,12 +25,10 @@ from marq.settings.client import ClientSettings
 from marq.settings.combinations import check_topic
 from marq.settings.default_group import HANDLERS_GROUP
 from marq.settings.definitions import Definitions, layer_key
+from marq.settings.handler_expiry import handler_of
 from marq.testing.cluster import MemoryCluster, MemoryMember
 from marq.testing.namespace import Namespace, encoded
 from marq.wire.errors import ConfigError
-
-#: Layers of settings whose handlers every worker runs; a decorator's layer is for workers that were given the function.
-_FOR_ALL = ("file", "change")
 
 #: A decorated function, or a module that contains some.
 Handled = Callable[..., Any] | ModuleType
@@ -130,8 +128,8 @@ class Worker:
             self._namespace.define(key, encoded(document))
             handlers[each.queue] = each.function
         for queue in definitions.names():
-            name = definitions.settings(queue).handler
-            if name is not None and any("handler" in (definitions.layer(each, queue) or {}) for each in _FOR_ALL):
+            name = handler_of(definitions, queue, own={})
+            if name is not None:
                 handlers[queue] = _load(queue, name)
         if not handlers:
             raise ConfigError(
