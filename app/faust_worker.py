@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
@@ -147,11 +148,19 @@ def free_port(bind: str, wanted: int, slot: int) -> int:
     """Return the first free port from ``wanted`` + ``slot`` on, so that workers that start together do not collide."""
     first = wanted + slot
     for port in range(first, min(first + MAX_WORKERS, 65_536)):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((bind, port))
-            except OSError:
-                continue
+        if not port_error(bind, port):
             return port
     raise ConfigError(f"MARQ_WEB_PORT {wanted}: no free port from {first} on at {bind}")
+
+
+def port_error(bind: str, number: int) -> int:
+    """Return the error of listening on a port now, 0 if it is possible."""
+    with socket.socket(socket.AF_INET6 if ":" in bind else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((bind, number))
+        except socket.gaierror:
+            return errno.EADDRNOTAVAIL
+        except OSError as error:
+            return error.errno or errno.EINVAL
+    return 0

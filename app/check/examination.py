@@ -57,7 +57,7 @@ from marq_worker.app.check.queues import (
 )
 from marq_worker.app.check.topics import judge_missing, judge_topics, topics_of
 from marq_worker.app.check.trackers import Page, judge_members, judge_pages
-from marq_worker.app.faust_worker import reachable_name
+from marq_worker.app.faust_worker import port_error, reachable_name
 from marq_worker.app.publication import differences
 from marq_worker.app.web.peers import authorization
 from marq_worker.config.queues import QueuesFile, load_queues
@@ -299,7 +299,7 @@ class Examination:
             self._add(*machine.judge_exposure(self._settings))
             bind, number = self._settings.web_bind, self._settings.web_port
             host = self._settings.web_host or reachable_name(bind)
-            self._add(machine.judge_port(machine.look_at_port(bind, number), host, urls))
+            self._add(machine.judge_port(machine.Port(bind, number, port_error(bind, number)), host, urls))
 
     async def _handlers(self, definitions: Definitions, file: QueuesFile | None) -> None:
         if not self._worker or Role.HANDLERS not in self._settings.roles or file is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,19 +37,6 @@ class Port:
     bind: str
     number: int
     error: int = 0
-
-
-def look_at_port(bind: str, number: int) -> Port:
-    """Find out whether a server could listen on a port now."""
-    with socket.socket(socket.AF_INET6 if ":" in bind else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((bind, number))
-        except socket.gaierror:
-            return Port(bind, number, errno.EADDRNOTAVAIL)
-        except OSError as error:
-            return Port(bind, number, error.errno or errno.EINVAL)
-    return Port(bind, number)
 
 
 def judge_port(port: Port, host: str, workers: Iterable[str] | None) -> Finding:

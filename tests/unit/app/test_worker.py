@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from types import SimpleNamespace
 
 import pytest
 
-from marq_worker.app.faust_worker import MarqWorker
+from marq_worker.app.faust_worker import MAX_WORKERS, MarqWorker, free_port
 
 
 def test_a_task_that_is_cancelled_at_the_end_of_a_stop_can_end() -> None:
@@ -44,3 +45,15 @@ def test_a_stop_without_a_signal_has_a_time_limit_too(monkeypatch: pytest.Monkey
 
     assert ended.wait(10)
     assert codes == [1]
+
+
+@pytest.mark.parametrize("bind", ["::1", "::", "127.0.0.1"])
+def test_a_worker_finds_a_free_port_at_an_ipv6_address_too(bind: str) -> None:
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    try:
+        taken = socket.create_server((bind, 0), family=family)
+    except OSError:
+        pytest.skip(f"this machine has no address {bind}")
+    with taken:
+        number = taken.getsockname()[1]
+        assert number < free_port(bind, number, 0) < number + MAX_WORKERS
