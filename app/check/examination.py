@@ -10,21 +10,19 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, redirect_stdout
+from contextlib import AsyncExitStack, asynccontextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
-from aiokafka.admin import AIOKafkaAdminClient
 
 from marq.client.threads import in_thread
-from marq.kafka.connection import client_options, close_admin
+from marq.kafka.connection import plain_admin
 from marq.kafka.connection_diagnosis import find_obstacle
 from marq.kafka.group_members import GroupMember
 from marq.kafka.inspector import Inspector, Waiting
-from marq.kafka.paced_clients import paced
 from marq.kafka.topics import Look, planned
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.settings.definitions import Definitions
@@ -147,16 +145,12 @@ class Examination:
 
     @asynccontextmanager
     async def _view(self) -> AsyncIterator[ClusterView | None]:
-        admin = paced(AIOKafkaAdminClient(**client_options(self._client)))
+        async with AsyncExitStack() as stack:
 
-        async def connect() -> ClusterView:
-            await admin.start()
-            return ClusterView(admin, self._client)
+            async def connect() -> ClusterView:
+                return ClusterView(await stack.enter_async_context(plain_admin(self._client)), self._client)
 
-        try:
             yield await self._ask("the connection to the brokers", connect, failed=None)
-        finally:
-            await close_admin(admin)
 
     async def _cluster(self, view: ClusterView, file: QueuesFile | None) -> None:
         apis = await self._ask("the broker's version", view.apis, failed=None)

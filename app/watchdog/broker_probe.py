@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, for_code
 
-from marq.kafka.connection import client_options, close_admin, stop_consumer, stop_producer
+from marq.kafka.connection import client_options, plain_admin, stop_consumer, stop_producer
 from marq.kafka.paced_clients import paced
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
@@ -142,12 +141,8 @@ class BrokerProbe:
             await stop_producer(producer, STOP_SECONDS)
 
     async def _rebalance(self, group: str) -> Answer:
-        admin = paced(AIOKafkaAdminClient(**client_options(self.client)))
-        try:
-            await admin.start()
+        async with plain_admin(self.client) as admin:
             [response] = await admin.describe_consumer_groups([group])
-        finally:
-            await close_admin(admin)
         # (error, group, state, …)
         [(code, _, state, *_)] = response.groups
         if code:

@@ -20,8 +20,7 @@ from aiokafka.protocol.group import LeaveGroupRequest
 from faust.assignor import PartitionAssignor
 from faust.assignor.client_assignment import ClientMetadata
 
-from marq.kafka.connection import client_options, close_admin
-from marq.kafka.paced_clients import paced
+from marq.kafka.connection import plain_admin
 from marq.settings.client import ClientSettings
 
 log = logging.getLogger("marq.worker")
@@ -47,15 +46,11 @@ async def expel(client: ClientSettings, folder: Path, limit_s: float) -> None:
         former = (folder / _FILE).read_text()
     except OSError:
         return
-    admin = paced(AIOKafkaAdminClient(**client_options(client)))
     try:
-        async with asyncio.timeout(limit_s):
-            await admin.start()
+        async with asyncio.timeout(limit_s), plain_admin(client) as admin:
             await _expel(admin, client.names.app_id, former)
     except Exception as error:  # nothing is lost but time
         log.info("the former member %s was left to its session timeout: %r", former, error)
-    finally:
-        await close_admin(admin)
 
 
 async def _expel(admin: AIOKafkaAdminClient, group: str, former: str) -> None:

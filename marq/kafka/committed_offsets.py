@@ -19,7 +19,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, for_code
 from aiokafka.structs import OffsetAndMetadata
 
-from marq.kafka.connection import client_options, close_admin
+from marq.kafka.connection import plain_admin
 from marq.kafka.log_reader import LogReader
 from marq.kafka.offset_snapshots import (
     MAX_METADATA_BYTES,
@@ -31,7 +31,6 @@ from marq.kafka.offset_snapshots import (
     new_snapshot,
     snapshot_named,
 )
-from marq.kafka.paced_clients import paced
 from marq.kafka.protocol import UNSTABLE_OFFSET_COMMIT, stable_offsets
 from marq.kafka.queue_positions import Positions, is_older
 from marq.kafka.served_queues import Serving
@@ -157,15 +156,12 @@ async def places(
     wanted = list(sources)
     if not wanted:
         return {}
-    admin = paced(AIOKafkaAdminClient(**client_options(settings)))
     try:
-        await admin.start()
-        return await _places(settings, admin, group, serving, wanted)
+        async with plain_admin(settings) as admin:
+            return await _places(settings, admin, group, serving, wanted)
     except (UnknownPositions, BrokerUnavailable) as error:
         # The caller retries: starting elsewhere would deliver messages twice, or lose some.
         raise KafkaError(f"group {group}: {error}") from error
-    finally:
-        await close_admin(admin)
 
 
 async def _places(

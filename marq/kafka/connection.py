@@ -110,6 +110,17 @@ async def admin_client(settings: ClientSettings, *, impatient: bool = False) -> 
         await close_admin(admin)
 
 
+@asynccontextmanager
+async def plain_admin(settings: ClientSettings) -> AsyncIterator[AIOKafkaAdminClient]:
+    """Return a context with an admin client after one attempt to start it. Raises KafkaError."""
+    admin = paced(AIOKafkaAdminClient(**client_options(settings)))
+    try:
+        await admin.start()
+        yield admin
+    finally:
+        await close_admin(admin)
+
+
 def unavailable(settings: ClientSettings, cause: Obstacle | str) -> BrokerUnavailable:
     """Return the error for a broker that does not answer or refuses."""
     where = f"no Kafka broker could be used at {settings.bootstrap_servers}"

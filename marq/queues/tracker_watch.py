@@ -6,11 +6,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from marq.kafka.connection import client_options, close_admin
-from marq.kafka.paced_clients import paced
+from marq.kafka.connection import plain_admin
 from marq.settings.client import ClientSettings
 
 log = logging.getLogger("marq")
@@ -38,15 +36,11 @@ async def watch_for_tracker(runs: Callable[[], Awaitable[bool | None]], settings
 
 async def tracker_runs(settings: ClientSettings) -> bool | None:
     """Return whether the consumer group of the trackers has members, None if unknown."""
-    admin = paced(AIOKafkaAdminClient(**client_options(settings)))
     try:
-        async with asyncio.timeout(_LOOK_LIMIT_S):
-            await admin.start()
+        async with asyncio.timeout(_LOOK_LIMIT_S), plain_admin(settings) as admin:
             responses = await admin.describe_consumer_groups([settings.names.app_id])
     except (KafkaError, TimeoutError) as error:
         log.debug("cannot look up the trackers' group: %r", error)
         return None
-    finally:
-        await close_admin(admin)
     # (error, group, state, protocol type, protocol, members, …); a group without members so far is "Dead".
     return any(group[5] for response in responses for group in response.groups)

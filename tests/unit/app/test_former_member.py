@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from marq.kafka import connection
 from marq.settings.client import ClientSettings
 from marq_worker.app.worker import former_member
 from marq_worker.app.worker.former_member import expel
@@ -44,8 +45,8 @@ class Broker:
 
 
 async def expelled(broker: Broker, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(former_member, "AIOKafkaAdminClient", lambda **_: broker)
-    monkeypatch.setattr(former_member, "paced", lambda admin: admin)
+    monkeypatch.setattr(connection, "AIOKafkaAdminClient", lambda **_: broker)
+    monkeypatch.setattr(connection, "paced", lambda admin: admin)
     await expel(ClientSettings.read(environment={}), folder, limit_s=30)
     assert broker.asked_for_all
     return broker.left
