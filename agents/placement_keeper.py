@@ -12,14 +12,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from mode import Service
 
 from marq.kafka.committed_offsets import positions_of
-from marq.kafka.connection import client_options, close_admin, stop_consumer
-from marq.kafka.paced_clients import paced
+from marq.kafka.connection import plain_admin
+from marq.kafka.log_reader import LogReader
 from marq.kafka.queue_positions import Positions
 from marq.kafka.topics import ensure_topics
 from marq.queues.queues import Queues
@@ -160,7 +159,6 @@ def _shown(partitions: Partitions) -> str:
 
 #: Maximum number of records before an end to search for the queue's; a longer range is left to its consumers.
 MAX_GAP = 10_000
-_POLL_MS = 100
 
 #: End offsets by queue and partition.
 Ends = Mapping[str, Mapping[int, int]]
@@ -172,19 +170,19 @@ class FormerPartitions:
     def __init__(
         self,
         client: ClientSettings,
-        consumer: AIOKafkaConsumer,
+        reader: LogReader,
         admin: AIOKafkaAdminClient,
         owed: dict[tuple[str, int], int],
     ) -> None:
         self._client = client
-        self._consumer = consumer
+        self._reader = reader
         self._admin = admin
         #: Where the last search that found a record began, by queue and partition: no need to search from there again.
         self._owed = owed
 
     async def ends(self, partitions: Iterable[int]) -> dict[int, int]:
-        ends = await self._consumer.end_offsets([self._partition(number) for number in sorted(partitions)])
-        return {partition.partition: int(end) for partition, end in ends.items()}
+        ends = await self._reader.ends([Source(self._client.names.messages, number) for number in sorted(partitions)])
+        return {source.partition: end for source, end in ends.items()}
 
     async def drained(self, definitions: Definitions, ends: Ends) -> list[str]:
         """Return the queues that have received everything up to these offsets."""
@@ -197,9 +195,6 @@ class FormerPartitions:
             spans |= await self._unread(group, {queue: ends[queue] for queue in queues})
         owing = {queue for queue, _ in await self._owing(spans)}
         return [queue for queue in ends if queue not in owing]
-
-    def _partition(self, number: int) -> TopicPartition:
-        return TopicPartition(self._client.names.messages, number)
 
     async def _unread(self, group: str, ends: Ends) -> dict[tuple[str, int], tuple[int, int]]:
         """Return the unread ranges of a group's queues, by queue and partition."""
@@ -225,43 +220,33 @@ class FormerPartitions:
         """
         if not spans:
             return set()
-        begins = await self._consumer.beginning_offsets([self._partition(each) for each in {p for _, p in spans}])
+        topic = self._client.names.messages
+        ranges = await self._reader.ranges(topic)
         left = {
-            (queue, number): (max(start, begins[self._partition(number)]), end)
+            (queue, number): range(max(start, ranges[Source(topic, number)].start), end)
             for (queue, number), (start, end) in spans.items()
         }
-        owing = {
-            place for place, (start, end) in left.items() if end - start > MAX_GAP or self._owed.get(place) == start
+        owing = {place for place, span in left.items() if len(span) > MAX_GAP or self._owed.get(place) == span.start}
+        sought = {
+            (queue.encode(), Source(topic, number)): span
+            for (queue, number), span in left.items()
+            if (queue, number) not in owing
         }
-        sought = {(queue.encode(), p): span for (queue, p), span in left.items() if (queue, p) not in owing}
-        async for key, partition, offset in self._records(_by_partition(sought)):
-            start, end = sought.get((key, partition), (0, 0))
-            if start <= offset < end:
-                owing.add((key.decode(), partition))
-                self._owed[key.decode(), partition] = start
+        async for fetched in self._reader.read(_by_source(sought)):
+            for source, records in fetched.items():
+                for key, offset in zip(records.keys, records.offsets, strict=True):
+                    if key is not None and (span := sought.get((key, source))) is not None and offset in span:
+                        owing.add((key.decode(), source.partition))
+                        self._owed[key.decode(), source.partition] = span.start
         return owing
 
-    async def _records(self, spans: Mapping[int, tuple[int, int]]) -> AsyncIterator[tuple[bytes, int, int]]:
-        """Read ranges of partitions: key, partition and offset of each record with a key, and some after it."""
-        consumer = self._consumer
-        lasts = {self._partition(number): end for number, (_, end) in spans.items()}
-        consumer.assign(list(lasts))
-        for number, (start, _) in spans.items():
-            consumer.seek(self._partition(number), start)
-        while lasts:
-            for batch in (await consumer.getmany(*lasts, timeout_ms=_POLL_MS)).values():
-                for record in batch:
-                    if record.key is not None:
-                        yield record.key, record.partition, record.offset
-            lasts = {tp: end for tp, end in lasts.items() if await consumer.position(tp) < end}
 
-
-def _by_partition(spans: Mapping[tuple[bytes, int], tuple[int, int]]) -> dict[int, tuple[int, int]]:
+def _by_source(spans: Mapping[tuple[bytes, Source], range]) -> dict[Source, range]:
     """Merge the ranges of each partition into one, from the first start to the last end."""
-    ranges: dict[int, tuple[int, int]] = {}
-    for (_, partition), (start, end) in spans.items():
-        first, last = ranges.get(partition, (start, end))
-        ranges[partition] = (min(first, start), max(last, end))
+    ranges: dict[Source, range] = {}
+    for (_, source), span in spans.items():
+        known = ranges.get(source, span)
+        ranges[source] = range(min(known.start, span.start), max(known.stop, span.stop))
     return ranges
 
 
@@ -269,17 +254,6 @@ def _by_partition(spans: Mapping[tuple[bytes, int], tuple[int, int]]) -> dict[in
 async def former_partitions(
     client: ClientSettings, owed: dict[tuple[str, int], int]
 ) -> AsyncIterator[FormerPartitions]:
-    """Connect; ``owed`` is kept from one check to the next. Raises KafkaError."""
-    consumer = paced(
-        AIOKafkaConsumer(
-            enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=_POLL_MS, **client_options(client)
-        )
-    )
-    admin = paced(AIOKafkaAdminClient(**client_options(client)))
-    try:
-        await consumer.start()
-        await admin.start()
-        yield FormerPartitions(client, consumer, admin, owed)
-    finally:
-        await stop_consumer(consumer, STOP_SECONDS)
-        await close_admin(admin)
+    """Connect; ``owed`` is kept from one check to the next. Raises KafkaError and MarqError."""
+    async with LogReader(client, committed=False) as reader, plain_admin(client) as admin:
+        yield FormerPartitions(client, reader, admin, owed)
