@@ -133,7 +133,7 @@ class DeadLetters(CodecClient[Topics]):
         fits = self._fitting("peek", queue, filters)
         async with self._reading() as log:
             survey = await self._survey(log, fits)
-            async for records in dead_letters_at(log, survey.spots(limit), self._limit_s):
+            async for records in dead_letters_at(log, survey.spots(limit)):
                 for record in records:
                     yield self._letter(record)
 
@@ -157,7 +157,7 @@ class DeadLetters(CodecClient[Topics]):
         fits = self._fitting("kinds", queue, filters)
         async with self._reading() as log:
             survey = Survey(self._settings.names.dead_letters, fits, dead_letter_records.kind_of)
-            await survey.make(log, self._limit_s)
+            await survey.make(log)
         kinds = [
             Kind(group.queue, group.reason, letters, time_of(first_ms), time_of(last_ms))
             for group, (letters, first_ms, last_ms) in survey.spans().items()
@@ -219,7 +219,7 @@ class DeadLetters(CodecClient[Topics]):
         limit_bytes = self._started().markers_limit_bytes - FRAME_BYTES
 
         async def requests(log: DeadLetterLog, survey: Survey, holder: int) -> AsyncIterator[list[Delay]]:
-            async for records in dead_letters_at(log, survey.spots(limits.limit), self._limit_s):
+            async for records in dead_letters_at(log, survey.spots(limits.limit)):
                 for piece in _pieces(records, limits.turn):
                     groups: dict[tuple[int, str], list[Stored]] = {}
                     for record in piece:
@@ -317,7 +317,7 @@ class DeadLetters(CodecClient[Topics]):
 
     async def _survey(self, log: DeadLetterLog, fits: Callable[[str, Stored], bool]) -> Survey:
         survey = Survey(self._settings.names.dead_letters, fits)
-        await survey.make(log, self._limit_s)
+        await survey.make(log)
         return survey
 
     @asynccontextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from marq.client.backends import backend_of
 from marq.kafka.log_reader import LogReader
+from marq.kafka.records import Records
 from marq.settings.client import ClientSettings
 from marq.wire.markers import Headers, Source
 
@@ -31,14 +32,14 @@ class DeadLetterLog(Protocol):
     async def ranges(self) -> dict[int, range]:
         """Return the existing offsets of each partition."""
 
+    def records(self, ranges: Mapping[int, range]) -> AsyncIterator[Sequence[Stored]]:
+        """Read a range of each partition, some records at a time."""
+
     def seek(self, positions: Mapping[int, int]) -> None:
         """Read only these partitions, from these offsets on."""
 
     async def read(self) -> Sequence[Stored]:
         """Return the next records, or none after a while without any."""
-
-    async def positions(self) -> dict[int, int]:
-        """Return the next offset of each partition that is read."""
 
 
 class KafkaDeadLetterLog:
@@ -57,16 +58,20 @@ class KafkaDeadLetterLog:
     async def ranges(self) -> dict[int, range]:
         return {source.partition: span for source, span in (await self._reader.ranges(self._topic)).items()}
 
+    async def records(self, ranges: Mapping[int, range]) -> AsyncIterator[Sequence[Stored]]:
+        wanted = {Source(self._topic, partition): span for partition, span in ranges.items()}
+        async for fetched in self._reader.read(wanted):
+            yield _stored(fetched)
+
     def seek(self, positions: Mapping[int, int]) -> None:
         self._reader.seek({Source(self._topic, partition): offset for partition, offset in positions.items()})
 
     async def read(self) -> Sequence[Stored]:
-        return [
-            Stored(source.partition, *row) for source, records in (await self._reader.poll()).items() for row in records
-        ]
+        return _stored(await self._reader.poll())
 
-    async def positions(self) -> dict[int, int]:
-        return {source.partition: offset for source, offset in (await self._reader.positions()).items()}
+
+def _stored(fetched: Mapping[Source, Records]) -> list[Stored]:
+    return [Stored(source.partition, *row) for source, records in fetched.items() for row in records]
 
 
 def dead_letter_log(settings: ClientSettings) -> DeadLetterLog:

@@ -7,7 +7,6 @@ about twenty bytes; :func:`dead_letters_at` reads the records themselves in a se
 from __future__ import annotations
 
 import heapq
-import time
 from array import array
 from bisect import bisect_left
 from collections import Counter
@@ -18,7 +17,6 @@ from marq.core.deliveries.dead_letter_records import dead_lettered_at_ms, queue_
 from marq.core.storage.settled_dead_letters import Places
 from marq.dead_letters.log import DeadLetterLog, Stored
 from marq.wire.dead_letter_notes import decode, is_note
-from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
 from marq.wire.names import REASON_HEADER
 
@@ -64,12 +62,12 @@ class Survey:
         self._next: dict[int, int] = {}
         self.ranges: dict[int, range] = {}
 
-    async def make(self, log: DeadLetterLog, limit_s: float) -> None:
-        """Read all records that were not read before; same errors as :func:`until_the_end`."""
+    async def make(self, log: DeadLetterLog) -> None:
+        """Read all records that were not read before; same errors as :class:`DeadLetterLog`."""
         self.ranges = await log.ranges()
         for partition, span in self.ranges.items():
             self._forget_before(partition, span)
-        async for records in until_the_end(log, self._unread(self.ranges), limit_s):
+        async for records in log.records(self._unread(self.ranges)):
             for record in records:
                 if is_note(record.headers):
                     self._settle(record)
@@ -160,8 +158,8 @@ class Survey:
 _NO_PLACES = Places()
 
 
-async def dead_letters_at(log: DeadLetterLog, spots: Iterator[Spot], limit_s: float) -> AsyncIterator[list[Stored]]:
-    """Read the dead letters at these places, in the order of each partition; same errors as :func:`until_the_end`."""
+async def dead_letters_at(log: DeadLetterLog, spots: Iterator[Spot]) -> AsyncIterator[list[Stored]]:
+    """Read the dead letters at these places, in the order of each partition; same errors as :class:`DeadLetterLog`."""
     wanted: dict[int, array[int]] = {}
     for spot in spots:
         wanted.setdefault(spot.partition, array("Q")).append(spot.offset)
@@ -170,35 +168,6 @@ async def dead_letters_at(log: DeadLetterLog, spots: Iterator[Spot], limit_s: fl
         for offset in offsets:
             places[partition].add(offset)
     ranges = {partition: range(offsets[0], offsets[-1] + 1) for partition, offsets in wanted.items()}
-    async for records in until_the_end(log, ranges, limit_s):
+    async for records in log.records(ranges):
         if wanted_records := [record for record in records if record.offset in places[record.partition]]:
             yield wanted_records
-
-
-async def until_the_end(
-    log: DeadLetterLog, ranges: Mapping[int, range], limit_s: float
-) -> AsyncIterator[Sequence[Stored]]:
-    """Read a range of each partition; raise BrokerUnavailable if there is no progress for ``limit_s``."""
-    left = {partition: offsets for partition, offsets in ranges.items() if offsets}
-    if not left:
-        return
-    log.seek({partition: offsets.start for partition, offsets in left.items()})
-    before: dict[int, int] = {}
-    until_s = time.monotonic() + limit_s
-    while left:
-        records = await log.read()
-        yield [record for record in records if record.offset < ranges[record.partition].stop]
-        # A transaction's control records move the position, but are not returned.
-        positions = await log.positions()
-        if positions != before:
-            before, until_s = positions, time.monotonic() + limit_s
-        elif time.monotonic() > until_s:
-            raise BrokerUnavailable(
-                f"the dead letters could not be read to their end: no progress for {limit_s:g} s at {positions}; they"
-                f" end at { ({partition: offsets.stop for partition, offsets in left.items()}) }"
-            )
-        done = [partition for partition, offsets in left.items() if positions.get(partition, 0) >= offsets.stop]
-        for partition in done:
-            del left[partition]
-        if done and left:
-            log.seek({partition: positions[partition] for partition in left})

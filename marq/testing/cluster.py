@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from marq.client.backends import Backend, register
@@ -21,7 +21,7 @@ from marq.settings.definitions import Definitions
 from marq.testing.group import Member
 from marq.testing.memory import Memory, memory_at
 from marq.testing.namespace import Namespace
-from marq.testing.topics import Headers, TopicReader
+from marq.testing.topics import Headers, LogRecord, TopicReader
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 
@@ -186,17 +186,22 @@ class MemoryDeadLetterLog:
     async def ranges(self) -> dict[int, range]:
         return {partition: range(len(log)) for partition, log in enumerate(self._reader.topic.logs)}
 
+    async def records(self, ranges: Mapping[int, range]) -> AsyncIterator[Sequence[Stored]]:
+        for partition, span in ranges.items():
+            yield _stored((partition, record) for record in self._reader.topic.logs[partition][span.start : span.stop])
+
     def seek(self, positions: Mapping[int, int]) -> None:
         self._reader.positions = dict(positions)
 
     async def read(self) -> Sequence[Stored]:
-        return [
-            Stored(partition, record.offset, record.timestamp, record.key, record.value, record.headers)
-            for partition, record in await self._reader.read()
-        ]
+        return _stored(await self._reader.read())
 
-    async def positions(self) -> dict[int, int]:
-        return dict(self._reader.positions)
+
+def _stored(records: Iterable[tuple[int, LogRecord]]) -> list[Stored]:
+    return [
+        Stored(partition, record.offset, record.timestamp, record.key, record.value, record.headers)
+        for partition, record in records
+    ]
 
 
 class MemoryCluster:

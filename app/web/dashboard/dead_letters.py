@@ -54,7 +54,6 @@ class DeadLetterIndex:
         self._describe = describe
         #: The samples of the last answer, by partition and offset.
         self._samples: dict[tuple[int, int], dict[str, Any]] = {}
-        self._limit_s = client.request_timeout_ms / 1000
         self._survey = Survey(client.names.dead_letters, lambda queue, record: True, kind_of)
         self._read_s = -math.inf
         self._reading: asyncio.Task[None] | None = None
@@ -129,7 +128,7 @@ class DeadLetterIndex:
             checked = DeadLetterFilter.read("dead letters", filters, int(time.time() * 1000))
             survey = Survey(self._client.names.dead_letters, lambda _, record: checked.fits(record), kind_of)
             async with self._open() as stored:
-                await survey.make(stored, self._limit_s)
+                await survey.make(stored)
             return survey, lambda group: queue in (None, group.queue)
         await self.read()
         kind = filters.get("kind")
@@ -163,7 +162,7 @@ class DeadLetterIndex:
                     f"{unread:,} records of dead letters are unread, and a page reads at most {limit:,}: use"
                     " marq dead --count, or the pipeline"
                 )
-            await self._survey.make(stored, self._limit_s)
+            await self._survey.make(stored)
         self._read_s, self.read_at = time.monotonic(), time.time()
         self._counts = Counter()
         for group, count in self._survey.counts().items():
@@ -177,7 +176,7 @@ class DeadLetterIndex:
         async with self._open() as stored:
             return {
                 place: DeadLetter(record, queues[place], self._client.names.dead_letters, None)
-                async for records in dead_letters_at(stored, iter(spots), self._limit_s)
+                async for records in dead_letters_at(stored, iter(spots))
                 for record in records
                 if (place := (record.partition, record.offset))
             }
