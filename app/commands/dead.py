@@ -192,7 +192,7 @@ async def ask_and_act(
             def note(latest: Reached) -> None:
                 nonlocal reached
                 reached = latest
-                progress(_done(latest) + latest.already_settled, latest.chosen)
+                progress(latest.done + latest.already_settled, latest.chosen)
 
             try:
                 note(await act(limit=limit, progress=note))
@@ -210,15 +210,11 @@ def said(reached: Reached, *, dry_run: bool = False, interrupted: bool = False) 
     if dry_run:
         return f"{reached.chosen} dead letters would be {verb}; nothing was changed"
     before = f", {reached.already_settled} already settled" if reached.already_settled else ""
-    result = f"{_done(reached)} of {reached.chosen} dead letters {verb}{before}"
+    result = f"{reached.done} of {reached.chosen} dead letters {verb}{before}"
     if not interrupted:
         return result
     requested = f"{reached.requested} were requested and will still be {verb}"
     return f"interrupted: {result}. {requested}; repeat the command for the rest"
-
-
-def _done(reached: Reached) -> int:
-    return reached.redriven if isinstance(reached, Redriven) else reached.deleted
 
 
 def _verb(reached: Reached) -> str:

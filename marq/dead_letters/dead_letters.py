@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar, Unpack
@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, TypeVar, Unpack
 from marq.backend.cluster import Cluster, Writer, cluster_of
 from marq.client.codecs import Codec
 from marq.client.dead_letter import DeadLetter, time_of
-from marq.client.lifecycle import CodecClient, Lifecycle, to_its_end
+from marq.client.lifecycle import CodecClient, Lifecycle
 from marq.core.deliveries import dead_letter_records
 from marq.dead_letters.filters import DeadLetterFilter, Filters
-from marq.dead_letters.log import DeadLetterLog, Stored, dead_letter_log
+from marq.dead_letters.log import DeadLetterLog, Stored, open_dead_letter_log
 from marq.dead_letters.redrive import RedriveLimits, RedriveProgress, RedriveRequester
 from marq.dead_letters.selection import Survey, dead_letters_at
 from marq.dead_letters.snapshots import Snapshot
@@ -73,6 +73,11 @@ class Redriven:
     redriven: int = 0
     already_settled: int = 0
 
+    @property
+    def done(self) -> int:
+        """The number that this call has settled."""
+        return self.redriven
+
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
@@ -82,6 +87,11 @@ class Deleted:
     requested: int = 0
     deleted: int = 0
     already_settled: int = 0
+
+    @property
+    def done(self) -> int:
+        """The number that this call has settled."""
+        return self.deleted
 
 
 class DeadLetters(CodecClient[Topics]):
@@ -159,8 +169,8 @@ class DeadLetters(CodecClient[Topics]):
             survey = Survey(self._settings.names.dead_letters, fits, dead_letter_records.kind_of)
             await survey.make(log)
         kinds = [
-            Kind(group.queue, group.reason, letters, time_of(first_ms), time_of(last_ms))
-            for group, (letters, first_ms, last_ms) in survey.spans().items()
+            Kind(*group, letters, time_of(oldest.dead_lettered_at_ms), time_of(newest.dead_lettered_at_ms))
+            for group, (letters, oldest, newest) in survey.spans().items()
         ]
         return sorted(kinds, key=lambda kind: (-kind.dead_letters, kind))
 
@@ -320,15 +330,9 @@ class DeadLetters(CodecClient[Topics]):
         await survey.make(log)
         return survey
 
-    @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[DeadLetterLog]:
+    def _reading(self) -> AbstractAsyncContextManager[DeadLetterLog]:
         self._started()
-        log = dead_letter_log(self._settings)
-        await log.start()
-        try:
-            yield log
-        finally:
-            await to_its_end(log.stop())
+        return open_dead_letter_log(self._settings)
 
     async def _writing(self, topics: Topics) -> Writer:
         async with self._connecting:

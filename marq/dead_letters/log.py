@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import NamedTuple, Protocol
 
 from marq.client.backends import backend_of
+from marq.client.lifecycle import to_its_end
 from marq.kafka.log_reader import LogReader
 from marq.kafka.records import Records
 from marq.settings.client import ClientSettings
@@ -79,3 +81,14 @@ def dead_letter_log(settings: ClientSettings) -> DeadLetterLog:
     backend = backend_of(settings)
     log: DeadLetterLog = KafkaDeadLetterLog(settings) if backend is None else backend.dead_letter_log(settings)
     return log
+
+
+@asynccontextmanager
+async def open_dead_letter_log(settings: ClientSettings) -> AsyncIterator[DeadLetterLog]:
+    """Return a context with a started reader of the dead letters."""
+    log = dead_letter_log(settings)
+    await log.start()
+    try:
+        yield log
+    finally:
+        await to_its_end(log.stop())

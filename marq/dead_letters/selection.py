@@ -41,6 +41,14 @@ class Spot(NamedTuple):
     group: int
 
 
+class Span(NamedTuple):
+    """The number of a group's dead letters, and the first and the last of them."""
+
+    dead_letters: int
+    oldest: Spot
+    newest: Spot
+
+
 class Survey:
     """The dead letters that ``fits`` accepts and that are not settled; ``counted_as`` returns their reason."""
 
@@ -142,15 +150,19 @@ class Survey:
 
     def counts(self) -> Counter[Group]:
         """Return how many dead letters of each group are left."""
-        return Counter({group: letters for group, (letters, _, _) in self.spans().items()})
+        return Counter({group: span.dead_letters for group, span in self.spans().items()})
 
-    def spans(self) -> dict[Group, tuple[int, int, int]]:
-        """Return how many dead letters of each group are left, and when the first and the last of them failed."""
-        spans: dict[int, tuple[int, int, int]] = {}
+    def spans(self) -> dict[Group, Span]:
+        """Return how many dead letters of each group are left, with the oldest and the newest of them."""
+        spans: dict[int, Span] = {}
         for spot in self._left():
-            died_ms = spot.dead_lettered_at_ms
-            letters, first_ms, last_ms = spans.get(spot.group, (0, died_ms, died_ms))
-            spans[spot.group] = (letters + 1, min(first_ms, died_ms), max(last_ms, died_ms))
+            letters, oldest, newest = spans.get(spot.group, (0, spot, spot))
+            if spot.dead_lettered_at_ms < oldest.dead_lettered_at_ms:
+                oldest = spot
+            # Of the same millisecond, the last place.
+            if spot.dead_lettered_at_ms >= newest.dead_lettered_at_ms:
+                newest = spot
+            spans[spot.group] = Span(letters + 1, oldest, newest)
         groups = self.groups
         return {groups[number]: span for number, span in spans.items()}
 

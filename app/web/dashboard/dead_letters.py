@@ -12,16 +12,14 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from marq.client.dead_letter import DeadLetter
-from marq.client.lifecycle import to_its_end
 from marq.core.deliveries.dead_letter_records import kind_of
 from marq.dead_letters.filters import DeadLetterFilter, Filters
-from marq.dead_letters.log import DeadLetterLog, dead_letter_log
+from marq.dead_letters.log import open_dead_letter_log
 from marq.dead_letters.selection import Group, Spot, Survey, dead_letters_at
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
@@ -78,21 +76,7 @@ class DeadLetterIndex:
     async def kinds(self, queue: str | None, filters: Filters) -> list[KindOfError]:
         """Return the kinds of errors of a queue (None: of all), the newest first; raise as :meth:`read`."""
         survey, fits = await self._surveyed(queue, filters)
-        counts: Counter[int] = Counter()
-        oldest: dict[int, Spot] = {}
-        newest: dict[int, Spot] = {}
-        for spot in survey.spots():
-            group, at_ms = spot.group, spot.dead_lettered_at_ms
-            counts[group] += 1
-            if group not in oldest or at_ms < oldest[group].dead_lettered_at_ms:
-                oldest[group] = spot
-            if group not in newest or at_ms >= newest[group].dead_lettered_at_ms:
-                newest[group] = spot
-        kinds = [
-            KindOfError(group, counts[number], oldest[number], newest[number])
-            for number, group in enumerate(survey.groups)
-            if number in counts and fits(group)
-        ]
+        kinds = [KindOfError(group, *span) for group, span in survey.spans().items() if fits(group)]
         return sorted(kinds, key=lambda kind: _age(kind.newest), reverse=True)
 
     async def newest(self, queue: str | None, filters: Filters, limit: int) -> list[DeadLetter]:
@@ -127,7 +111,7 @@ class DeadLetterIndex:
         if filters.keys() - {"kind"}:
             checked = DeadLetterFilter.read("dead letters", filters, int(time.time() * 1000))
             survey = Survey(self._client.names.dead_letters, lambda _, record: checked.fits(record), kind_of)
-            async with self._open() as stored:
+            async with open_dead_letter_log(self._client) as stored:
                 await survey.make(stored)
             return survey, lambda group: queue in (None, group.queue)
         await self.read()
@@ -155,7 +139,7 @@ class DeadLetterIndex:
             log.debug("the dead letters were not read: %r", task.exception())
 
     async def _read_on(self, limit: int) -> None:
-        async with self._open() as stored:
+        async with open_dead_letter_log(self._client) as stored:
             unread = self._survey.unread(await stored.ranges())
             if unread > limit:
                 raise TooManyDeadLetters(
@@ -173,22 +157,13 @@ class DeadLetterIndex:
     ) -> dict[tuple[int, int], DeadLetter]:
         """Read the dead letters at these places, which have rising offsets in each partition."""
         # A reader that was used before may still return records of its former partitions.
-        async with self._open() as stored:
+        async with open_dead_letter_log(self._client) as stored:
             return {
                 place: DeadLetter(record, queues[place], self._client.names.dead_letters, None)
                 async for records in dead_letters_at(stored, iter(spots))
                 for record in records
                 if (place := (record.partition, record.offset))
             }
-
-    @asynccontextmanager
-    async def _open(self) -> AsyncIterator[DeadLetterLog]:
-        stored = dead_letter_log(self._client)
-        await stored.start()
-        try:
-            yield stored
-        finally:
-            await to_its_end(stored.stop())
 
 
 def _age(spot: Spot) -> tuple[int, int, int]:

@@ -47,7 +47,6 @@ class Task:
     running: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def told(self) -> dict[str, Any]:
-        done = self.reached.redriven if isinstance(self.reached, Redriven) else self.reached.deleted
         return {
             "id": self.id,
             "action": self.action,
@@ -56,7 +55,7 @@ class Task:
             "began": self.began,
             "state": self.state,
             "error": self.error,
-            "done": done,
+            "done": self.reached.done,
             **asdict(self.reached),
         }
 

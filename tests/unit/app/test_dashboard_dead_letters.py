@@ -120,7 +120,7 @@ async def test_a_sample_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         def read_again(_: object) -> None:
             raise AssertionError
 
-        monkeypatch.setattr(dead_letters, "dead_letter_log", read_again)
+        monkeypatch.setattr("marq.dead_letters.log.dead_letter_log", read_again)
 
         assert await index.samples(kinds) == samples
         assert await index.samples(kinds[1:]) == samples[1:]
@@ -195,7 +195,7 @@ async def test_each_sample_of_a_partition_is_read_by_a_reader_of_its_own(monkeyp
         logs.append(Log(0, 9))
         return logs[-1]
 
-    monkeypatch.setattr(dead_letters, "dead_letter_log", open_log)
+    monkeypatch.setattr("marq.dead_letters.log.dead_letter_log", open_log)
     index = DeadLetterIndex(ClientSettings.read("localhost:1"), lambda dead_letter: {"id": dead_letter.id})
     spots = [Spot(0, offset, 1, offset) for offset in (5, 1)]
 
