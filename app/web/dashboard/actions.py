@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from marq.admin.purge_extent import Extent
 from marq.dead_letters.dead_letters import Deleted, Redriven
-from marq.dead_letters.filters import Filters
 from marq.dead_letters.snapshots import Snapshot
-from marq.wire.errors import ConfigError, MarqError
+from marq.wire.errors import ConfigError
 from marq_worker.app.web.dashboard.actor import Actor, DeadLetterSelection
 from marq_worker.app.web.dashboard.tasks import Reached, Tasks
 
@@ -102,15 +102,10 @@ class AuditedActions:
 
         ``queue``: that of the messages, or ANY_QUEUE as in :class:`Actor`.
         """
-        details = {"queue": queue or None, "ids": list(ids)}
         call = {"cancel": self.actor.cancel, "deliver-now": self.actor.deliver_now, "release": self.actor.release}
-        try:
-            outcomes = await call[action.name](queue, ids)
-        except MarqError as error:
-            audit(action.name, who, **details, error=str(error))
-            raise
-        done = sum(outcomes)
-        audit(action.name, who, **details, done=done, too_late=len(ids) - done)
+        with audited(action.name, who, queue=queue or None, ids=list(ids)) as results:
+            done = sum(await call[action.name](queue, ids))
+            results.update(done=done, too_late=len(ids) - done)
         return done, len(ids) - done
 
     def to_matching(self, action: Action, queue: str, ids: Sequence[str], who: Mapping[str, str]) -> str:
@@ -132,26 +127,19 @@ class AuditedActions:
     ) -> None:
         """Pause a queue, for ``duration_s`` if that is not None, or resume it."""
         details = {"queue": queue} if duration_s is None else {"queue": queue, "seconds": duration_s}
-        try:
+        with audited(action.name, who, **details):
             if action.name == "pause":
                 await self.actor.pause(queue, duration_s)
             else:
                 await self.actor.resume(queue)
-        except MarqError as error:
-            audit(action.name, who, **details, error=str(error))
-            raise
-        audit(action.name, who, **details)
 
     def purge(self, action: Action, queue: str, who: Mapping[str, str], *, delayed: bool, extent: Extent | None) -> str:
         """Start to purge a queue; return the id of its task; raise as :meth:`to_dead_letters`."""
 
         async def work(progress: Callable[[Reached], None]) -> Reached:
-            try:
+            with audited(action.name, who, queue=queue, delayed=delayed) as results:
                 purged = await self.actor.purge(queue, progress, delayed=delayed, extent=extent)
-            except BaseException as error:
-                audit(action.name, who, queue=queue, delayed=delayed, error=str(error) or type(error).__name__)
-                raise
-            audit(action.name, who, queue=queue, delayed=delayed, **asdict(purged))
+                results.update(asdict(purged))
             return purged
 
         what = f"waiting{' and delayed' if delayed else ''} messages of queue {queue}"
@@ -164,30 +152,31 @@ class AuditedActions:
     ) -> str:
         """Start an action on dead letters; return the id of its task. Raises TooManyTasks."""
         reached = Redriven(chosen) if action.name == "redrive" else Deleted(chosen)
+        filters = {
+            name: str(value) if isinstance(value, Snapshot) else value for name, value in selection.filters.items()
+        }
+        details: dict[str, Any] = {"queue": selection.queue, "filters": filters, "to": selection.to}
 
         async def work(progress: Callable[[Reached], None]) -> Reached:
-            details: dict[str, Any] = {
-                "queue": selection.queue,
-                "filters": _audited(selection.filters),
-                "to": selection.to,
-            }
-            try:
+            with audited(action.name, who, **details) as results:
                 settled = await self.actor.settle(action.name, selection, progress)
-            except BaseException as error:
-                audit(action.name, who, **details, error=str(error) or type(error).__name__)
-                raise
-            audit(action.name, who, **details, done=getattr(settled, action.past), chosen=settled.chosen)
+                results.update(done=settled.done, chosen=settled.chosen)
             return settled
 
         task = self.tasks.begin(action.name, selection.queue, str(selection), reached, work)
-        audit(
-            action.name, who, task=task.id, queue=selection.queue, filters=_audited(selection.filters), to=selection.to
-        )
+        audit(action.name, who, task=task.id, **details)
         return task.id
 
 
-def _audited(filters: Filters) -> dict[str, Any]:
-    return {name: str(value) if isinstance(value, Snapshot) else value for name, value in filters.items()}
+@contextmanager
+def audited(action: str, who: Mapping[str, str], **details: Any) -> Iterator[dict[str, Any]]:
+    """Write to the audit log how an action ended; results that the block adds to the dictionary are written, too."""
+    try:
+        yield details
+    except BaseException as error:
+        audit(action, who, **details, error=str(error) or type(error).__name__)
+        raise
+    audit(action, who, **details)
 
 
 def audit(action: str, who: Mapping[str, str], **details: Any) -> None:

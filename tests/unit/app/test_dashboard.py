@@ -635,6 +635,20 @@ async def test_a_task_that_is_stopped_says_how_far_it_came_and_is_audited(caplog
     assert '"error": "CancelledError"' in lines[1]
 
 
+async def test_an_action_whose_request_is_cancelled_is_audited(caplog: pytest.LogCaptureFixture) -> None:
+    class Slow(PretendActor):
+        async def pause(self, queue: str, duration_s: float | None) -> None:
+            raise asyncio.CancelledError
+
+    actions = AuditedActions(Slow(PretendNamespace()), Tasks())
+    with pytest.raises(asyncio.CancelledError):
+        await actions.to_queue(read_action("pause"), "emails", {"who": "ann"})
+
+    assert [record.getMessage() for record in caplog.records if record.name == "marq.audit"] == [
+        '{"audit": "pause", "who": "ann", "queue": "emails", "error": "CancelledError"}'
+    ]
+
+
 async def test_many_messages_are_acted_on_in_pieces_and_what_came_too_late_is_told() -> None:
     class Counting(PretendActor):
         async def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
