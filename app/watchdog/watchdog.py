@@ -87,7 +87,7 @@ class Watchdog(Service):
             passed_s = min(now_s - before_s, 2 * LOOK_SECONDS)
             before_s = now_s
             try:
-                stalled = self._stillness.look(Sample(self._turns, self._said), passed_s)
+                stalled = self._stillness.look(self._turns, self._said, passed_s)
             except Exception:
                 # A defect in one check must not end all later ones.
                 log.exception("a check of the watchdog failed; it checks again in %g s", LOOK_SECONDS)
@@ -126,14 +126,6 @@ class Answer(Enum):
 Ask = Callable[[Hashable, ProgressReport, bool], Answer]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The last report of the event loop; ``turns`` increases while it runs."""
-
-    turns: int
-    standings: Mapping[Hashable, ProgressReport]
-
-
 @dataclass(slots=True)
 class _Case:
     progress: tuple[int, ...]
@@ -144,7 +136,7 @@ class _Case:
 
 @dataclass
 class StallDetector:
-    """Judges one sample after another; ``watches_loop``: whether a blocked event loop counts."""
+    """Judges one report after another; ``watches_loop``: whether a blocked event loop counts."""
 
     limit_s: float
     ask: Ask
@@ -153,16 +145,20 @@ class StallDetector:
     _loop_still_s: float = 0.0
     _cases: dict[Hashable, _Case] = field(default_factory=dict)
 
-    def look(self, sample: Sample, passed_s: float) -> str:
-        """Return which subject is stalled, "" if none; ``passed_s``: running time since the last check."""
-        if sample.turns == self._turns:
+    def look(self, turns: int, standings: Mapping[Hashable, ProgressReport], passed_s: float) -> str:
+        """Return which subject is stalled, "" if none.
+
+        ``turns`` increases while the event loop runs, whose last report is ``standings``; ``passed_s``: running time
+        since the last check.
+        """
+        if turns == self._turns:
             # The reports are old.
             self._loop_still_s += passed_s
             over = self.watches_loop and self._loop_still_s >= self.limit_s
             return "the event loop has had no turn" if over else ""
-        self._turns, self._loop_still_s = sample.turns, 0.0
-        self._cases = {subject: self._case(subject, standing) for subject, standing in sample.standings.items()}
-        for subject, standing in sample.standings.items():
+        self._turns, self._loop_still_s = turns, 0.0
+        self._cases = {subject: self._case(subject, standing) for subject, standing in standings.items()}
+        for subject, standing in standings.items():
             if self._judge(subject, self._cases[subject], standing, passed_s):
                 return f"{subject} stalled: {standing.owes or 'available records are not read'}"
         return ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from marq_worker.agents.progress import ProgressReport
-from marq_worker.app.watchdog.watchdog import Answer, Sample, StallDetector
+from marq_worker.app.watchdog.watchdog import Answer, StallDetector
 
 LIMIT_S = 60.0
 PARTITION = "markers partition 0"
@@ -40,8 +40,7 @@ class Watched:
             standing = said.pop(0) if len(said) > 1 else said[0]
             self.turns += not blocked
             self.seconds += 1
-            sample = Sample(self.turns, {} if standing is None else {PARTITION: standing})
-            self.found = self.stillness.look(sample, 1.0)
+            self.found = self.stillness.look(self.turns, {} if standing is None else {PARTITION: standing}, 1.0)
             if self.found:
                 break
         return self.found
