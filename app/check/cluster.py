@@ -41,7 +41,7 @@ from marq.settings.definitions import CHECK_KEY, Definitions
 from marq.settings.topic_rules import TopicPlan
 from marq.wire.markers import Source
 from marq_worker.agents.consumer_watch import unattended
-from marq_worker.app.check.broker_clock import Appended
+from marq_worker.app.check.brokers import Appended
 from marq_worker.app.check.consumers import Place, Reader
 from marq_worker.app.check.permissions import operations
 

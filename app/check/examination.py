@@ -28,8 +28,7 @@ from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import MarqError
 from marq_worker.app.check import machine
-from marq_worker.app.check.broker_clock import judge_clock
-from marq_worker.app.check.brokers import judge_apis
+from marq_worker.app.check.brokers import judge_apis, judge_clock
 from marq_worker.app.check.cluster import ClusterView, GroupFacts, Published
 from marq_worker.app.check.consumers import (
     Backlog,

@@ -9,8 +9,8 @@ from typing import Any
 from marq.kafka.group_members import GroupMember
 from marq.wire.names import Names
 from marq_worker.agents.handler_watch import merged, removed
-from marq_worker.app.check.differing_workers import judge_differences
 from marq_worker.app.check.findings import Finding, fine, problem, warning
+from marq_worker.app.client_id import Identity
 
 #: A partition has stalled if its owner has read none of the available records for this long. On a busy machine a record
 #: may wait for seconds.
@@ -136,3 +136,29 @@ def _mend(alarm: str) -> str:
     if "marq quarantine" in alarm:
         return "no message is lost: see docs/operations/troubleshooting.md, 'Markers of a newer version'"
     return "see docs/operations/troubleshooting.md, 'Stopped partitions'"
+
+
+def judge_differences(names: Names, members: Sequence[GroupMember]) -> list[Finding]:
+    """Warn if workers differ, as in two deployments that share a namespace by mistake."""
+    identities = {identity for member in members if (identity := Identity.read(member.client_id)) is not None}
+    different = [
+        what
+        for what, values in (
+            ("versions", {identity.version for identity in identities}),
+            ("definitions of queues", {identity.fingerprint for identity in identities}),
+        )
+        if len(values) > 1
+    ]
+    if not different:
+        return []
+    return [
+        warning(
+            "trackers",
+            f"they have different {' and '.join(different)}",
+            expected="the same for all, with the same MARQ_QUEUES_FILE",
+            advice=(
+                f"two sets of workers share MARQ_PREFIX={names.prefix}, or a rolling deploy is in progress. Give each"
+                " its own prefix, or restart the outdated workers"
+            ),
+        )
+    ]

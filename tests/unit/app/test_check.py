@@ -14,8 +14,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.topic_rules import TopicFacts
 from marq.wire.names import Names
-from marq_worker.app.check.broker_clock import Appended, judge_clock
-from marq_worker.app.check.brokers import APIS, judge_apis
+from marq_worker.app.check.brokers import APIS, Appended, judge_apis, judge_clock
 from marq_worker.app.check.findings import Finding, Level, exit_code, fine, problem, report, warning
 from marq_worker.app.check.machine import Port, judge_packages, judge_port
 from marq_worker.app.check.permissions import UNKNOWN, Allowed, Use, missing, operations
