@@ -15,7 +15,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.combinations import ORIGINS
 from marq.settings.definitions import LAYERS, layer_key
-from marq.settings.effective_settings import EffectiveSettings
+from marq.settings.effective_settings import EffectiveSettings, queue_document
 from marq.settings.queue import (
     ALL,
     BLOCK,
@@ -39,7 +39,6 @@ from marq_worker.app.commands.confirmation import confirm
 from marq_worker.app.commands.open_messages import Open, told_by_workers
 from marq_worker.app.commands.terminal import Column, cell, quoted, seconds, show
 from marq_worker.app.commands.unknown import note_if_unknown
-from marq_worker.app.queue_document import queue_document
 from marq_worker.app.readable import paused, span
 from marq_worker.app.web.peers import ask_workers
 

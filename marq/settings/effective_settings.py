@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from marq.settings.queue import QueueSettings, settings_document
+from marq.settings.definitions import Definitions
+from marq.settings.queue import ALL, QueueSettings, settings_document
+from marq.wire.names import Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +45,19 @@ class EffectiveSettings:
     def of(cls, settings: QueueSettings) -> Self:
         """Return checked settings in the units of users."""
         return cls(**settings_document(settings))
+
+
+def queue_document(name: str, definitions: Definitions, names: Names) -> dict[str, Any]:
+    """Return the settings of a queue with their origins, as ``marq queue`` and the pages show them."""
+    group, placement = definitions.group(name), definitions.placement(name)
+    return {
+        "queue": name,
+        "defined": name in definitions.names(),
+        "group": group,
+        "consumer_group": definitions.consumer_group(name, names),
+        "partitions": {"sent_to": placement.sends or ALL, "read": placement.reads or ALL},
+        "settings": {
+            key: {"value": value, "from": definitions.origin(name, key) or "default"}
+            for key, value in settings_document(definitions.settings(name)).items()
+        },
+    }

@@ -18,13 +18,13 @@ from marq.dead_letters.filters import Filters
 from marq.kafka.inspector import Inspector
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
+from marq.settings.effective_settings import queue_document
 from marq.settings.queue import settings_document
 from marq.wire.errors import MarqError, UnknownQueue
 from marq.wire.markers import ANY_QUEUE, Source
 from marq.wire.names import closest_name
 from marq_worker.agents.blocked_keys import blocked_keys, merged_keys
 from marq_worker.agents.message_listing import open_message, sources_of, waiting_described
-from marq_worker.app.queue_document import queue_document
 from marq_worker.app.web.dashboard.dead_letters import DeadLetterIndex
 from marq_worker.app.web.dashboard.descriptions import (
     consumer_of,
