@@ -72,6 +72,14 @@ class LogReader:
 
     # --- bounds -------------------------------------------------------------------------------------------------------
 
+    async def has_topic(self, topic: str) -> bool:
+        """Return whether a topic exists that this client may describe; :meth:`ranges` might create a missing one."""
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return topic in await self._running().topics()
+        except (KafkaError, TimeoutError) as error:
+            raise self._failed([topic], error) from error
+
     async def ranges(self, topic: str) -> dict[Source, range]:
         """Return the offsets that each partition of a topic has now."""
         try:

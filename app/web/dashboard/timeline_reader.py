@@ -6,24 +6,18 @@ A read starts when the message was sent, and reports if it reached its limit.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
-
 from marq.client.receipt import Receipt
-from marq.kafka.connection import client_options, started, stop_consumer
-from marq.kafka.role_permissions import refused
+from marq.kafka.log_reader import LogReader
+from marq.kafka.records import Records, Row
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
-from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
 from marq.wire.record_headers import has_invalid_deliver_at, ordering_key, origin, record_id
 from marq_worker.agents.message_listing import SHOWN_BYTES, moment
 from marq_worker.agents.redaction import Redaction
-from marq_worker.app.web.dashboard.groups import partitions_of
 from marq_worker.app.web.dashboard.timeline import Timeline
 
 #: Limits of a read: marker records, their bytes, seconds, and events of the message.
@@ -32,7 +26,6 @@ MAX_RECORDS, MAX_BYTES, MAX_SECONDS, MAX_EVENTS = 100_000, 64 << 20, 4.0, 200
 _MARGIN_MS = 60_000
 #: Records at the end of each partition to read if the send time is not known.
 _LAST_RECORDS = 20_000
-_READ_MS = 500
 _AT_ONCE = 500
 
 
@@ -55,10 +48,9 @@ class Reading:
         self._definitions = definitions
         #: Their records have the queue as their key.
         self._topics_of_all = (client.names.messages, client.names.dead_letters)
-        self._partitions = [TopicPartition(client.names.markers, number) for number in range(markers_partitions)]
+        self._markers_partitions = markers_partitions
         self._redaction = redaction
         self._consumers = consumers
-        self._until_s = 0.0
 
     async def message(self, message_id: str, queue: str, since_ms: int | None = None) -> dict[str, Any]:
         """Return a message by its id, or by the place of any of its records: ``events``, payload, and limits.
@@ -70,99 +62,62 @@ class Reading:
         else None.
         """
         receipt = Receipt.of(message_id)
-
-        async def close(consumer: AIOKafkaConsumer) -> None:
-            await stop_consumer(consumer, 0)
-
-        consumer = await started(self._make, self._client, close)
-        self._until_s = time.monotonic() + MAX_SECONDS
-        try:
-            record = await self._record(consumer, receipt)
-            past = None
+        source = Source(receipt.topic, receipt.partition)
+        async with LogReader(self._client, committed=True, max_partition_fetch_bytes=4 << 20) as reader:
+            record, past = await self._record(reader, source, receipt.offset), None
             if record is not None:
-                source = Source(receipt.topic, receipt.partition)
                 past = origin(source, receipt.offset, record.timestamp, record.headers)
             timeline = Timeline(message_id if past is None else past.id, queue)
-            timeline.places.add((Source(receipt.topic, receipt.partition), receipt.offset))
+            timeline.places.add((source, receipt.offset))
             begin_ms = since_ms if since_ms is not None else None if past is None else past.first_sent_ms - _MARGIN_MS
-            cut_ms = await self._read(consumer, timeline, begin_ms)
-        except (KafkaError, TimeoutError) as error:
-            topic = self._client.names.markers
-            raise refused(self._client, error, "Read", topic) or BrokerUnavailable(
-                f"topic {topic} at {self._client.bootstrap_servers}: message {message_id} could not be looked up"
-                f" ({str(error) or type(error).__name__}); try again"
-            ) from error
-        finally:
-            await stop_consumer(consumer, 0.5)
-        return await self._found(timeline, record, None if past is None else past.first_sent_ms, cut_ms)
+            cut_ms = await self._read(reader, timeline, begin_ms)
+        return await self._found(timeline, source, record, None if past is None else past.first_sent_ms, cut_ms)
 
-    def _make(self) -> AIOKafkaConsumer:
-        return AIOKafkaConsumer(
-            **client_options(self._client),
-            isolation_level="read_committed",
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-            fetch_max_wait_ms=100,
-            max_partition_fetch_bytes=4 << 20,
-        )
-
-    async def _record(self, consumer: AIOKafkaConsumer, receipt: Receipt) -> Any:
+    async def _record(self, reader: LogReader, source: Source, offset: int) -> Row | None:
         """Return the record at a place; None if there is none, or it is not a message's."""
-        tp = TopicPartition(receipt.topic, receipt.partition)
-        if not self._is_ours(receipt.topic) or receipt.partition not in await partitions_of(consumer, receipt.topic):
+        if not self._is_ours(source.topic) or not await reader.has_topic(source.topic):
             return None
-        firsts, ends = await consumer.beginning_offsets([tp]), await consumer.end_offsets([tp])
-        if not firsts[tp] <= receipt.offset < ends[tp]:
+        if offset not in (await reader.ranges(source.topic)).get(source, ()):
             return None
-        consumer.assign([tp])
-        consumer.seek(tp, receipt.offset)
-        fetched = await consumer.getmany(timeout_ms=2 * _READ_MS, max_records=1)
-        for record in fetched.get(tp, ()):
-            return record if record.offset == receipt.offset else None
+        async for fetched in reader.read({source: range(offset, offset + 1)}):
+            return fetched[source][0]
         return None
 
     def _is_ours(self, topic: str) -> bool:
         return topic in self._topics_of_all or bool(self._definitions.queues_of_topic(topic))
 
-    async def _read(self, consumer: AIOKafkaConsumer, timeline: Timeline, begin_ms: int | None) -> int | None:
-        ends = await consumer.end_offsets(self._partitions)
-        starts = await self._starts(consumer, begin_ms, ends)
-        left = {tp: end for tp, end in ends.items() if starts[tp] < end}
-        if not left:
-            return None
-        consumer.assign(list(left))
-        for tp in left:
-            consumer.seek(tp, starts[tp])
+    async def _read(self, reader: LogReader, timeline: Timeline, begin_ms: int | None) -> int | None:
+        """Read the markers since a time; return where a limit ended that, else None."""
+        ranges = await self._ranges(reader, begin_ms)
         records, size, last_ms = 0, 0, begin_ms or 0
-        while left:
-            if records >= MAX_RECORDS or size >= MAX_BYTES or len(timeline.events) >= MAX_EVENTS or self._late():
-                return last_ms
-            fetched = await consumer.getmany(timeout_ms=_READ_MS, max_records=_AT_ONCE)
-            # Yield to other tasks.
-            await asyncio.sleep(0)
-            for tp, record in _in_order(fetched):
-                timeline.read(record, tp.partition)
-                records, size, last_ms = records + 1, size + len(record.value or b""), record.timestamp
-            for tp in list(left):
-                if await consumer.position(tp) >= left[tp]:
-                    del left[tp]
-                    consumer.pause(tp)
+        try:
+            async with asyncio.timeout(MAX_SECONDS):
+                async for fetched in reader.read(ranges):
+                    for source, row in _in_order(fetched):
+                        if records >= MAX_RECORDS or size >= MAX_BYTES or len(timeline.events) >= MAX_EVENTS:
+                            return last_ms
+                        timeline.read(row, source.partition)
+                        records, size, last_ms = records + 1, size + len(row.value or b""), row.timestamp
+                        if records % _AT_ONCE == 0:
+                            # Yield to other tasks.
+                            await asyncio.sleep(0)
+        except TimeoutError:
+            return last_ms
         return None
 
-    async def _starts(
-        self, consumer: AIOKafkaConsumer, begin_ms: int | None, ends: dict[TopicPartition, int]
-    ) -> dict[TopicPartition, int]:
-        firsts = await consumer.beginning_offsets(self._partitions)
+    async def _ranges(self, reader: LogReader, begin_ms: int | None) -> dict[Source, range]:
+        if not self._markers_partitions:
+            return {}
+        ranges = await reader.ranges(self._client.names.markers)
         if begin_ms is None:
-            return {tp: max(firsts[tp], ends[tp] - _LAST_RECORDS) for tp in self._partitions}
-        offsets = await consumer.offsets_for_times(dict.fromkeys(self._partitions, max(0, begin_ms)))
-        return {tp: ends[tp] if offsets.get(tp) is None else offsets[tp].offset for tp in self._partitions}
+            return {source: span[-_LAST_RECORDS:] for source, span in ranges.items()}
+        starts = await reader.offsets_at(ranges, max(0, begin_ms))
+        return {source: range(start, ranges[source].stop) for source, start in starts.items() if start is not None}
 
-    def _late(self) -> bool:
-        return time.monotonic() > self._until_s
-
-    async def _found(self, timeline: Timeline, record: Any, sent_ms: int | None, cut_ms: int | None) -> dict[str, Any]:
-        topic, readers = Receipt.of(timeline.id).topic, self._readers(timeline.id, record)
+    async def _found(
+        self, timeline: Timeline, place: Source, record: Row | None, sent_ms: int | None, cut_ms: int | None
+    ) -> dict[str, Any]:
+        topic, readers = Receipt.of(timeline.id).topic, self._readers(timeline.id, place, record)
         queues = sorted(timeline.queues | readers)
         queue = timeline.queue or (queues[0] if len(queues) == 1 else "")
         events: list[dict[str, Any]] = []
@@ -195,15 +150,15 @@ class Reading:
             "headers": self._redaction.headers(headers, SHOWN_BYTES),
         }
 
-    def _readers(self, message_id: str, record: Any) -> set[str]:
+    def _readers(self, message_id: str, place: Source, record: Row | None) -> set[str]:
         """Return the queues that receive a message by the topic of its first record, or by the key of this record."""
         queues = set(self._definitions.queues_of_topic(Receipt.of(message_id).topic))
-        if record is not None and record.key and record.topic in self._topics_of_all:
+        if record is not None and record.key and place.topic in self._topics_of_all:
             queues.add(record.key.decode("utf-8", "replace"))
         return queues
 
 
-def _in_order(fetched: dict[TopicPartition, Sequence[Any]]) -> Iterator[tuple[TopicPartition, Any]]:
-    for tp, records in fetched.items():
-        for record in records:
-            yield tp, record
+def _in_order(fetched: Mapping[Source, Records]) -> Iterator[tuple[Source, Row]]:
+    for source, records in fetched.items():
+        for row in records:
+            yield source, row
