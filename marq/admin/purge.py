@@ -279,7 +279,9 @@ class _Purging:
             # A partition that is not in the extent was added later, and so were all its records.
             known = self._extent.ends
             ends = {source: min(stop, known.get(source, starts[source])) for source, stop in stops.items()}
-        purge = Purge(until_ms, ends, starts).after(self._queues.definitions.purge(self._queue), stops)
+        definitions = self._queues.definitions
+        purge = Purge(until_ms, ends, starts).after(definitions.purge(self._queue), stops)
+        purge = purge.outweighing(definitions.begin(self._queue))
         await self._publish(purge)
         return purge
 

@@ -60,10 +60,15 @@ class Purge:
         return {source.topic for source in self.ends}
 
     def along_with(self, other: Purge) -> Purge:
-        """Return a purge of the records of both."""
-        former, latter = sorted((self, other), key=attrgetter("until_ms"))
+        """Return a purge of the records of both; this one counts if both name the same time."""
+        former, latter = sorted((other, self), key=attrgetter("until_ms"))
         # The former end is larger only if the topic was recreated since.
         return replace(latter._with_partitions_of(former), starts=self.starts, in_flight=self.in_flight)
+
+    def outweighing(self, start: Purge | None) -> Purge:
+        """Return this purge with a time that makes it count more than the start of its queue."""
+        # The clock that wrote the start may be ahead.
+        return self if start is None else replace(self, until_ms=max(self.until_ms, start.until_ms))
 
     def decided_by(self, former: Purge) -> Purge:
         """Return the starts of a queue, in each topic the first one."""

@@ -17,7 +17,7 @@ from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.records import Records
 from marq.kafka.topics import Topics
 from marq.settings.client import ClientSettings
-from marq.settings.definitions import Definitions, purge_key
+from marq.settings.definitions import Definitions, purge_key, start_key
 from marq.settings.purged_offsets import Purge
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Acquire, Batch, Cancel, Payload, Release, Source
@@ -253,6 +253,20 @@ async def test_a_purge_of_a_recreated_topic_skips_no_later_messages(namespace: N
 
     assert namespace.purge.ends == {P0: 5}
     assert namespace.purge.left(P0, 5, 5_000)
+
+
+async def test_a_purge_counts_even_if_the_clock_that_wrote_the_start_of_the_queue_was_ahead(
+    namespace: Namespace,
+) -> None:
+    ahead = int(time.time() * 1000) + purging.SKEW_MS + 120_000
+    namespace.definitions.fold(start_key(QUEUE), Purge(ahead, {P0: 100}).document())
+    namespace.fill(range(100, 500))
+
+    await purge(namespace)
+
+    skipped = namespace.definitions.skipped(QUEUE)
+    assert skipped is not None
+    assert [skipped.left(P0, offset, 1_000) for offset in (99, 100, 499, 500)] == [False, False, False, True]
 
 
 async def test_a_message_that_a_purge_keeps_is_tracked_when_a_consumer_receives_it(namespace: Namespace) -> None:
