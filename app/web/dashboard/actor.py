@@ -23,7 +23,7 @@ from marq.wire.marker_codec import encode
 from marq.wire.markers import ANY_QUEUE, Release, Source
 from marq.wire.markers_partitions import markers_partition
 from marq_worker.agents.message_listing import can_be_released
-from marq_worker.app.web.dashboard.tasks import Reached
+from marq_worker.app.web.dashboard.tasks import Emptied, Reached
 
 _STOP_S = 2.0
 #: The error that the next consumer of a released message sees.
@@ -151,7 +151,7 @@ class Actor:
             progress=lambda done, of: progress(Deleted(of, of, done)),
         )
         meant = purged.total + purged.too_late
-        return Deleted(meant, meant, purged.total, purged.too_late)
+        return Emptied(meant, meant, purged.total, purged.too_late, purged.paused)
 
     async def _write(self, batches: Sequence[Release]) -> None:
         cluster = cluster_of(self._client)
