@@ -28,8 +28,10 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
+from marq.admin.purge_errors import PurgeEnded, naming_the_pause
 from marq.admin.purge_extent import (
     Extent,
     check_purgeable,
@@ -55,7 +57,6 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import purge_key
 from marq.settings.purged_offsets import Purge
-from marq.wire.errors import MarqError
 from marq.wire.markers import NOW, Ack, Source
 from marq.wire.record_headers import deliver_at_ms
 
@@ -146,12 +147,15 @@ async def purge(
     check_purgeable(settings, queue)
     topics = await ensure_topics(settings, changelog=True)
     async with Queues.of(settings) as queues, Producer.of(settings) as producer:
+        # A caller that knows of an earlier pause tries again, and resumes the queue then.
+        errors = naming_the_pause(queue) if paused_before is None else nullcontext()
         paused_before = queues[queue].paused if paused_before is None else paused_before
         purging = _Purging(settings, topics, queues, producer, queue, extent, progress)
         await purging.pause(in_flight=in_flight)
-        purged = replace(await purging.run(delayed=delayed, in_flight=in_flight), paused=bool(paused_before))
-        if paused_before is not True:
-            await purging.end(paused_before)
+        with errors:
+            purged = replace(await purging.run(delayed=delayed, in_flight=in_flight), paused=bool(paused_before))
+            if paused_before is not True:
+                await purging.end(paused_before)
     if dead:
         async with DeadLetters.of(settings) as dead_letters:
             as_of = None if extent is None else extent.dead_letters
@@ -248,18 +252,12 @@ class _Purging:
     async def _check_alone(self) -> None:
         await self._queues.sync(self._settings.request_timeout_ms / 1000)
         if self._queues.definitions.purge(self._queue) != self._published:
-            raise MarqError(
-                f"queue {self._queue!r}: another purge has taken over, so this one has ended; the other one"
-                " completes it and decides whether the queue stays paused"
-            )
+            raise PurgeEnded.by_another(self._queue)
 
     async def _check_paused(self) -> None:
         await self._check_alone()
         if not self._queues[self._queue].paused:
-            raise MarqError(
-                f"queue {self._queue!r}: it was resumed during the purge, so the purge has ended early: purge it again"
-                " to complete it"
-            )
+            raise PurgeEnded.by_resuming(self._queue)
 
     async def _publish(self, purge: Purge) -> None:
         self._published = purge
@@ -275,7 +273,9 @@ class _Purging:
             # A partition that is not in the extent was added later, and so were all its records.
             known = self._extent.ends
             ends = {source: min(stop, known.get(source, starts[source])) for source, stop in stops.items()}
-        purge = Purge(until_ms, ends, starts).after(self._queues.definitions.purge(self._queue), stops)
+        definitions = self._queues.definitions
+        purge = Purge(until_ms, ends, starts).after(definitions.purge(self._queue), stops)
+        purge = purge.outweighing(definitions.begin(self._queue))
         await self._publish(purge)
         return purge
 

@@ -6,8 +6,9 @@ import asyncio
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from marq.queues.definition_log import DefinitionLog, Entry, definition_log
 from marq.queues.ordered_changes import check_order
@@ -27,6 +28,16 @@ SYNC_LIMIT_S = 5.0
 _SHOWN_CHARACTERS = 300
 #: Longest sleep until the end of a pause: the wall clock may be set, and a suspended machine does not count its sleep.
 PAUSE_CHECK_S = 60.0
+#: How long, and how many, records are kept to understand conflicting writes, which take less time than this.
+RECENT_S = 5.0
+MAX_RECENT = 100
+
+
+class Overheard(NamedTuple):
+    """Records that other clients wrote during a write: for each key, before and after our own record."""
+
+    before: list[Entry]
+    after: list[Entry]
 
 
 class DefinitionsFollower:
@@ -49,6 +60,8 @@ class DefinitionsFollower:
         self._moved: asyncio.Event
         #: The records read since a write began.
         self._overheard: list[Entry] | None = None
+        #: The last records, with the times of the monotonic clock at which they were read.
+        self._recent: deque[tuple[float, Entry]] = deque(maxlen=MAX_RECENT)
 
     async def start(self, *, create_topics: bool) -> None:
         """Read to the end of the log, and keep following it; same errors as :meth:`marq.queues.queues.Queues.start`."""
@@ -104,10 +117,15 @@ class DefinitionsFollower:
             for queue, topic in starting(self.definitions, after)
         }
 
-    async def write(self, documents: Mapping[bytes, Mapping[str, Any] | None]) -> list[Entry]:
+    def recent(self, key: bytes) -> list[Entry]:
+        """Return the records of a key that were read in the last seconds."""
+        since_s = time.monotonic() - RECENT_S
+        return [entry for read_s, entry in self._recent if entry.key == key and read_s >= since_s]
+
+    async def write(self, documents: Mapping[bytes, Mapping[str, Any] | None]) -> Overheard:
         """Write, wait until that is read back, and return the records that other clients wrote since the call.
 
-        For each key, these are the records before ours. Only one write may be in progress.
+        Only one write may be in progress.
         """
         self._overheard = overheard = list[Entry]()
         try:
@@ -116,7 +134,9 @@ class DefinitionsFollower:
             await self._read_past(last)
         finally:
             self._overheard = None
-        return [entry for entry in overheard if entry.offset < offsets.get(entry.key or b"", last)]
+        before = [entry for entry in overheard if entry.offset < offsets.get(entry.key or b"", last)]
+        after = [entry for entry in overheard if entry.offset > offsets.get(entry.key or b"", last)]
+        return Overheard(before, after)
 
     async def _read_past(self, offset: int) -> None:
         limit_s = self._settings.request_timeout_ms / 1000
@@ -165,6 +185,8 @@ class DefinitionsFollower:
             changed = self._fold(self.definitions, entries)
             if self._overheard is not None:
                 self._overheard.extend(entries)
+            read_s = time.monotonic()
+            self._recent.extend((read_s, entry) for entry in entries)
             self._position = position
             self._moved.set()
             if changed:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, Self, TypedDict, Unpack
 
 from marq.client.lifecycle import Lifecycle
 from marq.kafka.offset_snapshots import check_room
+from marq.queues.concurrent_changes import with_changes
+from marq.queues.definition_log import Entry
 from marq.queues.following import DefinitionsFollower, document_of, fold
 from marq.settings.client import ClientOptions, ClientSettings
 from marq.settings.combinations import (
@@ -209,11 +211,13 @@ class Queues(Lifecycle[DefinitionsFollower]):
             for _ in range(MAX_TRIES):
                 if not documents:
                     return
-                between = await follower.write(documents)
+                before, after = await follower.write(documents)
+                # A record after ours is from a client that wins by its place in the log.
+                later = {entry.key for entry in after if fold(Definitions(), entry) is None}
                 documents = {
                     entry.key: document_of(entry.value)
-                    for entry in between
-                    if entry.key is not None and entry.key in documents and fold(Definitions(), entry) is None
+                    for entry in before
+                    if entry.key in documents.keys() - later and fold(Definitions(), entry) is None
                 }
 
     async def sync(self, limit_s: float) -> None:
@@ -274,16 +278,18 @@ class Queues(Lifecycle[DefinitionsFollower]):
         follower = self._started()
         async with self._writing:
             former = read(self.definitions) or {}
+            known = [*_documents(key, read, follower.recent(key)), former]
             for _ in range(MAX_TRIES):
                 document = merged(former)
                 if document == (read(self.definitions) or {}):
                     return
-                others = Definitions()
-                between = await follower.write({key: document or None})
-                folded = [fold(others, entry) is None for entry in between if entry.key == key]
-                if not any(folded):
+                overheard = await follower.write({key: document or None})
+                before, after = [_documents(key, read, entries) for entries in overheard]
+                if not before:
                     return
-                former = read(others) or {}
+                former = with_changes(former, known, before)
+                known.append(document)
+                former = with_changes(former, known, after)
         raise MarqError(
             f"{what}: other clients changed its settings during each of {MAX_TRIES} attempts; look at the current"
             " settings and change them again"
@@ -306,6 +312,14 @@ class Queues(Lifecycle[DefinitionsFollower]):
         if group is not None and group != self.definitions.group(queue):
             check_room(group, later.queues_of(group))
         return document
+
+
+def _documents(
+    key: bytes, read: Callable[[Definitions], Mapping[str, Any] | None], entries: Iterable[Entry]
+) -> list[Mapping[str, Any]]:
+    """Return the readable documents of one key."""
+    definitions = Definitions()
+    return [read(definitions) or {} for entry in entries if entry.key == key and fold(definitions, entry) is None]
 
 
 def plain(value: object) -> Any:

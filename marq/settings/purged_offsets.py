@@ -46,13 +46,13 @@ class Purge:
 
     def done(self, *, in_flight: bool = False) -> Purge:
         """Return the purge after all its records have their markers."""
-        return Purge(self.until_ms, self.ends, in_flight=in_flight)
+        return replace(self, starts={}, in_flight=in_flight)
 
     def before(self, places: Mapping[Source, int]) -> Purge:
         """Return the part that may lack markers and that consumers have passed since the purge was interrupted."""
         starts = {source: start for source, start in self.starts.items() if start < places.get(source, 0)}
         ends = {source: min(self.ends.get(source, 0), places[source]) for source in starts}
-        return Purge(self.until_ms, ends, starts)
+        return replace(self, ends=ends, starts=starts, in_flight=False)
 
     @property
     def topics(self) -> set[str]:
@@ -60,10 +60,15 @@ class Purge:
         return {source.topic for source in self.ends}
 
     def along_with(self, other: Purge) -> Purge:
-        """Return a purge of the records of both."""
-        former, latter = sorted((self, other), key=attrgetter("until_ms"))
+        """Return a purge of the records of both; this one counts if both name the same time."""
+        former, latter = sorted((other, self), key=attrgetter("until_ms"))
         # The former end is larger only if the topic was recreated since.
         return replace(latter._with_partitions_of(former), starts=self.starts, in_flight=self.in_flight)
+
+    def outweighing(self, start: Purge | None) -> Purge:
+        """Return this purge with a time that makes it count more than the start of its queue."""
+        # The clock that wrote the start may be ahead.
+        return self if start is None else replace(self, until_ms=max(self.until_ms, start.until_ms))
 
     def decided_by(self, former: Purge) -> Purge:
         """Return the starts of a queue, in each topic the first one."""
@@ -88,7 +93,9 @@ class Purge:
         # A former end beyond the end of a partition dates from before the topic was recreated.
         known = {source: end for source, end in former.ends.items() if end <= stops.get(source, 0)}
         ends = {source: max(end, known.get(source, 0)) for source, end in self.ends.items()}
-        return Purge(max(self.until_ms, former.until_ms), ends, self.starts)
+        merged = Purge(max(self.until_ms, former.until_ms), ends, self.starts)
+        # The queue may return to a former topic.
+        return merged._with_partitions_of(former)
 
     def document(self) -> dict[str, Any]:
         """Return the value of its record."""

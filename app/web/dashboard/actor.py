@@ -21,7 +21,7 @@ from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import MarqError
 from marq.wire.markers import ANY_QUEUE, Release, Source
 from marq_worker.agents.message_listing import can_be_released
-from marq_worker.app.web.dashboard.tasks import Reached
+from marq_worker.app.web.dashboard.tasks import Emptied, Reached
 
 #: The error that the next consumer of a released message sees.
 RELEASED_BY_OPERATOR = "released by an operator"
@@ -148,7 +148,7 @@ class Actor:
             progress=lambda done, of: progress(Deleted(of, of, done)),
         )
         meant = purged.total + purged.too_late
-        return Deleted(meant, meant, purged.total, purged.too_late)
+        return Emptied(meant, meant, purged.total, purged.too_late, purged.paused)
 
     async def _write(self, batches: Sequence[Release]) -> None:
         topics = await cluster_of(self._client).topics()

@@ -23,6 +23,14 @@ log = logging.getLogger("marq.web")
 MAX_RUNNING, MAX_KEPT = 4, 50
 _ID_BYTES = 4
 
+
+@dataclass(frozen=True, slots=True)
+class Emptied(Deleted):
+    """The result of a purge; ``paused``: the queue was paused before, and so still is."""
+
+    paused: bool = False
+
+
 Reached = Redriven | Deleted
 Work = Callable[[Callable[[Reached], None]], Awaitable[Reached]]
 

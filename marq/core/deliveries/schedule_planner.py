@@ -147,11 +147,7 @@ class Planner:
         if self.problem(schedule):
             return []
         times: list[int] = []
-        most = (
-            max(1, min(MAX_MISSED, MAX_MISSED_BYTES // payload_bytes(_payload(schedule, 0, 0))))
-            if schedule.catch_up
-            else 1
-        )
+        most = self._most_missed(schedule, now_s) if schedule.catch_up else 1
         while len(times) < most and (time_s := self._next_time(schedule, after)) is not None:
             times.append(time_s)
             if time_s > now_s:
@@ -161,6 +157,12 @@ class Planner:
             return []
         payloads = [_payload(schedule, *each) for each in zip(times, [last, *times], strict=False)]
         return [Delay(schedule.queue, holder, source, times, [time_s * 1000 for time_s in times], False, 0, payloads)]
+
+    def _most_missed(self, schedule: Schedule, now_s: int) -> int:
+        """Return how many messages fit into one marker, whose topic accepts more than the messages topic."""
+        # A larger marker would be refused again by each new owner, and nothing in the partition would be redelivered.
+        room = min(MAX_MISSED_BYTES, self._limit_bytes)
+        return max(1, min(MAX_MISSED, room // payload_bytes(_payload(schedule, now_s, now_s))))
 
 
 def _now_s(book: LeaseBook, monotonic_ms: int) -> int:

@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -16,6 +16,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
 
+from marq.admin import purge as purging
+from marq.admin.purge import Purged
 from marq.core.storage.rows import HELD, State
 from marq.dead_letters.dead_letters import Deleted
 from marq.kafka.assignor import encoded
@@ -25,6 +27,7 @@ from marq.wire.markers import BLOCKED_MS, Source
 from marq_worker.agents.message_listing import MAX_PLACES
 from marq_worker.app.web.credentials import Access, Visitor
 from marq_worker.app.web.dashboard import pages
+from marq_worker.app.web.dashboard.actor import Actor
 from marq_worker.app.web.dashboard.descriptions import consumer_names, consumer_of, names_of_holders
 from marq_worker.app.web.dashboard.forms import read_places, write_places
 from marq_worker.app.web.dashboard.tasks import Task
@@ -243,6 +246,23 @@ async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Cli
     assert "/tasks/4f/stop" not in page
     assert answer.status == 400
     assert "it runs on another worker; stop it there: http://10.0.0.8:6066/tasks/4f" in await answer.text()
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_the_page_of_a_purge_tells_that_the_queue_is_still_paused(
+    client: Client, namespace: Filtered, monkeypatch: pytest.MonkeyPatch, paused: bool
+) -> None:
+    purged = AsyncMock(return_value=Purged(waiting=9, paused=paused))
+    monkeypatch.setattr(purging, "purge", purged)
+    actor = Actor(None, None, Mock(), AsyncMock())  # type: ignore[arg-type]
+    reached = await actor.purge("emails", Mock(), delayed=False, extent=None)
+    task = Task("4f", "purge", "emails", "waiting messages of queue emails", 0.0, reached, "done").told()
+    namespace.tasks_of_others = [{**task, "worker": "http://10.0.0.8:6066", "here": False}]
+
+    page = await (await client.get("/tasks/4f")).text()
+
+    assert "9 of 9 purged" in page
+    assert ("The queue is paused, as it was before: resume it." in page) is paused
 
 
 async def test_whether_a_message_is_open_is_not_known_where_a_worker_did_not_answer(

@@ -6,10 +6,12 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Self
+from unittest.mock import AsyncMock
 
 import pytest
 
 from marq.admin import purge as purging
+from marq.admin.purge_errors import PurgeEnded
 from marq.backend import cluster
 from marq.client.receipt import Receipt
 from marq.core.lease_book import LeaseBook
@@ -18,8 +20,9 @@ from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.records import Records
 from marq.kafka.topics import Topics
 from marq.settings.client import ClientSettings
-from marq.settings.definitions import Definitions, purge_key
+from marq.settings.definitions import Definitions, purge_key, start_key
 from marq.settings.purged_offsets import Purge
+from marq.wire.errors import Forbidden
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Acquire, Batch, Cancel, Payload, Release, Source
 from tests.unit.client.fakes import FakeRecord
@@ -254,6 +257,52 @@ async def test_a_purge_of_a_recreated_topic_skips_no_later_messages(namespace: N
 
     assert namespace.purge.ends == {P0: 5}
     assert namespace.purge.left(P0, 5, 5_000)
+
+
+async def test_a_purge_counts_even_if_the_clock_that_wrote_the_start_of_the_queue_was_ahead(
+    namespace: Namespace,
+) -> None:
+    ahead = int(time.time() * 1000) + purging.SKEW_MS + 120_000
+    namespace.definitions.fold(start_key(QUEUE), Purge(ahead, {P0: 100}).document())
+    namespace.fill(range(100, 500))
+
+    await purge(namespace)
+
+    skipped = namespace.definitions.skipped(QUEUE)
+    assert skipped is not None
+    assert [skipped.left(P0, offset, 1_000) for offset in (99, 100, 499, 500)] == [False, False, False, True]
+
+
+async def test_a_purge_that_fails_tells_that_the_queue_is_paused(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would stay paused unnoticed: the next purge finds it paused, and leaves it so."""
+    monkeypatch.setattr(purging, "ensure_topics", AsyncMock(return_value=Topics(1, 1, 10_000, 10_000)))
+    for client in ("Queues", "Producer"):
+        monkeypatch.setattr(purging, client, SimpleNamespace(of=lambda settings: namespace))
+    namespace.fill(range(100, 200))
+    settings = ClientSettings.read("localhost:9092", {}, environment={})
+
+    async def fail(receipts: Sequence[Receipt]) -> list[bool]:
+        raise Forbidden("no worker answered")
+
+    async def resume(receipts: Sequence[Receipt]) -> list[bool]:
+        namespace.definitions.fold(b"change:emails", {"paused": False})
+        return [True] * len(receipts)
+
+    monkeypatch.setattr(namespace, "cancel", fail)
+    with pytest.raises(Forbidden) as told:
+        await purging.purge(settings, QUEUE)
+    # The SQS endpoint tries again, and knows that the queue was not paused.
+    with pytest.raises(Forbidden) as told_the_endpoint:
+        await purging.purge(settings, QUEUE, paused_before=False)
+    monkeypatch.setattr(namespace, "cancel", resume)
+    with pytest.raises(PurgeEnded) as ended:
+        await purging.purge(settings, QUEUE)
+
+    assert str(told.value) == "no worker answered; queue 'emails' is paused: purge it again, then resume it"
+    assert str(told_the_endpoint.value) == "no worker answered"
+    assert str(ended.value).endswith("purge it again to complete it")
 
 
 async def test_a_message_that_a_purge_keeps_is_tracked_when_a_consumer_receives_it(namespace: Namespace) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
 from datetime import timedelta
 
 import pytest
 
 import marq.queues.following
 from marq.queues.definition_log import Entry
-from marq.queues.queues import MAX_TRIES, Queues
+from marq.queues.queues import MAX_TRIES, QueueOptions, Queues
 from marq.queues.subscription_start import start_document
 from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
@@ -25,6 +27,8 @@ class ListLog:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.before_write: Callable[[], None] = lambda: None
+        #: Before the writer reads its own record.
+        self.after_write: Callable[[], None] = lambda: None
         self.errors: list[Exception] = []
         self.appended = asyncio.Event()
         self.writes = 0
@@ -64,7 +68,9 @@ class ListLog:
     async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
         self.writes += 1
         self.before_write()
-        return {key: self.append(key, value) for key, value in records.items()}
+        offsets = {key: self.append(key, value) for key, value in records.items()}
+        self.after_write()
+        return offsets
 
     def keys(self) -> list[bytes | None]:
         return [entry.key for entry in self.entries]
@@ -253,6 +259,96 @@ async def test_what_another_said_in_between_is_taken_up(queues: Queues, log: Lis
     assert log.writes == 3
 
 
+async def test_a_change_that_another_made_before_ours_is_read_back_is_kept(queues: Queues, log: ListLog) -> None:
+    """Its writer was told that the queue is paused."""
+
+    def before() -> None:
+        log.before_write = lambda: None
+        log.append(b"change:emails", {"concurrency": 7})
+
+    def after() -> None:
+        log.after_write = lambda: None
+        # The other client keeps our change and its own one, and then pauses the queue.
+        log.append(b"change:emails", {"concurrency": 7, "lease": 60})
+        log.append(b"change:emails", {"concurrency": 7, "lease": 60, "paused": True})
+
+    log.before_write, log.after_write = before, after
+
+    assert await queues.change("emails", lease=60) == effective(lease=60, concurrency=7, paused=True)
+
+
+async def test_a_change_that_ours_undid_is_made_again_with_later_changes_of_others(
+    queues: Queues, log: ListLog
+) -> None:
+    def before() -> None:
+        log.before_write = lambda: None
+        log.append(b"change:emails", {"concurrency": 7})
+
+    def after() -> None:
+        log.after_write = lambda: None
+        # Another client has read ours, so it does not know the change before it.
+        log.append(b"change:emails", {"lease": 60, "paused": True})
+
+    log.before_write, log.after_write = before, after
+
+    assert await queues.change("emails", lease=60) == effective(lease=60, concurrency=7, paused=True)
+
+
+async def test_a_record_that_undoes_a_change_unknown_to_its_writer_does_not_count_as_its_removal(
+    queues: Queues, log: ListLog
+) -> None:
+    log.append(b"change:emails", {"max_attempts": 3})
+    await queues.change("emails", concurrency=7)
+
+    def once() -> None:
+        log.before_write = lambda: None
+        log.append(b"change:emails", {"max_attempts": 3, "paused": True})
+
+    log.before_write = once
+
+    assert await queues.change("emails", lease=60) == effective(max_attempts=3, concurrency=7, lease=60, paused=True)
+
+
+class SharedLog(ListLog):
+    """The log of several clients, each of which writes and reads at random moments."""
+
+    def __init__(self, entries: list[Entry], rng: random.Random) -> None:
+        super().__init__()
+        self.entries, self._rng = entries, rng
+
+    async def read(self) -> tuple[list[Entry], int]:
+        await self._pass()
+        start, self._read = self._read, min(self._read + self._rng.choice([1, 1, 2, 99]), len(self.entries))
+        return self.entries[start : self._read], self._read
+
+    async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
+        await self._pass()
+        offsets = await super().write(records)
+        await self._pass()
+        return offsets
+
+    async def _pass(self) -> None:
+        for _ in range(self._rng.randrange(1, 12)):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_changes_of_three_clients_at_the_same_time_are_all_made(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    entries = [Entry(0, b"change:emails", b'{"max_attempts": 3}')]
+    monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: SharedLog(entries, rng))
+    changes: list[QueueOptions] = [{"lease": 60}, {"concurrency": 7}, {"paused": True}]
+    async with AsyncExitStack() as opened:
+        clients = [await opened.enter_async_context(Queues("none:1")) for _ in changes]
+        await asyncio.gather(
+            *[client.change("emails", **options) for client, options in zip(clients, changes, strict=True)]
+        )
+
+    assert json.loads(entries[-1].value or b"") == {"max_attempts": 3, "lease": 60, "concurrency": 7, "paused": True}
+
+
 async def test_a_group_that_has_no_room_for_one_queue_more_is_left_as_it_is(
     queues: Queues, log: ListLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +446,24 @@ async def test_of_two_concurrent_writers_of_a_layer_the_first_one_wins(queues: Q
     assert queues.definitions.placement("b").sends == (3,)
     assert json.loads(log.entries[-1].value or b"") == placement
     assert log.writes == 2
+
+
+async def test_a_later_record_of_another_writer_is_not_overwritten(queues: Queues, log: ListLog) -> None:
+    first, ours, last = ({"sends": [number], "reads": None} for number in (1, 2, 3))
+
+    def before() -> None:
+        log.before_write = lambda: None
+        log.append(b"placement:a", first)
+
+    def after() -> None:
+        log.after_write = lambda: None
+        log.append(b"placement:a", last)
+
+    log.before_write, log.after_write = before, after
+    await queues.replace({b"placement:a": ours})
+
+    assert queues.definitions.placement("a").document() == last
+    assert log.writes == 1
 
 
 async def test_it_is_said_when_it_is_not_known_whether_all_is_known(queues: Queues, log: ListLog) -> None:

@@ -65,6 +65,19 @@ def test_a_second_purge_skips_also_the_records_of_the_first_one() -> None:
     assert (again.until_ms, again.ends, again.starts) == (9_000, {P0: 20, P1: 3}, {P0: 10, P1: 2})
 
 
+def test_a_purge_keeps_the_purged_records_of_a_queue_s_former_topics() -> None:
+    """The queue may return to them."""
+    former, topic = Source("shop-orders", 0), Source("shop-orders-2", 0)
+    purge = Purge(9_000, {topic: 50}, {topic: 0}).after(Purge(5_000, {former: 100}), {topic: 50})
+
+    for again in (purge, purge.done(), Purge.read(json.loads(json.dumps(purge.done().document())))):
+        assert again.ends == {former: 100, topic: 50}
+        assert [again.until_of(source) for source in (former, topic)] == [5_000, 9_000]
+    third = Purge(12_000, {topic: 60}, {topic: 50}).after(purge.done(), {topic: 60})
+    assert [third.until_of(source) for source in (former, topic)] == [5_000, 12_000]
+    assert third.starts == {topic: 50}
+
+
 def test_a_purge_of_a_recreated_topic_does_not_skip_up_to_the_end_of_a_purge_of_the_former_one() -> None:
     former = Purge(5_000, {P0: 1_000})
 

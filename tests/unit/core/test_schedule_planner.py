@@ -17,7 +17,7 @@ from marq.settings.schedule_definitions import Schedule, ScheduleLayers, home_pa
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Batch, Cancel, Cause, Delay, Fact, Kind, Reschedule
 from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import PREVIOUS_HEADER, is_synthetic
+from marq.wire.names import ENVELOPE_ROOM_BYTES, PREVIOUS_HEADER, is_synthetic
 
 T0_S = 1_700_000_000
 PARTITIONS = 4
@@ -220,6 +220,22 @@ def test_a_schedule_that_catches_up_delivers_each_of_them() -> None:
 
     assert life.delivered == times(0, 2 * MAX_MISSED + 6)
     assert life.waiting == times(2 * MAX_MISSED + 6, 1)
+
+
+@pytest.mark.parametrize("limit_bytes", [2_000, 4_000, 16_384, 65_536, 200_000, 262_144, 1_048_588])
+def test_missed_messages_never_exceed_what_the_markers_topic_accepts(limit_bytes: int) -> None:
+    """A refused write is repeated by each new owner, so nothing in the partition would be redelivered."""
+    for size in sorted({min(size, limit_bytes - 1_500) for size in (10, 400, 10_000, 60_000)}):
+        life = Life()
+        life.limit_bytes = limit_bytes
+        life.restart()
+        life.define(catch_up=True, value="x" * size, headers={"kind": "daily"})
+        life.work()
+        life.now_ms = (times(2 * MAX_MISSED + 5, 1)[0] + 7) * 1000
+        life.restart()
+
+        assert len(life.delivered) == 2 * MAX_MISSED + 6
+        assert max(len(encode(batch)) for batch in life.log) <= limit_bytes + ENVELOPE_ROOM_BYTES
 
 
 def test_a_new_schedule_that_catches_up_has_nothing_to_catch_up_with() -> None:

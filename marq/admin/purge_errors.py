@@ -1,0 +1,38 @@
+"""Errors that end a purge before it is complete, and what they tell about the pause of the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from marq.wire.errors import MarqError
+
+
+class PurgeEnded(MarqError):
+    """Another purge or a user has decided whether the queue stays paused."""
+
+    @classmethod
+    def by_another(cls, queue: str) -> PurgeEnded:
+        return cls(
+            f"queue {queue!r}: another purge has taken over, so this one has ended; the other one completes it and"
+            " decides whether the queue stays paused"
+        )
+
+    @classmethod
+    def by_resuming(cls, queue: str) -> PurgeEnded:
+        return cls(
+            f"queue {queue!r}: it was resumed during the purge, so the purge has ended early: purge it again to"
+            " complete it"
+        )
+
+
+@contextmanager
+def naming_the_pause(queue: str) -> Iterator[None]:
+    """Add to errors that the queue is still paused, because the next purge cannot know which purge paused it."""
+    try:
+        yield
+    except PurgeEnded:
+        raise
+    except MarqError as error:
+        error.args = (f"{error}; queue {queue!r} is paused: purge it again, then resume it",)
+        raise
