@@ -38,7 +38,7 @@ from marq_worker.agents.owner_context import OwnerContext
 from marq_worker.agents.owner_log import log_invalid_times, log_jump, log_refused, newer_version_alarm
 from marq_worker.agents.partition_writer import PartitionWriter
 from marq_worker.agents.progress import ProgressReport, RecentLateness
-from marq_worker.tables.leases import LocalTableError, PartitionRows
+from marq_worker.tables.leases import ChangelogLost, LocalTableError, PartitionRows
 
 log = logging.getLogger("marq.tracker")
 
@@ -364,6 +364,10 @@ class Ownership:
             if not self.engine.renewed(await self._writer.renew()):
                 raise ProducerFenced from None
             return
+        except ChangelogLost:
+            # The next takeover begins a new changelog, and reads the markers from the start.
+            self._forget()
+            raise
         self.transactions += 1
         self.fired += len(write.due)
         if lateness_ms:

@@ -124,6 +124,7 @@ class PartitionWriter:
         Raises:
 
         * MessageSizeTooLargeError, RecordListTooLargeError: a record is refused for its size; nothing was written.
+        * ChangelogLost: the changelog was recreated, or lost records; the next takeover aborts the transaction.
         * KafkaError: it is not known whether anything was written.
         """
         producer = self.producer
@@ -136,6 +137,10 @@ class PartitionWriter:
                 sends = await self._sends(producer, write)
                 # gather awaits all of them: if the first failed, asyncio would report the others as not awaited.
                 results = await asyncio.gather(*sends)
+                if write.rows is not None:
+                    first = min(result.offset for result in results if result.topic == self._changelog)
+                    # Before the commit: the next owner would mistake these rows for the whole table.
+                    self.context.table.check_changelog(self.partition, first)
             except (MessageSizeTooLargeError, RecordListTooLargeError):
                 await producer.abort_transaction()
                 raise
@@ -144,7 +149,6 @@ class PartitionWriter:
         if write.rows is None:
             return marked, -1
         # A batch's result has its first offset. Only this owner writes to the changelog, so the rows are contiguous.
-        first = min(result.offset for result in results if result.topic == self._changelog)
         return marked, first + len(write.rows) - 1
 
     async def _sends(self, producer: AIOKafkaProducer, write: Write) -> list[Any]:

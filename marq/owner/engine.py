@@ -44,7 +44,7 @@ _ADVICE = "Processing of this partition stays stopped: see docs/operations/recov
 
 
 class PositionLost(Exception):
-    """The markers topic no longer has the records after the applied offset."""
+    """The markers topic or the changelog no longer has records that the owner needs."""
 
 
 class Step(Enum):

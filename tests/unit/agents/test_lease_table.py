@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faust
@@ -17,9 +18,10 @@ from marq.core.storage import rows
 from marq.core.storage.clock import LogClock
 from marq.core.storage.image_from_rows import Restoration
 from marq.core.storage.rows import IDENTITY_KEY, LeaseRow
+from marq.owner.engine import PositionLost
 from marq.wire.markers import Payload, Source
 from marq_worker.tables import leases
-from marq_worker.tables.leases import LeaseTable, LocalTableError
+from marq_worker.tables.leases import ChangelogLost, LeaseTable, LocalTableError
 
 SOURCE = Source("t.messages", 0)
 LEASES = 5_000
@@ -149,6 +151,51 @@ async def test_sound_files_are_kept(table: LeaseTable) -> None:
 
     assert await table._local_start(consumer, source, b"x" * 16) == 10
     assert restored(table) == LEASES
+
+
+class BeginsWithRow(Changelog):
+    """A changelog without an identity: the owner did not notice that it was recreated."""
+
+    def __init__(self, start: int) -> None:
+        self._start = start
+
+    async def beginning_offsets(self, sources: object) -> Any:
+        return defaultdict(lambda: self._start)
+
+    async def seek_to_beginning(self, source: object) -> None: ...
+
+    async def position(self, source: object) -> int:
+        return self._start
+
+    async def getmany(self, source: object, **_: object) -> Any:
+        return {source: [SimpleNamespace(key=row_key(7), value=b"row", offset=self._start)]}
+
+
+async def test_a_changelog_that_begins_with_a_row_replaces_no_local_files(table: LeaseTable) -> None:
+    source: Any = TopicPartition("t.changelog", 0)
+    consumer: Any = BeginsWithRow(0)
+
+    with pytest.raises(PositionLost, match="recreated while a worker was running"):
+        await table._identity(consumer, source)
+
+    assert restored(table) == LEASES
+
+
+async def test_a_changelog_whose_first_records_were_deleted_may_begin_with_a_row(table: LeaseTable) -> None:
+    source: Any = TopicPartition("t.changelog", 0)
+    consumer: Any = BeginsWithRow(5)
+
+    assert await table._identity(consumer, source) == b"row"
+
+
+def test_rows_must_come_after_those_that_the_local_files_have(table: LeaseTable) -> None:
+    table.check_changelog(0, 10)
+    assert restored(table) == LEASES
+
+    with pytest.raises(ChangelogLost, match="continues at 9, although it had records up to 10"):
+        table.check_changelog(0, 9)
+
+    assert list(table.rows(0)) == []
 
 
 async def test_a_rebalance_does_not_fail_because_of_damaged_files(

@@ -25,7 +25,7 @@ from marq.wire.payload_columns import Columns
 from marq_worker.agents.inbox import MAX_INBOX_BATCHES, Fetched
 from marq_worker.agents.owner_context import OwnerContext
 from marq_worker.agents.ownership import Ownership
-from marq_worker.tables.leases import LeaseTable
+from marq_worker.tables.leases import ChangelogLost, LeaseTable
 
 
 def surroundings(**changes: Any) -> OwnerContext:
@@ -220,6 +220,42 @@ class TakingProducer:
 
     async def commit_transaction(self) -> None:
         self.committed += self._sent
+
+
+class LostChangelog(BareTable):
+    """The table of an owner whose changelog was recreated: the local files have more than it does."""
+
+    def __init__(self) -> None:
+        super().__init__(_nothing)
+        self.written: list[object] = []
+
+    def check_changelog(self, partition: int, first: int) -> None:
+        raise ChangelogLost
+
+    def write(self, partition: int, changes: object, position: int) -> None:
+        self.written.append(changes)
+
+
+async def _nothing() -> int:
+    return 0
+
+
+async def test_an_owner_whose_changelog_was_recreated_commits_nothing_and_recovers() -> None:
+    """The next owner would mistake these few rows for the whole table, and the other messages would be lost."""
+    table, producer = LostChangelog(), TakingProducer()
+    owner = Ownership(0, surroundings(table=table), state="owner")
+    owner._writer.producer = producer  # type: ignore[assignment]
+    owner.engine.begin(0, 0, 0)
+    batch = acquired(0)
+    acked: list[int] = []
+    batch.ack = lambda: acked.append(0)
+    await owner._read(batch, batch.value)
+
+    with pytest.raises(ChangelogLost):
+        await owner.perform(owner.engine.rows())
+
+    assert (producer.committed, table.written, acked) == ([], [], [])
+    assert owner.position is None
 
 
 def firing(producer: TakingProducer) -> tuple[Ownership, Write]:
