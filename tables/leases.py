@@ -227,7 +227,13 @@ class LeaseTable(faust.Table):
         return count
 
     def write_records(self, partition: int, records: list[ConsumerRecord[bytes, bytes]]) -> None:
-        """Write changelog records atomically with their offset."""
+        """Write changelog records atomically with their offset.
+
+        Raises OSError if the reader was cut off for so long that it may have missed deletions; the next reader then
+        discards the files.
+        """
+        if self._is_old(partition):
+            raise OSError(f"lease table: the local files of partition {partition} have become too old")
         self.write(partition, {record.key: record.value for record in records}, records[-1].offset)
 
     def check_changelog(self, partition: int, first: int) -> None:
@@ -279,15 +285,19 @@ class LeaseTable(faust.Table):
             self.damaged.remove(partition)
 
     def _discard_if_old(self, partition: int) -> None:
-        written = self._written(partition)
-        # Not the age of RocksDB's own files: opening the database writes some.
-        if written.exists() and time.time() - written.stat().st_mtime > MAX_LOCAL_AGE_SECONDS:
+        if self._is_old(partition):
             self.log.warning(
                 "lease table: local files of partition %s are older than half of the changelog's "
                 "delete.retention.ms: rebuilding them from the changelog",
                 partition,
             )
             self._discard(partition)
+
+    def _is_old(self, partition: int) -> bool:
+        """Return whether the changelog may have forgotten deletions that the local files have missed."""
+        written = self._written(partition)
+        # Not the age of RocksDB's own files: opening the database writes some.
+        return written.exists() and time.time() - written.stat().st_mtime > MAX_LOCAL_AGE_SECONDS
 
     def _written(self, partition: int) -> Path:
         """A file whose age is that of the last write to the database next to it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from marq.owner.engine import PositionLost
 from marq.wire.markers import Payload, Source
 from marq_worker.tables import leases
 from marq_worker.tables.leases import ChangelogLost, LeaseTable, LocalTableError
+from marq_worker.tables.standby import Standby
 
 SOURCE = Source("t.messages", 0)
 LEASES = 5_000
@@ -196,6 +197,53 @@ def test_rows_must_come_after_those_that_the_local_files_have(table: LeaseTable)
         table.check_changelog(0, 9)
 
     assert list(table.rows(0)) == []
+
+
+class OneMoreRecord(Changelog):
+    """A changelog with one record more than the local files have."""
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def seek(self, source: object, position: int) -> None:
+        self._at = position
+
+    async def position(self, source: object) -> int:
+        return self._at
+
+    async def getmany(self, *_: object, **__: object) -> Any:
+        self._at = 11
+        return {TopicPartition("t.changelog", 0): [SimpleNamespace(key=row_key(0), value=None, offset=10)]}
+
+    async def end_offsets(self, sources: object) -> Any:
+        return defaultdict(lambda: 11)
+
+
+async def copy(table: LeaseTable, consumer: Any) -> None:
+    await Standby(table, {}, 1)._copy(consumer, {TopicPartition("t.changelog", 0): 10})
+
+
+async def replay(table: LeaseTable, consumer: Any) -> None:
+    await table._replay(consumer, TopicPartition("t.changelog", 0), 10)
+
+
+@pytest.mark.parametrize("reader", [copy, replay])
+async def test_a_reader_that_was_cut_off_for_days_does_not_bring_old_files_up_to_date(
+    table: LeaseTable, reader: Callable[[LeaseTable, Any], Awaitable[None]]
+) -> None:
+    """The changelog may have forgotten deletions that it has missed, so finished messages would be open again."""
+    written = table._written(0)
+    old_s = written.stat().st_mtime - 4 * 24 * 3600
+    os.utime(written, (old_s, old_s))
+
+    with pytest.raises(OSError, match="too old"):
+        await reader(table, OneMoreRecord())
+
+    assert restored(table) == LEASES
+    assert written.stat().st_mtime == old_s
+    consumer: Any = Changelog()
+    source: Any = TopicPartition("t.changelog", 0)
+    assert await table._local_start(consumer, source, b"x" * 16) == 0
 
 
 async def test_a_rebalance_does_not_fail_because_of_damaged_files(
