@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import MessageSizeTooLargeError, RecordListTooLargeError, UnknownTopicOrPartitionError
+from aiokafka.errors import (
+    IllegalOperation,
+    KafkaError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    UnknownTopicOrPartitionError,
+)
 
 from marq.core.deliveries import redeliveries
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
@@ -127,6 +133,13 @@ class PartitionWriter:
         * ChangelogLost: the changelog was recreated, or lost records; the next takeover aborts the transaction.
         * KafkaError: it is not known whether anything was written.
         """
+        try:
+            return await self._commit(write)
+        except (AssertionError, IllegalOperation) as error:
+            # aiokafka raises these, instead of a KafkaError, after it has ended the transaction because of an error.
+            raise KafkaError(f"aiokafka could not continue the transaction: {error!r}") from error
+
+    async def _commit(self, write: Write) -> tuple[int, int]:
         producer = self.producer
         assert producer is not None
         # A late TICK would look as if the broker's clock had jumped, and leases would expire early. After this time

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import IllegalOperation, KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
@@ -256,6 +256,54 @@ async def test_an_owner_whose_changelog_was_recreated_commits_nothing_and_recove
 
     assert (producer.committed, table.written, acked) == ([], [], [])
     assert owner.position is None
+
+
+class EndedTransaction(TakingProducer):
+    """A producer that has ended its transaction because of an error, such as a permission that was removed."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    async def send(self, *_: object, **__: object) -> asyncio.Future[object]:
+        raise self._error
+
+    async def stop(self) -> None: ...
+
+
+@pytest.mark.parametrize("error", [IllegalOperation("not in a transaction"), AssertionError("partition not found")])
+async def test_an_owner_whose_producer_has_ended_the_transaction_takes_over_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """aiokafka's errors for this are not KafkaErrors; as a defect of Marq it would stop the partition for good."""
+    fences, again = 0, asyncio.Event()
+
+    async def fence() -> tuple[int, int]:
+        nonlocal fences
+        fences += 1
+        if fences == 2:
+            again.set()
+            await asyncio.Event().wait()
+        owner._writer.producer = EndedTransaction(error)  # type: ignore[assignment]
+        return 1, fences
+
+    async def stop() -> None: ...
+
+    async def log_range(partition: int) -> tuple[int, int]:
+        return 0, 0
+
+    async def seek(partition: int, offset: int) -> None: ...
+
+    monkeypatch.setattr("marq_worker.agents.ownership.RETRY_SECONDS", (0.0, 0.0))
+    owner = Ownership(0, surroundings(table=BareTable(_nothing), log_range=log_range, seek=seek))
+    monkeypatch.setattr(owner._writer, "fence", fence)
+    monkeypatch.setattr(owner._writer, "stop", stop)
+    owner.start()
+    async with asyncio.timeout(60):
+        await asyncio.wait([asyncio.create_task(again.wait()), owner._task], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[list-item]
+
+    assert (owner.alarm, owner.state, again.is_set()) == ("", "waiting", True)
+    await owner.stop()
 
 
 def firing(producer: TakingProducer) -> tuple[Ownership, Write]:
