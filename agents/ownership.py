@@ -263,7 +263,7 @@ class Ownership:
         known = self.position is not None
         if not self.engine.fenced(await self._writer.fence(), _monotonic_ms()):
             if known:  # else the owner was fenced, which is logged already
-                log.warning("markers partition %s had another owner in between", self.partition)
+                log.warning("markers partition %s: another owner was active, or a transaction was open", self.partition)
             self._begin_again()
 
     async def _recover(self) -> None:
@@ -364,6 +364,9 @@ class Ownership:
             if not self.engine.renewed(await self._writer.renew()):
                 raise ProducerFenced from None
             return
+        except TimeoutError:
+            self.engine.timed_out(write)
+            raise
         except ChangelogLost:
             # The next takeover begins a new changelog, and reads the markers from the start.
             self._forget()
