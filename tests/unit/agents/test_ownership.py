@@ -294,7 +294,7 @@ async def test_an_owner_whose_producer_has_ended_the_transaction_takes_over_agai
 
     async def seek(partition: int, offset: int) -> None: ...
 
-    monkeypatch.setattr("marq_worker.agents.ownership.RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("marq_worker.agents.retry_pauses.RETRY_SECONDS", (0.0, 0.0))
     owner = Ownership(0, surroundings(table=BareTable(_nothing), log_range=log_range, seek=seek))
     monkeypatch.setattr(owner._writer, "fence", fence)
     monkeypatch.setattr(owner._writer, "stop", stop)
