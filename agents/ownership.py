@@ -38,12 +38,11 @@ from marq_worker.agents.owner_context import OwnerContext
 from marq_worker.agents.owner_log import log_invalid_times, log_jump, log_refused, newer_version_alarm
 from marq_worker.agents.partition_writer import PartitionWriter
 from marq_worker.agents.progress import ProgressReport, RecentLateness
-from marq_worker.tables.leases import LocalTableError, PartitionRows
+from marq_worker.agents.retry_pauses import RetryPauses
+from marq_worker.tables.leases import ChangelogLost, LocalTableError, PartitionRows
 
 log = logging.getLogger("marq.tracker")
 
-#: Backoff between two attempts to take a partition over: first and longest.
-RETRY_SECONDS = (0.2, 5.0)
 #: How long a revoked owner may take to write folded markers; the next owner folds the rest again.
 FLUSH_ON_STOP_SECONDS = 2.0
 
@@ -72,6 +71,7 @@ class Ownership:
     _source: Source = field(init=False)
     _inbox: Inbox = field(default_factory=Inbox)
     _writer: PartitionWriter = field(init=False)
+    _pauses: RetryPauses = field(default_factory=RetryPauses)
     _task: asyncio.Task[None] | None = None
     _furthest: int = 0
     #: True if the broker or the disk refused the last attempt; reset by the next write of rows.
@@ -159,11 +159,11 @@ class Ownership:
         self._inbox.wake()
 
     async def _live(self) -> None:
-        attempt = 0
+        self._pauses = RetryPauses()
         while True:
             try:
                 await self._take_over()
-                attempt = 0
+                self._pauses.took_over()
                 await self._work()
                 return
             except UnknownVersion as error:
@@ -180,6 +180,7 @@ class Ownership:
                 # assigned the partition continues from the table.
                 log.warning("markers partition %s was taken over by another producer", self.partition)
                 self._forget()
+                self._pauses.fenced()
             except (KafkaError, OSError, TimeoutError) as error:
                 log.warning("markers partition %s: %r; taking it over again", self.partition, error)
                 # A restart fixes neither a broker rejection nor a full disk.
@@ -193,8 +194,7 @@ class Ownership:
             self.state = "waiting"
             self._inbox.let_in()
             await self._writer.stop()
-            await asyncio.sleep(min(RETRY_SECONDS[0] * 2**attempt, RETRY_SECONDS[1]))
-            attempt += 1
+            await asyncio.sleep(self._pauses.next_s())
 
     async def _halt(self, alarm: str) -> None:
         log.critical("markers partition %s stopped: %s", self.partition, alarm)
@@ -263,7 +263,7 @@ class Ownership:
         known = self.position is not None
         if not self.engine.fenced(await self._writer.fence(), _monotonic_ms()):
             if known:  # else the owner was fenced, which is logged already
-                log.warning("markers partition %s had another owner in between", self.partition)
+                log.warning("markers partition %s: another owner was active, or a transaction was open", self.partition)
             self._begin_again()
 
     async def _recover(self) -> None:
@@ -364,6 +364,13 @@ class Ownership:
             if not self.engine.renewed(await self._writer.renew()):
                 raise ProducerFenced from None
             return
+        except TimeoutError:
+            self.engine.timed_out(write)
+            raise
+        except ChangelogLost:
+            # The next takeover begins a new changelog, and reads the markers from the start.
+            self._forget()
+            raise
         self.transactions += 1
         self.fired += len(write.due)
         if lateness_ms:
@@ -373,6 +380,7 @@ class Ownership:
         self.quarantined += len(write.quarantine)
         if write.rows is not None:
             self._refused = False
+            self._pauses.wrote()
             log_invalid_times(self.tracker.book.invalid_times)
 
     def _acknowledge(self, applied: int) -> None:

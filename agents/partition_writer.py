@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import MessageSizeTooLargeError, RecordListTooLargeError, UnknownTopicOrPartitionError
+from aiokafka.errors import (
+    IllegalOperation,
+    KafkaError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    UnknownTopicOrPartitionError,
+)
 
 from marq.core.deliveries import redeliveries
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
@@ -124,8 +130,16 @@ class PartitionWriter:
         Raises:
 
         * MessageSizeTooLargeError, RecordListTooLargeError: a record is refused for its size; nothing was written.
+        * ChangelogLost: the changelog was recreated, or lost records; the next takeover aborts the transaction.
         * KafkaError: it is not known whether anything was written.
         """
+        try:
+            return await self._commit(write)
+        except (AssertionError, IllegalOperation) as error:
+            # aiokafka raises these, instead of a KafkaError, after it has ended the transaction because of an error.
+            raise KafkaError(f"aiokafka could not continue the transaction: {error!r}") from error
+
+    async def _commit(self, write: Write) -> tuple[int, int]:
         producer = self.producer
         assert producer is not None
         # A late TICK would look as if the broker's clock had jumped, and leases would expire early. After this time
@@ -136,6 +150,10 @@ class PartitionWriter:
                 sends = await self._sends(producer, write)
                 # gather awaits all of them: if the first failed, asyncio would report the others as not awaited.
                 results = await asyncio.gather(*sends)
+                if write.rows is not None:
+                    first = min(result.offset for result in results if result.topic == self._changelog)
+                    # Before the commit: the next owner would mistake these rows for the whole table.
+                    self.context.table.check_changelog(self.partition, first)
             except (MessageSizeTooLargeError, RecordListTooLargeError):
                 await producer.abort_transaction()
                 raise
@@ -144,7 +162,6 @@ class PartitionWriter:
         if write.rows is None:
             return marked, -1
         # A batch's result has its first offset. Only this owner writes to the changelog, so the rows are contiguous.
-        first = min(result.offset for result in results if result.topic == self._changelog)
         return marked, first + len(write.rows) - 1
 
     async def _sends(self, producer: AIOKafkaProducer, write: Write) -> list[Any]:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import faust
 import rocksdict
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 from faust.tables.manager import TableManager
 from faust.tables.recovery import Recovery
@@ -35,6 +36,7 @@ from faust.types import TP
 from marq.core.storage.rows import IDENTITY_KEY
 from marq.kafka.connection import stop_consumer
 from marq.kafka.paced_clients import paced
+from marq.owner.engine import PositionLost
 from marq.settings.topic_rules import DELETE_RETENTION_MS
 
 #: Older local files may have missed a deletion that the changelog has forgotten; they are discarded.
@@ -65,6 +67,10 @@ _OPTIONS = {
 
 class LocalTableError(OSError):
     """RocksDB could not be opened, read or written, as on a full disk; the changelog still has the whole table."""
+
+
+class ChangelogLost(KafkaError):  # type: ignore[misc]
+    """The changelog no longer has the rows that the owner has read or written."""
 
 
 class LeaseTable(faust.Table):
@@ -171,11 +177,21 @@ class LeaseTable(faust.Table):
         return await self._local_start(consumer, source, await self._identity(consumer, source))
 
     async def _identity(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> bytes | None:
-        """Return the value of the changelog's first record, None if it is empty."""
+        """Return the value of the changelog's first record, None if it is empty.
+
+        Raises PositionLost if the changelog begins with rows. A worker that did not notice that the topic was recreated
+        has written them, so all its earlier rows are missing. Local files may still have them.
+        """
         await consumer.seek_to_beginning(source)
         end = (await consumer.end_offsets([source]))[source]
         while await consumer.position(source) < end:
             for records in (await consumer.getmany(source, timeout_ms=READ_WAIT_MS, max_records=1)).values():
+                if records[0].key != IDENTITY_KEY and (await consumer.beginning_offsets([source]))[source] == 0:
+                    raise PositionLost(
+                        f"the first record of {source.topic}/{source.partition} is not its identity: the changelog was"
+                        " recreated while a worker was running, so rows are missing. Processing of this partition stays"
+                        " stopped: see docs/operations/recovery.md, 'Lost data'"
+                    )
                 return records[0].value or b""
         return None
 
@@ -211,8 +227,28 @@ class LeaseTable(faust.Table):
         return count
 
     def write_records(self, partition: int, records: list[ConsumerRecord[bytes, bytes]]) -> None:
-        """Write changelog records atomically with their offset."""
+        """Write changelog records atomically with their offset.
+
+        Raises OSError if the reader was cut off for so long that it may have missed deletions; the next reader then
+        discards the files.
+        """
+        if self._is_old(partition):
+            raise OSError(f"lease table: the local files of partition {partition} have become too old")
         self.write(partition, {record.key: record.value for record in records}, records[-1].offset)
+
+    def check_changelog(self, partition: int, first: int) -> None:
+        """Check that new rows, the first of them at ``first``, come after those that the local files have.
+
+        Raises ChangelogLost if they do not, and discards the files.
+        """
+        position = self._local_position(partition)
+        if first < position:
+            # The current changelog decides from which marker on the table must be rebuilt.
+            self._discard(partition)
+            raise ChangelogLost(
+                f"{self.changelog_topic_name}/{partition} continues at {first}, although it had records up to"
+                f" {position}: the topic was recreated, or lost records"
+            )
 
     def _local_position(self, partition: int) -> int:
         written = self.get(partition, [self.data.offset_key])[0]
@@ -249,15 +285,19 @@ class LeaseTable(faust.Table):
             self.damaged.remove(partition)
 
     def _discard_if_old(self, partition: int) -> None:
-        written = self._written(partition)
-        # Not the age of RocksDB's own files: opening the database writes some.
-        if written.exists() and time.time() - written.stat().st_mtime > MAX_LOCAL_AGE_SECONDS:
+        if self._is_old(partition):
             self.log.warning(
                 "lease table: local files of partition %s are older than half of the changelog's "
                 "delete.retention.ms: rebuilding them from the changelog",
                 partition,
             )
             self._discard(partition)
+
+    def _is_old(self, partition: int) -> bool:
+        """Return whether the changelog may have forgotten deletions that the local files have missed."""
+        written = self._written(partition)
+        # Not the age of RocksDB's own files: opening the database writes some.
+        return written.exists() and time.time() - written.stat().st_mtime > MAX_LOCAL_AGE_SECONDS
 
     def _written(self, partition: int) -> Path:
         """A file whose age is that of the last write to the database next to it."""

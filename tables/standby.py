@@ -19,6 +19,7 @@ from aiokafka.errors import KafkaError
 from mode import Service
 
 from marq.kafka.connection import stop_consumer
+from marq.owner.engine import PositionLost
 from marq_worker.tables.leases import RECORDS_AT_ONCE, STOP_CONSUMER_SECONDS, LeaseTable, changelog_reader
 
 log = logging.getLogger("marq.tracker")
@@ -56,7 +57,7 @@ class Standby(Service):
         while True:
             try:
                 await self._follow(partitions)
-            except (KafkaError, OSError) as error:
+            except (KafkaError, OSError, PositionLost) as error:
                 # This only slows down a takeover.
                 log.warning("local copies of markers partitions %s are not up to date: %r", partitions, error)
             except Exception:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from marq.core.due_messages import DueMessages
 from marq.core.storage.rows import LeaseRow, State
+from marq.settings.queue import UNLIMITED_ATTEMPTS
 from marq.wire.marker_codec import MAX_TEXT_BYTES
 from marq.wire.markers import (
     BLOCKED_MS,
@@ -132,4 +133,6 @@ def _wait_ms(left_ms: int) -> int:
 
 def _attempt(lease: LeaseRow) -> int:
     """Return the attempt of a message's next delivery if it was released, else of its last one."""
-    return lease.attempt + (lease.counted and lease.state in (State.RELEASED, State.WAITING_IN_ORDER))
+    after = lease.attempt + (lease.counted and lease.state in (State.RELEASED, State.WAITING_IN_ORDER))
+    # Any producer may write the largest attempt; an answer that cannot be encoded would stop every owner.
+    return min(after, UNLIMITED_ATTEMPTS)

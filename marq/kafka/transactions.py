@@ -25,6 +25,7 @@ from aiokafka.client import CoordinationType
 from aiokafka.errors import (
     GroupAuthorizationFailedError,
     IllegalGenerationError,
+    IllegalOperation,
     KafkaError,
     RebalanceInProgressError,
     UnknownMemberIdError,
@@ -102,7 +103,7 @@ class MarkerTransactions:
         except NotMember as error:
             await self._give_up(producer)
             raise NotCommitted(str(error)) from error
-        except (TimeoutError, KafkaError, AssertionError) as error:
+        except (TimeoutError, KafkaError, IllegalOperation, AssertionError) as error:
             await self._give_up(producer)
             cause = refused(self._settings, error, "Write", self._topic) or str(error) or type(error).__name__
             raise BrokerUnavailable(
@@ -199,6 +200,6 @@ async def _abort(producer: Any, limit_s: float) -> None:
         outcome.add_done_callback(retrieve)
     if manager.state not in _ABORTABLE:
         return
-    with suppress(TimeoutError, KafkaError, AssertionError):
+    with suppress(TimeoutError, KafkaError, IllegalOperation, AssertionError):
         async with asyncio.timeout(limit_s):
             await producer.abort_transaction()

@@ -25,16 +25,13 @@ from marq.core.deliveries.schedule_planner import Planner
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.tracker import Tracker
 from marq.owner.payloads import Table, find_payloads, find_payloads_in_turn
+from marq.owner.pending_limits import PendingLimits
 from marq.owner.transaction_content import Due, Write
 from marq.wire import record_headers
 from marq.wire.dead_letter_notes import Note
 from marq.wire.errors import UnknownVersion
 from marq.wire.markers import Answer, Batch, Cause, Payload, Record, Resumed, Source
 
-#: Limits for folded but unwritten rows and marker bytes, shared evenly by the owners of a process. A pending row takes
-#: up to a kilobyte, with its marker, and twice that while it is being written.
-MAX_PENDING_ROWS = 50_000
-MAX_PENDING_BYTES = 64 << 20
 #: Limits for the redeliveries of one transaction, whose fixed cost is large on a busy machine.
 MAX_COPIES = 2_000
 MAX_COPIES_BYTES = 4 << 20
@@ -44,7 +41,7 @@ _ADVICE = "Processing of this partition stays stopped: see docs/operations/recov
 
 
 class PositionLost(Exception):
-    """The markers topic no longer has the records after the applied offset."""
+    """The markers topic or the changelog no longer has records that the owner needs."""
 
 
 class Step(Enum):
@@ -99,7 +96,7 @@ class OwnerEngine:
         self._acknowledge = acknowledge
         self._limit_bytes = limit_bytes
         self._flush_ms = flush_ms
-        self._sharers = sharers
+        self._limits = PendingLimits(sharers)
         #: Id and epoch of the current producer.
         self._epoch: tuple[int, int] | None = None
         #: Messages that are due by the last own TICK and not yet in a transaction.
@@ -284,10 +281,16 @@ class OwnerEngine:
         # Only now: a table ahead of its changelog would never bring the changelog up to date.
         self._table.write(write.rows, position)
         self.pending = {}
+        self._limits.committed()
         self._pending_bytes, self._unacknowledged, self._flushed_ms = 0, False, now_ms
         del self.tracker.unreadable[: len(write.quarantine)]
         # Only now: the next owner must read markers that are not in the changelog.
         self._acknowledge(write.applied)
+
+    def timed_out(self, write: Write) -> None:
+        """Note that a transaction was not committed in time; the next ones with rows are smaller."""
+        if write.rows is not None:
+            self._limits.timed_out()
 
     def refused_for_size(self, write: Write) -> bool:
         """Note that the broker refused a record for its size; return False if a retry can't help.
@@ -342,10 +345,7 @@ class OwnerEngine:
     @property
     def is_full(self) -> bool:
         """Whether rows must be written before more markers are read."""
-        sharers = max(1, self._sharers())
-        return self._pending_bytes > MAX_PENDING_BYTES // sharers or (
-            self.tracker.book.pending_rows > MAX_PENDING_ROWS // sharers
-        )
+        return self._limits.are_reached(self.tracker.book, self._pending_bytes)
 
     # --- what to write ------------------------------------------------------------------------------------------------
 

@@ -101,10 +101,11 @@ def test_each_error_has_a_row_that_says_what_to_do(name: str) -> None:
 
 
 def test_each_alarm_of_a_partition_is_explained() -> None:
-    source = (ROOT / "marq" / "owner" / "engine.py").read_text(encoding="utf-8")
+    paths = ROOT / "marq" / "owner" / "engine.py", ROOT / "tables" / "leases.py"
+    source = "".join([path.read_text(encoding="utf-8") for path in paths])
     raised = re.findall(rf"raise {PositionLost.__name__}\(\s*f\"(.+)\"", source)
 
-    assert len(raised) == 2
+    assert len(raised) == 3
     assert all(said(text) for text in raised)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from marq.kafka.topics import ensure_topics
+from marq.settings.client import ClientSettings
 from marq_worker.broker import EmbeddedBroker
 from tests.worker.harness import Namespace, Worker, delete_topic
 
@@ -47,6 +49,28 @@ async def test_a_local_table_of_a_recreated_changelog_is_not_trusted(
 
     held = {queue: (await two.queue(queue)).get("in_flight", 0) for queue in ("ended", "still-open", "others")}
     assert held == {"ended": 0, "still-open": 5, "others": 100}
+
+
+async def test_a_changelog_that_is_recreated_while_its_owner_runs_is_rebuilt_from_the_markers(
+    new_worker: Make, broker: EmbeddedBroker
+) -> None:
+    """Else the new one would hold only the rows that change from then on, and the next owner would trust it."""
+    worker = await new_worker().start().ready()
+    async with Namespace(broker.bootstrap_servers, worker.names) as marq:
+        earlier = await marq.send_many("earlier", 5)
+        await marq.applied(await marq.acquire(*earlier, lease=FOR_LONG))
+        await delete_topic(broker.bootstrap_servers, worker.names.changelog)
+        options = {"prefix": worker.names.prefix, "markers_partitions": 2}
+        await ensure_topics(ClientSettings.read(broker.bootstrap_servers, options, environment={}), changelog=True)
+        later = await marq.send_many("later", 5)
+        await marq.applied(await marq.acquire(*later, lease=FOR_LONG))
+    await worker.stop()
+    assert "the topic was recreated" in worker.log()
+
+    worker = await new_worker(like=worker).start().ready()
+
+    in_flight = {queue: (await worker.queue(queue)).get("in_flight", 0) for queue in ("earlier", "later")}
+    assert in_flight == {"earlier": 5, "later": 5}
 
 
 async def test_a_damaged_local_table_is_rebuilt_without_losing_a_lease(

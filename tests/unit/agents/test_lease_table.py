@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faust
@@ -17,9 +18,11 @@ from marq.core.storage import rows
 from marq.core.storage.clock import LogClock
 from marq.core.storage.image_from_rows import Restoration
 from marq.core.storage.rows import IDENTITY_KEY, LeaseRow
+from marq.owner.engine import PositionLost
 from marq.wire.markers import Payload, Source
 from marq_worker.tables import leases
-from marq_worker.tables.leases import LeaseTable, LocalTableError
+from marq_worker.tables.leases import ChangelogLost, LeaseTable, LocalTableError
+from marq_worker.tables.standby import Standby
 
 SOURCE = Source("t.messages", 0)
 LEASES = 5_000
@@ -149,6 +152,98 @@ async def test_sound_files_are_kept(table: LeaseTable) -> None:
 
     assert await table._local_start(consumer, source, b"x" * 16) == 10
     assert restored(table) == LEASES
+
+
+class BeginsWithRow(Changelog):
+    """A changelog without an identity: the owner did not notice that it was recreated."""
+
+    def __init__(self, start: int) -> None:
+        self._start = start
+
+    async def beginning_offsets(self, sources: object) -> Any:
+        return defaultdict(lambda: self._start)
+
+    async def seek_to_beginning(self, source: object) -> None: ...
+
+    async def position(self, source: object) -> int:
+        return self._start
+
+    async def getmany(self, source: object, **_: object) -> Any:
+        return {source: [SimpleNamespace(key=row_key(7), value=b"row", offset=self._start)]}
+
+
+async def test_a_changelog_that_begins_with_a_row_replaces_no_local_files(table: LeaseTable) -> None:
+    source: Any = TopicPartition("t.changelog", 0)
+    consumer: Any = BeginsWithRow(0)
+
+    with pytest.raises(PositionLost, match="recreated while a worker was running"):
+        await table._identity(consumer, source)
+
+    assert restored(table) == LEASES
+
+
+async def test_a_changelog_whose_first_records_were_deleted_may_begin_with_a_row(table: LeaseTable) -> None:
+    source: Any = TopicPartition("t.changelog", 0)
+    consumer: Any = BeginsWithRow(5)
+
+    assert await table._identity(consumer, source) == b"row"
+
+
+def test_rows_must_come_after_those_that_the_local_files_have(table: LeaseTable) -> None:
+    table.check_changelog(0, 10)
+    assert restored(table) == LEASES
+
+    with pytest.raises(ChangelogLost, match="continues at 9, although it had records up to 10"):
+        table.check_changelog(0, 9)
+
+    assert list(table.rows(0)) == []
+
+
+class OneMoreRecord(Changelog):
+    """A changelog with one record more than the local files have."""
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def seek(self, source: object, position: int) -> None:
+        self._at = position
+
+    async def position(self, source: object) -> int:
+        return self._at
+
+    async def getmany(self, *_: object, **__: object) -> Any:
+        self._at = 11
+        return {TopicPartition("t.changelog", 0): [SimpleNamespace(key=row_key(0), value=None, offset=10)]}
+
+    async def end_offsets(self, sources: object) -> Any:
+        return defaultdict(lambda: 11)
+
+
+async def copy(table: LeaseTable, consumer: Any) -> None:
+    await Standby(table, {}, 1)._copy(consumer, {TopicPartition("t.changelog", 0): 10})
+
+
+async def replay(table: LeaseTable, consumer: Any) -> None:
+    await table._replay(consumer, TopicPartition("t.changelog", 0), 10)
+
+
+@pytest.mark.parametrize("reader", [copy, replay])
+async def test_a_reader_that_was_cut_off_for_days_does_not_bring_old_files_up_to_date(
+    table: LeaseTable, reader: Callable[[LeaseTable, Any], Awaitable[None]]
+) -> None:
+    """The changelog may have forgotten deletions that it has missed, so finished messages would be open again."""
+    written = table._written(0)
+    old_s = written.stat().st_mtime - 4 * 24 * 3600
+    os.utime(written, (old_s, old_s))
+
+    with pytest.raises(OSError, match="too old"):
+        await reader(table, OneMoreRecord())
+
+    assert restored(table) == LEASES
+    assert written.stat().st_mtime == old_s
+    consumer: Any = Changelog()
+    source: Any = TopicPartition("t.changelog", 0)
+    assert await table._local_start(consumer, source, b"x" * 16) == 0
 
 
 async def test_a_rebalance_does_not_fail_because_of_damaged_files(

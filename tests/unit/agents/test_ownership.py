@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import IllegalOperation, KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
@@ -25,7 +25,7 @@ from marq.wire.payload_columns import Columns
 from marq_worker.agents.inbox import MAX_INBOX_BATCHES, Fetched
 from marq_worker.agents.owner_context import OwnerContext
 from marq_worker.agents.ownership import Ownership
-from marq_worker.tables.leases import LeaseTable
+from marq_worker.tables.leases import ChangelogLost, LeaseTable
 
 
 def surroundings(**changes: Any) -> OwnerContext:
@@ -79,7 +79,7 @@ async def test_an_owner_writes_before_it_reads_more_than_its_share_of_rows(
     monkeypatch: pytest.MonkeyPatch, owned: int, batches: int
 ) -> None:
     """Else a worker's memory would grow with what its partitions find waiting for them."""
-    monkeypatch.setattr("marq.owner.engine.MAX_PENDING_ROWS", 50)
+    monkeypatch.setattr("marq.owner.pending_limits.MAX_PENDING_ROWS", 50)
     owner = Ownership(0, surroundings(owned=lambda: owned), state="owner")
     owner.engine.begin(0, 0, 0)
     written: list[int] = []
@@ -220,6 +220,90 @@ class TakingProducer:
 
     async def commit_transaction(self) -> None:
         self.committed += self._sent
+
+
+class LostChangelog(BareTable):
+    """The table of an owner whose changelog was recreated: the local files have more than it does."""
+
+    def __init__(self) -> None:
+        super().__init__(_nothing)
+        self.written: list[object] = []
+
+    def check_changelog(self, partition: int, first: int) -> None:
+        raise ChangelogLost
+
+    def write(self, partition: int, changes: object, position: int) -> None:
+        self.written.append(changes)
+
+
+async def _nothing() -> int:
+    return 0
+
+
+async def test_an_owner_whose_changelog_was_recreated_commits_nothing_and_recovers() -> None:
+    """The next owner would mistake these few rows for the whole table, and the other messages would be lost."""
+    table, producer = LostChangelog(), TakingProducer()
+    owner = Ownership(0, surroundings(table=table), state="owner")
+    owner._writer.producer = producer  # type: ignore[assignment]
+    owner.engine.begin(0, 0, 0)
+    batch = acquired(0)
+    acked: list[int] = []
+    batch.ack = lambda: acked.append(0)
+    await owner._read(batch, batch.value)
+
+    with pytest.raises(ChangelogLost):
+        await owner.perform(owner.engine.rows())
+
+    assert (producer.committed, table.written, acked) == ([], [], [])
+    assert owner.position is None
+
+
+class EndedTransaction(TakingProducer):
+    """A producer that has ended its transaction because of an error, such as a permission that was removed."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    async def send(self, *_: object, **__: object) -> asyncio.Future[object]:
+        raise self._error
+
+    async def stop(self) -> None: ...
+
+
+@pytest.mark.parametrize("error", [IllegalOperation("not in a transaction"), AssertionError("partition not found")])
+async def test_an_owner_whose_producer_has_ended_the_transaction_takes_over_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """aiokafka's errors for this are not KafkaErrors; as a defect of Marq it would stop the partition for good."""
+    fences, again = 0, asyncio.Event()
+
+    async def fence() -> tuple[int, int]:
+        nonlocal fences
+        fences += 1
+        if fences == 2:
+            again.set()
+            await asyncio.Event().wait()
+        owner._writer.producer = EndedTransaction(error)  # type: ignore[assignment]
+        return 1, fences
+
+    async def stop() -> None: ...
+
+    async def log_range(partition: int) -> tuple[int, int]:
+        return 0, 0
+
+    async def seek(partition: int, offset: int) -> None: ...
+
+    monkeypatch.setattr("marq_worker.agents.retry_pauses.RETRY_SECONDS", (0.0, 0.0))
+    owner = Ownership(0, surroundings(table=BareTable(_nothing), log_range=log_range, seek=seek))
+    monkeypatch.setattr(owner._writer, "fence", fence)
+    monkeypatch.setattr(owner._writer, "stop", stop)
+    owner.start()
+    async with asyncio.timeout(60):
+        await asyncio.wait([asyncio.create_task(again.wait()), owner._task], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[list-item]
+
+    assert (owner.alarm, owner.state, again.is_set()) == ("", "waiting", True)
+    await owner.stop()
 
 
 def firing(producer: TakingProducer) -> tuple[Ownership, Write]:

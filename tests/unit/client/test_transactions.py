@@ -1,15 +1,19 @@
-"""In which order a transaction of ACQUIREs is made."""
+"""In which order a transaction of ACQUIREs is made, and how it fails."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+import pytest
+from aiokafka.errors import IllegalOperation
+
 from marq.kafka.group_reader import GroupCommit
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.protocol import Generation
 from marq.kafka.transactions import MarkerTransactions
 from marq.settings.client import ClientSettings
+from marq.wire.errors import BrokerUnavailable
 from marq.wire.names import Names
 
 
@@ -34,6 +38,37 @@ class SlowBroker:
 
     async def commit_transaction(self) -> None:
         self.steps.append("commit")
+
+
+class EndedTransaction(SlowBroker):
+    """A producer that has ended its transaction because of an error."""
+
+    async def send(self, *_: object, **__: object) -> asyncio.Future[None]:
+        raise IllegalOperation("not in a transaction")
+
+
+async def test_a_transaction_that_the_producer_has_ended_is_not_known_to_be_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other errors would end the consumer."""
+    broker: Any = EndedTransaction()
+    transactions = MarkerTransactions(ClientSettings(names=Names("m")), 1_000_000, "id")
+    abandoned: list[object] = []
+
+    async def running() -> Any:
+        return broker
+
+    async def give_up(producer: object) -> None:
+        abandoned.append(producer)
+
+    monkeypatch.setattr(transactions, "_running", running)
+    monkeypatch.setattr(transactions, "_give_up", give_up)
+
+    commit = GroupCommit("g", Generation(1, "member", None), {}, {}, {})
+    with pytest.raises(BrokerUnavailable, match="not in a transaction"):
+        await transactions.write([MarkerRecord(0, b"x")], commit, 60)
+
+    assert abandoned == [broker]
 
 
 async def test_offsets_are_sent_when_the_broker_has_the_records() -> None:

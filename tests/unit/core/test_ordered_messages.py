@@ -181,6 +181,23 @@ def test_a_queue_in_flight_and_waiting_in_order_is_shown_as_such() -> None:
     assert (gauge.in_flight, gauge.released, gauge.rejected, gauge.delayed) == (2, 1, 0, 0)
 
 
+@pytest.mark.parametrize("attempt", [0, 1, 2**32 - 2, 2**32 - 1])
+@pytest.mark.parametrize("delay_ms", [None, 5, BLOCKED_MS])
+@pytest.mark.parametrize("counted", [False, True])
+def test_every_answer_can_be_written_whatever_attempt_a_producer_has_given_its_record(
+    attempt: int, delay_ms: int | None, counted: bool
+) -> None:
+    """Else one record would stop its markers partition for good."""
+    log = Log(ordered([1], attempt=attempt))
+    if delay_ms is not None:
+        log.fold(release([1], delay_ms, holder=FORMER, counted=counted))
+
+    log.fold(resume([1]))
+
+    counts = delay_ms is not None and counted
+    assert [list(part.attempts) for part in log.answer()] == [[min(attempt + counts, 2**32 - 1)]]
+
+
 def test_only_a_message_that_blocks_its_line_can_be_moved_and_cancelled() -> None:
     log = Log(ordered([1, 2, 3, 4]), release([1, 2], BLOCKED_MS, holder=FORMER), release([3, 4], 5, holder=FORMER))
 

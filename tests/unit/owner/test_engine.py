@@ -12,6 +12,7 @@ from marq.core.deliveries.schedule_planner import Planner
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow, encode_lease, encode_row, row_key
 from marq.core.tracker import Tracker
+from marq.owner import pending_limits
 from marq.owner.engine import OwnerEngine, PositionLost, Step
 from marq.owner.payloads import find_payloads
 from marq.settings.cron import Times
@@ -86,6 +87,10 @@ class Life:
 
 def acquire(count: int, value: bytes = b"value") -> Acquire:
     return Acquire("q", 9, MESSAGES, range(count), LEASE_MS, 0, Columns(b"q", [0] * count, [value] * count))
+
+
+def acquire_at(offset: int, value: bytes) -> Acquire:
+    return Acquire("q", 9, MESSAGES, [offset], LEASE_MS, offset, Columns(b"q", [0], [value]))
 
 
 @pytest.fixture
@@ -224,6 +229,51 @@ def test_an_owner_that_was_overtaken_begins_again_from_the_table(life: Life) -> 
     assert steps == [Step.FENCE, Step.RECOVER, Step.SEEK]
     assert life.engine.pending == {}
     assert life.engine.position == 0
+
+
+def test_an_owner_whose_transactions_take_too_long_writes_smaller_ones(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each one that is aborted it begins again from the table, and would write as much again, endlessly."""
+    monkeypatch.setattr(pending_limits, "MAX_PENDING_BYTES", 64_000)
+    size = len(encode(acquire(1, b"x" * 1_000)))
+    life.log = [
+        SimpleNamespace(offset=offset, timestamp=1_000_000, value=encode(acquire_at(offset, b"x" * 1_000)))
+        for offset in range(300)
+    ]
+    engine, failed, committed = life.engine, 0, list[int]()
+
+    for epoch in range(3, 300, 2):
+        while engine.position is not None and engine.position < len(life.log) and not engine.is_full:
+            engine.read([life.log[engine.position]], engine.position, engine.position + 1)
+        write = engine.rows()
+        if write.applied - life.acknowledged > 20_000 // size:
+            engine.timed_out(write)
+            failed += 1
+            # The broker increments the epoch once more when it aborts the transaction.
+            life.take_over(epoch)
+            continue
+        committed.append(write.applied - life.acknowledged)
+        engine.committed(write, life.now_ms)
+        engine.renewed((1, epoch))
+        if life.acknowledged == len(life.log) - 1:
+            break
+
+    assert life.acknowledged == len(life.log) - 1
+    assert failed <= len(committed) + 2
+
+
+def test_limits_of_pending_rows_return_to_normal_after_an_outage(life: Life) -> None:
+    limits = pending_limits.PendingLimits(lambda: 1)
+    book, half = life.engine.tracker.book, pending_limits.MAX_PENDING_BYTES // 2
+    for _ in range(100):
+        limits.timed_out()
+    assert limits.are_reached(book, half)
+
+    for _ in range(8):
+        limits.committed()
+
+    assert not limits.are_reached(book, half)
 
 
 def test_an_owner_that_was_alone_goes_on_where_it_is(life: Life) -> None:

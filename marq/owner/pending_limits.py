@@ -1,0 +1,37 @@
+"""How much an owner folds before it writes rows.
+
+All pending rows are written in one transaction, whose time is limited. On a slow broker a full one would be aborted,
+folded and written again, endlessly. So the limits are halved after each one that takes too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from marq.core.lease_book import LeaseBook
+
+#: Limits for folded but unwritten rows and marker bytes, shared evenly by the owners of a process. A pending row takes
+#: up to a kilobyte, with its marker, and twice that while it is being written.
+MAX_PENDING_ROWS = 50_000
+MAX_PENDING_BYTES = 64 << 20
+#: The smallest share of the limits, so that an owner is soon as fast as before an outage.
+MAX_DIVISOR = 256
+
+
+class PendingLimits:
+    """The limits of one owner; ``sharers`` returns the number of owners in the process."""
+
+    def __init__(self, sharers: Callable[[], int]) -> None:
+        self._sharers = sharers
+        self._divisor = 1
+
+    def timed_out(self) -> None:
+        self._divisor = min(2 * self._divisor, MAX_DIVISOR)
+
+    def committed(self) -> None:
+        self._divisor = max(1, self._divisor // 2)
+
+    def are_reached(self, book: LeaseBook, pending_bytes: int) -> bool:
+        """Return whether rows must be written before more markers are folded."""
+        shares = max(1, self._sharers()) * self._divisor
+        return pending_bytes > MAX_PENDING_BYTES // shares or book.pending_rows > MAX_PENDING_ROWS // shares
