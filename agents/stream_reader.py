@@ -51,8 +51,9 @@ class Partitions:
     settled: Callable[[], Awaitable[None]]
     pause: Callable[[Iterable[Source]], None]
     resume: Callable[[Iterable[Source]], None]
-    #: {partition: (offset, metadata)}; raises KafkaError if refused or unknown.
-    commit: Callable[[Mapping[Source, tuple[int, str]]], Awaitable[None]]
+    #: {partition: (offset, metadata)}, for a generation; has no effect after the limit (seconds). Raises KafkaError or
+    #: TimeoutError if refused or unknown.
+    commit: Callable[[Mapping[Source, tuple[int, str]], Generation, float], Awaitable[None]]
     #: Start positions of assigned partitions; raises KafkaError.
     places: Callable[[Serving, Iterable[Source]], Awaitable[Mapping[Source, Place]]]
     #: First and end offset of a partition.
@@ -281,7 +282,7 @@ class StreamReader:
     async def _commit(self, offsets: Mapping[Source, int], after: Mapping[Source, Positions]) -> None:
         try:
             async with asyncio.timeout(COMMIT_SECONDS):
-                await self._partitions.commit(self._encoded(offsets, after))
+                await self._partitions.commit(self._encoded(offsets, after), self._generation, COMMIT_SECONDS)
         except (KafkaError, TimeoutError) as error:
             raise NotCommitted(str(error) or type(error).__name__) from error
         self._progress.take(offsets, after)

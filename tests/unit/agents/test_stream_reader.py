@@ -45,6 +45,7 @@ class Kafka:
     silent: bool = False
     returned: dict[Source, int] = field(default_factory=dict)
     generation: Generation = field(default_factory=lambda: Generation(3, "member", None))
+    committed_as: Generation | None = None
 
     @property
     def partitions(self) -> Partitions:
@@ -54,9 +55,10 @@ class Kafka:
         async def settled() -> None:
             return
 
-        async def commit(offsets: object) -> None:
+        async def commit(offsets: object, generation: Generation, limit_s: float) -> None:
             if self.refuses:
                 raise KafkaConnectionError("gone")
+            self.committed_as = generation
             ((self.offset, self.metadata),) = offsets.values()  # type: ignore[attr-defined]
 
         async def places(served: Serving, sources: Iterable[Source]) -> Mapping[Source, Place]:
@@ -337,6 +339,17 @@ async def test_a_recreated_topic_is_noticed_and_read_again() -> None:
 
     with pytest.raises(MarqError, match=r"messages, partition 0: reading began at offset 100, and the log ends at 7"):
         await reader.fetch(20)
+
+
+async def test_a_commit_has_the_generation_of_its_assignment() -> None:
+    kafka = Kafka()
+    reader = await reading(kafka)
+
+    # The member has joined again, but its former partitions are not revoked yet.
+    kafka.generation = Generation(4, "member", None)
+    await reader.commit({P0: 5})
+
+    assert kafka.committed_as == Generation(3, "member", None)
 
 
 async def test_a_commit_in_a_transaction_has_the_generation_of_its_assignment() -> None:
