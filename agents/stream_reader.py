@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from aiokafka.errors import KafkaError
@@ -226,6 +227,9 @@ class StreamReader:
             self._lanes[source] = _Lane(start, start)
             self._progress.begin(source, place.positions, start)
             self._rewound[source] = start
+        if lost := [source for source, place in places.items() if place.lost]:
+            with suppress(NotCommitted):
+                await self.verify(lost)
 
     async def _look_for_lost(self) -> None:
         """Seek back for fetched batches that do not arrive: at the end of a log no later one shows the gap."""
