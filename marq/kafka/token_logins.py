@@ -19,6 +19,7 @@ from aiokafka.abc import AbstractTokenProvider
 from marq.client.threads import begun_in_thread
 from marq.settings.client import ClientSettings
 from marq.settings.token_provider import NamedProvider
+from marq.wire.errors import error_text
 
 #: Time limit of a provider. The clients' pacer spaces attempts, so a failing one is not called in a loop.
 LIMIT_S = 30.0
@@ -73,7 +74,7 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]
             raise self._failed(error) from error
 
     def _failed(self, error: BaseException) -> NoToken:
-        return NoToken(f"the token provider {self.name} failed: {type(error).__name__}: {error}")
+        return NoToken(f"the token provider {self.name} failed: {type(error).__name__}: {error_text(error)}")
 
     def _in_thread(self) -> Future[Any]:
         with self._lock:
