@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 import marq
-from marq.wire.errors import ConfigError, MarqError
+from marq.wire.errors import ConfigError, MarqError, error_text
 
 #: Files whose frames precede the user's code in the traceback of an import.
 _IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
@@ -88,7 +88,7 @@ def _not_imported(what: str, module: str, error: BaseException) -> ConfigError:
     if isinstance(error, SystemExit):
         said = f'it ends the process ({error!r}); move what a program does below if __name__ == "__main__":'
     else:
-        said = f"{type(error).__name__}: {error}"
+        said = f"{type(error).__name__}: {error_text(error)}"
     failed = ConfigError(f"{what}: {said}")
     failed.add_note("".join(traceback.format_exception(type(error), error, trace)).rstrip())
     return failed

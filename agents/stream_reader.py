@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from aiokafka.errors import KafkaError
@@ -51,8 +52,9 @@ class Partitions:
     settled: Callable[[], Awaitable[None]]
     pause: Callable[[Iterable[Source]], None]
     resume: Callable[[Iterable[Source]], None]
-    #: {partition: (offset, metadata)}; raises KafkaError if refused or unknown.
-    commit: Callable[[Mapping[Source, tuple[int, str]]], Awaitable[None]]
+    #: {partition: (offset, metadata)}, for a generation; has no effect after the limit (seconds). Raises KafkaError or
+    #: TimeoutError if refused or unknown.
+    commit: Callable[[Mapping[Source, tuple[int, str]], Generation, float], Awaitable[None]]
     #: Start positions of assigned partitions; raises KafkaError.
     places: Callable[[Serving, Iterable[Source]], Awaitable[Mapping[Source, Place]]]
     #: First and end offset of a partition.
@@ -225,6 +227,9 @@ class StreamReader:
             self._lanes[source] = _Lane(start, start)
             self._progress.begin(source, place.positions, start)
             self._rewound[source] = start
+        if lost := [source for source, place in places.items() if place.lost]:
+            with suppress(NotCommitted):
+                await self.verify(lost)
 
     async def _look_for_lost(self) -> None:
         """Seek back for fetched batches that do not arrive: at the end of a log no later one shows the gap."""
@@ -281,7 +286,7 @@ class StreamReader:
     async def _commit(self, offsets: Mapping[Source, int], after: Mapping[Source, Positions]) -> None:
         try:
             async with asyncio.timeout(COMMIT_SECONDS):
-                await self._partitions.commit(self._encoded(offsets, after))
+                await self._partitions.commit(self._encoded(offsets, after), self._generation, COMMIT_SECONDS)
         except (KafkaError, TimeoutError) as error:
             raise NotCommitted(str(error) or type(error).__name__) from error
         self._progress.take(offsets, after)

@@ -27,6 +27,7 @@ from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 from mode import Service
 
+from marq.kafka.committed_offsets import commit_once
 from marq.kafka.connection import stop_consumer
 from marq.kafka.group_consumer import GroupConsumer
 from marq.kafka.paced_clients import paced
@@ -170,12 +171,22 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         starts, ends = await asyncio.gather(consumer.beginning_offsets([partition]), consumer.end_offsets([partition]))
         return int(starts[partition]), int(ends[partition])
 
-    async def commit_exactly(self, offsets: Mapping[TP, tuple[int, str]]) -> None:
-        """Commit offsets, each with its metadata; raise KafkaError if refused or unknown."""
-        await self.call_thread(self._commit_exactly, offsets)
+    async def commit_exactly(
+        self, offsets: Mapping[TP, tuple[int, str]], generation: Generation, limit_s: float
+    ) -> None:
+        """Commit offsets once, each with its metadata, as this generation.
 
-    async def _commit_exactly(self, offsets: Mapping[TP, tuple[int, str]]) -> None:
-        await self._ensure_consumer().commit({_aiokafka(tp): OffsetAndMetadata(*each) for tp, each in offsets.items()})
+        Raises KafkaError or TimeoutError if refused or unknown.
+        """
+        await self.call_thread(self._commit_exactly, offsets, generation, monotonic() + limit_s)
+
+    async def _commit_exactly(
+        self, offsets: Mapping[TP, tuple[int, str]], generation: Generation, until_s: float
+    ) -> None:
+        # The caller's own limit does not end this: a later commit would set back offsets that were committed since.
+        async with asyncio.timeout(until_s - monotonic()):
+            committed = {_aiokafka(tp): OffsetAndMetadata(*each) for tp, each in offsets.items()}
+            await commit_once(self._ensure_consumer(), committed, generation)
 
 
 def _aiokafka(tp: TP) -> aiokafka.TopicPartition:

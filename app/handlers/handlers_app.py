@@ -139,7 +139,9 @@ class HandlersApp(MarqApp):
             settled=self.settled,
             pause=lambda sources: consumer.pause_partitions(partitions(sources)),
             resume=lambda sources: consumer.resume_partitions(partitions(sources)),
-            commit=lambda offsets: consumer.thread.commit_exactly({TP(*s): offset for s, offset in offsets.items()}),
+            commit=lambda offsets, generation, limit_s: consumer.thread.commit_exactly(
+                {TP(*source): offset for source, offset in offsets.items()}, generation, limit_s
+            ),
             places=lambda serving, sources: places(self.client, self.conf.id, serving, sources),
             log_start=log_start,
             log_end=log_end,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from marq.client.codecs import Codec, not_bytes
-from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
+from marq.wire.errors import ConfigError, MarqError, MessageTooLarge, error_text
 from marq.wire.markers import Payload, payload_bytes
 from marq.wire.names import (
     ENVELOPE_ROOM_BYTES,
@@ -53,7 +53,7 @@ def encode(codec: Codec, queue: object, value: object, item: int | None = None) 
         raise
     except Exception as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"queue {queue!r}{_item(item)}: {codec!r} can't encode the value: {error}") from error
+        raise kind(f"queue {queue!r}{_item(item)}: {codec!r} can't encode the value: {error_text(error)}") from error
     if not isinstance(data, bytes):
         raise TypeError(f"queue {queue!r}{_item(item)}: {codec!r} encoded to {type(data).__name__}, expected bytes")
     return data

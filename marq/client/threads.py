@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from marq.wire.errors import error_text
+
 T = TypeVar("T")
 
 
@@ -43,4 +45,4 @@ def _harmless(error: BaseException) -> Exception:
     # and would never complete.
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    return RuntimeError(repr(error))
+    return RuntimeError(error_text(error, repr))

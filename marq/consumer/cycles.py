@@ -22,6 +22,8 @@ MAX_CYCLES, MAX_CYCLES_BUSY, BUSY_RECORDS = 2, 4, 1_000
 #: Without prefetching, cycles run one at a time and begin at least this many seconds apart: calls that arrive meanwhile
 #: share the next cycle.
 MAX_CYCLES_ON_DEMAND, ON_DEMAND_S = 1, 0.015
+#: While this many records are kept back, further ones of their sources are dropped, and read again later.
+MAX_HELD_RECORDS = 6_000
 
 
 class BeforeFailed(NotCommitted):
@@ -123,6 +125,8 @@ class FetchedRecords:
         self._records: dict[Source, Records] = {}
         #: Records of sources from which nothing may be acquired yet.
         self._held: dict[Source, Records] = {}
+        #: Sources of which later records were dropped, with the first of these.
+        self._dropped: dict[Source, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._records)
@@ -135,24 +139,35 @@ class FetchedRecords:
     def put(self, records: Mapping[Source, Records]) -> None:
         """Add records that follow the present ones."""
         for source, read in records.items():
-            kept = self._held if source in self._held else self._records
-            before = kept.get(source)
-            kept[source] = Records.joined([before, read]) if before is not None else read
+            if source in self._held or source in self._dropped:
+                self._hold(source, read)
+            else:
+                before = self._records.get(source)
+                self._records[source] = Records.joined([before, read]) if before is not None else read
 
     def hold(self, sources: Iterable[Source]) -> None:
         """Keep back the records of these sources."""
         for source in sources:
-            self._held[source] = self._records.pop(source)
+            self._hold(source, self._records.pop(source))
 
-    def let_go(self, source: Source) -> None:
-        """Stop keeping back the records of a source."""
+    def _hold(self, source: Source, read: Records) -> None:
+        # One source that can't be resumed for hours must not stop the others.
+        if source in self._dropped or sum(map(len, self._held.values())) >= MAX_HELD_RECORDS:
+            self._dropped.setdefault(source, read.offsets[0])
+        else:
+            before = self._held.get(source)
+            self._held[source] = Records.joined([before, read]) if before is not None else read
+
+    def let_go(self, source: Source) -> int | None:
+        """Stop keeping back the records of a source; return where to read on, if not after the last record."""
         if source in self._held:
             self._records[source] = self._held.pop(source)
+        return self._dropped.pop(source, None)
 
     @property
-    def held(self) -> int:
-        """The number of records that are kept back."""
-        return sum(map(len, self._held.values()))
+    def held(self) -> bool:
+        """Whether records are kept back."""
+        return bool(self._held or self._dropped)
 
     @property
     def records(self) -> Mapping[Source, Records]:
@@ -160,8 +175,9 @@ class FetchedRecords:
 
     def clear(self) -> dict[Source, int]:
         """Forget all records; return where reading has to continue."""
-        starts = {source: read.offsets[0] for source, read in (self._records | self._held).items()}
-        self._records, self._held = {}, {}
+        kept = {source: read.offsets[0] for source, read in (self._records | self._held).items()}
+        starts = self._dropped | kept
+        self._records, self._held, self._dropped = {}, {}, {}
         return starts
 
     def cut(self, room: int) -> dict[Source, Records]:

@@ -13,6 +13,7 @@ from marq.client.hooks import point
 from marq.client.outcomes import Reject, Retry
 from marq.consumer.circuit_breaker import Call
 from marq.core.storage.rows import row_key
+from marq.wire.errors import error_text
 from marq.wire.markers import BACKOFF
 from marq.wire.record_headers import uncounted
 
@@ -44,7 +45,7 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> No
     elif isinstance(error, Exception):
         policy = None if held.errors is None else held.errors.said_of(error)
         if isinstance(policy, str):
-            held.reject(offset, _text(error))
+            held.reject(offset, text_of(error))
         else:
             # The seed that the tracker uses for the queue's own backoff.
             seed = row_key(held.queue, held.source, offset)
@@ -77,7 +78,7 @@ def _release_failed(message: Message, delay_ms: int, error: BaseException, call:
         counted = (call or Call([message])).counts(breaker)
         if breaker.pause_left_s:
             delay_ms = max(delay_ms, breaker.delay_ms(message))
-    message._held.release(message._offset, delay_ms, counted=counted, error=_text(error))
+    message._held.release(message._offset, delay_ms, counted=counted, error=text_of(error))
 
 
 def _reject_failed(message: Message, error: BaseException, call: Call | None) -> None:
@@ -85,7 +86,7 @@ def _reject_failed(message: Message, error: BaseException, call: Call | None) ->
     if message._held.breaker is not None and isinstance(error, Exception):
         (call or Call([message])).counts(message._held.breaker)
     interrupted = "interrupted: it may have been processed in part"
-    message._held.reject(message._offset, _text(error) if isinstance(error, Exception) else interrupted)
+    message._held.reject(message._offset, text_of(error) if isinstance(error, Exception) else interrupted)
 
 
 def _release_interrupted(message: Message) -> None:
@@ -95,5 +96,6 @@ def _release_interrupted(message: Message) -> None:
     message._held.release(message._offset, 0, counted=counted, error=error)
 
 
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+def text_of(error: BaseException) -> str:
+    """Return an exception's class and text."""
+    return f"{type(error).__name__}: {error_text(error)}"

@@ -28,7 +28,7 @@ from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
 from marq.consumer.middleware import Middleware
 from marq.consumer.prefetch import PrefetchBuffer
-from marq.wire.errors import LeaseLost
+from marq.wire.errors import LeaseLost, error_text
 
 log = logging.getLogger("marq")
 
@@ -223,7 +223,7 @@ class HandlerPool(ABC, Generic[Work]):
             replaced.__cause__, error = error, replaced
         elif isinstance(error, SystemExit):
             # sys.exit() in the handler or a library: it would end the event loop, and with it all other handlers.
-            replaced = RuntimeError(f"SystemExit in the handler: {error}")
+            replaced = RuntimeError(f"SystemExit in the handler: {error_text(error)}")
             replaced.__cause__, error = error, replaced
         decided = sum([message.offset in message._held.decided for message in messages])
         handler_failures.fail_all(messages, error, only_open=lost and not stopping)
@@ -231,7 +231,7 @@ class HandlerPool(ABC, Generic[Work]):
             raise error
         if not (isinstance(error, Outcome) or (lost and cancelled)):
             # A traceback shows code but no values, so payloads stay out of the log.
-            text = f"{type(error).__name__}: {error}"[:200]
+            text = handler_failures.text_of(error)[:200]
             log.error("handler failed: %s decided=%d error=%s", _describe(messages), decided, text, exc_info=error)
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from marq.consumer.handler_parameters import name_of
 from marq.consumer.handlers import accepts, mark, marked_in
-from marq.wire.errors import ConfigError, MarqError
+from marq.wire.errors import ConfigError, MarqError, error_text
 
 Lifespan = Callable[[], AsyncIterator[Any]]
 Function = TypeVar("Function", bound=Lifespan)
@@ -99,7 +99,7 @@ class Resources:
             task.cancel()
         await asyncio.wait([task])
         if not task.cancelled() and (error := task.exception()) is not None:
-            raise MarqError(f"a lifespan failed on shutdown: {error!r}") from error
+            raise MarqError(f"a lifespan failed on shutdown: {error_text(error, repr)}") from error
 
     async def _run(self) -> None:
         states: list[tuple[str, Any]] = []
@@ -119,7 +119,7 @@ class Resources:
         task, self._task = self._task, None
         if task is not None:
             error = None if task.cancelled() else task.exception()
-            failed(MarqError(f"a lifespan ended while handlers were running: {error!r}"))
+            failed(MarqError(f"a lifespan ended while handlers were running: {error_text(error, repr)}"))
 
 
 def _check(function: object) -> None:
@@ -135,7 +135,7 @@ def _failed(function: Lifespan, error: Exception) -> MarqError:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _ENTERING:
         trace = trace.tb_next
-    failed = MarqError(f"lifespan {name_of(function)} failed on startup: {error!r}")
+    failed = MarqError(f"lifespan {name_of(function)} failed on startup: {error_text(error, repr)}")
     failed.add_note("".join(traceback.format_exception(type(error), error, trace)).rstrip())
     return failed
 

@@ -32,7 +32,7 @@ from marq.consumer.at_most_once import AtMostOnce
 from marq.consumer.cycles import BeforeFailed, Cycle, Cycles, FetchedRecords, Taking, ended
 from marq.consumer.deliveries import Deliveries
 from marq.consumer.delivery_rules import Rules
-from marq.consumer.fetching import MAX_CYCLE_RECORDS, Fetching
+from marq.consumer.fetching import Fetching
 from marq.consumer.line_places import Reading
 from marq.consumer.ordered_receiving import Ordering
 from marq.consumer.prefetch import Prefetch, PrefetchBuffer
@@ -278,8 +278,6 @@ class Receiver:
                 self._fetched.hold(self.ordering.unresumed(self._serving, self._fetched.records))
                 if self._fetched:
                     self._start_cycle(room)
-            elif self._fetched.held > MAX_CYCLE_RECORDS:
-                await self._fetching.wait()
             else:
                 await self._fetching.fetch(self._fetched)
 
@@ -387,7 +385,9 @@ class Receiver:
         return not cycle.task.cancelled() and cycle.task.result()
 
     def _resumed(self, source: Source) -> None:
-        self._fetched.let_go(source)
+        read_on = self._fetched.let_go(source)
+        if read_on is not None:
+            self._reader.rewind({source: read_on})
         self._changed.set()
 
     def finished(self, queue: str, count: int) -> None:

@@ -61,6 +61,8 @@ class Renewal:
         self._sleep = sleep
         self._log = LostLeasesLog()
         self._leases: list[HeldBatch] = []
+        #: Messages whose own, longer RENEW may have been shortened.
+        self._longer: list[tuple[HeldBatch, int]] = []
         self._grown_to = 0
         self._task: asyncio.Task[None] | None = None
         self._pause_s = inf
@@ -140,6 +142,9 @@ class Renewal:
 
     async def renew(self) -> bool:
         """Renew all leases, and return whether the markers are durable."""
+        return await self._renew_shared() and await self._repeat_longer()
+
+    async def _renew_shared(self) -> bool:
         now_s = self._clock()
         self._before(now_s)
         self._lose_expired(now_s)
@@ -152,6 +157,8 @@ class Renewal:
         except BrokerUnavailable as error:
             log.warning("leases not renewed: leases=%d %s", len(shares), error)
             return False
+        finally:
+            self._longer += _renewed_for_longer(shares, now_s)
         done_s = self._clock()
         for lease, lease_ms, offsets in shares:
             until_s = now_s + lease_ms / 1000
@@ -165,6 +172,23 @@ class Renewal:
                 for offset in offsets if lease.own_expiry_s else ():
                     if lease.own_expiry_s.get(offset, done_s) < until_s:
                         lease.own_expiry_s.pop(offset, None)
+        return True
+
+    async def _repeat_longer(self) -> bool:
+        """Repeat RENEWs that messages wrote for themselves during a renewal: a shorter one may have come after them."""
+        now_s = self._clock()
+        again = [
+            (lease, floor((lease.own_expiry_s[offset] - now_s) * 1000), [offset])
+            for lease, offset in self._longer
+            if offset in lease.open and lease.own_expiry_s.get(offset, 0.0) > now_s + _LEAST_S
+        ]
+        try:
+            if again:
+                await self._writer.write(list(self._records(again)), self._shortest_lease_ms() / 3000)
+        except BrokerUnavailable as error:
+            log.warning("leases not renewed: leases=%d %s", len(again), error)
+            return False
+        self._longer.clear()
         return True
 
     def _shortest_lease_ms(self) -> int:
@@ -217,6 +241,19 @@ class Renewal:
 
 def _next_expiry_s(lease: HeldBatch, now_s: float) -> float:
     return min([each for each in (lease.expires_s, *lease.own_expiry_s.values()) if each > now_s], default=inf)
+
+
+def _renewed_for_longer(
+    shares: Iterable[tuple[HeldBatch, int, list[int]]], sent_s: float
+) -> list[tuple[HeldBatch, int]]:
+    """Return messages of a renewal whose own RENEW was for longer, and was written at the same time."""
+    return [
+        (lease, offset)
+        for lease, lease_ms, offsets in shares
+        if lease.own_expiry_s
+        for offset in offsets
+        if lease.own_expiry_s.get(offset, 0.0) > sent_s + lease_ms / 1000
+    ]
 
 
 def _to_renew(lease: HeldBatch, until_s: float) -> list[int]:

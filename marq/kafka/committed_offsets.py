@@ -12,14 +12,16 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import CommitFailedError, KafkaError, for_code
 from aiokafka.structs import OffsetAndMetadata
 
 from marq.kafka.connection import plain_admin
+from marq.kafka.log_ends import log_ends
 from marq.kafka.log_reader import LogReader
 from marq.kafka.offset_snapshots import (
     MAX_METADATA_BYTES,
@@ -31,7 +33,7 @@ from marq.kafka.offset_snapshots import (
     new_snapshot,
     snapshot_named,
 )
-from marq.kafka.protocol import UNSTABLE_OFFSET_COMMIT, stable_offsets
+from marq.kafka.protocol import UNSTABLE_OFFSET_COMMIT, Generation, stable_offsets
 from marq.kafka.queue_positions import Positions, is_older
 from marq.kafka.served_queues import Serving
 from marq.settings.client import ClientSettings
@@ -64,6 +66,9 @@ class Place:
     positions: Positions
     #: The new snapshot that the positions' metadata names: it must be durable before anything is committed.
     snapshot: OffsetSnapshot | None = None
+    #: Whether the log has lost records that some queue has received. Commit the place at once: if the log has grown
+    #: past the former offset by the next start, nothing shows the loss, and the new records would be skipped.
+    lost: bool = False
 
 
 class Search:
@@ -124,13 +129,26 @@ class Search:
             for queue in [queue for queue in theirs if queue in newcomers]:
                 positions.advance([queue], theirs[queue], other.behind)
 
-    def places(self) -> dict[Source, Place]:
-        """Return the places of all partitions."""
-        return {source: self._place(source, positions) for source, positions in self._positions.items()}
+    def places(self, ends: Mapping[Source, int] = MappingProxyType({})) -> dict[Source, Place]:
+        """Return the places of all partitions, none after the end of its log, if that is known."""
+        places = {}
+        for source, positions in self._positions.items():
+            end, furthest = ends.get(source), max(positions.furthest, _offset(self._committed.get(source)) or 0)
+            if end is None or furthest <= end:
+                places[source] = self._place(source, positions)
+                continue
+            log.error(
+                "topic %s, partition %s: the log ends at %s, but it was read up to %s: it has lost records;"
+                " reading from its end, so records sent between the loss and now are skipped", *source, end, furthest,
+            )  # fmt: skip
+            places[source] = replace(self._place(source, positions.until(end), end), lost=True)
+        return places
 
-    def _place(self, source: Source, positions: Positions) -> Place:
+    def _place(self, source: Source, positions: Positions, end: int | None = None) -> Place:
         queues, committed = self._serving.queues_in(source.topic), self._committed.get(source)
         start = positions.start(queues, 0) if queues else _offset(committed) or 0
+        if end is not None:
+            start = min(start, end)
         if committed is not None and start != committed.offset:
             log.info("topic %s, partition %s: reading from %s instead of %s", *source, start, committed.offset)
         named = None if committed is None else snapshot_named(committed.metadata)
@@ -183,7 +201,7 @@ async def _places(
             known = {}
         for other, offsets in theirs.items():
             search.consider(other, offsets, known)
-    found = await _past_skipped(settings, serving, search.places())
+    found = await _past_skipped(settings, serving, search.places(await log_ends(admin, sources)))
     # Before anything is read: a commit must not name a snapshot that is not durable.
     await snapshots.write(group, {source: place.snapshot for source, place in found.items() if place.snapshot})
     return found
@@ -302,8 +320,22 @@ async def committed_offsets(consumer: Any, partitions: Collection[TopicPartition
 
 async def commit_offsets(consumer: Any, offsets: Mapping[TopicPartition, int]) -> None:
     """Commit once, for assigned partitions; the caller sets a limit. Raises KafkaError."""
+    await commit_once(
+        consumer, {partition: OffsetAndMetadata(offset, "") for partition, offset in offsets.items()}, None
+    )
+
+
+async def commit_once(
+    consumer: Any, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation | None
+) -> None:
+    """Commit once, as this generation if the consumer is a group's member; the caller sets a limit. Raises KafkaError.
+
+    ``commit`` repeats itself as the generation of that moment, whose partitions another member may have read further.
+    """
     coordinator, assignment = consumer._coordinator, consumer._subscription.subscription.assignment
     await coordinator.ensure_coordinator_known()
-    await coordinator._do_commit_offsets(
-        assignment, {partition: OffsetAndMetadata(offset, "") for partition, offset in offsets.items()}
-    )
+    current = coordinator.generation, coordinator.member_id
+    # Without a generation, the group would accept it like an administrator's commit.
+    if generation is not None and (generation.number < 0 or current != (generation.number, generation.member_id)):
+        raise CommitFailedError(f"the group has rebalanced since generation {generation.number}")
+    await coordinator._do_commit_offsets(assignment, offsets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -276,6 +277,9 @@ class GroupReader:
                 continue
             self._progress.begin(source, place.positions, place.start)
         self._unplaced.clear()
+        if lost := [source for source, place in found.items() if place.lost]:
+            with suppress(NotCommitted):
+                await self.verify(lost)
 
     # --- the receiver's calls -----------------------------------------------------------------------------------------
 
@@ -299,8 +303,7 @@ class GroupReader:
             return False
         self._recreated = recreated
         log.error(
-            "group %s: %s: the log ends before the next offset: the topic was recreated or has lost"
-            " records; restarting from the committed offset",
+            "group %s: %s: the log ends before the next offset: recreated, or records lost; restarting as committed",
             self._group,
             ", ".join(f"{topic}/{partition} at {start}" for (topic, partition), start in recreated.items()),
         )

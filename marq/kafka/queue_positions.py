@@ -187,6 +187,12 @@ class Positions:
             after._furthest_own = max(after._own.values())
         return after
 
+    def until(self, end: int) -> Positions:
+        """Return the positions of these queues in a log that has lost all records from an offset on."""
+        until = Positions({queue: min(position, end) for queue, position in self.by_queue.items()})
+        until._behind = {queue: min(position, end) for queue, position in self._behind.items()}
+        return until
+
     def had(self, queue: str, offset: int) -> bool:
         """Return whether a queue has received the record at an offset."""
         return offset < self._own.get(queue, 0) or (offset < self._reached and queue in self._members)

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from inspect import iscoroutinefunction
+from os import getpid
+from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,9 +21,13 @@ from aiokafka.abc import AbstractTokenProvider
 from marq.client.threads import begun_in_thread
 from marq.settings.client import ClientSettings
 from marq.settings.token_provider import NamedProvider
+from marq.wire.errors import error_text
 
 #: Time limit of a provider. The clients' pacer spaces attempts, so a failing one is not called in a loop.
 LIMIT_S = 30.0
+#: A call that takes longer hangs, perhaps for good, so another one begins. After each further one this time doubles:
+#: a provider that hangs for a day blocks eleven threads.
+HUNG_S = 60.0
 _TOKEN = re.compile("[!-~]+")
 
 
@@ -33,7 +39,7 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]
     """Calls a token provider; safe for use from several threads and event loops.
 
     A provider that is not asynchronous runs in a thread, because it may do I/O. Callers that come meanwhile get the
-    same token, so a provider that hangs blocks one thread.
+    same token, so a provider that hangs blocks few threads.
 
     Args:
         name: what errors call it.
@@ -46,7 +52,10 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]
         self._call = getattr(provider, "token", provider)
         self._is_async = iscoroutinefunction(self._call) or iscoroutinefunction(type(self._call).__call__)
         self._lock = threading.Lock()
-        self._running: Future[Any] | None = None
+        #: The newest call, after those that hang, and when another one may begin before it has ended.
+        self._running: list[Future[Any]] = []
+        self._again_s = 0.0
+        self._process = getpid()
 
     async def token(self) -> str:
         """Return a token. Raises NoToken."""
@@ -73,13 +82,18 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]
             raise self._failed(error) from error
 
     def _failed(self, error: BaseException) -> NoToken:
-        return NoToken(f"the token provider {self.name} failed: {type(error).__name__}: {error}")
+        return NoToken(f"the token provider {self.name} failed: {type(error).__name__}: {error_text(error)}")
 
     def _in_thread(self) -> Future[Any]:
+        if self._process != getpid():
+            # A fork leaves the threads behind, and one of them may have had the lock.
+            self._lock, self._running, self._process = threading.Lock(), [], getpid()
         with self._lock:
-            if self._running is None or self._running.done():
-                self._running = begun_in_thread(self._call, "marq-token")
-            return self._running
+            if not self._running or self._running[-1].done() or monotonic() > self._again_s:
+                self._running = [future for future in self._running if not future.done()]
+                self._again_s = monotonic() + HUNG_S * 2 ** len(self._running)
+                self._running.append(begun_in_thread(self._call, "marq-token"))
+            return self._running[-1]
 
 
 _sources: WeakKeyDictionary[NamedProvider, TokenSource] = WeakKeyDictionary()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class MarqError(Exception):
     """Base class of all errors that marq raises."""
@@ -44,3 +46,11 @@ class CorruptMarker(MarqError):
 
 class UnknownVersion(CorruptMarker):
     """A marker batch written by a newer marq: its partition must wait for a newer tracker."""
+
+
+def error_text(error: object, convert: Callable[[object], str] = str) -> str:
+    """Return an exception as text; a user's class may raise while it is converted."""
+    try:
+        return convert(error)
+    except Exception:
+        return "<unprintable>"

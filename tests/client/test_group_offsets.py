@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import GroupCoordinatorNotAvailableError, GroupLoadInProgressError
 
 from marq.kafka.committed_offsets import commit_offsets, committed_offsets
+from marq.kafka.connection import admin_client
+from marq.kafka.log_ends import log_ends
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
+from marq.wire.markers import Source
 from tests.worker.harness import eventually
 
 
@@ -53,3 +56,17 @@ async def test_a_commit_that_is_given_up_leaves_nothing_behind(servers, prefix, 
                 await commit_offsets(consumer, {partition: 1})
 
         assert not [task for task in asyncio.all_tasks() if "commit_offsets" in repr(task.get_coro())]
+
+
+async def test_ends_of_logs_are_those_of_partitions_that_exist(servers, prefix, names) -> None:
+    settings = ClientSettings.read(servers, {"prefix": prefix, "partitions": 3}, environment={})
+    await ensure_topics(settings)
+    async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
+        for _ in range(2):
+            await producer.send_and_wait(names.messages, b"v", partition=1)
+    here = [Source(names.messages, number) for number in range(3)]
+
+    async with admin_client(settings) as admin:
+        ends = await log_ends(admin, [*here, Source(names.messages, 3), Source(f"{prefix}-missing", 0)])
+
+    assert ends == dict(zip(here, [0, 2, 0], strict=True))

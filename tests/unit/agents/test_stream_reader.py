@@ -7,13 +7,14 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import ConsumerRecord
 
-from marq.kafka.committed_offsets import Place
+from marq.kafka.committed_offsets import Committed, Place, Search
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.protocol import Generation
 from marq.kafka.queue_positions import Positions
 from marq.kafka.served_queues import Serving, serving
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
+from marq.wire.names import Names
 from marq_worker.agents import stream_reader
 from marq_worker.agents.inbox import Fetched
 from marq_worker.agents.stream_reader import NO_MEMBER, Partitions, StreamReader
@@ -45,6 +46,7 @@ class Kafka:
     silent: bool = False
     returned: dict[Source, int] = field(default_factory=dict)
     generation: Generation = field(default_factory=lambda: Generation(3, "member", None))
+    committed_as: Generation | None = None
 
     @property
     def partitions(self) -> Partitions:
@@ -54,17 +56,19 @@ class Kafka:
         async def settled() -> None:
             return
 
-        async def commit(offsets: object) -> None:
+        async def commit(offsets: object, generation: Generation, limit_s: float) -> None:
             if self.refuses:
                 raise KafkaConnectionError("gone")
+            self.committed_as = generation
             ((self.offset, self.metadata),) = offsets.values()  # type: ignore[attr-defined]
 
         async def places(served: Serving, sources: Iterable[Source]) -> Mapping[Source, Place]:
             if self.silent:
                 self.silent = False
                 raise KafkaConnectionError("gone")
-            positions = Positions.decode(self.offset, self.metadata)
-            return {each: Place(positions.start(served.queues_in(each.topic), 0), positions) for each in sources}
+            offsets = {} if self.offset is None else {P0: Committed(self.offset, self.metadata)}
+            search = Search(Names(), Names().named_group("group"), served, sources, offsets, {})
+            return search.places(dict.fromkeys(sources, self.log_end))
 
         async def log_start(source: Source) -> int:
             return self.log_start
@@ -337,6 +341,31 @@ async def test_a_recreated_topic_is_noticed_and_read_again() -> None:
 
     with pytest.raises(MarqError, match=r"messages, partition 0: reading began at offset 100, and the log ends at 7"):
         await reader.fetch(20)
+
+
+async def test_a_restart_after_lost_records_delivers_those_sent_since() -> None:
+    """The process once ended at each start until the log had grown, and then skipped the new records."""
+    kafka = Kafka(offset=100, metadata=Positions({"emails": 100}).encode(100), log_end=90)
+
+    await reading(kafka)
+    # Meanwhile the log grows past the former offset.
+    kafka.log_end = 101
+    again = await reading(kafka)
+    await again.deliver(P0, fetched(89, 101))
+
+    found = (await again.fetch(100))[P0]
+    assert [(record.offset, record.key) for record in found] == [(offset, b"emails") for offset in range(90, 101)]
+
+
+async def test_a_commit_has_the_generation_of_its_assignment() -> None:
+    kafka = Kafka()
+    reader = await reading(kafka)
+
+    # The member has joined again, but its former partitions are not revoked yet.
+    kafka.generation = Generation(4, "member", None)
+    await reader.commit({P0: 5})
+
+    assert kafka.committed_as == Generation(3, "member", None)
 
 
 async def test_a_commit_in_a_transaction_has_the_generation_of_its_assignment() -> None:

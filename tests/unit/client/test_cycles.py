@@ -6,7 +6,11 @@ import asyncio
 
 import pytest
 
-from marq.consumer.cycles import MAX_CYCLES, ON_DEMAND_S, Cycle, Cycles
+from marq.consumer import cycles as module
+from marq.consumer.cycles import MAX_CYCLES, ON_DEMAND_S, Cycle, Cycles, FetchedRecords
+from marq.kafka.records import Records
+from marq.kafka.served_queues import serving
+from tests.unit.client.fakes import P0, P1, FakeRecord
 
 
 def running() -> Cycle:
@@ -41,3 +45,23 @@ async def test_on_demand_the_next_cycle_waits_for_further_calls() -> None:
 
     assert cycles.rest_s(now_s=1.0) == pytest.approx(ON_DEMAND_S)
     assert cycles.rest_s(now_s=1.0 + ON_DEMAND_S) == 0.0
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_records_that_were_kept_back_and_those_that_were_dropped_are_read_again(monkeypatch, kept: int) -> None:
+    monkeypatch.setattr(module, "MAX_HELD_RECORDS", kept)
+    fetched = FetchedRecords(serving("t", ["q"], {}))
+
+    def put(start: int, end: int) -> None:
+        read = Records.of([FakeRecord(offset) for offset in range(start, end)])
+        fetched.put({P0: read, P1: read})
+
+    put(5, 7)
+    fetched.hold([P0])
+    put(7, 9)
+    put(9, 11)
+
+    assert fetched.held
+    assert list(fetched.records[P1].offsets) == list(range(5, 11))
+    assert fetched.clear() == {P0: 5, P1: 5}
+    assert not fetched.held

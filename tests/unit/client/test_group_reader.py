@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
@@ -107,6 +108,27 @@ async def test_a_read_before_the_start_restarts_but_only_once_per_place(monkeypa
     # The offset was there again: it is the topic's end that was lost, and this record was read before.
     assert [record.key for record in (await reader.fetch(10))[P0]] == [None]
     assert consumer.subscribed == 1
+
+
+async def test_a_place_in_a_log_that_has_lost_records_is_committed_at_once(monkeypatch) -> None:
+    """Else the log may have grown past the former offset by the next start, which would skip its new records."""
+    committed: list[dict[TopicPartition, int]] = []
+
+    async def places(settings, group, served, sources) -> dict[Source, Place]:
+        return {P0: Place(90, Positions({"here": 90}), lost=True), Source("t", 1): Place(5, Positions({"here": 5}))}
+
+    async def commit(offsets) -> None:
+        committed.append({partition: offset.offset for partition, offset in offsets.items()})
+
+    monkeypatch.setattr("marq.kafka.group_reader.places", places)
+    reader = GroupReader(ClientSettings(), "g", serving("t", ["here"], {}))
+    reader._consumer = consumer = FakeConsumer()  # type: ignore[assignment]
+    consumer._coordinator = SimpleNamespace(generation=1, member_id="m")
+    consumer.commit = commit
+    reader.assigned([P0, Source("t", 1)])
+    await reader.fetch(10)
+
+    assert committed == [{TopicPartition(*P0): 90}]
 
 
 @pytest.mark.parametrize("committed", [False, True])

@@ -135,14 +135,22 @@ async def test_after_a_close_nothing_is_opened_any_more() -> None:
     assert journal == []
 
 
-async def test_a_lifespan_whose_background_task_fails_is_told_and_the_others_are_closed() -> None:
+class Unprintable(Exception):
+    def __repr__(self) -> str:
+        raise AttributeError("response")
+
+
+@pytest.mark.parametrize(("raised", "text"), [(ConnectionError("lost"), "lost"), (Unprintable(), "<unprintable>")])
+async def test_a_lifespan_whose_background_task_fails_is_told_and_the_others_are_closed(
+    raised: Exception, text: str
+) -> None:
     journal, errors = list[str](), asyncio.Queue[MarqError]()
     fail = asyncio.Event()
 
     async def watching() -> AsyncIterator[None]:
         async def watch() -> None:
             await fail.wait()
-            raise ConnectionError("lost")
+            raise raised
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(watch())
@@ -156,7 +164,7 @@ async def test_a_lifespan_whose_background_task_fails_is_told_and_the_others_are
     await resources.close()
 
     assert "a lifespan ended while handlers were running" in str(error)
-    assert "lost" in str(error)
+    assert text in str(error)
     assert journal == ["open a", "close a"]
 
 

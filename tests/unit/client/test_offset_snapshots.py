@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
+from aiokafka import ConsumerRecord
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -20,7 +21,8 @@ from marq.kafka.offset_snapshots import (
     left_over,
     new_snapshot,
 )
-from marq.kafka.queue_positions import Positions
+from marq.kafka.queue_positions import Positions, Progress
+from marq.kafka.records import Records
 from marq.kafka.served_queues import serving
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
@@ -40,7 +42,7 @@ class Partition:
         self._room_bytes = room_bytes
         self._numbers = count()
 
-    def place(self, queues: list[str]) -> Place:
+    def place(self, queues: list[str], end: int | None = None) -> Place:
         committed = {} if self.committed is None else {SOURCE: self.committed}
         place = Search(
             NAMES,
@@ -51,7 +53,7 @@ class Partition:
             self.snapshots,
             room_bytes=self._room_bytes,
             new_id=lambda: str(next(self._numbers)),
-        ).places()[SOURCE]
+        ).places({} if end is None else {SOURCE: end})[SOURCE]
         if place.snapshot is not None:
             self.snapshots[place.snapshot.id] = place.snapshot
         return place
@@ -117,6 +119,69 @@ def test_a_queue_that_becomes_ordered_while_it_is_served_keeps_the_snapshot() ->
     again = partition.place(MANY)
     assert again.positions == Positions(dict.fromkeys(MANY, 300) | {MANY[3]: 150})
     assert again.start == 150
+
+
+def unmet(place: Place, queues: list[str], *offsets: int) -> list[bytes | None]:
+    """Return the keys of records at these offsets after reading began at a place; all are of the first queue."""
+    progress = Progress()
+    progress.begin(SOURCE, place.positions, place.start)
+    read = Records.of([ConsumerRecord(*SOURCE, at, 0, 0, queues[0].encode(), b"v", None, 0, 0, ()) for at in offsets])
+    [found] = progress.unmet(serving(NAMES.messages, queues, {}), {SOURCE: read}).values()
+    return [record.key for record in found]
+
+
+@pytest.mark.parametrize("queues", [["a"], ["a", "b"], MANY], ids=["one", "two", "many"])
+def test_a_log_that_has_lost_its_end_is_read_from_its_new_end(
+    queues: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    partition = Partition()
+    partition.commit(partition.place(queues), queues, 100)
+
+    place = partition.place(queues, end=90)
+    assert (place.start, place.lost) == (90, True)
+    assert unmet(place, queues, 89, 90) == [None, queues[0].encode()]
+    assert "partition 0: the log ends at 90, but it was read up to 100" in caplog.text
+
+    # From the next commit on, the former positions are forgotten.
+    partition.commit(place, queues, 91)
+    again = partition.place(queues, end=200)
+    assert (again.start, again.lost) == (91, False)
+    assert again.positions == Positions(dict.fromkeys(queues, 91))
+
+
+@pytest.mark.parametrize("queues", [["late", "a", "b"], ["late", *MANY]], ids=["few", "many"])
+def test_queues_that_are_further_than_the_place_forget_what_the_log_has_lost(queues: list[str]) -> None:
+    partition, others = Partition(), queues[1:]
+    partition.commit(partition.place(others), others, 100)
+    partition.commit(partition.place(queues), queues, 10)
+
+    place = partition.place(queues, end=90)
+    assert (place.start, place.lost) == (10, True)
+    assert unmet(place, others, 89, 90) == [None, others[0].encode()]
+
+    partition.commit(place, queues, 20)
+    assert partition.place(queues).positions == Positions({**dict.fromkeys(others, 90), "late": 20})
+
+
+def test_the_place_of_a_queue_with_ordering_is_not_after_the_end_of_the_log() -> None:
+    partition, queues = Partition(), ("a", "b")
+    positions = Positions().after(queues, 100, {"a": 95})
+    partition.committed = Committed(100, positions.encode(100))
+
+    place = partition.place(["a", "b"], end=90)
+
+    assert (place.start, place.positions) == (90, Positions({"a": 90, "b": 90}))
+    assert list(place.positions.behind) == ["a"]
+
+
+@pytest.mark.parametrize("end", [None, 100, 101])
+def test_a_place_in_a_whole_log_or_one_whose_end_is_unknown_stays(end: int | None) -> None:
+    partition = Partition()
+    partition.commit(partition.place(["a"]), ["a"], 100)
+
+    place = partition.place(["a"], end=end)
+
+    assert (place.start, place.lost) == (100, False)
 
 
 def test_queues_that_come_one_by_one_from_groups_of_their_own_keep_their_positions() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marq.client.outcomes import Reject
-from marq.consumer import handler_failures, ordered_receiving, receiver, resume_questions, waiting_limit
+from marq.consumer import cycles, handler_failures, ordered_receiving, receiver, resume_questions, waiting_limit
 from marq.consumer.acquisition import acquisitions
 from marq.consumer.message import Message
 from marq.consumer.ordered_records import delivered_again
@@ -24,7 +24,7 @@ from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import BLOCKED_WAIT_MS, LAST, MAX_BATCH_MARKERS, Acquire, Resume, Resumed
 from marq.wire.record_headers import origin
-from tests.unit.client.fakes import LIMIT_S, P0, FakeRecord, Rig, rig, spin
+from tests.unit.client.fakes import LIMIT_S, P0, P1, FakeRecord, Rig, rig, spin
 
 KEY = "marq-ordering-key"
 
@@ -93,6 +93,37 @@ async def test_only_the_first_message_of_a_key_is_delivered_until_its_ack_is_dur
     await made.receiver.stop(1)
     # Offset 0 has ended: the next reader begins behind it.
     assert made.reader.behind[("q", P0)] == 1
+
+
+@pytest.mark.parametrize("kept", [0, 4])
+async def test_a_source_that_cannot_be_resumed_stops_no_other_and_misses_nothing(monkeypatch, kept: int) -> None:
+    monkeypatch.setattr(cycles, "MAX_HELD_RECORDS", kept)
+    made, tracker = ordered_rig()
+    made.buffer.handler_demand = 100
+    write, resumable = tracker.write, asyncio.Event()
+
+    async def write_one_later(records: Collection[MarkerRecord], limit_s: float) -> None:
+        if any(decode(value).source == P0 for _, value in records):
+            await resumable.wait()
+        await write(records, limit_s)
+
+    tracker.write = write_one_later  # type: ignore[method-assign]
+    made.receiver.start()
+    for offset in range(0, 12, 2):
+        made.reader.add(P0, record(offset, f"{offset}"), record(offset + 1, f"{offset + 1}"))
+        await spin()
+    for offset in range(3):
+        made.reader.add(P1, record(offset, f"{offset}"))
+        await spin()
+
+    assert [(each.partition, each.offset) for each in await made.take(3)] == [(1, offset) for offset in range(3)]
+    resumable.set()
+    assert [(each.partition, each.offset) for each in await made.take(12)] == [(0, offset) for offset in range(12)]
+    made.reader.add(P0, record(12, "12"))
+    assert [each.offset for each in await made.take(1)] == [12]
+    assert made.reader.committed[P0] == 13
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
 
 
 async def test_an_ack_after_a_rebalance_that_left_nothing_to_commit_does_not_end_the_receiver() -> None:

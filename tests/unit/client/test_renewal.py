@@ -134,6 +134,38 @@ async def test_a_renewal_leaves_out_a_message_whose_own_longer_one_is_being_writ
     assert message._expiry_s == rig.clock.now_s - 10 + 300
 
 
+@pytest.mark.parametrize("refused", [0, 1, 2])
+async def test_a_longer_renewal_is_repeated_if_a_shorter_one_may_come_after_it(make_rig, refused: int) -> None:
+    """The tracker applies the last RENEW, and the client's view of the lease would stay the longer one."""
+    rig, (message, *_) = await holding(make_rig)
+    write, writable = rig.settler.write, asyncio.Event()
+
+    async def write_shared_slowly(records, limit_s: float) -> None:
+        if len(records) > 1:
+            await writable.wait()
+        await write(records, limit_s)
+
+    rig.settler.write = write_shared_slowly
+    rig.clock.now_s += 10
+    renewal = asyncio.create_task(rig.receiver.renewal.renew())
+    await spin()
+    await message.renew(3_600)
+    rig.settler.refuse = refused
+    writable.set()
+    assert await renewal == (refused == 0)
+    for left in reversed(range(refused)):
+        rig.clock.now_s += 2
+        assert await rig.receiver.renewal.renew() == (left == 0)
+
+    *_, own = rig.settler.of(Renew)
+    assert (own.source.partition, list(own.offsets), own.lease_ms) == (
+        message.partition, [message.offset], (3_600 - 2 * refused) * 1_000,
+    )  # fmt: skip
+    written = len(rig.settler.of(Renew))
+    assert await rig.receiver.renewal.renew()
+    assert len(rig.settler.of(Renew)) == written
+
+
 async def test_until_its_own_renewal_is_durable_the_earlier_end_counts(make_rig) -> None:
     rig, (message, *_) = await holding(make_rig)
     ends_s = message._expiry_s

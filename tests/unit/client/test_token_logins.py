@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -146,6 +147,69 @@ async def test_a_provider_that_blocks_holds_up_neither_the_event_loop_nor_more_t
     go_on.set()
     assert await asyncio.gather(*waiting) == ["token-1", "token-1"]
     assert await source.token() == "token-2"
+
+
+async def test_after_a_call_that_hangs_for_good_others_begin_ever_more_rarely(monkeypatch) -> None:
+    now_s, end, calls = 0.0, threading.Event(), []
+    monkeypatch.setattr(module, "monotonic", lambda: now_s)
+
+    def provider() -> str:
+        calls.append(now_s)
+        assert end.wait(LIMIT_S)
+        return "token"
+
+    def call(at_s: float) -> Future[Any]:
+        nonlocal now_s
+        now_s = at_s
+        return source._in_thread()
+
+    source = TokenSource("mine", provider)
+    futures = [call(at_s) for at_s in (1_000.0, 1_060.0, 1_061.0, 1_181.0, 1_182.0, 1_422.0)]
+    assert [futures.index(future) for future in futures] == [0, 0, 2, 2, 4, 4]
+
+    end.set()
+    assert [future.result(LIMIT_S) for future in futures] == ["token"] * 6
+    assert await source.token() == "token"
+    assert len(calls) == 4
+
+
+async def test_a_call_that_hangs_holds_up_none_that_follow_it(monkeypatch) -> None:
+    monkeypatch.setattr(module, "LIMIT_S", 0.01)
+    end, calls = threading.Event(), []
+
+    def provider() -> str:
+        calls.append(None)
+        assert len(calls) > 1 or end.wait(LIMIT_S)
+        return f"token-{len(calls)}"
+
+    source = TokenSource("mine", provider)
+    with pytest.raises(NoToken, match="gave no token"):
+        await source.token()
+    monkeypatch.setattr(module, "LIMIT_S", LIMIT_S)
+    monkeypatch.setattr(module, "monotonic", lambda: 1e9)
+
+    assert [await source.token(), await source.token()] == ["token-2", "token-3"]
+    end.set()
+
+
+async def test_a_forked_process_calls_a_provider_that_was_running_at_the_fork(monkeypatch) -> None:
+    end, calls = threading.Event(), []
+
+    def provider() -> str:
+        calls.append(None)
+        assert len(calls) > 1 or end.wait(LIMIT_S)
+        return f"token-{len(calls)}"
+
+    source = TokenSource("mine", provider)
+    before = source._in_thread()
+    # Another thread had it at the fork.
+    source._lock.acquire()
+
+    monkeypatch.setattr(module, "getpid", lambda: 7)
+    assert await source.token() == "token-2"
+
+    end.set()
+    before.result(LIMIT_S)
 
 
 async def test_a_caller_that_is_cancelled_takes_no_token_from_the_others() -> None:

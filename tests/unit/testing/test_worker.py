@@ -46,6 +46,33 @@ async def test_a_handler_runs_until_its_queue_is_empty_with_retries_backoff_and_
         assert letters["always"][1] == "ValueError: cannot be sent"
 
 
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("response")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+async def test_an_error_without_a_text_ends_no_consumer(delivery: str) -> None:
+    calls = []
+
+    @marq.handler("q", concurrency=1)
+    async def handle(message: marq.Message) -> None:
+        calls.append((message.value, message.attempt))
+        if message.value == b"bad":
+            raise Unprintable
+
+    async with Broker(queues={"q": {"max_attempts": 2, "delivery": delivery}}) as broker, broker.producer() as producer:
+        await producer.send_many("q", [b"bad", b"good"])
+        await broker.run(handle)
+
+        assert set(calls) >= {(b"bad", 1), (b"good", 1)}
+        assert ((b"bad", 2) in calls) == (delivery == "at-least-once")
+        [letter] = broker.dead_letters("q")
+        assert "Unprintable: <unprintable>" in (letter.error, letter.reason)
+
+
 async def test_an_error_that_a_handler_did_not_mean_can_be_raised_in_the_test() -> None:
     @marq.handler("q")
     async def handle(message: marq.Message) -> None:
