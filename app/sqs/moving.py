@@ -131,11 +131,12 @@ class Mover:
     ) -> bool:
         """Move messages; return whether any of them existed when the task began."""
         attributes = self._directory.get(queue).attributes
-        oldest_ms, newest_ms = (time.time() - attributes.retention_s) * 1000, task.started_ms + SKEW_MS
+        oldest_ms, newest_ms = attributes.oldest_ms(time.time()), task.started_ms + SKEW_MS
         # Messages that fail again would otherwise go round and round.
         receiver.release([each for each in deliveries if each.sent_ms > newest_ms])
-        expired = [each for each in deliveries if each.sent_ms < oldest_ms]
-        rest = [each for each in deliveries if oldest_ms <= each.sent_ms <= newest_ms]
+        older = [each for each in deliveries if each.sent_ms <= newest_ms]
+        expired = [each for each in older if 0 < each.available_ms < oldest_ms]
+        rest = [each for each in older if each not in expired]
         try:
             if attributes.visibility_timeout_s < LEASE_S:
                 await self._settlers.of(queue).renew(rest, LEASE_S * 1000)
@@ -158,6 +159,8 @@ class Mover:
         progress.add(len(moved))
         if moved or expired:
             await self._end(queue, [*moved, *expired])
+        if expired:
+            log.info("old messages were deleted: queue=%s messages=%d", queue, len(expired))
         await progress.write_now_and_then()
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:

@@ -41,13 +41,13 @@ class ReceiveLimits:
         self._ending: set[asyncio.Task[None]] = set()
 
     def divide(self, deliveries: Sequence[Delivery], attributes: QueueAttributes) -> Divided:
-        oldest_ms = (time.time() - attributes.retention_s) * 1000
+        oldest_ms = attributes.oldest_ms(time.time())
         most, target = attributes.max_receive_count, attributes.dead_letter_queue or ""
         if most is not None and not self._directory.exists(target):
             most = None
         divided = Divided([], [], [], target)
         for delivery in deliveries:
-            if delivery.sent_ms < oldest_ms:
+            if 0 < delivery.available_ms < oldest_ms:
                 divided.old.append(delivery)
             elif most is not None and delivery.attempt > most:
                 divided.dead.append(delivery)
@@ -75,6 +75,7 @@ class ReceiveLimits:
         try:
             if divided.old:
                 await settler.ack(divided.old)
+                log.info("old messages were deleted: queue=%s messages=%d", queue, len(divided.old))
         except (MarqError, SqsError) as error:
             log.warning("queue %r: %d old messages were not deleted: %s", queue, len(divided.old), error)
         for delivery in divided.dead:

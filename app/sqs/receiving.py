@@ -58,6 +58,8 @@ class Delivery(NamedTuple):
     headers: Mapping[str, bytes | None]
     #: 0 if it is unknown, or this is the first delivery.
     first_received_ms: int = 0
+    #: When it could first be received; 0 if it is unknown.
+    available_ms: int = 0
     #: The address of the endpoint that keeps the message until it is settled; empty if any endpoint can settle it.
     url: str = ""
 
@@ -76,6 +78,7 @@ class Delivery(NamedTuple):
             "body": b64encode(self.body).decode(),
             "headers": headers,
             "first_received_ms": self.first_received_ms,
+            "available_ms": self.available_ms,
             "url": self.url,
         }
 
@@ -89,8 +92,9 @@ class Delivery(NamedTuple):
             document["sent_ms"],
             b64decode(document["body"]),
             headers,
-            # Endpoints of earlier versions do not send it.
+            # Endpoints of earlier versions do not send these.
             document.get("first_received_ms", 0),
+            document.get("available_ms", 0),
             document["url"],
         )
 

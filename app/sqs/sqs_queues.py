@@ -204,7 +204,11 @@ class Directory:
 
     def _read(self, name: str) -> SqsQueue:
         document, settings = self._queues.definitions.sqs(name), self._queues.definitions.settings(name)
-        kept = read_attributes(document.get("attributes", {}), fifo=is_fifo(name), current=self._defaults(name))
+        defaults = self._defaults(name)
+        if "created" not in document:
+            # Its owner chose Kafka's retention, and does not expect that a client that polls deletes messages earlier.
+            defaults = replace(defaults, retention_s=None)
+        kept = read_attributes(document.get("attributes", {}), fifo=is_fifo(name), current=defaults)
         attributes = replace(
             kept,
             visibility_timeout_s=_seconds(settings.lease_ms),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,9 +28,10 @@ OLD_MS = NOW_MS - 7_200_000
 LIMIT_S = 10
 
 
-def message(number: int, attempt: int = 2, sent_ms: int = NOW_MS) -> Delivery:
+def message(number: int, attempt: int = 2, available_ms: int = NOW_MS) -> Delivery:
+    """Return a message that was sent long ago, with a delay."""
     token = Token("emails", 1, Source("marq.messages", 0), number)
-    return Delivery(token, f"marq.messages/0/{number}", attempt, sent_ms, b"x", {})
+    return Delivery(token, f"marq.messages/0/{number}", attempt, 1, b"x", {}, available_ms=available_ms)
 
 
 class Rig:
@@ -82,14 +85,29 @@ class Rig:
         self.log.extend(f"acked {each.token.offset}" for each in deliveries)
 
 
-async def test_each_message_is_deleted_as_soon_as_it_was_moved() -> None:
+def test_only_messages_that_were_available_for_longer_than_a_retention_that_a_client_chose_are_too_old() -> None:
+    limits = Rig().limits
+    messages = [message(1, 1), message(2, 1, OLD_MS), message(3, 1, 0)]
+
+    def old(retention_s: int | None) -> list[int]:
+        attributes = replace(ATTRIBUTES, retention_s=retention_s)
+        return [each.token.offset for each in limits.divide(messages, attributes).old]
+
+    assert old(3_600) == [2]
+    assert old(None) == []
+
+
+async def test_each_message_is_deleted_as_soon_as_it_was_moved(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "marq.sqs")
     rig = Rig()
-    divided = rig.limits.divide([message(1), message(2, attempt=1), message(3, sent_ms=OLD_MS), message(4)], ATTRIBUTES)
+    polled = [message(1), message(2, attempt=1), message(3, available_ms=OLD_MS), message(4)]
+    divided = rig.limits.divide(polled, ATTRIBUTES)
 
     await rig.limits.end("emails", divided)
 
     assert [each.token.offset for each in divided.deliverable] == [2]
     assert rig.log == ["acked 3", "moved 1", "acked 1", "moved 4", "acked 4"]
+    assert caplog.messages == ["old messages were deleted: queue=emails messages=1"]
 
 
 async def test_a_client_that_hangs_up_causes_no_second_copies() -> None:
@@ -125,7 +143,7 @@ async def test_a_message_that_can_t_be_moved_does_not_hold_up_the_others(error: 
 
 async def test_a_poll_ends_in_time_although_there_are_more_messages_to_delete() -> None:
     rig = Rig()
-    rig.always = message(1, sent_ms=OLD_MS)
+    rig.always = message(1, available_ms=OLD_MS)
 
     async with asyncio.timeout(LIMIT_S):
         assert await rig.operations.receive("emails", {"WaitTimeSeconds": 0}) == {}

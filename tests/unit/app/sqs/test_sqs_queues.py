@@ -65,6 +65,20 @@ async def test_creating_a_queue_again_with_the_largest_size_changes_nothing(queu
             await directory.create("others", {"MaximumMessageSize": size}, {})
 
 
+async def test_only_queues_that_clients_created_or_whose_retention_they_set_have_one(queues: Queues) -> None:
+    """SQS's default would end messages of other queues days before Kafka's retention does."""
+    directory = Directory(queues, MAXIMUM_BYTES)
+    await queues.change("defined", lease=60)
+    await queues.change("set", lease=60)
+    await directory.create("created", {}, {})
+    await directory.set_attributes("defined", {"ReceiveMessageWaitTimeSeconds": "1"})
+    await directory.set_attributes("set", {"MessageRetentionPeriod": "60"})
+
+    names = ("defined", "set", "created")
+    assert [directory.get(name).attributes.retention_s for name in names] == [None, 60, 345_600]
+    assert "MessageRetentionPeriod" not in directory.get("defined").attributes.to_attributes(ARN.__add__)
+
+
 async def test_a_queue_with_the_name_of_a_deleted_one_is_told_from_it(queues: Queues) -> None:
     now_s = 1_700_000_000.0
     directory = Directory(queues, MAXIMUM_BYTES, lambda: now_s)
