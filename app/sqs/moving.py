@@ -31,11 +31,14 @@ SKEW_MS = 5_000
 LEASE_S = 30
 #: A move is complete when it has found nothing for this long and no message waits.
 QUIET_S = 8.0
-#: After this time it is complete even if messages wait that this endpoint does not get.
+#: After this time it fails if messages wait that this endpoint does not get, or if it is unknown whether any wait.
 MAX_QUIET_S = 120.0
 
 #: Reasons of failures, as SQS names them.
 NO_QUEUE, NO_SOURCE = "AWS.SimpleQueueService.NonExistentQueue", "CouldNotDetermineMessageSource"
+#: Further reasons.
+NOT_RECEIVED = f"The queue has messages that could not be received for {MAX_QUIET_S:g} s."
+NOT_COUNTED = f"It is unknown whether the queue has more messages: they were not counted for {MAX_QUIET_S:g} s."
 
 #: Sends a message to a queue; returns when it is durable.
 Send = Callable[[str, Delivery], Awaitable[Any]]
@@ -116,10 +119,20 @@ class Mover:
         return None
 
     async def _is_empty(self, queue: str, quiet_s: float, *, newer: bool) -> bool:
-        """Return whether a queue that had nothing to move for ``quiet_s`` has nothing at other endpoints either."""
+        """Return whether a queue that had nothing to move for ``quiet_s`` has nothing at other endpoints either.
+
+        Raises _Failed if that lasts too long.
+        """
         if quiet_s < QUIET_S:
             return False
-        return newer or quiet_s > MAX_QUIET_S or not (await self._count(queue)).waiting
+        if newer:
+            return True
+        counts = await self._count(queue)
+        if counts.known and not counts.waiting:
+            return True
+        if quiet_s > MAX_QUIET_S:
+            raise _Failed(NOT_RECEIVED if counts.waiting else NOT_COUNTED)
+        return False
 
     async def _move_batch(
         self,

@@ -19,7 +19,7 @@ from marq_worker.app.sqs import moving
 from marq_worker.app.sqs.counts import Counts
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_answers import SOURCE_HEADER
-from marq_worker.app.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, SKEW_MS, Mover
+from marq_worker.app.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, NOT_COUNTED, NOT_RECEIVED, SKEW_MS, Mover
 from marq_worker.app.sqs.receiving import Delivery
 from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.tasks import MoveTask, PurgeTask, Tasks
@@ -239,6 +239,23 @@ async def test_messages_that_wait_elsewhere_keep_a_move_running_for_a_while(rig:
 
     assert (await rig.run()).state == "COMPLETED"
     assert moving.QUIET_S <= counted[0] < 30 <= rig.receiver.now_s < moving.MAX_QUIET_S
+
+
+@pytest.mark.parametrize(
+    ("counts", "reason"),
+    [(Counts(1, known=True), NOT_RECEIVED), (Counts(1), NOT_RECEIVED), (Counts(0), NOT_COUNTED)],
+    ids=["some", "at-least-some", "unknown"],
+)
+async def test_a_move_fails_if_messages_may_be_left_that_do_not_arrive(rig: Rig, counts: Counts, reason: str) -> None:
+    async def count(queue: str) -> Counts:
+        return counts
+
+    rig.mover._count = count
+
+    task = await rig.run(letter(1))
+
+    assert (task.state, task.reason, task.moved) == ("FAILED", reason, 1)
+    assert rig.receiver.now_s > moving.MAX_QUIET_S
 
 
 async def test_a_cancelled_move_ends_and_a_stopped_one_or_a_purged_queue_continues_later(rig: Rig) -> None:
