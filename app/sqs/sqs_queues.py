@@ -28,7 +28,7 @@ from marq_worker.app.sqs.attributes import QueueAttributes, differing_attribute,
 from marq_worker.app.sqs.characters import is_fifo, is_queue_name
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_limits import MAX_MESSAGE_BYTES
-from marq_worker.app.sqs.tasks import is_being_deleted
+from marq_worker.app.sqs.tasks import is_being_deleted, is_recent
 
 #: How long the name of a deleted queue can't be used again.
 DELETED_S = 60.0
@@ -123,7 +123,7 @@ class Directory:
             return
         now_s = self._clock()
         deleted_s = self._queues.definitions.sqs(name).get("deleted", 0)
-        if now_s - deleted_s < DELETED_S or is_being_deleted(self._queues.definitions.sqs_tasks(name)):
+        if is_recent(deleted_s, now_s, DELETED_S) or is_being_deleted(self._queues.definitions.sqs_tasks(name)):
             raise SqsError("QueueDeletedRecently", f"wait {DELETED_S:g} s after deleting a queue to use its name again")
         checked = self._checked(name, attributes, self._defaults(name))
         # SQS redelivers a message until it is deleted, unless a redrive policy says otherwise.

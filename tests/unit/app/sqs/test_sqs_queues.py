@@ -96,6 +96,23 @@ async def test_a_queue_with_the_name_of_a_deleted_one_is_told_from_it(queues: Qu
     assert generations == [0, 1_700_000_060, 1_700_000_120]
 
 
+@pytest.mark.parametrize(("ahead_s", "refused"), [(0.6, True), (3_600, False)])
+async def test_a_deletion_by_a_clock_that_is_far_ahead_does_not_keep_the_name(
+    queues: Queues, ahead_s: float, refused: bool
+) -> None:
+    now_s = 1_700_000_000.0
+    directory = Directory(queues, MAXIMUM_BYTES, lambda: now_s)
+    await directory.create("emails", {}, {})
+    await directory.forget("emails", now_s + ahead_s)
+
+    if refused:
+        with pytest.raises(SqsError, match="wait 60 s"):
+            await directory.create("emails", {}, {})
+    else:
+        await directory.create("emails", {}, {})
+    assert directory.exists("emails") is not refused
+
+
 @pytest.mark.parametrize(("name", "attributes"), [("emails", MIXED), ("orders.fifo", FIFO)])
 async def test_a_queue_that_another_client_is_creating_has_its_attributes_as_soon_as_it_exists(
     queues: Queues, name: str, attributes: dict[str, str]
