@@ -76,7 +76,7 @@ class Deliveries:
         codec = settings.codecs.get(queue, settings.codec)
         acks = self._parts.acks
         held = HeldBatch(acks, queue, source, holder, records, sent_s, lease_s, codec, acquisition.own_topic)
-        held.lines = acquisition.lines
+        held.lines, held.unseen = acquisition.lines, not settings.prefetch
         self._parts.rules.apply(held)
         self._parts.renewal.add(held)
         return held
