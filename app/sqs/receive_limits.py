@@ -20,6 +20,8 @@ log = logging.getLogger("marq.sqs")
 
 #: Time limit of a stop.
 STOP_S = 2.0
+#: How many polls may have been answered before their other messages are ended; those beyond wait.
+MAX_BEGUN = 100
 
 
 class Divided(NamedTuple):
@@ -58,15 +60,19 @@ class ReceiveLimits:
     async def end(self, queue: str, divided: Divided) -> None:
         """Delete and move messages, even if the client disconnects in the meantime.
 
-        If that fails, the messages stay hidden until their visibility timeouts end. A later poll then tries again.
+        If that fails, the messages stay hidden until their visibility timeouts end. A later poll then tries again. If
+        there are messages to deliver, this does not wait: a slow dead-letter queue would use up their leases.
         """
+        if not (divided.old or divided.dead):
+            return
         ending = asyncio.create_task(self._end(queue, divided), name="marq-sqs-limits")
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
-        await asyncio.shield(ending)
+        if not divided.deliverable or len(self._ending) > MAX_BEGUN:
+            await asyncio.shield(ending)
 
     async def stop(self) -> None:
-        """Finish moves whose clients have hung up: a message that was copied but not deleted would be moved again."""
+        """Finish moves whose clients do not wait: a message that was copied but not deleted would be moved again."""
         if self._ending:
             await asyncio.wait(self._ending, timeout=STOP_S)
 
