@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from marq.wire.errors import BrokerUnavailable, MarqError
+from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, MessageTooLarge
 from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.dead_letters import DeadLetterSender
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.receiving import Delivery
-from marq_worker.app.sqs.settling import Settlers
+from marq_worker.app.sqs.settling import Settler, Settlers
 from marq_worker.app.sqs.sqs_queues import Directory
 
 log = logging.getLogger("marq.sqs")
@@ -22,6 +23,8 @@ log = logging.getLogger("marq.sqs")
 STOP_S = 2.0
 #: How many polls may have been answered before their other messages are ended; those beyond wait.
 MAX_BEGUN = 100
+#: How many messages that can't be moved to remember, and for how long, because the dead-letter queue may be changed.
+MAX_UNMOVABLE, UNMOVABLE_S = 10_000, 3_600.0
 
 
 class Divided(NamedTuple):
@@ -36,11 +39,20 @@ class Divided(NamedTuple):
 class ReceiveLimits:
     """Deletes messages that are too old; moves those received too often to the dead-letter queue."""
 
-    def __init__(self, directory: Directory, settlers: Settlers, dead_letters: DeadLetterSender) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        settlers: Settlers,
+        dead_letters: DeadLetterSender,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._directory = directory
         self._settlers = settlers
         self._dead_letters = dead_letters
+        self._clock = clock
         self._ending: set[asyncio.Task[None]] = set()
+        #: The time of the attempt, by target and message id.
+        self._unmovable: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def divide(self, deliveries: Sequence[Delivery], attributes: QueueAttributes) -> Divided:
         oldest_ms = attributes.oldest_ms(time.time())
@@ -51,7 +63,7 @@ class ReceiveLimits:
         for delivery in deliveries:
             if 0 < delivery.available_ms < oldest_ms:
                 divided.old.append(delivery)
-            elif most is not None and delivery.attempt > most:
+            elif most is not None and delivery.attempt > most and not self._is_unmovable(target, delivery):
                 divided.dead.append(delivery)
             else:
                 divided.deliverable.append(delivery)
@@ -76,6 +88,17 @@ class ReceiveLimits:
         if self._ending:
             await asyncio.wait(self._ending, timeout=STOP_S)
 
+    def _is_unmovable(self, target: str, delivery: Delivery) -> bool:
+        """Return whether a move failed for good: clients get the message, as without a redrive policy."""
+        tried_s = self._unmovable.get((target, delivery.id))
+        return tried_s is not None and self._clock() - tried_s < UNMOVABLE_S
+
+    def _note_unmovable(self, target: str, delivery: Delivery) -> None:
+        self._unmovable[target, delivery.id] = self._clock()
+        self._unmovable.move_to_end((target, delivery.id))
+        if len(self._unmovable) > MAX_UNMOVABLE:
+            self._unmovable.popitem(last=False)
+
     async def _end(self, queue: str, divided: Divided) -> None:
         settler = self._settlers.of(queue)
         try:
@@ -90,6 +113,18 @@ class ReceiveLimits:
                 await self._dead_letters.move(delivery, queue, divided.target)
                 await settler.ack([delivery])
             except (MarqError, SqsError) as error:
-                log.warning("queue %r: a message was not moved to %r: %s", queue, divided.target, error)
+                log.warning(
+                    "queue %r: a message was not moved to %r: message=%s %s", queue, divided.target, delivery.id, error
+                )
+                # First, because Forbidden is a ConfigError, too.
                 if isinstance(error, BrokerUnavailable):
                     break
+                if isinstance(error, (ConfigError, MessageTooLarge)):
+                    self._note_unmovable(divided.target, delivery)
+                    await self._release(settler, delivery)
+
+    async def _release(self, settler: Settler, delivery: Delivery) -> None:
+        try:
+            await settler.release([delivery], counted=False)
+        except (MarqError, SqsError) as error:
+            log.debug("a message was not released, its lease will expire: %s", error)

@@ -247,6 +247,12 @@ class Directory:
             )
         if target == name:
             raise SqsError("InvalidParameterValue", "RedrivePolicy: a queue can't be its own dead-letter queue")
+        if is_fifo(target) and (topic := self._queues.definitions.settings(target).topic) is not None:
+            raise SqsError(
+                "InvalidParameterValue",
+                f"RedrivePolicy: messages can't be moved to the FIFO queue {target!r}, because it has its own topic"
+                f" {topic!r}",
+            )
         policy = json.loads(self._read(target).attributes.redrive_allow_policy or "{}")
         permission, sources = policy.get("redrivePermission", "allowAll"), policy.get("sourceQueueArns", ())
         if permission == "denyAll" or (permission == "byQueue" and name not in map(queue_of_arn, sources)):

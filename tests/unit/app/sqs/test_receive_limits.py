@@ -14,12 +14,12 @@ import pytest
 
 from marq.client.message_token import Token
 from marq.settings.definitions import Definitions
-from marq.wire.errors import BrokerUnavailable, MessageTooLarge
+from marq.wire.errors import BrokerUnavailable, ConfigError, Forbidden, MarqError, MessageTooLarge
 from marq.wire.markers import Source
 from marq_worker.app.sqs import receive_limits
 from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.message_operations import MessageOperations
-from marq_worker.app.sqs.receive_limits import ReceiveLimits
+from marq_worker.app.sqs.receive_limits import UNMOVABLE_S, ReceiveLimits
 from marq_worker.app.sqs.receiving import Delivery
 from marq_worker.app.sqs.settling import Settlers
 
@@ -52,12 +52,13 @@ class Rig:
             exists=lambda name: name == "dead", get=lambda name: SimpleNamespace(attributes=ATTRIBUTES)
         )
         parts: Any = self
-        self.limits = ReceiveLimits(directory, Settlers(parts, parts), parts)
+        settler: Any = SimpleNamespace(ack=self.ack, release=self.settler_release)
+        self.limits = ReceiveLimits(directory, Settlers(settler, settler), parts)
         queues = SimpleNamespace(definitions=Definitions())
         unused: Any = dict.fromkeys(("producer", "visibility"))
         self.operations = MessageOperations(
-            queues=queues, directory=directory, receivers=parts, settlers=Settlers(parts, parts), limits=self.limits,
-            handles=parts, ids=SimpleNamespace(of=str), **unused,
+            queues=queues, directory=directory, receivers=parts, settlers=Settlers(settler, settler),
+            limits=self.limits, handles=parts, ids=SimpleNamespace(of=str), **unused,
         )  # type: ignore[arg-type]  # fmt: skip
 
     # The receiver.
@@ -78,6 +79,9 @@ class Rig:
         return "handle"
 
     # The dead-letter queue, and the settler.
+    async def settler_release(self, deliveries: Sequence[Delivery], *, counted: bool = True) -> None:
+        self.log += [f"released {each.token.offset} counted={counted}" for each in deliveries]
+
     async def move(self, delivery: Delivery, queue: str, target: str) -> None:
         self.moving.set()
         await self.gate.wait()
@@ -160,7 +164,7 @@ async def test_a_slow_dead_letter_queue_does_not_hold_up_the_other_messages_of_a
 
 
 @pytest.mark.parametrize(
-    ("error", "moved"), [(MessageTooLarge("x"), ["moved 2", "acked 2"]), (BrokerUnavailable("x"), [])]
+    ("error", "moved"), [(MarqError("x"), ["moved 2", "acked 2"]), (BrokerUnavailable("x"), []), (Forbidden("x"), [])]
 )
 async def test_a_message_that_can_t_be_moved_does_not_hold_up_the_others(error: Exception, moved: list[str]) -> None:
     """It is tried again after its visibility timeout. Without a broker, the others would only wait, too."""
@@ -171,6 +175,25 @@ async def test_a_message_that_can_t_be_moved_does_not_hold_up_the_others(error: 
     await rig.limits.end("emails", divided)
 
     assert rig.log == moved
+
+
+@pytest.mark.parametrize("error", [MessageTooLarge("too large"), ConfigError("own topic")])
+async def test_a_message_that_can_never_be_moved_is_delivered_as_without_a_redrive_policy(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would block its group until Kafka's retention ends it."""
+    now_s = 0.0
+    rig = Rig()
+    rig.limits._clock = lambda: now_s
+    rig.errors[1] = error
+    await rig.limits.end("emails", rig.limits.divide([message(1), message(2)], ATTRIBUTES))
+    assert rig.log == ["released 1 counted=False", "moved 2", "acked 2"]
+    assert [str(error) in each for each in caplog.messages] == [True]
+
+    assert rig.limits.divide([message(1)], ATTRIBUTES).dead == []
+    # The policy or the queue may have been changed.
+    now_s = UNMOVABLE_S
+    assert rig.limits.divide([message(1)], ATTRIBUTES).deliverable == []
 
 
 async def test_a_poll_ends_in_time_although_there_are_more_messages_to_delete() -> None:

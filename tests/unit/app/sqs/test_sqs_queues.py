@@ -113,6 +113,18 @@ async def test_a_deletion_by_a_clock_that_is_far_ahead_does_not_keep_the_name(
     assert directory.exists("emails") is not refused
 
 
+async def test_a_fifo_queue_with_its_own_topic_is_refused_as_a_dead_letter_queue(queues: Queues) -> None:
+    """Nothing can be moved there, so a failing message would block its group for days."""
+    directory = Directory(queues, MAXIMUM_BYTES)
+    await queues.change("dead.fifo", ordering="key", topic="letters")
+    policy = json.dumps({"deadLetterTargetArn": f"{ARN}dead.fifo", "maxReceiveCount": 3})
+
+    with pytest.raises(SqsError, match="its own topic 'letters'") as caught:
+        await directory.create("orders.fifo", {"FifoQueue": "true", "RedrivePolicy": policy}, {})
+
+    assert caught.value.shape == "InvalidParameterValue"
+
+
 @pytest.mark.parametrize(("name", "attributes"), [("emails", MIXED), ("orders.fifo", FIFO)])
 async def test_a_queue_that_another_client_is_creating_has_its_attributes_as_soon_as_it_exists(
     queues: Queues, name: str, attributes: dict[str, str]
