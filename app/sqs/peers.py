@@ -74,7 +74,8 @@ class Peers:
 
     def authorizes(self, header: str | None) -> bool:
         """Return whether a request comes from an endpoint with the same secret."""
-        return hmac.compare_digest((header or "").encode(), f"Bearer {self._token}".encode())
+        # aiohttp decodes other bytes than UTF-8 to surrogates.
+        return hmac.compare_digest((header or "").encode(errors="surrogateescape"), f"Bearer {self._token}".encode())
 
     def of(self, queue: str) -> Sequence[str]:
         """Return the addresses of other endpoints with partitions of a queue, as of a moment ago."""

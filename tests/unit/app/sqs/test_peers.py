@@ -62,3 +62,10 @@ async def test_requests_that_wait_for_messages_hold_up_neither_each_other_nor_ou
         await asyncio.gather(*asks)
         await this.stop()
         await runner.cleanup()
+
+
+async def test_only_endpoints_with_the_same_secret_are_authorized() -> None:
+    this = peers()
+
+    assert this.authorizes(f"Bearer {this._token}")
+    assert not any(map(this.authorizes, (None, "", "Bearer token", "Bearer gr\u00fc\u00df", "\udcff")))

@@ -22,7 +22,7 @@ from marq_worker.app.sqs import server as server_module
 from marq_worker.app.sqs.access_keys import Grant, Key
 from marq_worker.app.sqs.aws_json import Call
 from marq_worker.app.sqs.bodies import MAX_BODY_BYTES, Bodies
-from marq_worker.app.sqs.peers import PATH, SETTLE_PATH
+from marq_worker.app.sqs.peers import PATH, SETTLE_PATH, Peers
 from marq_worker.app.sqs.receiving import Delivery, Receivers
 from marq_worker.app.sqs.server import FAILURES, SqsServer, room_for_connections
 from marq_worker.app.web.sqs_metrics import CallMetrics
@@ -240,6 +240,19 @@ async def test_messages_are_released_if_the_other_endpoint_has_hung_up(
         await ask(endpoint, receiver, 2)
 
     assert receiver.released == ["0", "1"]
+    assert caplog.messages == []
+
+
+async def test_a_token_that_is_not_utf_8_is_refused_like_any_other(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    groups: Any = None
+    endpoint.server._peers = Peers("http://here:1", b"secret", str, groups)
+    request = endpoint.request(b"[]", SETTLE_PATH, Authorization="TOKEN").replace(b"TOKEN", b"Bearer \xff")
+
+    answer = await endpoint.exchange(request, until=b"}")
+
+    assert answer.startswith(b"HTTP/1.1 403 ")
     assert caplog.messages == []
 
 
