@@ -37,7 +37,8 @@ class QueueAttributes:
 
     visibility_timeout_s: int = 30
     delay_s: int = 0
-    retention_s: int = 345_600
+    #: None if only Kafka's retention counts: no client has set one, and the queue was not created over SQS.
+    retention_s: int | None = 345_600
     wait_s: int = 0
     maximum_message_bytes: int = 1_048_576
     #: Name of the queue in the redrive policy's ARN; both or neither are None.
@@ -50,9 +51,14 @@ class QueueAttributes:
     content_based_deduplication: bool = False
     fifo_throughput_limit: str = "perMessageGroupId"
 
+    def oldest_ms(self, now_s: float) -> float:
+        """Return the time before which messages must have become available to be too old; 0 if none is."""
+        return 0.0 if self.retention_s is None else (now_s - self.retention_s) * 1000
+
     def to_attributes(self, arn: Callable[[str], str]) -> dict[str, str]:
         """Return the attributes as GetQueueAttributes does; ``arn`` makes the ARN of a queue from its name."""
-        attributes = {name: str(getattr(self, field)) for name, (field, _, _) in _INTEGERS.items()}
+        values = {name: getattr(self, field) for name, (field, _, _) in _INTEGERS.items()}
+        attributes = {name: str(value) for name, value in values.items() if value is not None}
         attributes["SqsManagedSseEnabled"] = str(self.sqs_managed_sse).lower()
         if self.dead_letter_queue is not None:
             policy = {"deadLetterTargetArn": arn(self.dead_letter_queue), "maxReceiveCount": self.max_receive_count}

@@ -151,8 +151,7 @@ class MessageOperations:
             divided = self._limits.divide(polled, attributes)
             deliveries = divided.deliverable
             try:
-                if len(deliveries) < len(polled):
-                    await self._limits.end(queue, divided)
+                await self._limits.end(queue, divided)
                 if deliveries:
                     return await self._received(queue, deliveries, attributes, parameters)
             except BaseException:

@@ -31,11 +31,14 @@ SKEW_MS = 5_000
 LEASE_S = 30
 #: A move is complete when it has found nothing for this long and no message waits.
 QUIET_S = 8.0
-#: After this time it is complete even if messages wait that this endpoint does not get.
+#: After this time it fails if messages wait that this endpoint does not get, or if it is unknown whether any wait.
 MAX_QUIET_S = 120.0
 
 #: Reasons of failures, as SQS names them.
 NO_QUEUE, NO_SOURCE = "AWS.SimpleQueueService.NonExistentQueue", "CouldNotDetermineMessageSource"
+#: Further reasons.
+NOT_RECEIVED = f"The queue has messages that could not be received for {MAX_QUIET_S:g} s."
+NOT_COUNTED = f"It is unknown whether the queue has more messages: they were not counted for {MAX_QUIET_S:g} s."
 
 #: Sends a message to a queue; returns when it is durable.
 Send = Callable[[str, Delivery], Awaitable[Any]]
@@ -116,10 +119,20 @@ class Mover:
         return None
 
     async def _is_empty(self, queue: str, quiet_s: float, *, newer: bool) -> bool:
-        """Return whether a queue that had nothing to move for ``quiet_s`` has nothing at other endpoints either."""
+        """Return whether a queue that had nothing to move for ``quiet_s`` has nothing at other endpoints either.
+
+        Raises _Failed if that lasts too long.
+        """
         if quiet_s < QUIET_S:
             return False
-        return newer or quiet_s > MAX_QUIET_S or not (await self._count(queue)).waiting
+        if newer:
+            return True
+        counts = await self._count(queue)
+        if counts.known and not counts.waiting:
+            return True
+        if quiet_s > MAX_QUIET_S:
+            raise _Failed(NOT_RECEIVED if counts.waiting else NOT_COUNTED)
+        return False
 
     async def _move_batch(
         self,
@@ -131,11 +144,12 @@ class Mover:
     ) -> bool:
         """Move messages; return whether any of them existed when the task began."""
         attributes = self._directory.get(queue).attributes
-        oldest_ms, newest_ms = (time.time() - attributes.retention_s) * 1000, task.started_ms + SKEW_MS
+        oldest_ms, newest_ms = attributes.oldest_ms(time.time()), task.started_ms + SKEW_MS
         # Messages that fail again would otherwise go round and round.
         receiver.release([each for each in deliveries if each.sent_ms > newest_ms])
-        expired = [each for each in deliveries if each.sent_ms < oldest_ms]
-        rest = [each for each in deliveries if oldest_ms <= each.sent_ms <= newest_ms]
+        older = [each for each in deliveries if each.sent_ms <= newest_ms]
+        expired = [each for each in older if 0 < each.available_ms < oldest_ms]
+        rest = [each for each in older if each not in expired]
         try:
             if attributes.visibility_timeout_s < LEASE_S:
                 await self._settlers.of(queue).renew(rest, LEASE_S * 1000)
@@ -158,6 +172,8 @@ class Mover:
         progress.add(len(moved))
         if moved or expired:
             await self._end(queue, [*moved, *expired])
+        if expired:
+            log.info("old messages were deleted: queue=%s messages=%d", queue, len(expired))
         await progress.write_now_and_then()
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:

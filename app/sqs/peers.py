@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from aiohttp import ClientError, ClientSession, ClientTimeout
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
 from marq_worker.app.web.dashboard.groups import MAX_GROUPS, Groups
 
@@ -50,11 +50,13 @@ class Peers:
         self._known: dict[str, tuple[str, ...]] = {}
         #: When each queue was last polled; monotonic seconds.
         self._polled: dict[str, float] = {}
-        self._client: ClientSession | None = None
+        self._asker: ClientSession | None = None
+        #: Requests for messages wait for seconds, and must not hold up outcomes.
+        self._settler: ClientSession | None = None
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._client = ClientSession(headers={"Authorization": f"Bearer {self._token}"})
+        self._asker, self._settler = self._session(), self._session()
         self._looking = asyncio.create_task(self._look(), name="marq-sqs-peers")
 
     async def stop(self) -> None:
@@ -62,12 +64,18 @@ class Peers:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
         await self._groups.stop()
-        if self._client is not None:
-            await self._client.close()
+        for session in (self._asker, self._settler):
+            if session is not None:
+                await session.close()
+
+    def _session(self) -> ClientSession:
+        # Without a limit: by default, requests to all endpoints for all queues would share 100 connections.
+        return ClientSession(headers={"Authorization": f"Bearer {self._token}"}, connector=TCPConnector(limit=0))
 
     def authorizes(self, header: str | None) -> bool:
         """Return whether a request comes from an endpoint with the same secret."""
-        return hmac.compare_digest((header or "").encode(), f"Bearer {self._token}".encode())
+        # aiohttp decodes other bytes than UTF-8 to surrogates.
+        return hmac.compare_digest((header or "").encode(errors="surrogateescape"), f"Bearer {self._token}".encode())
 
     def of(self, queue: str) -> Sequence[str]:
         """Return the addresses of other endpoints with partitions of a queue, as of a moment ago."""
@@ -76,9 +84,9 @@ class Peers:
 
     async def ask(self, url: str, queue: str, most: int) -> list[dict[str, Any]]:
         """Return messages of another endpoint, or none after a while."""
-        assert self._client is not None
+        assert self._asker is not None
         try:
-            async with self._client.post(
+            async with self._asker.post(
                 f"{url}{PATH}",
                 json={"queue": queue, "most": most, "wait": ASK_S},
                 timeout=ClientTimeout(total=ASK_S + _ANSWER_S),
@@ -99,9 +107,9 @@ class Peers:
 
         Empty if it does not answer.
         """
-        assert self._client is not None
+        assert self._settler is not None
         try:
-            async with self._client.post(
+            async with self._settler.post(
                 f"{url}{SETTLE_PATH}",
                 json=list(outcomes),
                 timeout=ClientTimeout(total=_SETTLE_S),

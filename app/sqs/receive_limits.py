@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from marq.wire.errors import BrokerUnavailable, MarqError
+from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, MessageTooLarge
 from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.dead_letters import DeadLetterSender
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.receiving import Delivery
-from marq_worker.app.sqs.settling import Settlers
+from marq_worker.app.sqs.settling import Settler, Settlers
 from marq_worker.app.sqs.sqs_queues import Directory
 
 log = logging.getLogger("marq.sqs")
 
 #: Time limit of a stop.
 STOP_S = 2.0
+#: How many polls may have been answered before their other messages are ended; those beyond wait.
+MAX_BEGUN = 100
+#: How many messages that can't be moved to remember, and for how long, because the dead-letter queue may be changed.
+MAX_UNMOVABLE, UNMOVABLE_S = 10_000, 3_600.0
 
 
 class Divided(NamedTuple):
@@ -34,22 +39,31 @@ class Divided(NamedTuple):
 class ReceiveLimits:
     """Deletes messages that are too old; moves those received too often to the dead-letter queue."""
 
-    def __init__(self, directory: Directory, settlers: Settlers, dead_letters: DeadLetterSender) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        settlers: Settlers,
+        dead_letters: DeadLetterSender,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._directory = directory
         self._settlers = settlers
         self._dead_letters = dead_letters
+        self._clock = clock
         self._ending: set[asyncio.Task[None]] = set()
+        #: The time of the attempt, by target and message id.
+        self._unmovable: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def divide(self, deliveries: Sequence[Delivery], attributes: QueueAttributes) -> Divided:
-        oldest_ms = (time.time() - attributes.retention_s) * 1000
+        oldest_ms = attributes.oldest_ms(time.time())
         most, target = attributes.max_receive_count, attributes.dead_letter_queue or ""
         if most is not None and not self._directory.exists(target):
             most = None
         divided = Divided([], [], [], target)
         for delivery in deliveries:
-            if delivery.sent_ms < oldest_ms:
+            if 0 < delivery.available_ms < oldest_ms:
                 divided.old.append(delivery)
-            elif most is not None and delivery.attempt > most:
+            elif most is not None and delivery.attempt > most and not self._is_unmovable(target, delivery):
                 divided.dead.append(delivery)
             else:
                 divided.deliverable.append(delivery)
@@ -58,23 +72,39 @@ class ReceiveLimits:
     async def end(self, queue: str, divided: Divided) -> None:
         """Delete and move messages, even if the client disconnects in the meantime.
 
-        If that fails, the messages stay hidden until their visibility timeouts end. A later poll then tries again.
+        If that fails, the messages stay hidden until their visibility timeouts end. A later poll then tries again. If
+        there are messages to deliver, this does not wait: a slow dead-letter queue would use up their leases.
         """
+        if not (divided.old or divided.dead):
+            return
         ending = asyncio.create_task(self._end(queue, divided), name="marq-sqs-limits")
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
-        await asyncio.shield(ending)
+        if not divided.deliverable or len(self._ending) > MAX_BEGUN:
+            await asyncio.shield(ending)
 
     async def stop(self) -> None:
-        """Finish moves whose clients have hung up: a message that was copied but not deleted would be moved again."""
+        """Finish moves whose clients do not wait: a message that was copied but not deleted would be moved again."""
         if self._ending:
             await asyncio.wait(self._ending, timeout=STOP_S)
+
+    def _is_unmovable(self, target: str, delivery: Delivery) -> bool:
+        """Return whether a move failed for good: clients get the message, as without a redrive policy."""
+        tried_s = self._unmovable.get((target, delivery.id))
+        return tried_s is not None and self._clock() - tried_s < UNMOVABLE_S
+
+    def _note_unmovable(self, target: str, delivery: Delivery) -> None:
+        self._unmovable[target, delivery.id] = self._clock()
+        self._unmovable.move_to_end((target, delivery.id))
+        if len(self._unmovable) > MAX_UNMOVABLE:
+            self._unmovable.popitem(last=False)
 
     async def _end(self, queue: str, divided: Divided) -> None:
         settler = self._settlers.of(queue)
         try:
             if divided.old:
                 await settler.ack(divided.old)
+                log.info("old messages were deleted: queue=%s messages=%d", queue, len(divided.old))
         except (MarqError, SqsError) as error:
             log.warning("queue %r: %d old messages were not deleted: %s", queue, len(divided.old), error)
         for delivery in divided.dead:
@@ -83,6 +113,18 @@ class ReceiveLimits:
                 await self._dead_letters.move(delivery, queue, divided.target)
                 await settler.ack([delivery])
             except (MarqError, SqsError) as error:
-                log.warning("queue %r: a message was not moved to %r: %s", queue, divided.target, error)
+                log.warning(
+                    "queue %r: a message was not moved to %r: message=%s %s", queue, divided.target, delivery.id, error
+                )
+                # First, because Forbidden is a ConfigError, too.
                 if isinstance(error, BrokerUnavailable):
                     break
+                if isinstance(error, (ConfigError, MessageTooLarge)):
+                    self._note_unmovable(divided.target, delivery)
+                    await self._release(settler, delivery)
+
+    async def _release(self, settler: Settler, delivery: Delivery) -> None:
+        try:
+            await settler.release([delivery], counted=False)
+        except (MarqError, SqsError) as error:
+            log.debug("a message was not released, its lease will expire: %s", error)

@@ -43,6 +43,8 @@ JOIN_S = 8.0
 LONG_POLL_S, TOGETHER_S = 5.0, 0.5
 #: Maximum number of messages to ask another endpoint for.
 MAX_ASKED = 100
+#: About how many bytes of messages to send to another endpoint in one answer, if it has several messages.
+MAX_ANSWER_BYTES = 4 << 20
 #: How many deleted messages to remember, and for how long, because their redeliveries may be on their way.
 MAX_DELETED, DELETED_S = 100_000, 60.0
 
@@ -58,12 +60,19 @@ class Delivery(NamedTuple):
     headers: Mapping[str, bytes | None]
     #: 0 if it is unknown, or this is the first delivery.
     first_received_ms: int = 0
+    #: When it could first be received; 0 if it is unknown.
+    available_ms: int = 0
     #: The address of the endpoint that keeps the message until it is settled; empty if any endpoint can settle it.
     url: str = ""
 
     @classmethod
     def of(cls, message: Message) -> Self:
         return cls(*described(message))
+
+    @property
+    def size_bytes(self) -> int:
+        """About how large the message is."""
+        return len(self.body) + sum([len(name) + len(value or b"") for name, value in self.headers.items()])
 
     def document(self) -> dict[str, Any]:
         """Return the delivery for another endpoint, as JSON."""
@@ -76,6 +85,7 @@ class Delivery(NamedTuple):
             "body": b64encode(self.body).decode(),
             "headers": headers,
             "first_received_ms": self.first_received_ms,
+            "available_ms": self.available_ms,
             "url": self.url,
         }
 
@@ -89,10 +99,21 @@ class Delivery(NamedTuple):
             document["sent_ms"],
             b64decode(document["body"]),
             headers,
-            # Endpoints of earlier versions do not send it.
+            # Endpoints of earlier versions do not send these.
             document.get("first_received_ms", 0),
+            document.get("available_ms", 0),
             document["url"],
         )
+
+
+def within_limit(deliveries: Sequence[Delivery], limit_bytes: int) -> int:
+    """Return how many of these fit into an answer, at least one."""
+    size = 0
+    for number, delivery in enumerate(deliveries):
+        size += delivery.size_bytes
+        if number and size > limit_bytes:
+            return number
+    return len(deliveries)
 
 
 class Deleted:

@@ -7,7 +7,8 @@ import json
 import logging
 import resource
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -22,7 +23,7 @@ from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.fifo import Outcome, Outcomes
 from marq_worker.app.sqs.operations import Operations
 from marq_worker.app.sqs.peers import ASK_S, PATH, SETTLE_PATH, Peers
-from marq_worker.app.sqs.receiving import MAX_ASKED, Receivers
+from marq_worker.app.sqs.receiving import MAX_ANSWER_BYTES, MAX_ASKED, Receivers, within_limit
 from marq_worker.app.sqs.signatures import Verifier
 from marq_worker.app.web.connection_limits import IDLE_S, Connections, Rate
 from marq_worker.app.web.security import is_loopback
@@ -91,11 +92,26 @@ class SqsServer:
 
     async def _handle(self, request: BaseRequest) -> Response:
         request_id = str(uuid4())
-        status, headers, body = await self._respond(request, request_id)
+        releases: list[Callable[[], None]] = []
+        status, headers, body = await self._respond(request, request_id, releases)
         headers = {"Content-Type": CONTENT_TYPE, "x-amzn-RequestId": request_id, "Server": "marq", **headers}
-        return Response(status=status, headers=headers, body=body)
+        response = Response(status=status, headers=headers, body=body)
+        if releases:
+            try:
+                await response.prepare(request)
+                await response.write_eof()
+            except BaseException as error:
+                # The other endpoint has hung up, so no client gets these messages.
+                for release in releases:
+                    release()
+                if not isinstance(error, ConnectionError):
+                    raise
+        return response
 
-    async def _respond(self, request: BaseRequest, request_id: str) -> tuple[int, Mapping[str, str], bytes]:
+    async def _respond(
+        self, request: BaseRequest, request_id: str, releases: list[Callable[[], None]]
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Return status, headers and body; add what releases messages in the answer, for the case that it is lost."""
         try:
             if request.method == "GET" and request.path == "/healthz":
                 return 200, {"Content-Type": "text/plain"}, b"ok"
@@ -103,7 +119,7 @@ class SqsServer:
                 raise SqsError("UnknownOperationException", "expected POST / with the header X-Amz-Target")
             body = await self._bodies.read(request)
             if request.path in (PATH, SETTLE_PATH):
-                return await self._answer_peer(request, body)
+                return await self._answer_peer(request, body, releases)
             if wants_query(request.headers.get("Content-Type")):
                 return query_refusal(request_id)
             key = self._identify(request, body)
@@ -153,7 +169,9 @@ class SqsServer:
         """
         return self._verifier is not None or is_loopback(_name(request.host))
 
-    async def _answer_peer(self, request: BaseRequest, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
+    async def _answer_peer(
+        self, request: BaseRequest, body: bytes, releases: list[Callable[[], None]]
+    ) -> tuple[int, Mapping[str, str], bytes]:
         """Answer another endpoint."""
         # Without keys, anyone can compute the token.
         if not (self._answers_host(request) and self._peers.authorizes(request.headers.get("Authorization"))):
@@ -161,12 +179,12 @@ class SqsServer:
             return 403, {}, b"{}"
         try:
             document = json.loads(body)
-            answering = self._ask(document) if request.path == PATH else self._settle(document)
+            answering = self._ask(document, releases) if request.path == PATH else self._settle(document)
         except (ValueError, KeyError, TypeError):
             return 400, {}, b"{}"
         return 200, {"Content-Type": "application/json"}, json.dumps(await answering).encode()
 
-    def _ask(self, asked: Mapping[str, Any]) -> Awaitable[list[Any]]:
+    def _ask(self, asked: Mapping[str, Any], releases: list[Callable[[], None]]) -> Awaitable[list[Any]]:
         """Return messages for another endpoint, whose polls wait for messages that may be here."""
         receiver = self._receivers.known(str(asked["queue"]))
         most, wait_s = int(asked["most"]), float(asked["wait"])
@@ -175,7 +193,10 @@ class SqsServer:
             if receiver is None:
                 return []
             deliveries = await receiver.poll_for_peer(max(1, min(most, MAX_ASKED)), max(0.0, min(wait_s, ASK_S)))
-            return [delivery.document() for delivery in deliveries]
+            count = within_limit(deliveries, MAX_ANSWER_BYTES)
+            receiver.release(deliveries[count:])
+            releases.append(partial(receiver.release, deliveries[:count]))
+            return [delivery.document() for delivery in deliveries[:count]]
 
         return ask()
 

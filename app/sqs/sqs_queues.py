@@ -28,7 +28,7 @@ from marq_worker.app.sqs.attributes import QueueAttributes, differing_attribute,
 from marq_worker.app.sqs.characters import is_fifo, is_queue_name
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_limits import MAX_MESSAGE_BYTES
-from marq_worker.app.sqs.tasks import is_being_deleted
+from marq_worker.app.sqs.tasks import is_being_deleted, is_recent
 
 #: How long the name of a deleted queue can't be used again.
 DELETED_S = 60.0
@@ -123,7 +123,7 @@ class Directory:
             return
         now_s = self._clock()
         deleted_s = self._queues.definitions.sqs(name).get("deleted", 0)
-        if now_s - deleted_s < DELETED_S or is_being_deleted(self._queues.definitions.sqs_tasks(name)):
+        if is_recent(deleted_s, now_s, DELETED_S) or is_being_deleted(self._queues.definitions.sqs_tasks(name)):
             raise SqsError("QueueDeletedRecently", f"wait {DELETED_S:g} s after deleting a queue to use its name again")
         checked = self._checked(name, attributes, self._defaults(name))
         # SQS redelivers a message until it is deleted, unless a redrive policy says otherwise.
@@ -204,7 +204,11 @@ class Directory:
 
     def _read(self, name: str) -> SqsQueue:
         document, settings = self._queues.definitions.sqs(name), self._queues.definitions.settings(name)
-        kept = read_attributes(document.get("attributes", {}), fifo=is_fifo(name), current=self._defaults(name))
+        defaults = self._defaults(name)
+        if "created" not in document:
+            # Its owner chose Kafka's retention, and does not expect that a client that polls deletes messages earlier.
+            defaults = replace(defaults, retention_s=None)
+        kept = read_attributes(document.get("attributes", {}), fifo=is_fifo(name), current=defaults)
         attributes = replace(
             kept,
             visibility_timeout_s=_seconds(settings.lease_ms),
@@ -243,6 +247,12 @@ class Directory:
             )
         if target == name:
             raise SqsError("InvalidParameterValue", "RedrivePolicy: a queue can't be its own dead-letter queue")
+        if is_fifo(target) and (topic := self._queues.definitions.settings(target).topic) is not None:
+            raise SqsError(
+                "InvalidParameterValue",
+                f"RedrivePolicy: messages can't be moved to the FIFO queue {target!r}, because it has its own topic"
+                f" {topic!r}",
+            )
         policy = json.loads(self._read(target).attributes.redrive_allow_policy or "{}")
         permission, sources = policy.get("redrivePermission", "allowAll"), policy.get("sourceQueueArns", ())
         if permission == "denyAll" or (permission == "byQueue" and name not in map(queue_of_arn, sources)):

@@ -7,7 +7,8 @@ The tasks of a queue are in the record ``sqs-tasks:NAME`` of the queues topic:
 
 A task is in the record before a client gets its answer. An endpoint renews its claim every few seconds; if it dies,
 another one continues. Two may run a task at the same time, for example when their clocks differ. That is safe: a purge
-ends when another one takes over, and only one endpoint can hold the lease of a message that it moves.
+ends when another one takes over, and only one endpoint can hold the lease of a message that it moves. A time that is
+later than a right clock would have written does not count, so a wrong clock holds up no other endpoint.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ MAX_MOVES = 10
 PURGED_S = 60.0
 #: How long a claim lasts without a renewal, and the interval of renewals.
 CLAIM_S, RENEWAL_S = 20.0, 5.0
+#: How far the clocks of endpoints may differ.
+SKEW_S = 5.0
 
 Document = Mapping[str, Any]
 T = TypeVar("T")
@@ -113,7 +116,8 @@ class Tasks:
 
         def merged(document: Document) -> dict[str, Any] | None:
             former = _purge_of(document)
-            if former is None or (former.done and task.requested_s - former.requested_s >= PURGED_S) or task.deletes:
+            ended = former is None or (former.done and not is_recent(former.requested_s, task.requested_s, PURGED_S))
+            if ended or task.deletes:
                 paused = task.paused if former is None or former.done else former.paused
                 return {**document, "purge": asdict(replace(task, paused=paused)), **self._claim()}
             return None
@@ -197,8 +201,9 @@ class Tasks:
         unfinished = is_being_purged(document) or any(
             each.get("state", RUNNING) in ACTIVE for each in document.get("moves", ())
         )
-        runner = document.get("runner", {})
-        return unfinished and (runner.get("id") == self.runner or self._clock() >= runner.get("until", 0))
+        runner, now_s = document.get("runner", {}), self._clock()
+        claimed = now_s < runner.get("until", 0) <= now_s + CLAIM_S + SKEW_S
+        return unfinished and (runner.get("id") == self.runner or not claimed)
 
     async def _change_move(self, queue: str, task_id: str, change: Callable[[MoveTask], MoveTask | None]) -> bool:
         def merged(document: Document) -> dict[str, Any] | None:
@@ -230,6 +235,11 @@ class Tasks:
             decided,
         )
         return changed
+
+
+def is_recent(then_s: float, now_s: float, limit_s: float) -> bool:
+    """Return whether less than ``limit_s`` has passed since another endpoint's clock was ``then_s``."""
+    return -SKEW_S <= now_s - then_s < limit_s
 
 
 def _cancelled(task: MoveTask) -> MoveTask | None:

@@ -61,7 +61,7 @@ class Deliveries:
         codec = settings.codecs.get(queue, settings.codec)
         acks = self._receiver.acks
         held = HeldBatch(acks, queue, source, holder, records, sent_s, lease_s, codec, acquisition.own_topic)
-        held.lines = acquisition.lines
+        held.lines, held.unseen = acquisition.lines, not settings.prefetch
         self._receiver.rules.apply(held)
         self._receiver.renewal.add(held)
         return held

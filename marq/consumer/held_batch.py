@@ -45,7 +45,7 @@ class HeldBatch:
     __slots__ = (
         "acked", "acks", "at_most_once", "breaker", "codec", "decided", "dirty", "ends", "errors", "expires_s",
         "fixed_ms", "holder", "lease_s", "lines", "open", "own_expiry_s", "own_topic", "queue", "records", "rejected",
-        "released", "renewed", "renewing", "source", "taken_s",
+        "released", "renewed", "renewing", "source", "taken_s", "unseen",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +83,8 @@ class HeldBatch:
         self.fixed_ms: int | None = None
         #: True if the consumer does not renew it, because other programs have the messages.
         self.ends = False
+        #: True until a polling program has its messages: before, a lost lease does not count as an attempt.
+        self.unseen = False
         self.expires_s = taken_s + lease_s
         #: Offsets that are still held; a message leaves when its outcome goes to the writer.
         self.open = set(records.offsets)
@@ -113,7 +115,7 @@ class HeldBatch:
         )  # fmt: skip
         part.open = set(offsets)
         part.fixed_ms, part.errors, part.breaker = lease_ms, self.errors, self.breaker
-        part.at_most_once, part.lines = self.at_most_once, self.lines
+        part.at_most_once, part.lines, part.unseen = self.at_most_once, self.lines, self.unseen
         part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))
         self.open.difference_update(offsets)
         if self.lines is not None:

@@ -325,7 +325,8 @@ class Lines:
                 self.feed.settled()
                 continue
             place = self._places[offset] = Place(row_of(held, offset, self._values[offset]))
-            self._count(place, self._attempt_of(place.row), "its lease ended")
+            if not held.unseen:
+                self._count(place, self._attempt_of(place.row), "its lease ended")
             if place.last is not None:
                 place.busy = True
                 held.end_attempt(offset, LAST, error=place.last)

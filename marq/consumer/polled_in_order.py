@@ -78,6 +78,8 @@ class PolledInOrder(PolledConsumer):
         held = [message for message in messages if self._is_held(message)]
         # Their source was given up meanwhile. Without a release, its next consumer would wait for their leases.
         settlement.put_back([message for message in messages if message not in held])
+        for each in held:
+            each._held.unseen = False
         self._delivered.update({Place(each._held.source, each.offset): each for each in held})
         return held
 

@@ -101,14 +101,20 @@ class Groups:
         return await self._in_time(ask()) or {}
 
     async def _look(self, groups: Sequence[str]) -> None:
-        async def ask() -> None:
+        async def find() -> None:
             admin = await self._admin_client()
             for group in groups:
                 if group not in self._coordinators:
                     self._coordinators[group] = await admin.find_coordinator(group)
-            self._take(await described_members(admin, {group: self._coordinators[group] for group in groups}))
 
-        await self._in_time(ask())
+        async def describe() -> None:
+            coordinators = {group: self._coordinators[group] for group in groups if group in self._coordinators}
+            if coordinators:
+                self._take(await described_members(await self._admin_client(), coordinators))
+
+        # With many groups and slow brokers, it takes several calls to find all coordinators.
+        await self._in_time(find())
+        await self._in_time(describe(), forget=True)
 
     def _take(self, described: Iterable[DescribedGroup]) -> None:
         for group in described:
@@ -123,13 +129,15 @@ class Groups:
         if not task.cancelled() and task.exception() is not None:
             log.warning("the consumers of queues could not be looked up: %r", task.exception())
 
-    async def _in_time(self, asking: Awaitable[T]) -> T | None:
+    async def _in_time(self, asking: Awaitable[T], *, forget: bool = False) -> T | None:
+        """Return an answer, None if there is none in time; ``forget`` the coordinators if they do not answer."""
         try:
             async with asyncio.timeout(LIMIT_S):
                 return await asking
         except (KafkaError, TimeoutError, OSError) as error:
             log.debug("the broker did not tell: %r", error)
-            self._coordinators.clear()
+            if forget or not isinstance(error, TimeoutError):
+                self._coordinators.clear()
             return None
 
     async def _admin_client(self) -> AIOKafkaAdminClient:

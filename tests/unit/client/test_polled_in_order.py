@@ -117,6 +117,40 @@ async def test_a_message_is_released_if_its_partition_is_revoked_during_the_poll
     await polled.stop()
 
 
+async def test_a_message_that_no_poll_returned_keeps_its_attempt_in_an_outage() -> None:
+    polled = Polled()
+    polled.rig.reader.add(P0, record(0, "a"))
+    await polled.consumer.wait(10, LIMIT_S)
+    assert polled.rig.acquired == [0]
+    polled.rig.settler.gate.clear()
+    # Neither the lease for the poll nor a renewal can be written.
+    poll = asyncio.create_task(polled.poll())
+    await spin(100)
+    polled.tracker.open_messages = {0: (State.LEASED_IN_ORDER, 1, 0)}
+    await polled.rig.clock.advance(WAITING_LEASE_MS / 1000 + 1)
+    polled.rig.settler.gate.set()
+    await spin(100)
+    await polled.rig.clock.advance(2)
+
+    [message] = await poll
+
+    assert (message.offset, message.attempt) == (0, 1)
+    await polled.stop()
+
+
+async def test_a_message_that_a_poll_returned_loses_an_attempt_with_its_lease() -> None:
+    polled = Polled()
+    polled.rig.reader.add(P0, record(0, "a"))
+    await polled.poll()
+    polled.tracker.open_messages = {0: (State.LEASED_IN_ORDER, 1, 0)}
+    await polled.rig.clock.advance(VISIBLE_MS / 1000 + 1)
+
+    [message] = await polled.poll()
+
+    assert (message.offset, message.attempt) == (0, 2)
+    await polled.stop()
+
+
 async def test_a_purge_that_spares_messages_in_flight_leaves_a_delivered_message_to_its_client() -> None:
     polled = Polled()
     polled.rig.reader.add(P0, record(0, "a"), record(1, "a"))

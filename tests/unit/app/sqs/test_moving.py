@@ -19,7 +19,7 @@ from marq_worker.app.sqs import moving
 from marq_worker.app.sqs.counts import Counts
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_answers import SOURCE_HEADER
-from marq_worker.app.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, SKEW_MS, Mover
+from marq_worker.app.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, NOT_COUNTED, NOT_RECEIVED, SKEW_MS, Mover
 from marq_worker.app.sqs.receiving import Delivery
 from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.tasks import MoveTask, PurgeTask, Tasks
@@ -29,10 +29,12 @@ ARN = "arn:aws:sqs:us-east-1:000000000000:"
 NOW_MS = round(time.time() * 1000)
 
 
-def letter(number: int, source: str | None = "emails", sent_ms: int = NOW_MS - 1_000) -> Delivery:
+def letter(
+    number: int, source: str | None = "emails", sent_ms: int = NOW_MS - 1_000, available_ms: int = NOW_MS
+) -> Delivery:
     headers = {} if source is None else {SOURCE_HEADER: (ARN + source).encode()}
     token = Token("dead", 1, Source("marq.messages", 0), number)
-    return Delivery(token, f"marq.messages/0/{number}", 1, sent_ms, b"x", headers)
+    return Delivery(token, f"marq.messages/0/{number}", 1, sent_ms, b"x", headers, available_ms=available_ms)
 
 
 class Receiver:
@@ -90,12 +92,12 @@ class Rig:
         self.sent: list[tuple[str, int]] = []
         self.stopping = asyncio.Event()
         self.waits: list[float] = []
-        directory: Any = Directory(queues, 1_000_000)
+        self.directory = Directory(queues, 1_000_000)
         receivers: Any = self.receiver
         monkeypatch.setattr(moving, "_wait", self._wait)
         monkeypatch.setattr(moving, "RETRY_S", 0)
         self.mover = Mover(
-            self.tasks, directory, receivers, self._send, self.receiver, self._count, lambda: self.receiver.now_s
+            self.tasks, self.directory, receivers, self._send, self.receiver, self._count, lambda: self.receiver.now_s
         )  # fmt: skip
 
     async def _wait(self, stopping: asyncio.Event, seconds: float) -> None:
@@ -178,7 +180,12 @@ async def test_a_message_that_does_not_fit_fails_the_move(rig: Rig) -> None:
 
 async def test_later_messages_stay_and_expired_ones_end(rig: Rig) -> None:
     """Else messages that fail at once would go round without an end."""
-    task = await rig.run(letter(1, sent_ms=NOW_MS + SKEW_MS + 1), letter(2, sent_ms=0), letter(3))
+    await rig.directory.set_attributes("dead", {"MessageRetentionPeriod": "3600"})
+    old_ms = NOW_MS - 3_700_000
+
+    task = await rig.run(
+        letter(1, sent_ms=NOW_MS + SKEW_MS + 1), letter(2, available_ms=old_ms), letter(3, sent_ms=old_ms)
+    )
 
     assert rig.receiver.log == ["send 3", "ack 3", "ack 2"]
     assert [each.token.offset for each in rig.receiver.waiting] == [1]
@@ -202,9 +209,10 @@ async def test_a_short_lease_is_extended_before_a_message_is_sent(rig: Rig) -> N
 
 async def test_messages_of_a_fifo_queue_are_moved_later_if_a_lease_ends_before_they_are_sent(rig: Rig) -> None:
     await rig.queues.change("dead", lease=1)
+    await rig.directory.set_attributes("dead", {"MessageRetentionPeriod": "3600"})
     rig.receiver.over = [letter(1)]
 
-    task = await rig.run(letter(1), letter(2), letter(3, sent_ms=0))
+    task = await rig.run(letter(1), letter(2), letter(3, available_ms=1))
 
     assert rig.receiver.released == [3, 1, 2]
     assert rig.receiver.log == ["send 1", "send 2", "ack 1", "ack 2", "ack 3"]
@@ -231,6 +239,23 @@ async def test_messages_that_wait_elsewhere_keep_a_move_running_for_a_while(rig:
 
     assert (await rig.run()).state == "COMPLETED"
     assert moving.QUIET_S <= counted[0] < 30 <= rig.receiver.now_s < moving.MAX_QUIET_S
+
+
+@pytest.mark.parametrize(
+    ("counts", "reason"),
+    [(Counts(1, known=True), NOT_RECEIVED), (Counts(1), NOT_RECEIVED), (Counts(0), NOT_COUNTED)],
+    ids=["some", "at-least-some", "unknown"],
+)
+async def test_a_move_fails_if_messages_may_be_left_that_do_not_arrive(rig: Rig, counts: Counts, reason: str) -> None:
+    async def count(queue: str) -> Counts:
+        return counts
+
+    rig.mover._count = count
+
+    task = await rig.run(letter(1))
+
+    assert (task.state, task.reason, task.moved) == ("FAILED", reason, 1)
+    assert rig.receiver.now_s > moving.MAX_QUIET_S
 
 
 async def test_a_cancelled_move_ends_and_a_stopped_one_or_a_purged_queue_continues_later(rig: Rig) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +14,12 @@ import pytest
 
 from marq.client.message_token import Token
 from marq.settings.definitions import Definitions
-from marq.wire.errors import BrokerUnavailable, MessageTooLarge
+from marq.wire.errors import BrokerUnavailable, ConfigError, Forbidden, MarqError, MessageTooLarge
 from marq.wire.markers import Source
+from marq_worker.app.sqs import receive_limits
 from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.message_operations import MessageOperations
-from marq_worker.app.sqs.receive_limits import ReceiveLimits
+from marq_worker.app.sqs.receive_limits import UNMOVABLE_S, ReceiveLimits
 from marq_worker.app.sqs.receiving import Delivery
 from marq_worker.app.sqs.settling import Settlers
 
@@ -26,9 +29,10 @@ OLD_MS = NOW_MS - 7_200_000
 LIMIT_S = 10
 
 
-def message(number: int, attempt: int = 2, sent_ms: int = NOW_MS) -> Delivery:
+def message(number: int, attempt: int = 2, available_ms: int = NOW_MS) -> Delivery:
+    """Return a message that was sent long ago, with a delay."""
     token = Token("emails", 1, Source("marq.messages", 0), number)
-    return Delivery(token, f"marq.messages/0/{number}", attempt, sent_ms, b"x", {})
+    return Delivery(token, f"marq.messages/0/{number}", attempt, 1, b"x", {}, available_ms=available_ms)
 
 
 class Rig:
@@ -48,12 +52,13 @@ class Rig:
             exists=lambda name: name == "dead", get=lambda name: SimpleNamespace(attributes=ATTRIBUTES)
         )
         parts: Any = self
-        self.limits = ReceiveLimits(directory, Settlers(parts, parts), parts)
+        settler: Any = SimpleNamespace(ack=self.ack, release=self.settler_release)
+        self.limits = ReceiveLimits(directory, Settlers(settler, settler), parts)
         queues = SimpleNamespace(definitions=Definitions())
-        unused: Any = dict.fromkeys(("producer", "visibility", "ids"))
+        unused: Any = dict.fromkeys(("producer", "visibility"))
         self.operations = MessageOperations(
-            queues=queues, directory=directory, receivers=parts, settlers=Settlers(parts, parts), limits=self.limits,
-            handles=parts, **unused,
+            queues=queues, directory=directory, receivers=parts, settlers=Settlers(settler, settler),
+            limits=self.limits, handles=parts, ids=SimpleNamespace(of=str), **unused,
         )  # type: ignore[arg-type]  # fmt: skip
 
     # The receiver.
@@ -69,7 +74,14 @@ class Rig:
     def release(self, deliveries: Sequence[Delivery]) -> None:
         self.log += [f"released {each.token.offset}" for each in deliveries]
 
+    # The receipt handles.
+    def issue(self, *parts: Any) -> str:
+        return "handle"
+
     # The dead-letter queue, and the settler.
+    async def settler_release(self, deliveries: Sequence[Delivery], *, counted: bool = True) -> None:
+        self.log += [f"released {each.token.offset} counted={counted}" for each in deliveries]
+
     async def move(self, delivery: Delivery, queue: str, target: str) -> None:
         self.moving.set()
         await self.gate.wait()
@@ -82,35 +94,77 @@ class Rig:
         self.log.extend(f"acked {each.token.offset}" for each in deliveries)
 
 
-async def test_each_message_is_deleted_as_soon_as_it_was_moved() -> None:
+def test_only_messages_that_were_available_for_longer_than_a_retention_that_a_client_chose_are_too_old() -> None:
+    limits = Rig().limits
+    messages = [message(1, 1), message(2, 1, OLD_MS), message(3, 1, 0)]
+
+    def old(retention_s: int | None) -> list[int]:
+        attributes = replace(ATTRIBUTES, retention_s=retention_s)
+        return [each.token.offset for each in limits.divide(messages, attributes).old]
+
+    assert old(3_600) == [2]
+    assert old(None) == []
+
+
+async def test_each_message_is_deleted_as_soon_as_it_was_moved(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "marq.sqs")
     rig = Rig()
-    divided = rig.limits.divide([message(1), message(2, attempt=1), message(3, sent_ms=OLD_MS), message(4)], ATTRIBUTES)
+    polled = [message(1), message(2, attempt=1), message(3, available_ms=OLD_MS), message(4)]
+    divided = rig.limits.divide(polled, ATTRIBUTES)
 
     await rig.limits.end("emails", divided)
+    await rig.limits.stop()
 
     assert [each.token.offset for each in divided.deliverable] == [2]
     assert rig.log == ["acked 3", "moved 1", "acked 1", "moved 4", "acked 4"]
+    assert caplog.messages == ["old messages were deleted: queue=emails messages=1"]
 
 
 async def test_a_client_that_hangs_up_causes_no_second_copies() -> None:
     rig = Rig()
     rig.gate.clear()
-    rig.polls = [[message(1), message(2), message(3, attempt=1)]]
+    rig.polls = [[message(1), message(2)]]
     call = asyncio.create_task(rig.operations.receive("emails", {"MaxNumberOfMessages": 10}))
     async with asyncio.timeout(LIMIT_S):
         await rig.moving.wait()
 
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    assert rig.log == ["released 3"]
+    assert rig.log == []
     rig.gate.set()
-    await asyncio.gather(*rig.limits._ending)
+    await rig.limits.stop()
 
-    assert rig.log == ["released 3", "moved 1", "acked 1", "moved 2", "acked 2"]
+    assert rig.log == ["moved 1", "acked 1", "moved 2", "acked 2"]
+
+
+async def test_a_slow_dead_letter_queue_does_not_hold_up_the_other_messages_of_a_poll(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their leases may end meanwhile. Beyond a limit, polls wait, because the endpoint keeps the dead letters."""
+    monkeypatch.setattr(receive_limits, "MAX_BEGUN", 1)
+    rig = Rig()
+    rig.gate.clear()
+    rig.polls = [[message(1), message(2, attempt=1)], [message(3), message(4, attempt=1)]]
+
+    async with asyncio.timeout(LIMIT_S):
+        answer = await rig.operations.receive("emails", {"MaxNumberOfMessages": 10})
+    assert [each["MessageId"] for each in answer["Messages"]] == ["marq.messages/0/2"]
+    waiting = asyncio.create_task(rig.operations.receive("emails", {"MaxNumberOfMessages": 10}))
+    async with asyncio.timeout(LIMIT_S):
+        await rig.moving.wait()
+    stopping = asyncio.create_task(rig.limits.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    assert not waiting.done()
+    rig.gate.set()
+
+    await stopping
+    assert {"moved 1", "acked 1", "moved 3", "acked 3"} == set(rig.log)
+    assert [each["MessageId"] for each in (await waiting)["Messages"]] == ["marq.messages/0/4"]
 
 
 @pytest.mark.parametrize(
-    ("error", "moved"), [(MessageTooLarge("x"), ["moved 2", "acked 2"]), (BrokerUnavailable("x"), [])]
+    ("error", "moved"), [(MarqError("x"), ["moved 2", "acked 2"]), (BrokerUnavailable("x"), []), (Forbidden("x"), [])]
 )
 async def test_a_message_that_can_t_be_moved_does_not_hold_up_the_others(error: Exception, moved: list[str]) -> None:
     """It is tried again after its visibility timeout. Without a broker, the others would only wait, too."""
@@ -123,9 +177,28 @@ async def test_a_message_that_can_t_be_moved_does_not_hold_up_the_others(error: 
     assert rig.log == moved
 
 
+@pytest.mark.parametrize("error", [MessageTooLarge("too large"), ConfigError("own topic")])
+async def test_a_message_that_can_never_be_moved_is_delivered_as_without_a_redrive_policy(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would block its group until Kafka's retention ends it."""
+    now_s = 0.0
+    rig = Rig()
+    rig.limits._clock = lambda: now_s
+    rig.errors[1] = error
+    await rig.limits.end("emails", rig.limits.divide([message(1), message(2)], ATTRIBUTES))
+    assert rig.log == ["released 1 counted=False", "moved 2", "acked 2"]
+    assert [str(error) in each for each in caplog.messages] == [True]
+
+    assert rig.limits.divide([message(1)], ATTRIBUTES).dead == []
+    # The policy or the queue may have been changed.
+    now_s = UNMOVABLE_S
+    assert rig.limits.divide([message(1)], ATTRIBUTES).deliverable == []
+
+
 async def test_a_poll_ends_in_time_although_there_are_more_messages_to_delete() -> None:
     rig = Rig()
-    rig.always = message(1, sent_ms=OLD_MS)
+    rig.always = message(1, available_ms=OLD_MS)
 
     async with asyncio.timeout(LIMIT_S):
         assert await rig.operations.receive("emails", {"WaitTimeSeconds": 0}) == {}

@@ -37,9 +37,16 @@ def delivery(message_id: str = "marq.messages/3/7", attempt: int = 1) -> Deliver
 def test_a_delivery_passes_unchanged_between_endpoints(
     body: bytes, headers: dict[str, bytes | None], attempt: int
 ) -> None:
-    sent = Delivery(TOKEN, "marq.messages/3/7", attempt, 1_700_000_000_000, body, headers, 1_700_000_000_007, "url")
+    sent = Delivery(TOKEN, "marq.messages/3/7", attempt, 1_700_000_000_000, body, headers, 1_700_000_000_007, 5, "url")
 
     assert Delivery.read(sent.document()) == sent
+
+
+def test_an_endpoint_of_an_earlier_version_does_not_know_since_when_a_message_is_available() -> None:
+    document = delivery()._replace(available_ms=5).document()
+    del document["available_ms"]
+
+    assert Delivery.read(document).available_ms == 0
 
 
 def test_only_later_deliveries_of_a_deleted_message_are_ended() -> None:

@@ -6,21 +6,24 @@ import asyncio
 import gzip
 import json
 import resource
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientError, ClientSession
+from aiohttp.web import BaseRequest, Response
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from marq.client.message_token import Token
+from marq.wire.markers import Source
 from marq_worker.app.sqs import server as server_module
 from marq_worker.app.sqs.access_keys import Grant, Key
 from marq_worker.app.sqs.aws_json import Call
 from marq_worker.app.sqs.bodies import MAX_BODY_BYTES, Bodies
-from marq_worker.app.sqs.peers import PATH, SETTLE_PATH
-from marq_worker.app.sqs.receiving import Receivers
+from marq_worker.app.sqs.peers import PATH, SETTLE_PATH, Peers
+from marq_worker.app.sqs.receiving import Delivery, Receivers
 from marq_worker.app.sqs.server import FAILURES, SqsServer, room_for_connections
 from marq_worker.app.web.sqs_metrics import CallMetrics
 from marq_worker.broker.ports import free_port
@@ -184,6 +187,73 @@ async def test_other_endpoints_are_answered_at_other_hosts_only_with_keys(
     assert await ask(endpoint, "evil.example") == b"403"
     assert await ask(endpoint, "127.0.0.1", None) == b"403"
     assert [await ask(with_keys, "other-machine", token) for token in (PEER, None)] == [b"200", b"403"]
+
+
+class LargeMessages:
+    """A receiver of messages of 1 MB."""
+
+    def __init__(self) -> None:
+        self.released: list[str] = []
+
+    def known(self, queue: str) -> LargeMessages:
+        return self
+
+    async def poll_for_peer(self, most: int, wait_s: float) -> list[Delivery]:
+        token = Token("q", 1, Source("marq.messages", 0), 0)
+        return [Delivery(token, str(number), 1, 1, b"x" * 1_000_000, {}) for number in range(most)]
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        self.released += [each.id for each in deliveries]
+
+
+async def ask(endpoint: Endpoint, receiver: LargeMessages, most: int) -> list[str]:
+    """Ask for messages as another endpoint does."""
+    endpoint.server._receivers = receiver  # type: ignore[assignment]
+    url, asked = f"http://127.0.0.1:{endpoint.port}{PATH}", {"queue": "q", "most": most, "wait": 0}
+    headers = {"Authorization": PEER}
+    async with ClientSession(headers=headers) as session, session.post(url, json=asked) as response:
+        return [document["id"] for document in await response.json()]
+
+
+async def test_an_answer_to_another_endpoint_has_a_limit_and_the_other_messages_are_released(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver = LargeMessages()
+
+    assert await ask(endpoint, receiver, 6) == ["0", "1", "2", "3"]
+    assert receiver.released == ["4", "5"]
+    monkeypatch.setattr(server_module, "MAX_ANSWER_BYTES", 1)
+    assert await ask(endpoint, receiver, 1) == ["0"]
+    assert receiver.released == ["4", "5"]
+
+
+async def test_messages_are_released_if_the_other_endpoint_has_hung_up(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(response: Response, request: BaseRequest) -> None:
+        raise ConnectionResetError
+
+    receiver = LargeMessages()
+    monkeypatch.setattr(server_module.Response, "prepare", fail)
+
+    with pytest.raises(ClientError):
+        await ask(endpoint, receiver, 2)
+
+    assert receiver.released == ["0", "1"]
+    assert caplog.messages == []
+
+
+async def test_a_token_that_is_not_utf_8_is_refused_like_any_other(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    groups: Any = None
+    endpoint.server._peers = Peers("http://here:1", b"secret", str, groups)
+    request = endpoint.request(b"[]", SETTLE_PATH, Authorization="TOKEN").replace(b"TOKEN", b"Bearer \xff")
+
+    answer = await endpoint.exchange(request, until=b"}")
+
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    assert caplog.messages == []
 
 
 async def test_wrong_signatures_do_not_stop_clients_of_the_same_address(with_keys: Endpoint) -> None:

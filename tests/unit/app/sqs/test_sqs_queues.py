@@ -65,6 +65,20 @@ async def test_creating_a_queue_again_with_the_largest_size_changes_nothing(queu
             await directory.create("others", {"MaximumMessageSize": size}, {})
 
 
+async def test_only_queues_that_clients_created_or_whose_retention_they_set_have_one(queues: Queues) -> None:
+    """SQS's default would end messages of other queues days before Kafka's retention does."""
+    directory = Directory(queues, MAXIMUM_BYTES)
+    await queues.change("defined", lease=60)
+    await queues.change("set", lease=60)
+    await directory.create("created", {}, {})
+    await directory.set_attributes("defined", {"ReceiveMessageWaitTimeSeconds": "1"})
+    await directory.set_attributes("set", {"MessageRetentionPeriod": "60"})
+
+    names = ("defined", "set", "created")
+    assert [directory.get(name).attributes.retention_s for name in names] == [None, 60, 345_600]
+    assert "MessageRetentionPeriod" not in directory.get("defined").attributes.to_attributes(ARN.__add__)
+
+
 async def test_a_queue_with_the_name_of_a_deleted_one_is_told_from_it(queues: Queues) -> None:
     now_s = 1_700_000_000.0
     directory = Directory(queues, MAXIMUM_BYTES, lambda: now_s)
@@ -80,6 +94,35 @@ async def test_a_queue_with_the_name_of_a_deleted_one_is_told_from_it(queues: Qu
         assert directory.get("orders.fifo").generation == generations[-1]
 
     assert generations == [0, 1_700_000_060, 1_700_000_120]
+
+
+@pytest.mark.parametrize(("ahead_s", "refused"), [(0.6, True), (3_600, False)])
+async def test_a_deletion_by_a_clock_that_is_far_ahead_does_not_keep_the_name(
+    queues: Queues, ahead_s: float, refused: bool
+) -> None:
+    now_s = 1_700_000_000.0
+    directory = Directory(queues, MAXIMUM_BYTES, lambda: now_s)
+    await directory.create("emails", {}, {})
+    await directory.forget("emails", now_s + ahead_s)
+
+    if refused:
+        with pytest.raises(SqsError, match="wait 60 s"):
+            await directory.create("emails", {}, {})
+    else:
+        await directory.create("emails", {}, {})
+    assert directory.exists("emails") is not refused
+
+
+async def test_a_fifo_queue_with_its_own_topic_is_refused_as_a_dead_letter_queue(queues: Queues) -> None:
+    """Nothing can be moved there, so a failing message would block its group for days."""
+    directory = Directory(queues, MAXIMUM_BYTES)
+    await queues.change("dead.fifo", ordering="key", topic="letters")
+    policy = json.dumps({"deadLetterTargetArn": f"{ARN}dead.fifo", "maxReceiveCount": 3})
+
+    with pytest.raises(SqsError, match="its own topic 'letters'") as caught:
+        await directory.create("orders.fifo", {"FifoQueue": "true", "RedrivePolicy": policy}, {})
+
+    assert caught.value.shape == "InvalidParameterValue"
 
 
 @pytest.mark.parametrize(("name", "attributes"), [("emails", MIXED), ("orders.fifo", FIFO)])

@@ -13,7 +13,7 @@ from marq.queues.queues import Queues
 from marq_worker.app.sqs import task_runner
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.task_runner import TaskRunner
-from marq_worker.app.sqs.tasks import CANCELLING, CLAIM_S, MAX_MOVES, PURGED_S, MoveTask, PurgeTask, Tasks
+from marq_worker.app.sqs.tasks import CANCELLING, CLAIM_S, MAX_MOVES, PURGED_S, SKEW_S, MoveTask, PurgeTask, Tasks
 from tests.unit.client.test_queues import ListLog
 
 LIMIT_S = 10
@@ -79,6 +79,19 @@ async def test_a_task_belongs_to_the_endpoint_that_began_it_until_its_claim_ends
     clock.now_s += 1
     assert await other.claim("dead")
     assert not await tasks.claim("dead")
+
+
+async def test_a_claim_by_a_clock_that_is_far_ahead_does_not_count(tasks: Tasks, queues: Queues, clock: Clock) -> None:
+    """Else a queue would stay paused for as long as the clock was ahead."""
+    ahead, other = Clock(), Tasks(queues, clock)
+    ahead.now_s = clock.now_s + SKEW_S
+    await Tasks(queues, ahead).start_move("dead", move())
+    assert other.unclaimed() == []
+    ahead.now_s += 3_600
+    await Tasks(queues, ahead).claim("dead")
+
+    assert other.unclaimed() == ["dead"]
+    assert await other.claim("dead")
 
 
 async def test_a_released_task_is_continued_at_once_and_a_finished_one_never(
@@ -156,6 +169,18 @@ async def test_a_queue_is_purged_once_a_minute_and_deleted_at_any_time(tasks: Ta
     assert tasks.unclaimed() == ["emails"]
     await tasks.forget("emails")
     assert tasks.purge("emails") is None
+
+
+async def test_a_purge_by_a_clock_that_is_far_ahead_refuses_no_other(tasks: Tasks, clock: Clock) -> None:
+    purge = PurgeTask(requested_s=clock() + 3_600)
+    await tasks.start_purge("emails", purge)
+    await tasks.end_purge("emails", purge)
+
+    await tasks.start_purge("emails", PurgeTask(requested_s=clock()))
+
+    after = tasks.purge("emails")
+    assert after is not None
+    assert (after.requested_s, after.done) == (clock(), False)
 
 
 async def test_the_pause_before_an_interrupted_purge_is_kept(tasks: Tasks, clock: Clock) -> None:
