@@ -34,7 +34,7 @@ class QueueHistory:
 
     def fold(self, key: bytes | None, value: bytes | None) -> None:
         """Apply a record; ignore invalid ones."""
-        with suppress(ConfigError, ValueError):
+        with suppress(ConfigError, ValueError, RecursionError):
             queue = self.current.fold(key, None if value is None else json.loads(value))
             for name in [queue] if queue is not None else self.current.names():
                 settings = self.current.settings(name)

@@ -71,6 +71,12 @@ def test_a_queue_counts_as_paused_for_one_more_round() -> None:
     assert later["paused"] == {"*": False, "a": False, "b": False}
 
 
+def test_a_record_that_is_nested_too_deeply_is_ignored_like_any_invalid_one() -> None:
+    document = folded(("file:a", "[" * 200_000), ("file:a", '{"backoff": [7000]}')).document()
+
+    assert document["backoffs"] == {"*": 600_000, "a": 7_000_000}
+
+
 def test_former_settings_count_after_compaction_has_removed_them(
     spark: SparkSession, connection: Connection, servers: str, names: Names, data: Path
 ) -> None:
