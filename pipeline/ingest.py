@@ -156,7 +156,7 @@ class Ingest:
                 topic,
                 current.settings(queue).topic == topic,
                 before[queue, topic] if (queue, topic) in before else begins.get(topic, {}),
-                current.purge(queue),
+                current.skipped(queue),
             )
             for queue, topic in sorted(pairs)
         ]
