@@ -100,11 +100,12 @@ def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
 
 
 def _bounds(spark: SparkSession, cut: Cut) -> DataFrame:
-    rows = [
-        (topic, int(partition), first, cut.begins.get(topic, {}).get(partition, first))
-        for topic, partitions in cut.first.items()
-        for partition, first in partitions.items()
-    ]
+    """Return the first offset of each partition, at its first ingest and now; each stands for the other if unknown."""
+    rows = []
+    for topic in cut.first.keys() | cut.begins.keys():
+        first, begin = cut.first.get(topic, {}), cut.begins.get(topic, {})
+        both = ({**begin, **first}, {**first, **begin})
+        rows += [(topic, int(partition), *[offsets[partition] for offsets in both]) for partition in both[0]]
     return spark.createDataFrame(rows, "topic string, partition long, first_offset bigint, begin_offset bigint")
 
 

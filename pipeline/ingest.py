@@ -307,12 +307,21 @@ class Ingest:
             "last": {name: -1 if last is None else last["batch"] for name, last in lasts.items()},
             "end": end,
             "begins": begins,
-            "first": {name: first["begin"] for name in lasts if (first := self._lake.commit(name, 0)) is not None},
+            "first": {name: self._first(name, last, before) for name, last in lasts.items() if last is not None},
             "held_back": held_back,
             **history.document(before or {}),
             "subscriptions": [each.document() for each in subscriptions],
         }
         self._lake.publish(ROUNDS, 0 if before is None else before["batch"] + 1, {}, commit)
+
+    def _first(self, stream: str, last: Commit, before: Commit | None) -> Offsets:
+        """Return where each partition began at its first ingest; ``before`` is the round before."""
+        known: Offsets = {} if before is None else before["first"].get(stream, {})
+        if all(partition in known.get(topic, {}) for topic, begins in last["begin"].items() for partition in begins):
+            return known
+        # All batches: rounds of earlier releases know only the topics of the first one.
+        begins = [commit["begin"] for commit in batches(self._lake, stream, -1, last["batch"])]
+        return _joined(*reversed(begins))
 
 
 def _of_read(ids: Mapping[str, str], end: Offsets) -> dict[str, str]:

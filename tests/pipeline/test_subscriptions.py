@@ -226,6 +226,18 @@ def test_records_from_before_the_start_of_a_queue_are_not_its_messages(directory
     assert wrong(directory) == [("a", ids[1]), ("a", ids[2]), ("b", ids[2])]
 
 
+def test_a_loss_in_a_topic_that_the_first_ingest_did_not_know_is_found(directory: Directory) -> None:
+    directory.first, directory.subscriptions = {}, [A]
+    log = Orders()
+    ids = [log.sent(offset) for offset in range(5)]
+    for first, last in (0, 1), (3, 4):
+        log.of("a", "ACQUIRE", last, 1_990, from_offset=first)
+        log.of("a", "ACQUIRE", first, 1_990)
+
+    assert states(directory, log)["a", ids[2]] == "lost"
+    assert wrong(directory) == [("a", ids[2])]
+
+
 @pytest.mark.verify
 def test_a_purge_hides_no_loss_and_ends_when_its_markers_are_written(directory: Directory) -> None:
     directory.subscriptions = [replace(A, purge=purge(5, 3))]
