@@ -54,8 +54,9 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "cancelled": ("max", "pos long, at timestamp, queue string"),
     "acks": ("sum", "long"),
     "acked": ("min", "pos long, at timestamp, holder string"),
-    # The first marker that may have ended it.
+    # The first marker that certainly ended it if it was open, and the first request that ended it if it was in time.
     "ended": ("min", "long"),
+    "end_requested": ("min", "long"),
     # The tracker's facts.
     "facts": ("sum", "long"),
     "fact": ("min", "pos long, at timestamp, kind string, attempt int, cause string"),
@@ -75,8 +76,8 @@ PARTS = StructType(
 )
 
 _FACTS = ("REDELIVERED", "DEAD_LETTERED", "DELIVERED", "CANCELLED", "ABANDONED")
-#: Kinds of markers after which the next message of a line may be delivered.
-_ENDS = ("ACK", "REJECT", "CANCEL", "DEAD_LETTERED", "CANCELLED", "ABANDONED")
+#: Kinds of markers after which the next message of a line may be delivered, and of requests that may be too late.
+_ENDS, _REQUESTS = ("ACK", "DEAD_LETTERED", "CANCELLED", "ABANDONED"), ("REJECT", "CANCEL")
 #: The kinds of markers that columns count or keep.
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "acquisitions": ("ACQUIRE",),
@@ -113,6 +114,7 @@ def of_markers(markers: DataFrame) -> DataFrame:
         "log_partition": F.col("log_partition"),
         "last_at": F.col("at"),
         "ended": F.when(kind.isin(*_ENDS) | ((kind == "RELEASE") & (F.col("cause") == "LAST")), F.col("pos")),
+        "end_requested": F.when(kind.isin(*_REQUESTS), F.col("pos")),
         **{name: F.when(kind.isin(*kinds), _value(name)) for name, kinds in _KINDS.items()},
     }
     columns["releases"] = F.when(F.col("counted"), columns["releases"])
