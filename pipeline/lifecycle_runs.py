@@ -78,7 +78,8 @@ class Run:
         if round_ is None:
             raise PipelineError(f"{lake.path} is empty: run `python -m pipeline ingest` first")
         # Rounds of earlier releases lack some settings of queues. An unknown backoff makes no message overdue.
-        self._round = {**QueueHistory().document(), "backoffs": {"*": MAX_MS}, **round_}
+        unknown = {"backoffs": {"*": MAX_MS}, "shortest_deduplication_windows": {"*": 0}}
+        self._round = {**QueueHistory().document(), **unknown, **round_}
         self._names = Names(lake.about()["prefix"])
         #: The last commit, and the commit that this run adds to.
         self._former: Commit = _NOTHING
@@ -148,8 +149,8 @@ class Run:
         if chosen.isEmpty():
             return []
         commits = batches(self._lake, "markers", -1, self._round["last"]["markers"])
-        windows = self._round["deduplication_windows"]
-        marked = of_duplicates(self._lake.table("markers", MARKERS, commits), windows, subscriptions)
+        windows = [self._round[f"{prefix}deduplication_windows"] for prefix in ("shortest_", "")]
+        marked = of_duplicates(self._lake.table("markers", MARKERS, commits), *windows, subscriptions)
         return [marked.join(F.broadcast(chosen.select(*PLACE).distinct()), list(PLACE), "left_semi")]
 
     def _partitions(self) -> dict[str, list[int]]:

@@ -60,6 +60,14 @@ def test_a_queue_had_the_settings_of_all_others_before_its_first_definition() ->
     assert compacted["backoffs"] == {"*": 7_000_000, "x": 7_000_000}
 
 
+def test_the_shortest_window_is_that_of_any_time_and_unknown_if_an_earlier_release_began() -> None:
+    after = folded(("file:a", '{"deduplication_window": 400}'), ("file:b", '{"deduplication_window": 100}'))
+
+    for before, shortest in ({}, 300_000), ({"shortest_deduplication_windows": {"*": 9}}, 9), ({"paused": {}}, 0):
+        windows = after.document(before)["shortest_deduplication_windows"]
+        assert windows == {"*": shortest, "a": shortest, "b": min(shortest, 100_000)}
+
+
 def test_a_queue_counts_as_paused_for_one_more_round() -> None:
     paused = folded(("file:a", '{"paused": true}'), ("defaults", '{"paused": true}')).document()
     assert paused["paused"] == {"*": True, "a": True}
@@ -94,6 +102,7 @@ def test_former_settings_count_after_compaction_has_removed_them(
     found = lake.last_commit(ROUNDS)
     assert found["without_dead_letters"] == ["emails"]
     assert found["deduplication_windows"]["emails"] == 9_000_000
+    assert found["shortest_deduplication_windows"]["emails"] == 300_000
     assert found["backoffs"] == {"*": 600_000, "emails": 7_000_000}
     assert found["paused"] == {"*": False, "emails": True}
     assert found["paused_now"] == {"*": False, "emails": False}
