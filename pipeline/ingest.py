@@ -135,10 +135,10 @@ class Ingest:
         reader = self._spark.read.format("kafka").options(**self._connection.options())
         read = reader.option("subscribe", self._connection.names.queues).load()
         history = QueueHistory()
-        for row in read.orderBy("partition", "offset").select("key", "value").collect():
-            history.fold(*(None if content is None else bytes(content) for content in row))
-        # A pause may have an end, which the topic does not report.
-        history.current.end_pauses(time.time_ns() // 1_000_000)
+        written_ms = F.unix_millis("timestamp")
+        for *contents, at_ms in read.orderBy("partition", "offset").select("key", "value", written_ms).collect():
+            key, value = (None if content is None else bytes(content) for content in contents)
+            history.fold(key, value, at_ms)
         return history
 
     def _subscriptions(self, history: QueueHistory, existing: Collection[str]) -> list[Subscription]:
@@ -309,7 +309,7 @@ class Ingest:
             "begins": begins,
             "first": {name: self._first(name, last, before) for name, last in lasts.items() if last is not None},
             "held_back": held_back,
-            **history.document(before or {}),
+            **history.document(before or {}, time.time_ns() // 1_000_000),
             "subscriptions": [each.document() for each in subscriptions],
         }
         self._lake.publish(ROUNDS, 0 if before is None else before["batch"] + 1, {}, commit)

@@ -16,6 +16,7 @@ from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
 from pipeline.subscriptions import Pair
+from pipeline.tables import LAST_MS
 
 
 @dataclass
@@ -31,16 +32,19 @@ class QueueHistory:
     shortest_windows: dict[str, int] = field(default_factory=lambda: {"*": QueueSettings().deduplication_window_ms})
     #: The longest backoff that a queue has had, in ms; "*": of all others.
     backoffs: dict[str, int] = field(default_factory=lambda: {"*": QueueSettings().backoff.longest_ms})
+    #: When the last pause of a queue ends or ended, in ms since 1970; "*": of all others.
+    paused_at: dict[str, int] = field(default_factory=lambda: {"*": 0})
     current: Definitions = field(default_factory=Definitions)
 
-    def fold(self, key: bytes | None, value: bytes | None) -> None:
-        """Apply a record; ignore invalid ones."""
+    def fold(self, key: bytes | None, value: bytes | None, at_ms: int = 0) -> None:
+        """Apply a record that was written at ``at_ms``; ignore invalid ones."""
         with suppress(ConfigError, ValueError, RecursionError):
             queue = self.current.fold(key, None if value is None else json.loads(value))
             for name in [queue] if queue is not None else self.current.names():
                 settings = self.current.settings(name)
                 # Before its first definition, the queue had the settings of all others.
                 self._note_window(name, settings)
+                self._note_pause(name, settings, at_ms)
                 self.backoffs[name] = max(self.backoffs.get(name, self.backoffs["*"]), settings.backoff.longest_ms)
                 if settings.topic is not None:
                     self.pairs.add((name, settings.topic))
@@ -48,6 +52,7 @@ class QueueHistory:
                     self.without_dead_letters.add(name)
             defaults = self.current.default_settings
             self._note_window("*", defaults)
+            self._note_pause("*", defaults, at_ms)
             self.backoffs["*"] = max(self.backoffs["*"], defaults.backoff.longest_ms)
             if not defaults.dead_letter:
                 self.without_dead_letters.add("*")
@@ -57,10 +62,15 @@ class QueueHistory:
         for windows, chosen in (self.windows, max), (self.shortest_windows, min):
             windows[name] = chosen(windows.get(name, windows["*"]), window_ms)
 
-    def document(self, before: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    def _note_pause(self, name: str, settings: QueueSettings, at_ms: int) -> None:
+        if settings.paused:
+            self.paused_at[name] = settings.paused_until_ms or LAST_MS
+        else:
+            self.paused_at[name] = min(self.paused_at.get(name, self.paused_at["*"]), at_ms)
+
+    def document(self, before: Mapping[str, Any] = MappingProxyType({}), now_ms: int = 0) -> dict[str, Any]:
         """Return what the lifecycle needs of it, for the commit of a round; ``before`` is that of the last round."""
-        names = {name: self.current.settings(name).paused for name in self.current.names()}
-        paused = {"*": self.current.default_settings.paused, **names}
+        paused_at = {name: min(end_ms, now_ms) for name, end_ms in self.paused_at.items()}
         # Earlier releases did not keep the shortest windows.
         shortest = before.get("shortest_deduplication_windows", {"*": 0} if before else self.shortest_windows)
         return {
@@ -68,16 +78,9 @@ class QueueHistory:
             "deduplication_windows": _merged(max, before.get("deduplication_windows", {}), self.windows),
             "shortest_deduplication_windows": _merged(min, shortest, self.shortest_windows),
             "backoffs": _merged(max, before.get("backoffs", {}), self.backoffs),
-            # The first round after the end of a pause may lack what the tracker has sent since.
-            "paused": _either(before.get("paused_now", {}), paused),
-            "paused_now": paused,
+            # The last time at which each queue was known to be paused.
+            "paused_at": _merged(max, before.get("paused_at", {}), paused_at),
         }
-
-
-def _either(before: Mapping[str, bool], now: Mapping[str, bool]) -> dict[str, bool]:
-    """Return for each queue whether it was paused then or is paused now; "*": for all others."""
-    others = before.get("*", False)
-    return {name: before.get(name, others) or now.get(name, now["*"]) for name in {**before, **now}}
 
 
 def _merged(chosen: Callable[[int, int], int], before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:

@@ -50,7 +50,7 @@ class Directory:
     without_dead_letters: Sequence[str] = ()
     #: None: the rounds are those of an earlier release, which did not know them.
     backoffs: Mapping[str, int] | None = field(default_factory=lambda: {"*": 600_000})
-    paused: Mapping[str, bool] = field(default_factory=lambda: {"*": False})
+    paused_at: Mapping[str, int] = field(default_factory=lambda: {"*": 0})
     truncated: bool = False
     subscriptions: Sequence[Subscription] = ()
 
@@ -87,4 +87,4 @@ class Directory:
     def _new(self) -> dict[str, Any]:
         """Return the properties that rounds of earlier releases lack."""
         shortest = {"shortest_deduplication_windows": {"*": 300_000}}
-        return {"backoffs": self.backoffs, "paused": self.paused, **shortest}
+        return {"backoffs": self.backoffs, "paused_at": self.paused_at, **shortest}

@@ -70,7 +70,8 @@ def directory(spark: SparkSession, tmp_path: Path) -> Directory:
 
 def states(directory: Directory, log: Orders, seconds: float = 2_000) -> dict[tuple[str, str], str]:
     """Ingest a log; return the state of each message by queue and id."""
-    log.say("TICK", None, seconds, None, queue=None)
+    for now in (0, seconds):
+        log.say("TICK", None, now, None, queue=None)
     directory.bring(log.tables())
     Run(directory.spark, directory.lake).take()
     rows = directory.lake.read(TABLE).collect()
