@@ -175,9 +175,11 @@ def _ended(rows: DataFrame) -> DataFrame:
         .when(end.isNotNull(), F.coalesce(causes[end["cause"]], F.lit("delivered")))
     )
     waits = F.col("wait_until").isNotNull()
-    # A CANCEL of a leased message is too late.
-    cancelled = _rightly_named("cancelled") & (F.col("cancelled.pos") > F.coalesce(back["pos"], F.col("open_pos")))
-    moved = F.when(_rightly_named("moved"), F.col("moved.due_at"))
+    # A CANCEL or RESCHEDULE of a leased message is too late, and a RESCHEDULE of a closed one, too.
+    waits_from = F.coalesce(back["pos"], F.col("open_pos"))
+    cancelled = _rightly_named("cancelled") & (F.col("cancelled.pos") > waits_from)
+    in_time = (F.col("moved.pos") > waits_from) & (~F.col("closed") | (F.col("moved.pos") < F.col("close_pos")))
+    moved = F.when(_rightly_named("moved") & in_time, F.col("moved.due_at"))
     # The RELEASE after the last attempt in order: its dead letter is due at once.
     exhausted = F.coalesce(F.col("ended") == back["pos"], F.lit(False))
     later = _later(back["at"], F.when(exhausted, 0).otherwise(back["delay_ms"]))

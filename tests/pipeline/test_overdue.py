@@ -12,7 +12,7 @@ from marq.wire.markers import BLOCKED_MS
 from pipeline.lifecycle_runs import TABLE, Run
 from pipeline.tracker_activity import read
 from tests.pipeline.directory import Directory
-from tests.pipeline.stories import MESSAGES_TOPIC, Log, at
+from tests.pipeline.stories import DRAWN, MESSAGES_TOPIC, Log, at
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -114,6 +114,22 @@ def test_no_message_is_overdue_until_its_tracker_has_had_time_after_an_outage(
 
 def test_the_last_activity_that_an_earlier_release_noted_follows_an_outage() -> None:
     assert read([3, 5_000]) == (3, 5_000, 5_000, "")
+
+
+def test_a_reschedule_that_is_too_late_does_not_move_a_message(spark: SparkSession, tmp_path: Path) -> None:
+    log, later = Releases(), at(100_000)
+    leased = log.acquired("q", 0)
+    log.say("RESCHEDULE", 0, 2.5, due_at=later)
+    log.say("RELEASE", 0, 3, delay_ms=1_000, counted=True)
+    log.say("DELAY", 0, 1, DRAWN, due_at=at(10))
+    log.say("DELIVERED", 0, 10.5, DRAWN, attempt=1, cause="DUE", holder="f" * 16)
+    log.say("RESCHEDULE", 0, 11, DRAWN, due_at=later)
+    log.record(1, 10.4, copy_of=f"{DRAWN}/0/0", attempt=1)
+
+    rows = told(spark, tmp_path, log)
+
+    assert rows[leased].differences == OVERDUE
+    assert rows[f"{DRAWN}/0/0"].deliveries[0].late_ms == 500
 
 
 def test_a_blocking_message_whose_record_is_gone_is_not_early(spark: SparkSession, tmp_path: Path) -> None:
