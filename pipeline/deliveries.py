@@ -40,7 +40,7 @@ _OUTCOMES = {
     "WITHDRAWN": "withdrawn",
 }
 _COPIES = ("REDELIVERED", "DELIVERED")
-#: A row is overdue if its tracker was active this long after it was due.
+#: A row is overdue if its tracker was alive for this long while it was due and its queue was not paused.
 _OVERDUE = "INTERVAL 10 MINUTES"
 
 
@@ -65,8 +65,9 @@ class Cut:
     """The ends of the tables, which limit what can be concluded about a record.
 
     ``reading``: what each queue reads (:data:`pipeline.subscriptions.READING`). ``clocks``: the last activity of each
-    tracker (log_partition, seen_at). ``first`` and ``begins``: the first offset of each partition at its first ingest,
-    and now. ``held_back``: partitions whose readers an open transaction holds back.
+    tracker (log_partition, seen_at), and since when it was alive (alive_since). ``first`` and ``begins``: the first
+    offset of each partition at its first ingest, and now. ``held_back``: partitions whose readers an open transaction
+    holds back.
     """
 
     reading: DataFrame
@@ -76,9 +77,9 @@ class Cut:
     held_back: tuple[str, ...]
     #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
     without_dead_letters: tuple[str, ...]
-    #: The longest backoff that each queue has had, in ms, and whether it is paused; "*" stands for all others.
+    #: The longest backoff that each queue has had, in ms, and when it was last paused; "*" stands for all others.
     backoffs: Mapping[str, int]
-    paused: Mapping[str, bool]
+    paused_at: Mapping[str, int]
     dead_letters_topic: str
     #: True if markers had been removed before the first one was ingested.
     truncated: bool
@@ -100,11 +101,12 @@ def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
 
 
 def _bounds(spark: SparkSession, cut: Cut) -> DataFrame:
-    rows = [
-        (topic, int(partition), first, cut.begins.get(topic, {}).get(partition, first))
-        for topic, partitions in cut.first.items()
-        for partition, first in partitions.items()
-    ]
+    """Return the first offset of each partition, at its first ingest and now; each stands for the other if unknown."""
+    rows = []
+    for topic in cut.first.keys() | cut.begins.keys():
+        first, begin = cut.first.get(topic, {}), cut.begins.get(topic, {})
+        both = ({**begin, **first}, {**first, **begin})
+        rows += [(topic, int(partition), *[offsets[partition] for offsets in both]) for partition in both[0]]
     return spark.createDataFrame(rows, "topic string, partition long, first_offset bigint, begin_offset bigint")
 
 
@@ -173,9 +175,11 @@ def _ended(rows: DataFrame) -> DataFrame:
         .when(end.isNotNull(), F.coalesce(causes[end["cause"]], F.lit("delivered")))
     )
     waits = F.col("wait_until").isNotNull()
-    # A CANCEL of a leased message is too late.
-    cancelled = _rightly_named("cancelled") & (F.col("cancelled.pos") > F.coalesce(back["pos"], F.col("open_pos")))
-    moved = F.when(_rightly_named("moved"), F.col("moved.due_at"))
+    # A CANCEL or RESCHEDULE of a leased message is too late, and a RESCHEDULE of a closed one, too.
+    waits_from = F.coalesce(back["pos"], F.col("open_pos"))
+    cancelled = _rightly_named("cancelled") & (F.col("cancelled.pos") > waits_from)
+    in_time = (F.col("moved.pos") > waits_from) & (~F.col("closed") | (F.col("moved.pos") < F.col("close_pos")))
+    moved = F.when(_rightly_named("moved") & in_time, F.col("moved.due_at"))
     # The RELEASE after the last attempt in order: its dead letter is due at once.
     exhausted = F.coalesce(F.col("ended") == back["pos"], F.lit(False))
     later = _later(back["at"], F.when(exhausted, 0).otherwise(back["delay_ms"]))
@@ -275,12 +279,14 @@ def _overdue(cut: Cut) -> Column:
     """Return whether an open record should have been redelivered or dead-lettered long ago."""
     still_open = F.col("open_pos").isNotNull() & ~F.col("closed") & ~F.coalesce("duplicate", F.lit(False))
     # Trackers do not redeliver ordered messages and those of paused queues, but they dead-letter them.
-    not_sent = F.coalesce("taken.in_order", F.lit(False)) | by_queue(cut.paused)
-    waits = not_sent & F.col("refused").isNull() & ~F.col("exhausted")
+    dead_lettered = F.col("refused").isNotNull() | F.col("exhausted")
+    waits = F.coalesce("taken.in_order", F.lit(False)) & ~dead_lettered
+    paused = F.when(~dead_lettered, F.timestamp_millis(by_queue(cut.paused_at)))
     # A RELEASE without a delay waits for the backoff of its queue.
     longest = F.timestamp_millis(F.unix_millis("given_back.at") + by_queue(cut.backoffs))
     due = F.coalesce("due", longest)
-    return F.coalesce(still_open & ~waits & (due + F.expr(_OVERDUE) < F.col("seen_at")), F.lit(False))
+    possible_from = F.when(due.isNotNull(), F.greatest(due, "alive_since", paused))
+    return F.coalesce(still_open & ~waits & (possible_from + F.expr(_OVERDUE) < F.col("seen_at")), F.lit(False))
 
 
 def _state() -> Column:

@@ -135,10 +135,10 @@ class Ingest:
         reader = self._spark.read.format("kafka").options(**self._connection.options())
         read = reader.option("subscribe", self._connection.names.queues).load()
         history = QueueHistory()
-        for row in read.orderBy("partition", "offset").select("key", "value").collect():
-            history.fold(*(None if content is None else bytes(content) for content in row))
-        # A pause may have an end, which the topic does not report.
-        history.current.end_pauses(time.time_ns() // 1_000_000)
+        written_ms = F.unix_millis("timestamp")
+        for *contents, at_ms in read.orderBy("partition", "offset").select("key", "value", written_ms).collect():
+            key, value = (None if content is None else bytes(content) for content in contents)
+            history.fold(key, value, at_ms)
         return history
 
     def _subscriptions(self, history: QueueHistory, existing: Collection[str]) -> list[Subscription]:
@@ -156,7 +156,7 @@ class Ingest:
                 topic,
                 current.settings(queue).topic == topic,
                 before[queue, topic] if (queue, topic) in before else begins.get(topic, {}),
-                current.purge(queue),
+                current.skipped(queue),
             )
             for queue, topic in sorted(pairs)
         ]
@@ -307,12 +307,21 @@ class Ingest:
             "last": {name: -1 if last is None else last["batch"] for name, last in lasts.items()},
             "end": end,
             "begins": begins,
-            "first": {name: first["begin"] for name in lasts if (first := self._lake.commit(name, 0)) is not None},
+            "first": {name: self._first(name, last, before) for name, last in lasts.items() if last is not None},
             "held_back": held_back,
-            **history.document(before or {}),
+            **history.document(before or {}, time.time_ns() // 1_000_000),
             "subscriptions": [each.document() for each in subscriptions],
         }
         self._lake.publish(ROUNDS, 0 if before is None else before["batch"] + 1, {}, commit)
+
+    def _first(self, stream: str, last: Commit, before: Commit | None) -> Offsets:
+        """Return where each partition began at its first ingest; ``before`` is the round before."""
+        known: Offsets = {} if before is None else before["first"].get(stream, {})
+        if all(partition in known.get(topic, {}) for topic, begins in last["begin"].items() for partition in begins):
+            return known
+        # All batches: rounds of earlier releases know only the topics of the first one.
+        begins = [commit["begin"] for commit in batches(self._lake, stream, -1, last["batch"])]
+        return _joined(*reversed(begins))
 
 
 def _of_read(ids: Mapping[str, str], end: Offsets) -> dict[str, str]:

@@ -8,7 +8,7 @@ came later. So every difference is real, but a wrong order that leaves no such t
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from pipeline.record_parts import KEY
@@ -26,14 +26,15 @@ def overtakes(parts: DataFrame) -> DataFrame:
     line, released, fact = F.col("acquired.line"), F.col("released"), F.col("fact")
     # Its record was gone when a consumer resumed its partition, so the tracker delivered it again, behind the others,
     # or ended it at some later time.
-    by_tracker = (F.col("ended") == fact["pos"]) & fact["cause"].isin("EXPIRED", "RELEASED")
+    ended = F.least("ended", *_requested_ends())
+    by_tracker = (ended == fact["pos"]) & fact["cause"].isin("EXPIRED", "RELEASED")
     moved = fact["kind"].isin("REDELIVERED", "DELIVERED") | by_tracker
     rows = parts.where(line.isNotNull()).select(
         *KEY,
         "queue",
         line.alias("line"),
         F.least("acked.pos", "rejected.pos", F.when(released["counted"], released["pos"])).alias("told_at"),
-        F.when(moved, _BEFORE_ALL).otherwise(F.coalesce("ended", F.lit(_NEVER))).alias("ended_at"),
+        F.when(moved, _BEFORE_ALL).otherwise(F.coalesce(ended, F.lit(_NEVER))).alias("ended_at"),
     )
     earlier = Window.partitionBy("queue", "topic", "partition", "line").orderBy("offset")
     last = F.max(F.struct("ended_at", "offset")).over(earlier.rowsBetween(Window.unboundedPreceding, -1))
@@ -41,3 +42,11 @@ def overtakes(parts: DataFrame) -> DataFrame:
     return overtaking.select(
         *KEY, F.col("last.offset").alias("overtaken"), (F.col("last.ended_at") == _NEVER).alias("undecided")
     )
+
+
+def _requested_ends() -> tuple[Column, Column]:
+    """Return when a CANCEL or REJECT ended a record: one that a fact confirms, and a REJECT by the last holder."""
+    fact, rejected, acquired = F.col("fact"), F.col("rejected"), F.col("acquired_last")
+    confirmed = (fact["kind"] == "CANCELLED") | (fact["cause"] == "REJECTED")
+    by_holder = (rejected["holder"] == acquired["holder"]) & (rejected["pos"] > acquired["pos"])
+    return F.when(confirmed, F.col("end_requested")), F.when(by_holder, rejected["pos"])

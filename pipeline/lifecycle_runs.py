@@ -38,7 +38,8 @@ from pipeline.record_parts import (
 )
 from pipeline.spans import MAX_MS
 from pipeline.subscriptions import Mark, Subscription, Subscriptions
-from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
+from pipeline.tables import DEAD_LETTERS, LAST_MS, MARKERS, MESSAGES
+from pipeline.tracker_activity import Activity, activity
 
 TABLE = "lifecycle"
 _CLOSED, _OPEN = f"{TABLE}/side=closed", f"{TABLE}/side=open"
@@ -78,7 +79,10 @@ class Run:
         if round_ is None:
             raise PipelineError(f"{lake.path} is empty: run `python -m pipeline ingest` first")
         # Rounds of earlier releases lack some settings of queues. An unknown backoff makes no message overdue.
-        self._round = {**QueueHistory().document(), "backoffs": {"*": MAX_MS}, **round_}
+        unknown = {"backoffs": {"*": MAX_MS}, "shortest_deduplication_windows": {"*": 0}}
+        paused = round_.get("paused", {"*": False})
+        paused_at = {name: LAST_MS if is_paused else 0 for name, is_paused in paused.items()}
+        self._round = {**QueueHistory().document(), **unknown, "paused_at": paused_at, **round_}
         self._names = Names(lake.about()["prefix"])
         #: The last commit, and the commit that this run adds to.
         self._former: Commit = _NOTHING
@@ -101,7 +105,7 @@ class Run:
         elif self._former["round"] >= self._round["batch"]:
             return self._rows()
         new = self._ingested(self._before["last"])
-        marks, clocks = self._marks(new["markers"]), self._clocks(new["markers"])
+        marks, clocks = self._marks(new["markers"]), activity(new["markers"], self._before["clocks"])
         keyed = self._before.get("keyed", False) or not new["markers"].where(F.col("line").isNotNull()).isEmpty()
         known = [Subscription.read(document) for document in self._round["subscriptions"]]
         subscriptions = Subscriptions(self._spark, self._names, known, marks)
@@ -148,8 +152,8 @@ class Run:
         if chosen.isEmpty():
             return []
         commits = batches(self._lake, "markers", -1, self._round["last"]["markers"])
-        windows = self._round["deduplication_windows"]
-        marked = of_duplicates(self._lake.table("markers", MARKERS, commits), windows, subscriptions)
+        windows = [self._round[f"{prefix}deduplication_windows"] for prefix in ("shortest_", "")]
+        marked = of_duplicates(self._lake.table("markers", MARKERS, commits), *windows, subscriptions)
         return [marked.join(F.broadcast(chosen.select(*PLACE).distinct()), list(PLACE), "left_semi")]
 
     def _partitions(self) -> dict[str, list[int]]:
@@ -167,35 +171,27 @@ class Run:
             runs_of.setdefault((queue, topic, partition), []).extend(list(run) for run in runs)
         return [(*place, _merged(runs)) for place, runs in sorted(runs_of.items())]
 
-    def _clocks(self, markers: DataFrame) -> list[list[int]]:
-        """Return the last activity of the tracker of each partition of the markers topic, in ms."""
-        ticks = markers.where(F.col("kind") == "TICK").withColumn("ms", F.unix_millis("logged_at"))
-        newest = ticks.groupBy("log_partition").agg(F.max("ms").alias("ms"))
-        clocks = {row.log_partition: row.ms for row in newest.collect()}
-        for partition, seen_ms in self._before["clocks"]:
-            clocks[partition] = max(seen_ms, clocks.get(partition, seen_ms))
-        return [[partition, seen_ms] for partition, seen_ms in sorted(clocks.items())]
-
-    def _cut(self, marks: list[Mark], clocks: list[list[int]], subscriptions: Subscriptions, *, keyed: bool) -> Cut:
+    def _cut(self, marks: list[Mark], clocks: list[Activity], subscriptions: Subscriptions, *, keyed: bool) -> Cut:
         names = self._names
         first = self._round["first"]
-        seen = self._spark.createDataFrame(clocks, "log_partition int, seen_ms long")
+        seen = self._spark.createDataFrame(clocks, "log_partition int, seen_ms long, since_ms long, holder string")
+        times = {"seen_at": F.timestamp_millis("seen_ms"), "alive_since": F.timestamp_millis("since_ms")}
         return Cut(
             reading=subscriptions.reading(marks, self._partitions()),
-            clocks=seen.select("log_partition", F.timestamp_millis("seen_ms").alias("seen_at")),
+            clocks=seen.select("log_partition", *[time.alias(name) for name, time in times.items()]),
             first=first.get("messages", {}),
             begins=self._round["begins"],
             held_back=tuple(self._round["held_back"]),
             without_dead_letters=tuple(self._round["without_dead_letters"]),
             backoffs=self._round["backoffs"],
-            paused=self._round["paused"],
+            paused_at=self._round["paused_at"],
             dead_letters_topic=names.dead_letters,
             truncated=any(first.get("markers", {}).get(names.markers, {}).values()),
             keyed=keyed,
         )
 
     def _reopen(
-        self, stage: str, cut: Cut, subscriptions: Subscriptions, clocks: list[list[int]]
+        self, stage: str, cut: Cut, subscriptions: Subscriptions, clocks: list[Activity]
     ) -> dict[str, str] | None:
         """Recompute closed messages with news, and rows about records that earlier runs skipped.
 
@@ -244,8 +240,8 @@ class Run:
         """Read rows that are partitioned by date; if no row has one, Spark does not know the column's type."""
         return self._spark.read.parquet(path).withColumn("date", F.col("date").cast("date"))
 
-    def _save(self, rows: DataFrame, place: str, clocks: list[list[int]]) -> None:
-        newest = F.timestamp_millis(F.lit(max((seen_ms for _, seen_ms in clocks), default=0)))
+    def _save(self, rows: DataFrame, place: str, clocks: list[Activity]) -> None:
+        newest = F.timestamp_millis(F.lit(max((seen_ms for _, seen_ms, *_ in clocks), default=0)))
         quiet = F.col("last_at") + F.expr(GRACE) < newest
         # Only a copy of an aborted transaction can follow an ack.
         plain = F.col("acked") & (F.size("deliveries") == 1) & (F.col("dead_letters") == 0)

@@ -6,7 +6,7 @@ Compaction removes former settings from the topic. So the commit of each round a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
 from pipeline.subscriptions import Pair
+from pipeline.tables import LAST_MS
 
 
 @dataclass
@@ -26,53 +27,63 @@ class QueueHistory:
     pairs: set[Pair] = field(default_factory=set)
     #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
     without_dead_letters: set[str] = field(default_factory=set)
-    #: The longest deduplication window that a queue has had, in ms; "*": of all others.
+    #: The longest and the shortest deduplication window that a queue has had, in ms; "*": of all others.
     windows: dict[str, int] = field(default_factory=lambda: {"*": QueueSettings().deduplication_window_ms})
+    shortest_windows: dict[str, int] = field(default_factory=lambda: {"*": QueueSettings().deduplication_window_ms})
     #: The longest backoff that a queue has had, in ms; "*": of all others.
     backoffs: dict[str, int] = field(default_factory=lambda: {"*": QueueSettings().backoff.longest_ms})
+    #: When the last pause of a queue ends or ended, in ms since 1970; "*": of all others.
+    paused_at: dict[str, int] = field(default_factory=lambda: {"*": 0})
     current: Definitions = field(default_factory=Definitions)
 
-    def fold(self, key: bytes | None, value: bytes | None) -> None:
-        """Apply a record; ignore invalid ones."""
-        with suppress(ConfigError, ValueError):
+    def fold(self, key: bytes | None, value: bytes | None, at_ms: int = 0) -> None:
+        """Apply a record that was written at ``at_ms``; ignore invalid ones."""
+        with suppress(ConfigError, ValueError, RecursionError):
             queue = self.current.fold(key, None if value is None else json.loads(value))
             for name in [queue] if queue is not None else self.current.names():
                 settings = self.current.settings(name)
                 # Before its first definition, the queue had the settings of all others.
-                window_ms = self.windows.get(name, self.windows["*"])
-                self.windows[name] = max(window_ms, settings.deduplication_window_ms)
+                self._note_window(name, settings)
+                self._note_pause(name, settings, at_ms)
                 self.backoffs[name] = max(self.backoffs.get(name, self.backoffs["*"]), settings.backoff.longest_ms)
                 if settings.topic is not None:
                     self.pairs.add((name, settings.topic))
                 if not settings.dead_letter:
                     self.without_dead_letters.add(name)
             defaults = self.current.default_settings
-            self.windows["*"] = max(self.windows["*"], defaults.deduplication_window_ms)
+            self._note_window("*", defaults)
+            self._note_pause("*", defaults, at_ms)
             self.backoffs["*"] = max(self.backoffs["*"], defaults.backoff.longest_ms)
             if not defaults.dead_letter:
                 self.without_dead_letters.add("*")
 
-    def document(self, before: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    def _note_window(self, name: str, settings: QueueSettings) -> None:
+        window_ms = settings.deduplication_window_ms
+        for windows, chosen in (self.windows, max), (self.shortest_windows, min):
+            windows[name] = chosen(windows.get(name, windows["*"]), window_ms)
+
+    def _note_pause(self, name: str, settings: QueueSettings, at_ms: int) -> None:
+        if settings.paused:
+            self.paused_at[name] = settings.paused_until_ms or LAST_MS
+        else:
+            self.paused_at[name] = min(self.paused_at.get(name, self.paused_at["*"]), at_ms)
+
+    def document(self, before: Mapping[str, Any] = MappingProxyType({}), now_ms: int = 0) -> dict[str, Any]:
         """Return what the lifecycle needs of it, for the commit of a round; ``before`` is that of the last round."""
-        names = {name: self.current.settings(name).paused for name in self.current.names()}
-        paused = {"*": self.current.default_settings.paused, **names}
+        paused_at = {name: min(end_ms, now_ms) for name, end_ms in self.paused_at.items()}
+        # Earlier releases did not keep the shortest windows.
+        shortest = before.get("shortest_deduplication_windows", {"*": 0} if before else self.shortest_windows)
         return {
             "without_dead_letters": sorted(self.without_dead_letters.union(before.get("without_dead_letters", ()))),
-            "deduplication_windows": _longest(before.get("deduplication_windows", {}), self.windows),
-            "backoffs": _longest(before.get("backoffs", {}), self.backoffs),
-            # The first round after the end of a pause may lack what the tracker has sent since.
-            "paused": _either(before.get("paused_now", {}), paused),
-            "paused_now": paused,
+            "deduplication_windows": _merged(max, before.get("deduplication_windows", {}), self.windows),
+            "shortest_deduplication_windows": _merged(min, shortest, self.shortest_windows),
+            "backoffs": _merged(max, before.get("backoffs", {}), self.backoffs),
+            # The last time at which each queue was known to be paused.
+            "paused_at": _merged(max, before.get("paused_at", {}), paused_at),
         }
 
 
-def _either(before: Mapping[str, bool], now: Mapping[str, bool]) -> dict[str, bool]:
-    """Return for each queue whether it was paused then or is paused now; "*": for all others."""
-    others = before.get("*", False)
-    return {name: before.get(name, others) or now.get(name, now["*"]) for name in {**before, **now}}
-
-
-def _longest(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """Return the longer value of each queue. While a queue has no definition, it has the value of "*"."""
+def _merged(chosen: Callable[[int, int], int], before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """Return the longer or shorter value of each queue. While a queue has no definition, it has the value of "*"."""
     others = before.get("*", 0)
-    return {name: max(before.get(name, others), now.get(name, now["*"])) for name in {**before, **now}}
+    return {name: chosen(before.get(name, others), now.get(name, now["*"])) for name in {**before, **now}}

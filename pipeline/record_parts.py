@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from pipeline.subscriptions import Subscriptions
+from pipeline.deduplicated import PLACE, dropped
+from pipeline.subscriptions import DRAWN, Subscriptions
 from pipeline.tables import columns
 
-PLACE = ("topic", "partition", "offset")
 KEY = (*PLACE, "subscription")
 #: The condition of a marker that delays a message with a deduplication id.
 HAS_ID = "kind = 'DELAY' AND text IS NOT NULL"
@@ -54,8 +54,9 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "cancelled": ("max", "pos long, at timestamp, queue string"),
     "acks": ("sum", "long"),
     "acked": ("min", "pos long, at timestamp, holder string"),
-    # The first marker that may have ended it.
+    # The first marker that certainly ended it if it was open, and the first request that ended it if it was in time.
     "ended": ("min", "long"),
+    "end_requested": ("min", "long"),
     # The tracker's facts.
     "facts": ("sum", "long"),
     "fact": ("min", "pos long, at timestamp, kind string, attempt int, cause string"),
@@ -75,8 +76,8 @@ PARTS = StructType(
 )
 
 _FACTS = ("REDELIVERED", "DEAD_LETTERED", "DELIVERED", "CANCELLED", "ABANDONED")
-#: Kinds of markers after which the next message of a line may be delivered.
-_ENDS = ("ACK", "REJECT", "CANCEL", "DEAD_LETTERED", "CANCELLED", "ABANDONED")
+#: Kinds of markers after which the next message of a line may be delivered, and of requests that may be too late.
+_ENDS, _REQUESTS = ("ACK", "DEAD_LETTERED", "CANCELLED", "ABANDONED"), ("REJECT", "CANCEL")
 #: The kinds of markers that columns count or keep.
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "acquisitions": ("ACQUIRE",),
@@ -113,22 +114,23 @@ def of_markers(markers: DataFrame) -> DataFrame:
         "log_partition": F.col("log_partition"),
         "last_at": F.col("at"),
         "ended": F.when(kind.isin(*_ENDS) | ((kind == "RELEASE") & (F.col("cause") == "LAST")), F.col("pos")),
+        "end_requested": F.when(kind.isin(*_REQUESTS), F.col("pos")),
         **{name: F.when(kind.isin(*kinds), _value(name)) for name, kinds in _KINDS.items()},
     }
     columns["releases"] = F.when(F.col("counted"), columns["releases"])
     return _row(rows, columns)
 
 
-def of_duplicates(markers: DataFrame, windows: Mapping[str, int], subscriptions: Subscriptions) -> DataFrame:
-    """Return the parts that mark duplicates: messages that are delayed within the window of their deduplication id.
+def of_duplicates(
+    markers: DataFrame, shortest: Mapping[str, int], longest: Mapping[str, int], subscriptions: Subscriptions
+) -> DataFrame:
+    """Return the parts that mark duplicates: messages that their tracker may have dropped.
 
-    ``windows`` are the longest windows of queues in ms, "*" that of all others. So a message that the tracker accepted
-    may be marked; its fact shows that. A message is marked because of the one before it, even if that was dropped.
+    ``shortest`` and ``longest`` are the windows of queues in ms, "*" those of all others. So a message that the tracker
+    accepted may be marked; its fact shows that.
     """
-    in_order = Window.partitionBy("queue", "text").orderBy("log_partition", "log_offset", "index")
-    passed_ms = F.unix_millis("logged_at") - F.lag(F.unix_millis("logged_at")).over(in_order)
-    rows = markers.where(HAS_ID).withColumn("passed_ms", passed_ms)
-    rows = rows.where(F.col("passed_ms") < by_queue(windows))
+    facts = markers.where(F.col("kind").isin(*_FACTS) & F.col("topic").startswith(DRAWN))
+    rows = dropped(markers.where(HAS_ID), facts, by_queue(shortest), by_queue(longest))
     subscription = subscriptions.of(F.col("queue"), F.col("topic"))
     columns = {"queue": F.col("queue"), "duplicate": F.lit(True)}
     return _row(rows.withColumn("subscription", subscription), columns)

@@ -22,7 +22,7 @@ property            meaning of a violation
 ``dead-letter``     a message is dead before its last attempt, or not dead after it, or dead as too large but is not
 ``cancelled``       a cancelled message was redelivered, or CANCELLED answers no request
 ``answered``        a caller was told that its RESCHEDULE or CANCEL was in time or too late, but the log disagrees
-``redriven``        a redrive concerned a record that is not a dead letter, was noted as settled more or less than once,
+``redriven``        a redrive concerned a record that is not a dead letter, lacks its note or has too many,
                     or was reported but did not happen
 ``dispatched``      a message of an at-most-once queue was delivered twice, or before its DISPATCH was durable; or
                     ABANDONED concerns one that was not dispatched
@@ -194,8 +194,10 @@ class _Verdict:
         elif (letter["id"], letter["content"]) != (trail.id, trail.content):
             text = f"{trail}: {letter['id']} {letter['content']} came back as {trail.id} {trail.content}"
             self._find("fidelity", text, trail.events)
-        if (settled := self._evidence.settled[trail.place]) != 1:
-            self._find("redriven", f"{trail}: {settled} notes say that it is settled", trail.events)
+        settled = self._evidence.settled[trail.place]
+        # An owner notes it again after a transaction with an unknown outcome.
+        if len({*settled}) != 1 or len(settled) > max(1, self._evidence.owners[trail.log]):
+            self._find("redriven", f"{trail}: its notes are {settled}", trail.events)
 
     def _is_spent(self, queue: str) -> bool:
         versions = self._evidence.versions.values()

@@ -71,9 +71,9 @@ class Evidence:
         self.skipped: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.limit: int | None = None
         self.quarantined: dict[str, list[str]] = defaultdict(list)
-        #: Dead letters by record; how many notes settle each; and those reported to a caller as redriven.
+        #: Dead letters by record; what the notes that settle each say; and those reported to a caller as redriven.
         self.letters: dict[str, Event] = {}
-        self.settled: Counter[str] = Counter()
+        self.settled: dict[str, list[str]] = defaultdict(list)
         self.redriven: list[str] = []
         #: How often each markers log was taken over.
         self.owners: Counter[str] = Counter()
@@ -260,7 +260,8 @@ class Evidence:
 
     def _note(self, event: Event) -> None:
         if event["became"] in (Disposition.REDRIVEN, Disposition.DELETED):
-            self.settled.update(f"{event['process']}/{offset}" for offset in event["offsets"])
+            for offset in event["offsets"]:
+                self.settled[f"{event['process']}/{offset}"].append(event["became"])
 
     def _quarantine(self, event: Event) -> None:
         if event["type"] == "ok":

@@ -50,7 +50,7 @@ class Directory:
     without_dead_letters: Sequence[str] = ()
     #: None: the rounds are those of an earlier release, which did not know them.
     backoffs: Mapping[str, int] | None = field(default_factory=lambda: {"*": 600_000})
-    paused: Mapping[str, bool] = field(default_factory=lambda: {"*": False})
+    paused_at: Mapping[str, int] = field(default_factory=lambda: {"*": 0})
     truncated: bool = False
     subscriptions: Sequence[Subscription] = ()
 
@@ -78,9 +78,13 @@ class Directory:
             "held_back": sorted(self.held_back),
             "without_dead_letters": sorted(self.without_dead_letters),
             "deduplication_windows": {"*": 300_000},
-            **({} if self.backoffs is None else {"backoffs": self.backoffs}),
-            "paused": self.paused,
+            **({} if self.backoffs is None else self._new()),
             "subscriptions": [each.document() for each in self.subscriptions],
         }
         self.lake.publish(ROUNDS, self._rounds, {}, round_)
         self._rounds += 1
+
+    def _new(self) -> dict[str, Any]:
+        """Return the properties that rounds of earlier releases lack."""
+        shortest = {"shortest_deduplication_windows": {"*": 300_000}}
+        return {"backoffs": self.backoffs, "paused_at": self.paused_at, **shortest}

@@ -55,6 +55,7 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     log, wanted = Log(), {}
     say, record = log.say, log.record
     fact = {"holder": "f" * 16}
+    say("TICK", None, 0, None, queue=None)
 
     wanted[record(0, 1)] = {"state": "acked", "outcomes": ["acked"], "wait_ms": [1_000], "run_ms": [3_000]}
     say("ACQUIRE", 0, 2)

@@ -32,7 +32,8 @@ def story() -> list[Log]:
     second.markers = [{}] * len(first.markers)  # so that the log's offsets rise
     second.say("DELAY", 2, 7, DRAWN, text="x")
     second.say("DELAY", 3, 8, DRAWN, text="y")
-    second.say("DELAY", 4, 8 + WINDOW_S, DRAWN, text="x")
+    # Within the window of a duplicate, but not of the accepted message.
+    second.say("DELAY", 4, 2 + WINDOW_S, DRAWN, text="x")
     second.say("TICK", None, 3_000, None, queue=None)
     del second.markers[: len(first.markers)]
     for row in (*first.markers, *second.markers):

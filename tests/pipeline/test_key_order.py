@@ -122,3 +122,22 @@ def test_what_an_open_message_makes_of_a_later_one_is_pending_until_it_ends(dire
 
     assert told(directory, first) == {early: ([], [before(opened)])}
     assert told(directory, second) == {early: ([before(opened)], [])}
+
+
+def test_a_cancel_or_reject_without_effect_ends_no_message(directory: Directory) -> None:
+    log = Lines()
+    leased, early = log.sent(1, 0, 1)
+    log.say("CANCEL", 0, 3)
+    log.say("ACK", 1, 4)
+    log.say("ACK", 0, 5)
+    taken, early_too = log.sent(2, 2, 3)
+    log.acquired(2, 2, attempt=2, holder="b" * 16)
+    log.say("REJECT", 2, 3, text="bad")
+    log.say("ACK", 3, 4)
+    log.say("ACK", 2, 5, holder="b" * 16)
+    # The fact of this one is still to come.
+    log.sent(3, 4, 5)
+    log.say("REJECT", 4, 3, text="bad")
+    log.say("ACK", 5, 4)
+
+    assert told(directory, log) == {early: ([before(leased)], []), early_too: ([before(taken)], [])}

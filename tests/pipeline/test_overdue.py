@@ -10,8 +10,9 @@ from pyspark.sql import Row, SparkSession
 
 from marq.wire.markers import BLOCKED_MS
 from pipeline.lifecycle_runs import TABLE, Run
+from pipeline.tracker_activity import read
 from tests.pipeline.directory import Directory
-from tests.pipeline.stories import MESSAGES_TOPIC, Log
+from tests.pipeline.stories import DRAWN, MESSAGES_TOPIC, Log, at
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -34,8 +35,9 @@ class Releases(Log):
 
 
 def told(spark: SparkSession, path: Path, log: Log, **settings: Any) -> dict[str, Row]:
-    """Return the rows of messages whose tracker was last active at second 3,000."""
-    log.say("TICK", None, 3_000, None, queue=None)
+    """Return the rows of messages whose tracker was active from second 0 to 3,000, and idle in between."""
+    for now in (0, 3_000):
+        log.say("TICK", None, now, None, queue=None)
     directory = Directory(spark, path, {MESSAGES_TOPIC: {"0": 0}}, **settings)
     directory.bring(log.tables())
     Run(spark, directory.lake).take()
@@ -66,15 +68,68 @@ def test_no_release_is_overdue_if_an_earlier_release_of_marq_ingested_it(spark: 
     assert (rows[unknown].differences, rows[known].differences) == ([], OVERDUE)
 
 
-def test_no_redelivery_is_overdue_while_its_queue_is_paused(spark: SparkSession, tmp_path: Path) -> None:
+def ms(seconds: float) -> int:
+    return int(at(seconds).timestamp() * 1000)
+
+
+def test_no_redelivery_is_overdue_during_a_pause_of_its_queue_and_soon_after_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     log = Releases()
     ids = [log.released("paused", 0), log.acquired("paused", 1), log.acquired("q", 2), log.acquired("paused", 3)]
     log.say("REJECT", 3, 3, queue="paused", text="bad")
+    ids += [log.acquired("resumed", 4), log.acquired("earlier", 5)]
 
-    rows = told(spark, tmp_path, log, paused={"*": False, "paused": True})
+    paused_at = {"*": 0, "paused": ms(3_001), "resumed": ms(2_500), "earlier": ms(2_300)}
+    rows = told(spark, tmp_path, log, paused_at=paused_at)
 
     # Its tracker dead-letters messages during a pause, too.
-    assert [rows[id_].differences for id_ in ids] == [[], [], OVERDUE, OVERDUE]
+    assert [rows[id_].differences for id_ in ids] == [[], [], OVERDUE, OVERDUE, [], OVERDUE]
+
+
+def test_no_message_is_overdue_until_its_tracker_has_had_time_after_an_outage(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    directory = Directory(spark, tmp_path, {MESSAGES_TOPIC: {"0": 0}})
+
+    def differences(*ticks: tuple[str, float], log: Log | None = None) -> list[str]:
+        log = log or Log()
+        for holder, now in ticks:
+            log.say("TICK", None, now, None, queue=None, holder=holder)
+            log.markers[-1]["log_offset"] = int(now)
+        directory.bring(log.tables())
+        Run(spark, directory.lake).take()
+        [row] = directory.lake.read(TABLE).collect()
+        return list(row.differences)
+
+    log = Releases()
+    log.acquired("q", 0)
+
+    assert differences(("a", 1), ("b", 3_000), ("b", 3_100), log=log) == []
+    # Another worker takes its partition over at once.
+    assert differences(("b", 3_500), ("c", 3_590)) == []
+    assert differences(("c", 3_610)) == OVERDUE
+    assert differences(("d", 7_000)) == []
+
+
+def test_the_last_activity_that_an_earlier_release_noted_follows_an_outage() -> None:
+    assert read([3, 5_000]) == (3, 5_000, 5_000, "")
+
+
+def test_a_reschedule_that_is_too_late_does_not_move_a_message(spark: SparkSession, tmp_path: Path) -> None:
+    log, later = Releases(), at(100_000)
+    leased = log.acquired("q", 0)
+    log.say("RESCHEDULE", 0, 2.5, due_at=later)
+    log.say("RELEASE", 0, 3, delay_ms=1_000, counted=True)
+    log.say("DELAY", 0, 1, DRAWN, due_at=at(10))
+    log.say("DELIVERED", 0, 10.5, DRAWN, attempt=1, cause="DUE", holder="f" * 16)
+    log.say("RESCHEDULE", 0, 11, DRAWN, due_at=later)
+    log.record(1, 10.4, copy_of=f"{DRAWN}/0/0", attempt=1)
+
+    rows = told(spark, tmp_path, log)
+
+    assert rows[leased].differences == OVERDUE
+    assert rows[f"{DRAWN}/0/0"].deliveries[0].late_ms == 500
 
 
 def test_a_blocking_message_whose_record_is_gone_is_not_early(spark: SparkSession, tmp_path: Path) -> None:

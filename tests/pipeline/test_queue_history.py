@@ -21,8 +21,8 @@ pytestmark = pytest.mark.timeout(900)
 
 def folded(*records: tuple[str, str]) -> QueueHistory:
     history = QueueHistory()
-    for key, document in records:
-        history.fold(key.encode(), document.encode())
+    for at_ms, (key, document) in enumerate(records):
+        history.fold(key.encode(), document.encode(), at_ms)
     return history
 
 
@@ -32,11 +32,10 @@ def test_the_longest_backoff_is_that_of_any_time() -> None:
         ("file:a", '{"backoff": {"base": 1, "max": 10}}'),
         ("defaults", '{"backoff": [900]}'),
         ("file:b", '{"backoff": [5, 10000000, 1]}'),
-        ("change:b", '{"backoff": [1], "paused": true}'),
+        ("change:b", '{"backoff": [1]}'),
     ).document()
 
     assert document["backoffs"] == {"*": 900_000, "a": 1_200_000, "b": 10_000_000_000}
-    assert document["paused"] == {"*": False, "a": False, "b": True}
 
 
 def test_a_queue_that_is_not_defined_any_more_has_the_settings_of_all_others_too() -> None:
@@ -60,15 +59,42 @@ def test_a_queue_had_the_settings_of_all_others_before_its_first_definition() ->
     assert compacted["backoffs"] == {"*": 7_000_000, "x": 7_000_000}
 
 
-def test_a_queue_counts_as_paused_for_one_more_round() -> None:
-    paused = folded(("file:a", '{"paused": true}'), ("defaults", '{"paused": true}')).document()
-    assert paused["paused"] == {"*": True, "a": True}
+def test_the_shortest_window_is_that_of_any_time_and_unknown_if_an_earlier_release_began() -> None:
+    after = folded(("file:a", '{"deduplication_window": 400}'), ("file:b", '{"deduplication_window": 100}'))
 
-    resumed = folded(("file:a", "{}"), ("file:b", "{}")).document(paused)
-    later = folded(("file:a", "{}"), ("file:b", "{}")).document(resumed)
+    for before, shortest in ({}, 300_000), ({"shortest_deduplication_windows": {"*": 9}}, 9), ({"paused": {}}, 0):
+        windows = after.document(before)["shortest_deduplication_windows"]
+        assert windows == {"*": shortest, "a": shortest, "b": min(shortest, 100_000)}
 
-    assert resumed["paused"] == {"*": True, "a": True, "b": True}
-    assert later["paused"] == {"*": False, "a": False, "b": False}
+
+def test_a_pause_is_seen_although_it_began_and_ended_since_the_last_round() -> None:
+    until = json.dumps({"paused": "1970-01-01T00:00:00.007Z"})
+    history = folded(
+        ("file:a", "{}"), ("file:resumed", '{"paused": true}'), ("file:resumed", "{}"), ("file:timed", until),
+        ("file:early", until), ("file:early", "{}"), ("file:paused", '{"paused": true}'), ("file:timed", "{}"),
+        ("file:late", until), ("file:late", "{}"),
+    )  # fmt: skip
+
+    at_ms = {"*": 0, "a": 0, "resumed": 2, "timed": 7, "early": 5, "paused": 100, "late": 7}
+    assert history.document({}, 100)["paused_at"] == at_ms
+    assert history.document({"paused_at": {"*": 3, "a": 0, "timed": 50}}, 100)["paused_at"] == {
+        **at_ms, "*": 3, "resumed": 3, "timed": 50,
+    }  # fmt: skip
+
+
+def test_a_pause_of_all_queues_is_one_of_each() -> None:
+    history = folded(("file:a", "{}"), ("defaults", '{"paused": true}'), ("file:b", '{"paused": false}'))
+    assert history.document({}, 100)["paused_at"] == {"*": 100, "a": 100, "b": 2}
+
+    history.fold(b"defaults", b"{}", 10)
+
+    assert history.document({}, 100)["paused_at"] == {"*": 10, "a": 10, "b": 2}
+
+
+def test_a_record_that_is_nested_too_deeply_is_ignored_like_any_invalid_one() -> None:
+    document = folded(("file:a", "[" * 200_000), ("file:a", '{"backoff": [7000]}')).document()
+
+    assert document["backoffs"] == {"*": 600_000, "a": 7_000_000}
 
 
 def test_former_settings_count_after_compaction_has_removed_them(
@@ -89,5 +115,5 @@ def test_former_settings_count_after_compaction_has_removed_them(
     assert found["without_dead_letters"] == ["emails"]
     assert found["deduplication_windows"]["emails"] == 9_000_000
     assert found["backoffs"] == {"*": 600_000, "emails": 7_000_000}
-    assert found["paused"] == {"*": False, "emails": True}
-    assert found["paused_now"] == {"*": False, "emails": False}
+    assert found["shortest_deduplication_windows"]["emails"] == 300_000
+    assert found["paused_at"]["*"] == 0 < found["paused_at"]["emails"]

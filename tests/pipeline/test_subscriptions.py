@@ -70,7 +70,8 @@ def directory(spark: SparkSession, tmp_path: Path) -> Directory:
 
 def states(directory: Directory, log: Orders, seconds: float = 2_000) -> dict[tuple[str, str], str]:
     """Ingest a log; return the state of each message by queue and id."""
-    log.say("TICK", None, seconds, None, queue=None)
+    for now in (0, seconds):
+        log.say("TICK", None, now, None, queue=None)
     directory.bring(log.tables())
     Run(directory.spark, directory.lake).take()
     rows = directory.lake.read(TABLE).collect()
@@ -224,6 +225,18 @@ def test_records_from_before_the_start_of_a_queue_are_not_its_messages(directory
     left = [start.left(Source(TOPIC, 0), offset, int(at(s).timestamp() * 1000)) for offset, s in ((0, 1), (2, 200))]
     assert left == [False, True]
     assert wrong(directory) == [("a", ids[1]), ("a", ids[2]), ("b", ids[2])]
+
+
+def test_a_loss_in_a_topic_that_the_first_ingest_did_not_know_is_found(directory: Directory) -> None:
+    directory.first, directory.subscriptions = {}, [A]
+    log = Orders()
+    ids = [log.sent(offset) for offset in range(5)]
+    for first, last in (0, 1), (3, 4):
+        log.of("a", "ACQUIRE", last, 1_990, from_offset=first)
+        log.of("a", "ACQUIRE", first, 1_990)
+
+    assert states(directory, log)["a", ids[2]] == "lost"
+    assert wrong(directory) == [("a", ids[2])]
 
 
 @pytest.mark.verify

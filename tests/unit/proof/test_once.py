@@ -116,6 +116,22 @@ def test_a_redrive_that_is_asked_for_again_changes_nothing() -> None:
     assert judged(again, OnceStory).findings == []
 
 
+def test_an_owner_may_note_a_redrive_again_after_a_transaction_with_an_unknown_outcome() -> None:
+    def unconfirmed(story: OnceStory) -> None:
+        tell_redriven(story)
+        story.history.add(
+            "tracker", "ok", "own", holder=story.name(TRACKER), log="marq.markers/0", fenced_at=story.offset, position=0
+        )
+        story.history.events.append(history.note(DEAD, NOTE))
+
+    def contradicted(story: OnceStory) -> None:
+        unconfirmed(story)
+        story.history.events[-1]["became"] = "deleted"
+
+    assert judged(unconfirmed, OnceStory).findings == []
+    assert [finding.property for finding in judged(contradicted, OnceStory).findings] == ["redriven"]
+
+
 def test_a_dead_letter_that_is_deleted_is_dead_and_not_lost() -> None:
     def deleted(story: OnceStory) -> None:
         bury(story)
