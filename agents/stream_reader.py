@@ -74,8 +74,6 @@ class _Lane:
     """One partition: its records that wait for the receiver, and the offset of the next record."""
 
     position: int
-    #: Where reading began.
-    start: int
     records: deque[Record] = field(default_factory=deque)
 
 
@@ -134,27 +132,38 @@ class StreamReader:
         self._rewound.clear()
 
     async def deliver(self, source: Source, fetched: Fetched) -> None:
+        # First: the lane may change meanwhile.
+        await self._check_end(source, fetched.start)
         lane = self._lanes.get(source)
         if lane is None or source in self._rewound:
             return
         if fetched.start > lane.position:
             await self._close_gap(source, lane, fetched.start)
             return
-        if fetched.start < lane.start and self._made_anew is None:
-            await self._check_end(source, lane)
         lane.records.extend(record for record in fetched.records if record.offset >= lane.position)
         lane.position = max(lane.position, fetched.end)
         self._arrived.set()
         self._hold()
 
-    async def _check_end(self, source: Source, lane: _Lane) -> None:
-        """Notice a recreated topic: its new messages must not be taken for those that were read before."""
-        end = await self._partitions.log_end(source)
-        if end < lane.start:
+    async def _check_end(self, source: Source, start: int) -> None:
+        """Notice a log that was recreated or lost its end: new records must not be taken for those read before.
+
+        The consumer then returns records from its start again, from before our position.
+        """
+        lane = self._lanes.get(source)
+        if lane is None or start >= lane.position or source in self._rewound or self._made_anew is not None:
+            return
+        position = lane.position
+        try:
+            end = await self._partitions.log_end(source)
+        except KafkaError as error:
+            # The following batches are checked, too: they are also from before the position.
+            log.warning("topic %s, partition %s: could not check where partitions end: %r", *source, error)
+            return
+        if end < position:
             self._made_anew = MarqError(
-                f"topic {source.topic}, partition {source.partition}: reading began at offset {lane.start}, and the "
-                f"log ends at {end}: the topic was recreated or has lost records; continuing from what is "
-                "committed"
+                f"topic {source.topic}, partition {source.partition}: the log ends at {end}, but it was read up to "
+                f"{position}: the topic was recreated or has lost records; continuing from what is committed"
             )
             self._arrived.set()
 
@@ -224,7 +233,7 @@ class StreamReader:
         self._unplaced.clear()
         for source, place in places.items():
             start = max(place.start, starts[source])
-            self._lanes[source] = _Lane(start, start)
+            self._lanes[source] = _Lane(start)
             self._progress.begin(source, place.positions, start)
             self._rewound[source] = start
         if lost := [source for source, place in places.items() if place.lost]:

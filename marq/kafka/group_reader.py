@@ -165,7 +165,7 @@ class GroupReader:
         #: Ends the wait of a fetch when there are such partitions.
         self._woken: asyncio.Future[None] | None = None
         self._progress = Progress()
-        #: Partitions whose log was found to end before the place where reading began, with that place.
+        #: Partitions whose log was found to end before the committed offset, with that offset.
         self._recreated: dict[Source, int] = {}
         #: Number of changes to the assignment or the served queues.
         self._changes = 0

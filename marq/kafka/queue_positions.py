@@ -259,30 +259,28 @@ class Progress:
 
     def __init__(self) -> None:
         self._positions: dict[Source, Positions] = {}
-        self._starts: dict[Source, int] = {}
-        #: The offsets that belong to the positions.
+        #: The offsets that belong to the positions. A failed cycle reads again, but never from before them.
         self._reached: dict[Source, int] = {}
 
     def begin(self, source: Source, positions: Positions, start: int) -> None:
         """Start to read a partition."""
         self._positions[source] = positions
-        self._starts[source] = self._reached[source] = start
+        self._reached[source] = start
 
     def clear(self) -> None:
         """Stop reading all partitions."""
         self._positions.clear()
-        self._starts.clear()
         self._reached.clear()
 
     def recreated(self, fetched: Mapping[Source, Records]) -> dict[Source, int]:
-        """Return partitions that returned records from before the offset where reading started, with that offset.
+        """Return partitions that returned records from before the last committed offset, with that offset.
 
-        Their logs ended before it, because the topic was recreated.
+        Their logs ended before it, because the topic was recreated or has lost records.
         """
         return {
-            source: start
+            source: reached
             for source, read in fetched.items()
-            if (start := self._starts.get(source)) is not None and read.offsets[0] < start
+            if (reached := self._reached.get(source)) is not None and read.offsets[0] < reached
         }
 
     def unmet(self, serving: Serving, fetched: Mapping[Source, Records]) -> dict[Source, Records]:
@@ -328,4 +326,5 @@ class Progress:
         for source, positions in after.items():
             if source in self._positions:
                 self._positions[source] = positions
-                self._reached[source] = offsets[source]
+                # As positions, it never goes back, even if the log has lost records: recreated() notices that later.
+                self._reached[source] = max(self._reached[source], offsets[source])

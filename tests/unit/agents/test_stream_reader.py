@@ -1,6 +1,6 @@
 """The reader that turns a Faust stream into what the five steps ask of their source."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -44,6 +44,9 @@ class Kafka:
     paused: bool = False
     refuses: bool = False
     silent: bool = False
+    #: Lookups of the log's end fail; ``meanwhile`` runs during them.
+    fails: bool = False
+    meanwhile: Callable[[], Awaitable[None]] | None = None
     returned: dict[Source, int] = field(default_factory=dict)
     generation: Generation = field(default_factory=lambda: Generation(3, "member", None))
     committed_as: Generation | None = None
@@ -74,6 +77,10 @@ class Kafka:
             return self.log_start
 
         async def log_end(source: Source) -> int:
+            if self.fails:
+                raise KafkaConnectionError("gone")
+            if self.meanwhile is not None:
+                await self.meanwhile()
             return self.log_end
 
         return Partitions(
@@ -339,7 +346,69 @@ async def test_a_recreated_topic_is_noticed_and_read_again() -> None:
     kafka.log_end = 7
     await reader.deliver(P0, fetched(0, 7))
 
-    with pytest.raises(MarqError, match=r"messages, partition 0: reading began at offset 100, and the log ends at 7"):
+    with pytest.raises(MarqError, match=r"messages, partition 0: the log ends at 7, but it was read up to 110"):
+        await reader.fetch(20)
+
+
+@pytest.mark.parametrize("start", [0, 50])
+async def test_records_lost_since_reading_began_are_noticed(start: int) -> None:
+    kafka = Kafka(offset=start or None, metadata=Positions({"emails": start}).encode(start) if start else "")
+    reader = await reading(kafka)
+    await reader.deliver(P0, fetched(start, 100))
+    await reader.fetch(100)
+
+    # Offsets 80 to 99 were lost, and 80 to 84 are new records.
+    kafka.log_end = 85
+    await reader.deliver(P0, fetched(0, 85))
+
+    with pytest.raises(MarqError, match="the log ends at 85, but it was read up to 100"):
+        await reader.fetch(20)
+
+
+async def test_a_rewind_is_not_taken_for_lost_records() -> None:
+    kafka = Kafka(log_end=100)
+    reader = await reading(kafka)
+    await reader.deliver(P0, fetched(0, 100))
+    await reader.fetch(60)
+
+    reader.rewind({P0: 0})
+    await reader.deliver(P0, fetched(60, 100))
+    await reader._seek_back()
+    kafka.fails = True
+    await reader.deliver(P0, fetched(0, 60))
+
+    assert [record.offset for record in (await reader.fetch(100))[P0]] == list(range(60))
+
+
+async def test_a_rewind_while_the_end_of_the_log_is_looked_up_skips_no_record() -> None:
+    kafka = Kafka(log_end=100)
+    reader = await reading(kafka)
+    await reader.deliver(P0, fetched(0, 50))
+    await reader.fetch(50)
+
+    async def rewind() -> None:
+        reader.rewind({P0: 0})
+        await reader._seek_back()
+
+    kafka.meanwhile = rewind
+    await reader.deliver(P0, fetched(40, 100))
+    await reader.deliver(P0, fetched(0, 100))
+
+    assert [record.offset for record in (await reader.fetch(200))[P0]] == list(range(100))
+
+
+async def test_an_unknown_end_of_the_log_is_looked_up_again() -> None:
+    kafka = Kafka()
+    reader = await reading(kafka)
+    await reader.deliver(P0, fetched(0, 100))
+    await reader.fetch(100)
+
+    kafka.log_end, kafka.fails = 85, True
+    await reader.deliver(P0, fetched(0, 80))
+    kafka.fails = False
+    await reader.deliver(P0, fetched(80, 85))
+
+    with pytest.raises(MarqError, match="the log ends at 85"):
         await reader.fetch(20)
 
 

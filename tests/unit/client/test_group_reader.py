@@ -10,7 +10,7 @@ from aiokafka import ConsumerRecord, TopicPartition
 
 from marq.kafka.committed_offsets import Place
 from marq.kafka.group_reader import GroupReader
-from marq.kafka.queue_positions import Positions
+from marq.kafka.queue_positions import Positions, Progress
 from marq.kafka.records import Records
 from marq.kafka.served_queues import serving
 from marq.settings.client import ClientSettings
@@ -108,6 +108,49 @@ async def test_a_read_before_the_start_restarts_but_only_once_per_place(monkeypa
     # The offset was there again: it is the topic's end that was lost, and this record was read before.
     assert [record.key for record in (await reader.fetch(10))[P0]] == [None]
     assert consumer.subscribed == 1
+
+
+@pytest.mark.parametrize("start", [0, 50])
+async def test_records_lost_since_reading_began_restart_it(monkeypatch, start: int) -> None:
+    async def places(settings, group, served, sources) -> dict[Source, Place]:
+        return {P0: Place(start, Positions({"here": start}))}
+
+    async def commit(offsets) -> None: ...
+
+    monkeypatch.setattr("marq.kafka.group_reader.places", places)
+    reader = GroupReader(ClientSettings(), "g", serving("t", ["here"], {}))
+    reader._consumer = consumer = FakeConsumer()  # type: ignore[assignment]
+    consumer._coordinator = SimpleNamespace(generation=1, member_id="m")
+    consumer.commit = commit
+    reader._listener = None  # type: ignore[assignment]
+    reader.assigned([P0])
+    log = [ConsumerRecord("t", 0, at, 0, 0, b"here", b"v", None, 0, 0, ()) for at in range(100)]
+    consumer.records = log[start:]
+    await reader.fetch(100)
+    await reader.commit({P0: 60})
+    # A failed cycle reads again.
+    consumer.records = log[60:]
+    assert set((await reader.fetch(100))[P0].keys) == {b"here"}
+    await reader.commit({P0: 100})
+    assert consumer.subscribed == 0
+
+    # Offsets 80 to 99 were lost, and 80 to 84 are new records.
+    consumer.records = log[:85]
+
+    assert await reader.fetch(100) == {}
+    assert consumer.subscribed == 1
+
+
+def test_records_read_again_after_a_loss_do_not_hide_it() -> None:
+    """The loss was not noticed yet, because nothing was committed."""
+    progress, served = Progress(), serving("t", ["here"], {})
+    progress.begin(P0, Positions(), 0)
+    for end in (100, 85):
+        progress.take({P0: end}, progress.after(served, {P0: end}))
+
+    fetched = {P0: Records.of([ConsumerRecord("t", 0, 85, 0, 0, b"here", b"v", None, 0, 0, ())])}
+
+    assert progress.recreated(fetched) == {P0: 100}
 
 
 async def test_a_place_in_a_log_that_has_lost_records_is_committed_at_once(monkeypatch) -> None:
