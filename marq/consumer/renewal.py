@@ -61,7 +61,7 @@ class Renewal:
         self._sleep = sleep
         self._log = LostLeasesLog()
         self._leases: list[HeldBatch] = []
-        #: Messages whose own, longer RENEW may have been shortened.
+        #: Messages whose own, longer RENEW may have been shortened, or is still being written.
         self._longer: list[tuple[HeldBatch, int]] = []
         self._grown_to = 0
         self._task: asyncio.Task[None] | None = None
@@ -177,10 +177,13 @@ class Renewal:
     async def _repeat_longer(self) -> bool:
         """Repeat RENEWs that messages wrote for themselves during a renewal: a shorter one may have come after them."""
         now_s = self._clock()
+        held = [(lease, offset) for lease, offset in self._longer if offset in lease.open]
+        # Their leases are not known yet: the next renewal repeats them.
+        renewing = [(lease, offset) for lease, offset in held if offset in lease.renewing]
         again = [
             (lease, floor((lease.own_expiry_s[offset] - now_s) * 1000), [offset])
-            for lease, offset in self._longer
-            if offset in lease.open and lease.own_expiry_s.get(offset, 0.0) > now_s + _LEAST_S
+            for lease, offset in held
+            if offset not in lease.renewing and lease.own_expiry_s.get(offset, 0.0) > now_s + _LEAST_S
         ]
         try:
             if again:
@@ -188,7 +191,8 @@ class Renewal:
         except BrokerUnavailable as error:
             log.warning("leases not renewed: leases=%d %s", len(again), error)
             return False
-        self._longer.clear()
+        # Another RENEW may have been written during this one, too.
+        self._longer = renewing + _renewed_for_longer(again, now_s)
         return True
 
     def _shortest_lease_ms(self) -> int:
@@ -246,13 +250,14 @@ def _next_expiry_s(lease: HeldBatch, now_s: float) -> float:
 def _renewed_for_longer(
     shares: Iterable[tuple[HeldBatch, int, list[int]]], sent_s: float
 ) -> list[tuple[HeldBatch, int]]:
-    """Return messages of a renewal whose own RENEW was for longer, and was written at the same time."""
+    """Return messages of a renewal whose own RENEW is for longer, or still being written: it may come before this."""
     return [
         (lease, offset)
         for lease, lease_ms, offsets in shares
-        if lease.own_expiry_s
+        if lease.own_expiry_s or lease.renewing
         for offset in offsets
-        if lease.own_expiry_s.get(offset, 0.0) > sent_s + lease_ms / 1000
+        # The lease was rounded down.
+        if offset in lease.renewing or lease.own_expiry_s.get(offset, 0.0) > sent_s + lease_ms / 1000 + _LEAST_S
     ]
 
 

@@ -166,6 +166,74 @@ async def test_a_longer_renewal_is_repeated_if_a_shorter_one_may_come_after_it(m
     assert len(rig.settler.of(Renew)) == written
 
 
+async def test_a_longer_renewal_that_is_confirmed_after_a_shorter_one_is_repeated(make_rig) -> None:
+    rig, (message, *_) = await holding(make_rig)
+    write, writable, confirmed = rig.settler.write, asyncio.Event(), asyncio.Event()
+
+    async def write_slowly(records, limit_s: float) -> None:
+        if len(records) > 1:
+            await writable.wait()
+        await write(records, limit_s)
+        if len(records) == 1:
+            await confirmed.wait()
+
+    rig.settler.write = write_slowly
+    rig.clock.now_s += 10
+    renewal = asyncio.create_task(rig.receiver.renewal.renew())
+    await spin()
+    longer = asyncio.create_task(message.renew(3_600))
+    await rig.settler.until(lambda: len(rig.settler.of(Renew)) == 1)
+    writable.set()
+    assert await renewal
+    # Not repeated with the former lease while it is not known.
+    assert len(rig.settler.of(Renew)) == 3
+
+    confirmed.set()
+    await longer
+    rig.clock.now_s += 2
+    assert await rig.receiver.renewal.renew()
+
+    *_, own = rig.settler.of(Renew)
+    assert (own.source.partition, list(own.offsets), own.lease_ms) == (
+        message.partition, [message.offset], 3_598_000,
+    )  # fmt: skip
+
+
+async def test_a_repeated_renewal_that_overtakes_a_longer_one_is_repeated_as_that(make_rig) -> None:
+    rig, (message, *_) = await holding(make_rig, max_lease_ms=10_000_000)
+    write, writable, repeatable = rig.settler.write, asyncio.Event(), asyncio.Event()
+    alone: list[None] = []
+
+    async def write_slowly(records, limit_s: float) -> None:
+        if len(records) > 1:
+            await writable.wait()
+        else:
+            alone.append(None)
+            if len(alone) == 2:
+                await repeatable.wait()
+        await write(records, limit_s)
+
+    rig.settler.write = write_slowly
+    rig.clock.now_s += 10.0004
+    renewal = asyncio.create_task(rig.receiver.renewal.renew())
+    await spin()
+    await message.renew(3_600)
+    rig.clock.now_s += 0.0003
+    writable.set()
+    await spin()
+    await message.renew(7_200)
+    repeatable.set()
+    assert await renewal
+    assert rig.settler.of(Renew)[-1].lease_ms == 3_599_999
+
+    assert await rig.receiver.renewal.renew()
+
+    assert rig.settler.of(Renew)[-1].lease_ms in (7_199_999, 7_200_000)
+    written = len(rig.settler.of(Renew))
+    assert await rig.receiver.renewal.renew()
+    assert len(rig.settler.of(Renew)) == written
+
+
 async def test_until_its_own_renewal_is_durable_the_earlier_end_counts(make_rig) -> None:
     rig, (message, *_) = await holding(make_rig)
     ends_s = message._expiry_s
