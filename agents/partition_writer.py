@@ -20,6 +20,7 @@ from aiokafka.errors import (
     RecordListTooLargeError,
     UnknownTopicOrPartitionError,
 )
+from aiokafka.producer.transaction_manager import TransactionState
 
 from marq.core.deliveries import redeliveries
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
@@ -68,6 +69,24 @@ class RecordBatches:
         """Send all batches; return a future for each."""
         batches = [*self._full, *self._open.items()]
         return [await self._producer.send_batch(batch, self._topic, partition=where) for where, batch in batches]
+
+
+def _cause(producer: Any, error: Exception) -> KafkaError | None:
+    """Return the error because of which aiokafka refuses to continue a transaction; None if there is none.
+
+    It may say only that there is no transaction, or that its state is wrong, although another producer has taken over
+    the partition, or a permission is missing.
+    """
+    if str(error) == "Unrecognized partition":
+        # The topic has fewer partitions, or aiokafka's metadata is outdated.
+        return UnknownTopicOrPartitionError(str(error))
+    manager = None if producer is None else producer._txn_manager
+    if manager is None or manager.state not in (TransactionState.ABORTABLE_ERROR, TransactionState.FATAL_ERROR):
+        return None
+    outcome = manager.wait_for_transaction_end()
+    # There is no outcome if the producer has failed before its first transaction.
+    cause = outcome.exception() if outcome is not None and outcome.done() else producer._message_accumulator._exception
+    return cause if isinstance(cause, KafkaError) else KafkaError(f"aiokafka has ended the transaction: {cause!r}")
 
 
 @dataclass
@@ -136,8 +155,10 @@ class PartitionWriter:
         try:
             return await self._commit(write)
         except (AssertionError, IllegalOperation) as error:
-            # aiokafka raises these, instead of a KafkaError, after it has ended the transaction because of an error.
-            raise KafkaError(f"aiokafka could not continue the transaction: {error!r}") from error
+            cause = _cause(self.producer, error)
+            if cause is None:
+                raise
+            raise cause from error
 
     async def _commit(self, write: Write) -> tuple[int, int]:
         producer = self.producer

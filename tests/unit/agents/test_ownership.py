@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import IllegalOperation, KafkaError
+from aiokafka.errors import IllegalOperation, KafkaError, TopicAuthorizationFailedError
 from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.producer.transaction_manager import TransactionManager
 
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow
@@ -264,6 +265,10 @@ class EndedTransaction(TakingProducer):
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self._error = error
+        self._txn_manager = TransactionManager("id", 1_000)
+        self._txn_manager.set_pid_and_epoch(1, 1)
+        self._txn_manager.begin_transaction()
+        self._txn_manager.error_transaction(TopicAuthorizationFailedError("markers"))
 
     async def send(self, *_: object, **__: object) -> asyncio.Future[object]:
         raise self._error
@@ -271,7 +276,7 @@ class EndedTransaction(TakingProducer):
     async def stop(self) -> None: ...
 
 
-@pytest.mark.parametrize("error", [IllegalOperation("not in a transaction"), AssertionError("partition not found")])
+@pytest.mark.parametrize("error", [IllegalOperation("not in a transaction"), AssertionError("invalid state")])
 async def test_an_owner_whose_producer_has_ended_the_transaction_takes_over_again(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -303,6 +308,8 @@ async def test_an_owner_whose_producer_has_ended_the_transaction_takes_over_agai
         await asyncio.wait([asyncio.create_task(again.wait()), owner._task], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[list-item]
 
     assert (owner.alarm, owner.state, again.is_set()) == ("", "waiting", True)
+    # A restart of the worker would not bring the permission back.
+    assert owner.standing() is None
     await owner.stop()
 
 
