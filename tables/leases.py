@@ -13,6 +13,7 @@ becomes a row: files with another identity belong to a changelog that no longer 
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 import uuid
@@ -232,9 +233,18 @@ class LeaseTable(faust.Table):
         Raises OSError if the reader was cut off for so long that it may have missed deletions; the next reader then
         discards the files.
         """
+        self._check_age(partition)
+        self.write(partition, {record.key: record.value for record in records}, records[-1].offset)
+
+    def is_current(self, partition: int, at_s: float) -> None:
+        """Note that the local files had all of the changelog at a time; raises OSError like :meth:`write_records`."""
+        self._check_age(partition)
+        if (written := self._written(partition)).exists():
+            os.utime(written, (at_s, at_s))
+
+    def _check_age(self, partition: int) -> None:
         if self._is_old(partition):
             raise OSError(f"lease table: the local files of partition {partition} have become too old")
-        self.write(partition, {record.key: record.value for record in records}, records[-1].offset)
 
     def check_changelog(self, partition: int, first: int) -> None:
         """Check that new rows, the first of them at ``first``, come after those that the local files have.
@@ -300,7 +310,7 @@ class LeaseTable(faust.Table):
         return written.exists() and time.time() - written.stat().st_mtime > MAX_LOCAL_AGE_SECONDS
 
     def _written(self, partition: int) -> Path:
-        """A file whose age is that of the last write to the database next to it."""
+        """A file that was touched when the database next to it last had all of the changelog, or was written to."""
         return Path(self.data.partition_path(partition)) / "marq-written"
 
     def _discard(self, partition: int) -> None:

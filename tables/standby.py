@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -25,6 +26,8 @@ from marq_worker.tables.leases import RECORDS_AT_ONCE, STOP_CONSUMER_SECONDS, Le
 log = logging.getLogger("marq.tracker")
 
 RETRY_SECONDS = 5.0
+#: How often to check whether quiet copies are complete: far below marq_worker.tables.leases.MAX_LOCAL_AGE_SECONDS.
+CHECK_SECONDS = 600.0
 
 
 class Standby(Service):
@@ -78,7 +81,7 @@ class Standby(Service):
             await stop_consumer(consumer, STOP_CONSUMER_SECONDS)
 
     async def _copy(self, consumer: AIOKafkaConsumer, positions: dict[TopicPartition, int]) -> None:
-        behind = set(positions)
+        behind, check_s = set(positions), 0.0
         while True:
             batches = await consumer.getmany(timeout_ms=1000, max_records=RECORDS_AT_ONCE)
             for source, records in batches.items():
@@ -94,3 +97,22 @@ class Standby(Service):
                 if not behind:
                     partitions = sorted(source.partition for source in positions)
                     log.info("local copies of markers partitions %s: up to date", partitions)
+            if time.monotonic() >= check_s:
+                check_s = time.monotonic() + CHECK_SECONDS
+                await self._note_current(consumer, positions)
+
+    async def _note_current(self, consumer: AIOKafkaConsumer, sources: Collection[TopicPartition]) -> None:
+        """Note which copies are complete: without new records, one would look as if it had been cut off for days.
+
+        Only the broker tells: the ends that the consumer knows may be from before it was cut off.
+        """
+        # The answer may be late.
+        asked_s = time.time()
+        try:
+            ends = await consumer.end_offsets(list(sources))
+        except KafkaError as error:
+            log.debug("local copies: the ends of their changelogs are unknown: %r", error)
+            return
+        for source in sources:
+            if await consumer.position(source) == ends[source]:
+                self._table.is_current(source.partition, asked_s)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import faust
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.errors import KafkaTimeoutError
 from faust.types import TP
 
 from marq.core.storage import rows
@@ -244,6 +247,85 @@ async def test_a_reader_that_was_cut_off_for_days_does_not_bring_old_files_up_to
     consumer: Any = Changelog()
     source: Any = TopicPartition("t.changelog", 0)
     assert await table._local_start(consumer, source, b"x" * 16) == 0
+
+
+class QuietChangelog(Changelog):
+    """A changelog without new records; later the standby is stopped."""
+
+    def __init__(self, position: int, *, reads: int = 1, cut_off: bool = False) -> None:
+        self._at = position
+        self._reads = reads
+        self._cut_off = cut_off
+
+    async def position(self, source: object) -> int:
+        return self._at
+
+    async def getmany(self, *_: object, **__: object) -> Any:
+        self._reads -= 1
+        if self._reads < 0:
+            raise asyncio.CancelledError
+        return {}
+
+    async def end_offsets(self, sources: object) -> Any:
+        if self._cut_off:
+            raise KafkaTimeoutError
+        return defaultdict(lambda: 10)
+
+
+def aged(table: LeaseTable, days: float) -> float:
+    written = table._written(0)
+    at_s = written.stat().st_mtime - days * 24 * 3600
+    os.utime(written, (at_s, at_s))
+    return at_s
+
+
+async def test_the_copy_of_a_quiet_partition_stays_young(table: LeaseTable) -> None:
+    aged(table, 3)
+    before_s = int(time.time())
+
+    with pytest.raises(asyncio.CancelledError):
+        await copy(table, QuietChangelog(10))
+
+    assert table._written(0).stat().st_mtime >= before_s
+    # The next record is written, although three more days have passed.
+    aged(table, 3)
+    with pytest.raises(asyncio.CancelledError):
+        await copy(table, QuietChangelog(10))
+    table.write_records(0, [SimpleNamespace(key=b"r", value=b"", offset=10)])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "changelog",
+    [QuietChangelog(9, reads=1), QuietChangelog(11, reads=1)],
+    ids=["behind", "recreated"],
+)
+async def test_a_copy_that_is_not_at_the_end_of_its_changelog_ages(table: LeaseTable, changelog: Any) -> None:
+    aged_s = aged(table, 3)
+
+    with pytest.raises(asyncio.CancelledError):
+        await copy(table, changelog)
+
+    assert table._written(0).stat().st_mtime == aged_s
+
+
+async def test_a_copy_that_is_cut_off_ages(table: LeaseTable) -> None:
+    aged_s = aged(table, 3)
+
+    await Standby(table, {}, 1)._note_current(
+        cast("Any", QuietChangelog(10, cut_off=True)), [TopicPartition("t.changelog", 0)]
+    )
+
+    assert table._written(0).stat().st_mtime == aged_s
+
+
+async def test_a_copy_that_was_cut_off_for_days_is_discarded_even_if_nothing_is_left_to_read(table: LeaseTable) -> None:
+    """The deletions that it has missed may be what is no longer there."""
+    aged_s = aged(table, 4)
+
+    with pytest.raises(OSError, match="too old"):
+        await copy(table, QuietChangelog(10))
+
+    assert table._written(0).stat().st_mtime == aged_s
 
 
 async def test_a_rebalance_does_not_fail_because_of_damaged_files(
