@@ -1,7 +1,8 @@
 """How much an owner folds before it writes rows.
 
 All pending rows are written in one transaction, whose time is limited. On a slow broker a full one would be aborted,
-folded and written again, endlessly. So the limits are halved after each one that takes too long.
+folded and written again, endlessly. So the limits are halved after each one that takes too long. They are doubled only
+after several that did not, because each attempt costs the time limit and a recovery of the table.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ MAX_PENDING_ROWS = 50_000
 MAX_PENDING_BYTES = 64 << 20
 #: The smallest share of the limits, so that an owner is soon as fast as before an outage.
 MAX_DIVISOR = 256
+#: Transactions in time, in a row, before the limits are doubled.
+COMMITS_TO_DOUBLE = 10
 
 
 class PendingLimits:
@@ -24,12 +27,15 @@ class PendingLimits:
     def __init__(self, sharers: Callable[[], int]) -> None:
         self._sharers = sharers
         self._divisor = 1
+        self._commits = 0
 
     def timed_out(self) -> None:
-        self._divisor = min(2 * self._divisor, MAX_DIVISOR)
+        self._divisor, self._commits = min(2 * self._divisor, MAX_DIVISOR), 0
 
     def committed(self) -> None:
-        self._divisor = max(1, self._divisor // 2)
+        self._commits += 1
+        if self._commits == COMMITS_TO_DOUBLE:
+            self._divisor, self._commits = max(1, self._divisor // 2), 0
 
     def are_reached(self, book: LeaseBook, pending_bytes: int) -> bool:
         """Return whether rows must be written before more markers are folded."""

@@ -260,7 +260,7 @@ def test_an_owner_whose_transactions_take_too_long_writes_smaller_ones(
             break
 
     assert life.acknowledged == len(life.log) - 1
-    assert failed <= len(committed) + 2
+    assert failed <= len(committed) // pending_limits.COMMITS_TO_DOUBLE + 2
 
 
 def test_limits_of_pending_rows_return_to_normal_after_an_outage(life: Life) -> None:
@@ -270,7 +270,7 @@ def test_limits_of_pending_rows_return_to_normal_after_an_outage(life: Life) -> 
         limits.timed_out()
     assert limits.are_reached(book, half)
 
-    for _ in range(8):
+    for _ in range(8 * pending_limits.COMMITS_TO_DOUBLE):
         limits.committed()
 
     assert not limits.are_reached(book, half)
