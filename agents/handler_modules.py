@@ -67,7 +67,7 @@ def load_function(queue: str, path: str) -> object:
         return functools.reduce(getattr, attributes.split("."), module)
     except Exception as error:  # a module may have a __getattr__ of its own
         hint = _closest(attributes, vars(module)) or "expected MODULE:FUNCTION"
-        raise ConfigError(f"{what} can't be imported: {error}; {hint}") from error
+        raise ConfigError(f"{what} can't be imported: {error_text(error)}; {hint}") from error
 
 
 def _load(what: str, name: str) -> ModuleType:
@@ -86,7 +86,8 @@ def _not_imported(what: str, module: str, error: BaseException) -> ConfigError:
         # The traceback would show Marq's code, which only checked the user's.
         return ConfigError(f"{what}: {refused}: {error}")
     if isinstance(error, SystemExit):
-        said = f'it ends the process ({error!r}); move what a program does below if __name__ == "__main__":'
+        said = f"it ends the process ({error_text(error, repr)})"
+        said += '; move what a program does below if __name__ == "__main__":'
     else:
         said = f"{type(error).__name__}: {error_text(error)}"
     failed = ConfigError(f"{what}: {said}")

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
-from marq.wire.errors import ConfigError
+from marq.wire.errors import ConfigError, error_text
 
 
 class SupportsToken(Protocol):
@@ -55,7 +55,7 @@ def _imported(path: str) -> NamedProvider:
     try:
         provider = attrgetter(attribute)(import_module(name))
     except Exception as error:
-        raise ConfigError(f"it can't be imported: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"it can't be imported: {type(error).__name__}: {error_text(error)}") from error
     return NamedProvider(path, _usable("the provider", provider))
 
 
@@ -64,7 +64,8 @@ def _usable(said_as: str, provider: Any) -> Any:
         try:
             provider = provider()
         except Exception as error:
-            raise ConfigError(f"{said_as}: {_name(provider)}() failed: {type(error).__name__}: {error}") from error
+            said = f"{type(error).__name__}: {error_text(error)}"
+            raise ConfigError(f"{said_as}: {_name(provider)}() failed: {said}") from error
     if not callable(getattr(provider, "token", provider)):
         raise ConfigError(
             f"{said_as}: expected MODULE:ATTRIBUTE, a callable that returns a token, or an object with token(), not"

@@ -136,6 +136,32 @@ def test_a_function_that_does_not_exist_needs_no_traceback(name: str, said: str)
     assert not hasattr(caught.value, "__notes__")
 
 
+UNPRINTABLE = """
+class Unprintable(Exception):
+    def __str__(self):
+        raise ValueError
+    __repr__ = __str__
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def __getattr__(name): raise Unprintable", "<unprintable>; expected MODULE:FUNCTION"),
+        ("raise SystemExit(Unprintable())", "it ends the process (<unprintable>)"),
+    ],
+)
+def test_an_import_that_fails_with_an_unprintable_exception_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    module = f"unprintable_{abs(hash(code))}"
+    (tmp_path / f"{module}.py").write_text(f"{UNPRINTABLE}\n{code}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_handler("emails", f"{module}:handle")
+
+
 @pytest.mark.parametrize(
     ("decorated", "said"),
     [

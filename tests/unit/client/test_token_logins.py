@@ -46,6 +46,23 @@ class NeedsArguments:
         self.region = region
 
 
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("of the user's __str__")
+
+
+class FailsUnprintably:
+    def __init__(self) -> None:
+        raise Unprintable
+
+
+class Lazy:
+    @property
+    def provider(self) -> object:
+        raise Unprintable
+
+
+lazy = Lazy()
 number = 7
 
 
@@ -94,6 +111,8 @@ async def test_the_environment_names_a_path_and_all_clients_share_it() -> None:
         (f"{__name__}:number", "expected MODULE:ATTRIBUTE, a callable .* not int"),
         (7, "^sasl_token_provider: expected MODULE:ATTRIBUTE, a callable .* not int"),
         (NeedsArguments, r"^sasl_token_provider: .*NeedsArguments\(\) failed: TypeError"),
+        (FailsUnprintably, r"FailsUnprintably\(\) failed: Unprintable: <unprintable>"),
+        (f"{__name__}:lazy.provider", "it can't be imported: Unprintable: <unprintable>"),
     ],
 )
 def test_anything_else_is_an_error_of_configuration(provider: Any, expected: str) -> None:
