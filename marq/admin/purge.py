@@ -31,7 +31,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from marq.admin.purge_errors import PurgeEnded, naming_the_pause
+from marq.admin.purge_errors import PurgeEnded, naming_a_possible_pause, naming_the_pause
 from marq.admin.purge_extent import (
     Extent,
     check_purgeable,
@@ -148,11 +148,14 @@ async def purge(
     topics = await ensure_topics(settings, changelog=True)
     async with Queues.of(settings) as queues, Producer.of(settings) as producer:
         # A caller that knows of an earlier pause tries again, and resumes the queue then.
-        errors = naming_the_pause(queue) if paused_before is None else nullcontext()
+        told = paused_before is None
         paused_before = queues[queue].paused if paused_before is None else paused_before
         purging = _Purging(settings, topics, queues, producer, queue, extent, progress)
-        await purging.pause(in_flight=in_flight)
-        with errors:
+        if not in_flight:
+            await purging.note_held()
+        with naming_a_possible_pause(queue) if told else nullcontext():
+            await purging.pause()
+        with naming_the_pause(queue) if told else nullcontext():
             purged = replace(await purging.run(delayed=delayed, in_flight=in_flight), paused=bool(paused_before))
             if paused_before is not True:
                 await purging.end(paused_before)
@@ -192,10 +195,12 @@ class _Purging:
         self._held: set[tuple[Source, int]] = set()
         self._done = self._of = 0
 
-    async def pause(self, *, in_flight: bool) -> None:
-        """Pause the queue; note which messages are in flight, unless they end, too."""
-        if not in_flight:
-            self._held = await held_places(self._inspector, self._queue)
+    async def note_held(self) -> None:
+        """Note which messages are in flight, so that they stay."""
+        self._held = await held_places(self._inspector, self._queue)
+
+    async def pause(self) -> None:
+        """Pause the queue, and wait until all clients know."""
         await self._queues.pause(self._queue)
         await asyncio.sleep(PAUSE_KNOWN_S)
         # This purge takes over from any other one up to here.

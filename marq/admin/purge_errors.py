@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from marq.wire.errors import MarqError
+from marq.wire.errors import ConfigError, MarqError
 
 
 class PurgeEnded(MarqError):
@@ -35,4 +35,17 @@ def naming_the_pause(queue: str) -> Iterator[None]:
         raise
     except MarqError as error:
         error.args = (f"{error}; queue {queue!r} is paused: purge it again, then resume it",)
+        raise
+
+
+@contextmanager
+def naming_a_possible_pause(queue: str) -> Iterator[None]:
+    """Add to errors of a pause that it may be in effect."""
+    try:
+        yield
+    except ConfigError:
+        # It was refused before it was written.
+        raise
+    except MarqError as error:
+        error.args = (f"{error}; queue {queue!r} may be paused: purge it again, then resume it",)
         raise

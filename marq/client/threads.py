@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import TypeVar
 
 from marq.wire.errors import error_text
@@ -42,7 +42,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 def _harmless(error: BaseException) -> Exception:
     """Return an error of a thread as one that a future can pass on to the event loop."""
     # A SystemExit, with which a module may end its import, would end the event loop. A future refuses a StopIteration,
-    # and would never complete.
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+    # and would never complete. A CancelledError would look like a cancellation of the waiter.
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | CancelledError):
         return error
     return RuntimeError(error_text(error, repr))

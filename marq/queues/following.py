@@ -103,7 +103,7 @@ class DefinitionsFollower:
         """Refuse a change to these definitions; same errors as :func:`marq.queues.ordered_changes.check_order`."""
         await check_order(self._log, self.definitions, after)
 
-    async def new_starts(self, after: Definitions) -> dict[bytes, Mapping[str, Any] | None]:
+    async def new_starts(self, after: Definitions) -> dict[bytes, Mapping[str, Any]]:
         """Return the records to write before a change (see :mod:`marq.queues.subscription_start`).
 
         Raises:

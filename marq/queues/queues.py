@@ -14,6 +14,7 @@ from marq.kafka.offset_snapshots import check_room
 from marq.queues.concurrent_changes import with_changes
 from marq.queues.definition_log import Entry
 from marq.queues.following import DefinitionsFollower, document_of, fold
+from marq.queues.subscription_start import overruled
 from marq.settings.client import ClientOptions, ClientSettings
 from marq.settings.combinations import (
     LEASE_KEYS,
@@ -260,7 +261,20 @@ class Queues(Lifecycle[DefinitionsFollower]):
             if (one.topic, group_of(one)) != (other.topic, group_of(other)):
                 check_topic(after, queue, self._settings.names)
         await follower.check_order(after)
-        await self.replace(await follower.new_starts(after))
+        await self._write_starts(await follower.new_starts(after))
+
+    async def _write_starts(self, documents: Mapping[bytes, Mapping[str, Any]]) -> None:
+        """Write starts of queues; write those of earlier writers again, because compaction keeps the last record."""
+        follower = self._started()
+        async with self._writing:
+            for _ in range(MAX_TRIES):
+                if not documents:
+                    return
+                _, after = await follower.write(documents)
+                # The writer of a later record does this.
+                later = {entry.key for entry in after if fold(Definitions(), entry) is None}
+                deciding = overruled(self.definitions, documents)
+                documents = {key: document for key, document in deciding.items() if key not in later}
 
     async def merge(
         self,

@@ -1,8 +1,8 @@
 """Where a queue starts to read its topic: at the first record, or after the last one when the queue is defined.
 
 The offsets of a queue with ``start = "latest"`` are written to the queues topic before its definition, so they do not
-depend on when its first consumer starts. Of two writers, the first one decides. They are written once for each queue
-and topic: a queue whose handler was removed and returns continues where it was.
+depend on when its first consumer starts. Of several writers, the first one decides. They are written once for each
+queue and topic: a queue whose handler was removed and returns continues where it was.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from marq.settings.definitions import Definitions
+from marq.settings.definitions import Definitions, start_key
 from marq.settings.purged_offsets import Purge
 from marq.settings.queue import LATEST
 from marq.wire.markers import Source
@@ -38,3 +38,10 @@ def start_document(topic: str, ends: Mapping[Source, int], now_s: float, former:
     # A topic that does not exist yet has no earlier records, even if the queue leaves it and returns.
     start = Purge(round(now_s * 1000) + SKEW_MS, ends or {Source(topic, 0): 0})
     return (start if former is None else start.along_with(former)).document()
+
+
+def overruled(definitions: Definitions, documents: Mapping[bytes, Mapping[str, Any]]) -> dict[bytes, Mapping[str, Any]]:
+    """Return the records that count instead of these, because other writers were first."""
+    begins = {key: definitions.begin(key.removeprefix(start_key("")).decode()) for key in documents}
+    deciding = {key: begin.document() for key, begin in begins.items() if begin is not None}
+    return {key: document for key, document in deciding.items() if document != documents[key]}

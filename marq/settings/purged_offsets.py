@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any
 
 from marq.wire.errors import ConfigError
@@ -60,10 +59,14 @@ class Purge:
         return {source.topic for source in self.ends}
 
     def along_with(self, other: Purge) -> Purge:
-        """Return a purge of the records of both; this one counts if both name the same time."""
-        former, latter = sorted((other, self), key=attrgetter("until_ms"))
-        # The former end is larger only if the topic was recreated since.
-        return replace(latter._with_partitions_of(former), starts=self.starts, in_flight=self.in_flight)
+        """Return a purge of the records of both; in each partition, the later time counts, and this one if equal."""
+        # The end with the later time may be the lower one: the topic was recreated since.
+        ends = {
+            source: end
+            for source, end in self.ends.items()
+            if source not in other.ends or self.until_of(source) >= other.until_of(source)
+        }
+        return replace(replace(self, ends=ends)._with_partitions_of(other), in_flight=self.in_flight)
 
     def outweighing(self, start: Purge | None) -> Purge:
         """Return this purge with a time that makes it count more than the start of its queue."""

@@ -22,7 +22,7 @@ from marq.kafka.topics import Topics
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, purge_key, start_key
 from marq.settings.purged_offsets import Purge
-from marq.wire.errors import Forbidden
+from marq.wire.errors import BrokerUnavailable, Forbidden, MarqError
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Acquire, Batch, Cancel, Payload, Release, Source
 from tests.unit.client.fakes import FakeRecord
@@ -140,11 +140,18 @@ def namespace(monkeypatch: pytest.MonkeyPatch) -> Namespace:
     return namespace
 
 
+def use_clients(namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(purging, "ensure_topics", AsyncMock(return_value=Topics(1, 1, 10_000, 10_000)))
+    for client in ("Queues", "Producer"):
+        monkeypatch.setattr(purging, client, SimpleNamespace(of=lambda settings: namespace))
+
+
 async def purge(namespace: Namespace) -> purging.Purged:
     settings = ClientSettings.read("localhost:9092", {}, environment={})
     queues: Any = namespace
     run = purging._Purging(settings, Topics(1, 1, 10_000, 10_000), queues, queues, QUEUE, None, None)
-    await run.pause(in_flight=False)
+    await run.note_held()
+    await run.pause()
     return await run.run(delayed=False, in_flight=False)
 
 
@@ -277,9 +284,7 @@ async def test_a_purge_that_fails_tells_that_the_queue_is_paused(
     namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise it would stay paused unnoticed: the next purge finds it paused, and leaves it so."""
-    monkeypatch.setattr(purging, "ensure_topics", AsyncMock(return_value=Topics(1, 1, 10_000, 10_000)))
-    for client in ("Queues", "Producer"):
-        monkeypatch.setattr(purging, client, SimpleNamespace(of=lambda settings: namespace))
+    use_clients(namespace, monkeypatch)
     namespace.fill(range(100, 200))
     settings = ClientSettings.read("localhost:9092", {}, environment={})
 
@@ -303,6 +308,36 @@ async def test_a_purge_that_fails_tells_that_the_queue_is_paused(
     assert str(told.value) == "no worker answered; queue 'emails' is paused: purge it again, then resume it"
     assert str(told_the_endpoint.value) == "no worker answered"
     assert str(ended.value).endswith("purge it again to complete it")
+
+
+@pytest.mark.parametrize(
+    ("fails", "error", "paused_before", "told"),
+    [
+        ("pause", BrokerUnavailable, None, "; queue 'emails' may be paused: purge it again, then resume it"),
+        # The SQS endpoint tries again.
+        ("pause", BrokerUnavailable, False, ""),
+        # These fail before the pause is written.
+        ("pause", Forbidden, None, ""),
+        ("owned", BrokerUnavailable, None, ""),
+    ],
+)
+async def test_a_pause_that_fails_tells_that_it_may_be_in_effect(
+    fails: str,
+    error: type[MarqError],
+    paused_before: bool | None,
+    told: str,
+    namespace: Namespace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_clients(namespace, monkeypatch)
+    monkeypatch.setattr(namespace, fails, AsyncMock(side_effect=error("why")))
+
+    with pytest.raises(error) as raised:
+        await purging.purge(
+            ClientSettings.read("localhost:9092", {}, environment={}), QUEUE, paused_before=paused_before
+        )
+
+    assert str(raised.value) == f"why{told}"
 
 
 async def test_a_message_that_a_purge_keeps_is_tracked_when_a_consumer_receives_it(namespace: Namespace) -> None:

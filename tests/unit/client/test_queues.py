@@ -327,6 +327,10 @@ class SharedLog(ListLog):
         await self._pass()
         return offsets
 
+    async def ends_of(self, topic: str) -> dict[Source, int]:
+        await self._pass()
+        return {Source(topic, 0): self._rng.randrange(1_000_000)}
+
     async def _pass(self) -> None:
         for _ in range(self._rng.randrange(1, 12)):
             await asyncio.sleep(0)
@@ -347,6 +351,22 @@ async def test_changes_of_three_clients_at_the_same_time_are_all_made(
         )
 
     assert json.loads(entries[-1].value or b"") == {"max_attempts": 3, "lease": 60, "concurrency": 7, "paused": True}
+
+
+@pytest.mark.parametrize("clients", [2, 3])
+@pytest.mark.parametrize("seed", range(40))
+async def test_of_several_concurrent_starts_of_a_queue_compaction_keeps_the_first_one(
+    seed: int, clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    entries = [Entry(0, b"change:emails", b"{}")]
+    monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: SharedLog(entries, rng))
+    async with AsyncExitStack() as opened:
+        started = [await opened.enter_async_context(Queues("none:1")) for _ in range(clients)]
+        await asyncio.gather(*[client.change("audit", topic="shop-orders", start="latest") for client in started])
+
+    starts = [json.loads(entry.value or b"") for entry in entries if entry.key == b"start:audit"]
+    assert starts[-1] == starts[0]
 
 
 async def test_a_group_that_has_no_room_for_one_queue_more_is_left_as_it_is(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import CancelledError
 
 import pytest
 
@@ -12,7 +13,13 @@ LIMIT_S = 30.0
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"), [(KeyError, KeyError), (SystemExit, RuntimeError), (StopIteration, RuntimeError)]
+    ("error", "expected"),
+    [
+        (KeyError, KeyError),
+        (SystemExit, RuntimeError),
+        (StopIteration, RuntimeError),
+        (CancelledError, RuntimeError),
+    ],
 )
 async def test_a_call_that_raises_ends(error: type[BaseException], expected: type[Exception]) -> None:
     def work() -> None:

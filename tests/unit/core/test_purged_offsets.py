@@ -8,6 +8,7 @@ import pytest
 
 from marq.consumer.acquisition import unskipped
 from marq.kafka.records import Records
+from marq.queues.subscription_start import start_document
 from marq.settings.definitions import Definitions, purge_key, start_key
 from marq.settings.purged_offsets import Purge
 from marq.wire.errors import ConfigError
@@ -145,6 +146,21 @@ def test_a_purge_and_a_start_skip_no_record_that_is_newer_than_theirs() -> None:
     assert skipped is not None
     assert [skipped.left(P0, 15, sent_ms) for sent_ms in (5_000, 5_001)] == [False, True]
     assert [skipped.left(topic, 5, sent_ms) for sent_ms in (9_000, 9_001)] == [False, True]
+
+
+def test_a_purge_still_counts_after_its_queue_has_started_in_another_topic() -> None:
+    former, topic = Source("shop-orders", 0), Source("shop-orders-2", 0)
+    definitions = Definitions()
+    definitions.fold(start_key("audit"), start_document("shop-orders", {former: 10}, 1_000))
+    definitions.fold(purge_key("audit"), Purge(5_000_000, {former: 100}).document())
+    begin = definitions.begin("audit")
+    definitions.fold(start_key("audit"), start_document("shop-orders-2", {topic: 50}, 9_000, begin))
+
+    skipped = definitions.skipped("audit")
+
+    assert skipped is not None
+    assert skipped.ends == {former: 100, topic: 50}
+    assert [skipped.until_of(source) for source in (former, topic)] == [5_000_000, 9_600_000]
 
 
 def test_a_start_keeps_the_highest_timestamp_of_the_former_topic() -> None:
