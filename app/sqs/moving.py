@@ -14,6 +14,7 @@ from marq_worker.app.sqs.attributes import queue_of_arn
 from marq_worker.app.sqs.counts import Counts
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_answers import SOURCE_HEADER
+from marq_worker.app.sqs.receive_limits import delete_old
 from marq_worker.app.sqs.receiving import Delivery, QueueReceiver, Receivers
 from marq_worker.app.sqs.settling import Settlers
 from marq_worker.app.sqs.sqs_queues import Directory
@@ -170,10 +171,11 @@ class Mover:
         )
         moved = [each for each, outcome in zip(rest, outcomes, strict=True) if not isinstance(outcome, BaseException)]
         progress.add(len(moved))
-        if moved or expired:
-            await self._end(queue, [*moved, *expired])
+        settler = self._settlers.of(queue)
+        if moved:
+            await self._end(queue, settler.ack(moved))
         if expired:
-            log.info("old messages were deleted: queue=%s messages=%d", queue, len(expired))
+            await self._end(queue, delete_old(settler, queue, expired))
         await progress.write_now_and_then()
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
@@ -181,13 +183,13 @@ class Mover:
             await self._judge(queue, errors)
         return bool(expired or rest)
 
-    async def _end(self, queue: str, deliveries: Sequence[Delivery]) -> None:
+    async def _end(self, queue: str, ending: Awaitable[None]) -> None:
         """Delete messages that were moved or are too old."""
         try:
-            await self._settlers.of(queue).ack(deliveries)
+            await ending
         except SqsError as error:
-            # A lease has ended. Its message is delivered and moved again, and the FIFO queue drops the duplicate.
-            log.info("queue %r: a message is moved again: %s", queue, error.message)
+            # A lease has ended, so its message is delivered again. If it was moved, the FIFO queue drops the duplicate.
+            log.info("queue %r: a message is delivered again: %s", queue, error.message)
 
     async def _judge(self, queue: str, errors: Sequence[BaseException]) -> None:
         """Raise the error that ends a move; wait a moment if a retry may succeed."""

@@ -36,6 +36,12 @@ class Divided(NamedTuple):
     target: str
 
 
+async def delete_old(settler: Settler, queue: str, old: Sequence[Delivery]) -> None:
+    """Delete messages that are too old; same errors as the settler."""
+    await settler.ack(old)
+    log.info("old messages were deleted: queue=%s messages=%d", queue, len(old))
+
+
 class ReceiveLimits:
     """Deletes messages that are too old; moves those received too often to the dead-letter queue."""
 
@@ -103,8 +109,7 @@ class ReceiveLimits:
         settler = self._settlers.of(queue)
         try:
             if divided.old:
-                await settler.ack(divided.old)
-                log.info("old messages were deleted: queue=%s messages=%d", queue, len(divided.old))
+                await delete_old(settler, queue, divided.old)
         except (MarqError, SqsError) as error:
             log.warning("queue %r: %d old messages were not deleted: %s", queue, len(divided.old), error)
         for delivery in divided.dead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
@@ -190,6 +191,21 @@ async def test_later_messages_stay_and_expired_ones_end(rig: Rig) -> None:
     assert rig.receiver.log == ["send 3", "ack 3", "ack 2"]
     assert [each.token.offset for each in rig.receiver.waiting] == [1]
     assert (task.state, task.moved) == ("COMPLETED", 1)
+
+
+async def test_only_old_messages_that_were_deleted_are_logged_as_deleted(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "marq.sqs")
+    await rig.directory.set_attributes("dead", {"MessageRetentionPeriod": "3600"})
+    rig.receiver.over = [letter(2, available_ms=1)]
+
+    await rig.run(letter(2, available_ms=1))
+
+    assert rig.receiver.log == []
+    assert not [each for each in caplog.messages if "old messages were deleted" in each]
+    await rig.run(letter(3, available_ms=1))
+    assert "old messages were deleted: queue=dead messages=1" in caplog.messages
 
 
 async def test_a_rate_limits_polls_and_spaces_them(rig: Rig) -> None:
