@@ -36,6 +36,13 @@ class Divided(NamedTuple):
     target: str
 
 
+def without_old(deliveries: Sequence[Delivery], attributes: QueueAttributes) -> tuple[list[Delivery], list[Delivery]]:
+    """Return the messages that are too old, and the others."""
+    oldest_ms = attributes.oldest_ms(time.time())
+    old = [each for each in deliveries if 0 < each.available_ms < oldest_ms]
+    return old, [each for each in deliveries if each not in old] if old else list(deliveries)
+
+
 async def delete_old(settler: Settler, queue: str, old: Sequence[Delivery]) -> None:
     """Delete messages that are too old; same errors as the settler."""
     await settler.ack(old)
@@ -61,15 +68,13 @@ class ReceiveLimits:
         self._unmovable: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def divide(self, deliveries: Sequence[Delivery], attributes: QueueAttributes) -> Divided:
-        oldest_ms = attributes.oldest_ms(time.time())
+        old, others = without_old(deliveries, attributes)
         most, target = attributes.max_receive_count, attributes.dead_letter_queue or ""
         if most is not None and not self._directory.exists(target):
             most = None
-        divided = Divided([], [], [], target)
-        for delivery in deliveries:
-            if 0 < delivery.available_ms < oldest_ms:
-                divided.old.append(delivery)
-            elif most is not None and delivery.attempt > most and not self._is_unmovable(target, delivery):
+        divided = Divided([], old, [], target)
+        for delivery in others:
+            if most is not None and delivery.attempt > most and not self._is_unmovable(target, delivery):
                 divided.dead.append(delivery)
             else:
                 divided.deliverable.append(delivery)

@@ -20,10 +20,10 @@ from marq_worker.app.sqs import moving
 from marq_worker.app.sqs.counts import Counts
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_answers import SOURCE_HEADER
-from marq_worker.app.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, NOT_COUNTED, NOT_RECEIVED, SKEW_MS, Mover
+from marq_worker.app.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, NOT_COUNTED, NOT_RECEIVED, Mover
 from marq_worker.app.sqs.receiving import Delivery
 from marq_worker.app.sqs.sqs_queues import Directory
-from marq_worker.app.sqs.tasks import MoveTask, PurgeTask, Tasks
+from marq_worker.app.sqs.tasks import SKEW_S, MoveTask, PurgeTask, Tasks
 from tests.unit.client.test_queues import ListLog
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
@@ -185,7 +185,7 @@ async def test_later_messages_stay_and_expired_ones_end(rig: Rig) -> None:
     old_ms = NOW_MS - 3_700_000
 
     task = await rig.run(
-        letter(1, sent_ms=NOW_MS + SKEW_MS + 1), letter(2, available_ms=old_ms), letter(3, sent_ms=old_ms)
+        letter(1, sent_ms=NOW_MS + round(SKEW_S * 1000) + 1), letter(2, available_ms=old_ms), letter(3, sent_ms=old_ms)
     )
 
     assert rig.receiver.log == ["send 3", "ack 3", "ack 2"]
