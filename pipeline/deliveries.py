@@ -180,6 +180,11 @@ def _ended(rows: DataFrame) -> DataFrame:
     cancelled = _rightly_named("cancelled") & (F.col("cancelled.pos") > waits_from)
     in_time = (F.col("moved.pos") > waits_from) & (~F.col("closed") | (F.col("moved.pos") < F.col("close_pos")))
     moved = F.when(_rightly_named("moved") & in_time, F.col("moved.due_at"))
+    # Parts have only the last RESCHEDULE. If that was too late, an earlier one may have moved the message in time.
+    unknown = (waits | back.isNotNull()) & (F.col("moves") > 1) & (F.col("moved.pos") > F.col("close_pos"))
+    unknown = F.coalesce(unknown, F.lit(False))
+    ended_at = F.when(F.col("by_ack"), F.col("acked.at")).otherwise(end["at"])
+    moved = F.when(unknown, ended_at).otherwise(moved)
     # The RELEASE after the last attempt in order: its dead letter is due at once.
     exhausted = F.coalesce(F.col("ended") == back["pos"], F.lit(False))
     later = _later(back["at"], F.when(exhausted, 0).otherwise(back["delay_ms"]))
@@ -191,7 +196,7 @@ def _ended(rows: DataFrame) -> DataFrame:
     begun = (taken, kept, F.col("dispatched"))
     lease_due = F.greatest(*[_later(marker["at"], marker["lease_ms"]) for marker in begun])
     due = F.when(waits | back.isNotNull(), waiting_due).otherwise(lease_due)
-    rows = rows.withColumns({"outcome": outcome, "due": due, "exhausted": exhausted})
+    rows = rows.withColumns({"outcome": outcome, "due": due, "due_unknown": unknown, "exhausted": exhausted})
     settled = (
         F.when(F.col("outcome") == "acked", F.col("acked.at"))
         .when(back.isNotNull(), back["at"])
@@ -202,7 +207,7 @@ def _ended(rows: DataFrame) -> DataFrame:
         {
             "settled_at": settled,
             "available_at": F.when(F.col("handed_out"), sent).otherwise(F.coalesce("wait_until", sent)),
-            "ended_at": F.when(F.col("by_ack"), F.col("acked.at")).otherwise(end["at"]),
+            "ended_at": ended_at,
         }
     )
 
@@ -210,6 +215,7 @@ def _ended(rows: DataFrame) -> DataFrame:
 def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
     """Return the columns that messages are computed from."""
     taken, end, handed_out = F.col("taken"), F.col("end"), F.col("handed_out")
+    may_be_late = end["cause"].isin("EXPIRED", "DUE", "RELEASED")
     delivery = F.struct(
         *PLACE,
         F.coalesce(taken["attempt"], "delayed.attempt", "record.attempt", F.lit(1)).alias("attempt"),
@@ -226,7 +232,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         F.coalesce("given_back.text", "refused.text").alias("error"),
         F.when(handed_out, _millis("available_at", taken["at"])).alias("wait_ms"),
         F.when(handed_out, _millis(taken["at"], "settled_at")).alias("run_ms"),
-        F.when(end["cause"].isin("EXPIRED", "DUE", "RELEASED"), _millis("due", end["at"])).alias("late_ms"),
+        F.when(may_be_late & ~F.col("due_unknown"), _millis("due", end["at"])).alias("late_ms"),
         F.col("acked.at").alias("acked_at"),
         "handed_out",
         "redriven",

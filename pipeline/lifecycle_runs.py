@@ -64,6 +64,8 @@ _NOTHING: Commit = {
 _CARRIED = "parts"
 _OPEN_PARTS = StructType([StructField(_CARRIED, ArrayType(PARTS))])
 _SCHEMA = StructType([*LIFECYCLE.fields, StructField("date", DateType())]).jsonValue()
+#: What columns are computed from. Raise the number if parts or columns keep their names, but are computed otherwise.
+_BASIS = {"parts": PARTS.jsonValue(), "rules": 1}
 #: Columns that identify a message.
 _MESSAGE = ("id", "queue")
 
@@ -98,7 +100,8 @@ class Run:
         # Another run may have finished since this one was created.
         self._former = self._before = self._lake.last_commit(TABLE) or _NOTHING
         self._number = self._former["batch"] + 1
-        if self._former.get("schema", _SCHEMA) != _SCHEMA:
+        former = self._former.get("schema"), self._former.get("basis")
+        if self._former is not _NOTHING and former != (_SCHEMA, _BASIS):
             # Rows and parts of another release may lack what this one computes its columns from.
             self._say("computing all messages again, because an earlier release wrote the table")
             self._before = _NOTHING
@@ -268,6 +271,7 @@ class Run:
             "open": open_,
             "places": places,
             "schema": _SCHEMA,
+            "basis": _BASIS,
             # Readers of the former commit may use these until the next run.
             "garbage": [place for place in self._former["places"] if place not in places],
         }

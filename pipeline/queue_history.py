@@ -34,13 +34,17 @@ class QueueHistory:
     backoffs: dict[str, int] = field(default_factory=lambda: {"*": QueueSettings().backoff.longest_ms})
     #: When the last pause of a queue ends or ended, in ms since 1970; "*": of all others.
     paused_at: dict[str, int] = field(default_factory=lambda: {"*": 0})
+    #: When the settings of a queue were last written.
+    written_at: dict[str, int] = field(default_factory=dict)
     current: Definitions = field(default_factory=Definitions)
 
     def fold(self, key: bytes | None, value: bytes | None, at_ms: int = 0) -> None:
         """Apply a record that was written at ``at_ms``; ignore invalid ones."""
         with suppress(ConfigError, ValueError, RecursionError):
             queue = self.current.fold(key, None if value is None else json.loads(value))
-            for name in [queue] if queue is not None else self.current.names():
+            names = [queue] if queue is not None else self.current.names()
+            self.written_at.update(dict.fromkeys(names if queue is not None else [*names, "*"], at_ms))
+            for name in names:
                 settings = self.current.settings(name)
                 # Before its first definition, the queue had the settings of all others.
                 self._note_window(name, settings)
@@ -70,7 +74,12 @@ class QueueHistory:
 
     def document(self, before: Mapping[str, Any] = MappingProxyType({}), now_ms: int = 0) -> dict[str, Any]:
         """Return what the lifecycle needs of it, for the commit of a round; ``before`` is that of the last round."""
-        paused_at = {name: min(end_ms, now_ms) for name, end_ms in self.paused_at.items()}
+        was_paused = before.get("paused_now", {})
+        ends = dict(self.paused_at)
+        for name in {**was_paused, **ends}:
+            if was_paused.get(name, was_paused.get("*", False)):
+                # Compaction may have removed the pause, but its end is not later than the last settings.
+                ends[name] = max(ends.get(name, ends["*"]), self.written_at.get(name, now_ms))
         # Earlier releases did not keep the shortest windows.
         shortest = before.get("shortest_deduplication_windows", {"*": 0} if before else self.shortest_windows)
         return {
@@ -79,7 +88,8 @@ class QueueHistory:
             "shortest_deduplication_windows": _merged(min, shortest, self.shortest_windows),
             "backoffs": _merged(max, before.get("backoffs", {}), self.backoffs),
             # The last time at which each queue was known to be paused.
-            "paused_at": _merged(max, before.get("paused_at", {}), paused_at),
+            "paused_at": _merged(max, before.get("paused_at", {}), {n: min(ms, now_ms) for n, ms in ends.items()}),
+            "paused_now": {name: end_ms > now_ms for name, end_ms in ends.items()},
         }
 
 

@@ -117,10 +117,15 @@ def read_attributes(
 def differing_attribute(attributes: Mapping[str, str], existing: QueueAttributes) -> str | None:
     """Return the first attribute of a CreateQueue whose value differs from the existing queue's, or None.
 
-    Attributes that the call does not name are not compared. Raises SqsError as :func:`read_attributes`.
+    Attributes that the call does not name are not compared, nor is a retention period if the existing queue has none.
+    Raises SqsError as :func:`read_attributes`.
     """
     for name, value in attributes.items():
-        if read_attributes({name: value}, fifo=existing.fifo, current=existing) != existing:
+        named = read_attributes({name: value}, fifo=existing.fifo, current=existing)
+        if existing.retention_s is None:
+            # CreateQueue does not change existing queues, and a client that names SQS's default must not fail.
+            named = replace(named, retention_s=None)
+        if named != existing:
             return name
     return None
 

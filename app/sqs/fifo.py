@@ -136,8 +136,8 @@ class FifoReceiver(QueueReceiver):
     def _new_consumer(self) -> PolledConsumer:
         return PolledInOrder(self._queue, self._client, self._url)
 
-    async def _receive(self, consumer: PolledConsumer, most: int) -> list[Delivery]:
-        return [self._delivery(message) for message in await consumer.poll(most)]
+    async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
+        return [self._delivery(message) for message in await consumer.poll(most, max_bytes=max_bytes)]
 
     def _delivery(self, message: Message) -> Delivery:
         delivery, own = Delivery.of(message), own_headers(message)

@@ -14,10 +14,11 @@ from marq_worker.app.sqs.attributes import queue_of_arn
 from marq_worker.app.sqs.counts import Counts
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_answers import SOURCE_HEADER
+from marq_worker.app.sqs.receive_limits import delete_old, without_old
 from marq_worker.app.sqs.receiving import Delivery, QueueReceiver, Receivers
 from marq_worker.app.sqs.settling import Settlers
 from marq_worker.app.sqs.sqs_queues import Directory
-from marq_worker.app.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, MoveTask, Tasks
+from marq_worker.app.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, SKEW_S, MoveTask, Tasks
 
 log = logging.getLogger("marq.sqs")
 
@@ -25,8 +26,6 @@ log = logging.getLogger("marq.sqs")
 BATCH = 100
 #: How long a poll for messages waits, and the pause after an error of the broker.
 POLL_S, RETRY_S = 1.0, 1.0
-#: How far the clocks of endpoints may differ: messages sent later than this after the start of a move stay.
-SKEW_MS = 5_000
 #: Minimum lease of a message that is being moved.
 LEASE_S = 30
 #: A move is complete when it has found nothing for this long and no message waits.
@@ -143,13 +142,11 @@ class Mover:
         progress: _Progress,
     ) -> bool:
         """Move messages; return whether any of them existed when the task began."""
-        attributes = self._directory.get(queue).attributes
-        oldest_ms, newest_ms = attributes.oldest_ms(time.time()), task.started_ms + SKEW_MS
-        # Messages that fail again would otherwise go round and round.
+        attributes, newest_ms = self._directory.get(queue).attributes, task.started_ms + SKEW_S * 1000
+        # Later messages stay: those that fail again would otherwise go round and round.
         receiver.release([each for each in deliveries if each.sent_ms > newest_ms])
         older = [each for each in deliveries if each.sent_ms <= newest_ms]
-        expired = [each for each in older if 0 < each.available_ms < oldest_ms]
-        rest = [each for each in older if each not in expired]
+        expired, rest = without_old(older, attributes)
         try:
             if attributes.visibility_timeout_s < LEASE_S:
                 await self._settlers.of(queue).renew(rest, LEASE_S * 1000)
@@ -170,10 +167,11 @@ class Mover:
         )
         moved = [each for each, outcome in zip(rest, outcomes, strict=True) if not isinstance(outcome, BaseException)]
         progress.add(len(moved))
-        if moved or expired:
-            await self._end(queue, [*moved, *expired])
+        settler = self._settlers.of(queue)
+        if moved:
+            await self._end(queue, settler.ack(moved))
         if expired:
-            log.info("old messages were deleted: queue=%s messages=%d", queue, len(expired))
+            await self._end(queue, delete_old(settler, queue, expired))
         await progress.write_now_and_then()
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
@@ -181,13 +179,13 @@ class Mover:
             await self._judge(queue, errors)
         return bool(expired or rest)
 
-    async def _end(self, queue: str, deliveries: Sequence[Delivery]) -> None:
+    async def _end(self, queue: str, ending: Awaitable[None]) -> None:
         """Delete messages that were moved or are too old."""
         try:
-            await self._settlers.of(queue).ack(deliveries)
+            await ending
         except SqsError as error:
-            # A lease has ended. Its message is delivered and moved again, and the FIFO queue drops the duplicate.
-            log.info("queue %r: a message is moved again: %s", queue, error.message)
+            # A lease has ended, so its message is delivered again. If it was moved, the FIFO queue drops the duplicate.
+            log.info("queue %r: a message is delivered again: %s", queue, error.message)
 
     async def _judge(self, queue: str, errors: Sequence[BaseException]) -> None:
         """Raise the error that ends a move; wait a moment if a retry may succeed."""

@@ -36,6 +36,19 @@ class Divided(NamedTuple):
     target: str
 
 
+def without_old(deliveries: Sequence[Delivery], attributes: QueueAttributes) -> tuple[list[Delivery], list[Delivery]]:
+    """Return the messages that are too old, and the others."""
+    oldest_ms = attributes.oldest_ms(time.time())
+    old = [each for each in deliveries if 0 < each.available_ms < oldest_ms]
+    return old, [each for each in deliveries if each not in old] if old else list(deliveries)
+
+
+async def delete_old(settler: Settler, queue: str, old: Sequence[Delivery]) -> None:
+    """Delete messages that are too old; same errors as the settler."""
+    await settler.ack(old)
+    log.info("old messages were deleted: queue=%s messages=%d", queue, len(old))
+
+
 class ReceiveLimits:
     """Deletes messages that are too old; moves those received too often to the dead-letter queue."""
 
@@ -55,15 +68,13 @@ class ReceiveLimits:
         self._unmovable: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def divide(self, deliveries: Sequence[Delivery], attributes: QueueAttributes) -> Divided:
-        oldest_ms = attributes.oldest_ms(time.time())
+        old, others = without_old(deliveries, attributes)
         most, target = attributes.max_receive_count, attributes.dead_letter_queue or ""
         if most is not None and not self._directory.exists(target):
             most = None
-        divided = Divided([], [], [], target)
-        for delivery in deliveries:
-            if 0 < delivery.available_ms < oldest_ms:
-                divided.old.append(delivery)
-            elif most is not None and delivery.attempt > most and not self._is_unmovable(target, delivery):
+        divided = Divided([], old, [], target)
+        for delivery in others:
+            if most is not None and delivery.attempt > most and not self._is_unmovable(target, delivery):
                 divided.dead.append(delivery)
             else:
                 divided.deliverable.append(delivery)
@@ -103,8 +114,7 @@ class ReceiveLimits:
         settler = self._settlers.of(queue)
         try:
             if divided.old:
-                await settler.ack(divided.old)
-                log.info("old messages were deleted: queue=%s messages=%d", queue, len(divided.old))
+                await delete_old(settler, queue, divided.old)
         except (MarqError, SqsError) as error:
             log.warning("queue %r: %d old messages were not deleted: %s", queue, len(divided.old), error)
         for delivery in divided.dead:

@@ -43,7 +43,8 @@ JOIN_S = 8.0
 LONG_POLL_S, TOGETHER_S = 5.0, 0.5
 #: Maximum number of messages to ask another endpoint for.
 MAX_ASKED = 100
-#: About how many bytes of messages to send to another endpoint in one answer, if it has several messages.
+#: An answer to another endpoint ends with the message that reaches this size. The others stay in the consumer's buffer:
+#: a release would make the tracker write each of them again.
 MAX_ANSWER_BYTES = 4 << 20
 #: How many deleted messages to remember, and for how long, because their redeliveries may be on their way.
 MAX_DELETED, DELETED_S = 100_000, 60.0
@@ -68,11 +69,6 @@ class Delivery(NamedTuple):
     @classmethod
     def of(cls, message: Message) -> Self:
         return cls(*described(message))
-
-    @property
-    def size_bytes(self) -> int:
-        """About how large the message is."""
-        return len(self.body) + sum([len(name) + len(value or b"") for name, value in self.headers.items()])
 
     def document(self) -> dict[str, Any]:
         """Return the delivery for another endpoint, as JSON."""
@@ -104,16 +100,6 @@ class Delivery(NamedTuple):
             document.get("available_ms", 0),
             document["url"],
         )
-
-
-def within_limit(deliveries: Sequence[Delivery], limit_bytes: int) -> int:
-    """Return how many of these fit into an answer, at least one."""
-    size = 0
-    for number, delivery in enumerate(deliveries):
-        size += delivery.size_bytes
-        if number and size > limit_bytes:
-            return number
-    return len(deliveries)
 
 
 class Deleted:
@@ -191,7 +177,7 @@ class QueueReceiver:
                 self._release_foreign()
 
     async def poll_for_peer(self, most: int, wait_s: float) -> list[Delivery]:
-        """Poll for another endpoint, without asking further ones."""
+        """Poll for another endpoint, without asking further ones; limit the size."""
         return await self._poll(most, wait_s, alone=True)
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
@@ -223,9 +209,9 @@ class QueueReceiver:
     def _new_consumer(self) -> PolledConsumer:
         return PolledConsumer(self._queue, self._client, self._url)
 
-    async def _receive(self, consumer: PolledConsumer, most: int) -> list[Delivery]:
+    async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
         """Return messages of the consumer. Raises MarqError if it can no longer receive."""
-        return list(map(Delivery.of, await consumer.poll(most)))
+        return list(map(Delivery.of, await consumer.poll(most, max_bytes=max_bytes)))
 
     async def _release(self, deliveries: Sequence[Delivery]) -> None:
         try:
@@ -312,7 +298,8 @@ class QueueReceiver:
         consumer = self._consumer
         if consumer is not None and self._started.is_set() and len(deliveries) < most:
             try:
-                deliveries += await self._receive(consumer, most - len(deliveries))
+                max_bytes = MAX_ANSWER_BYTES if alone else None
+                deliveries += await self._receive(consumer, most - len(deliveries), max_bytes)
             except MarqError:
                 # _serve() says why.
                 pass

@@ -23,7 +23,7 @@ from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.fifo import Outcome, Outcomes
 from marq_worker.app.sqs.operations import Operations
 from marq_worker.app.sqs.peers import ASK_S, PATH, SETTLE_PATH, Peers
-from marq_worker.app.sqs.receiving import MAX_ANSWER_BYTES, MAX_ASKED, Receivers, within_limit
+from marq_worker.app.sqs.receiving import MAX_ASKED, Receivers
 from marq_worker.app.sqs.signatures import Verifier
 from marq_worker.app.web.connection_limits import IDLE_S, Connections, Rate
 from marq_worker.app.web.security import is_loopback
@@ -193,10 +193,8 @@ class SqsServer:
             if receiver is None:
                 return []
             deliveries = await receiver.poll_for_peer(max(1, min(most, MAX_ASKED)), max(0.0, min(wait_s, ASK_S)))
-            count = within_limit(deliveries, MAX_ANSWER_BYTES)
-            receiver.release(deliveries[count:])
-            releases.append(partial(receiver.release, deliveries[:count]))
-            return [delivery.document() for delivery in deliveries[:count]]
+            releases.append(partial(receiver.release, deliveries))
+            return [delivery.document() for delivery in deliveries]
 
         return ask()
 

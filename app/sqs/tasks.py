@@ -6,9 +6,12 @@ The tasks of a queue are in the record ``sqs-tasks:NAME`` of the queues topic:
 ``runner``: the endpoint that works on them, and when its claim ends unless it is renewed.
 
 A task is in the record before a client gets its answer. An endpoint renews its claim every few seconds; if it dies,
-another one continues. Two may run a task at the same time, for example when their clocks differ. That is safe: a purge
-ends when another one takes over, and only one endpoint can hold the lease of a message that it moves. A time that is
-later than a right clock would have written does not count, so a wrong clock holds up no other endpoint.
+another one continues. Clocks of endpoints may differ, so each one measures with its own monotonic clock how long a
+claim has not changed. Endpoints of earlier versions compare their clocks with the time in the claim. So two endpoints
+may run a task at the same time. That is safe: a purge ends when another one takes over, and only one endpoint can hold
+the lease of a message that it moves.
+
+A purge's time that is later than a right clock would have written does not count, so a wrong clock refuses no purge.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ ACTIVE = (RUNNING, CANCELLING)
 MAX_MOVES = 10
 #: A queue is purged at most once in this time.
 PURGED_S = 60.0
-#: How long a claim lasts without a renewal, and the interval of renewals.
+#: How long a claim lasts after another endpoint has seen its last renewal, and the interval of renewals.
 CLAIM_S, RENEWAL_S = 20.0, 5.0
 #: How far the clocks of endpoints may differ.
 SKEW_S = 5.0
@@ -77,11 +80,20 @@ class Tasks:
     Args:
         queues: the definitions, started.
         clock: returns the time in seconds since 1970.
+        monotonic: returns the seconds of a clock that only this process reads.
     """
 
-    def __init__(self, queues: Queues, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        queues: Queues,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._queues = queues
         self._clock = clock
+        self._monotonic = monotonic
+        #: The last claim of each queue's tasks, and when this endpoint first saw it; monotonic seconds.
+        self._claims: dict[str, tuple[Document, float]] = {}
         #: The name of this endpoint in claims.
         self.runner = secrets.token_hex(8)
 
@@ -100,7 +112,9 @@ class Tasks:
 
     def unclaimed(self) -> list[str]:
         """Return the queues with unfinished tasks that no other endpoint works on."""
-        return [queue for queue in self._queues.definitions.sqs_tasks_names() if self._may_claim(self._read(queue))]
+        names = self._queues.definitions.sqs_tasks_names()
+        self._claims = {queue: self._claims[queue] for queue in names if queue in self._claims}
+        return [queue for queue in names if self._may_claim(queue, self._read(queue))]
 
     def is_mine(self, queue: str) -> bool:
         """Return whether this endpoint has the claim on a queue's tasks, as far as it knows."""
@@ -154,7 +168,9 @@ class Tasks:
 
     async def claim(self, queue: str) -> bool:
         """Claim the unfinished tasks of a queue, or renew the claim; return whether this endpoint has it."""
-        await self._change(queue, lambda document: {**document, **self._claim()} if self._may_claim(document) else None)
+        await self._change(
+            queue, lambda document: {**document, **self._claim()} if self._may_claim(queue, document) else None
+        )
         return self.is_mine(queue)
 
     async def release(self, queue: str) -> None:
@@ -196,14 +212,23 @@ class Tasks:
     def _claim(self) -> dict[str, Any]:
         return {"runner": {"id": self.runner, "until": self._clock() + CLAIM_S}}
 
-    def _may_claim(self, document: Document) -> bool:
+    def _may_claim(self, queue: str, document: Document) -> bool:
         # Reads the document itself, because this runs often, for all queues.
         unfinished = is_being_purged(document) or any(
             each.get("state", RUNNING) in ACTIVE for each in document.get("moves", ())
         )
-        runner, now_s = document.get("runner", {}), self._clock()
-        claimed = now_s < runner.get("until", 0) <= now_s + CLAIM_S + SKEW_S
-        return unfinished and (runner.get("id") == self.runner or not claimed)
+        return unfinished and not self._is_claimed(queue, document.get("runner", {}))
+
+    def _is_claimed(self, queue: str, runner: Document) -> bool:
+        """Return whether another endpoint has claimed a queue's tasks, or renewed its claim, in the last CLAIM_S."""
+        if runner.get("id") in (None, self.runner):
+            return False
+        now_s = self._monotonic()
+        claim, seen_s = self._claims.get(queue, ({}, now_s))
+        if claim != runner:
+            self._claims[queue] = runner, now_s
+            return True
+        return now_s - seen_s < CLAIM_S
 
     async def _change_move(self, queue: str, task_id: str, change: Callable[[MoveTask], MoveTask | None]) -> bool:
         def merged(document: Document) -> dict[str, Any] | None:

@@ -87,16 +87,17 @@ class PolledConsumer(Consumer):
         settings = super()._receiver_settings(topics, definitions)
         return replace(settings, prefetch=False, queue=_without_breaker(settings.queue))
 
-    async def poll(self, max_messages: int) -> list[Message]:
+    async def poll(self, max_messages: int, *, max_bytes: int | None = None) -> list[Message]:
         """Return up to ``max_messages`` that are available.
 
-        Their leases last as long as the queue's setting says, and end unless :class:`TokenSettler` renews them.
+        Their leases last as long as the queue's setting says, and end unless :class:`TokenSettler` renews them. With
+        ``max_bytes``, the message that reaches this size is the last one; the next poll returns the others.
 
         Raises:
             MarqError: the consumer can no longer receive; the error says why.
         """
         running = self._started()
-        messages = running.take(max_messages)
+        messages = self._take(max_messages, max_bytes)
         if not messages:
             running.raise_error()
             return []
@@ -108,6 +109,17 @@ class PolledConsumer(Consumer):
             raise
         running.detach(messages)
         return messages
+
+    def _take(self, max_messages: int, max_bytes: int | None) -> list[Message]:
+        running = self._started()
+        if max_bytes is None:
+            return running.take(max_messages)
+        taken: list[Message] = []
+        size = 0
+        while len(taken) < max_messages and size < max_bytes and (messages := running.take(1)):
+            taken += messages
+            size += sum(map(_size, messages))
+        return taken
 
     async def _in_full(self, messages: list[Message]) -> list[Message]:
         """Renew the leases of messages that waited for a poll; leave out messages whose leases end meanwhile."""
@@ -136,6 +148,11 @@ class PolledConsumer(Consumer):
         """Wake this many waiting calls."""
         if self._running is not None:
             self._running.buffer.wake(count)
+
+
+def _size(message: Message) -> int:
+    """Return about how many bytes a message has."""
+    return len(message.body) + sum([len(name) + len(value or b"") for name, value in message._record.headers])
 
 
 def _without_breaker(settings: Callable[[str], QueueSettings]) -> Callable[[str], QueueSettings]:

@@ -54,16 +54,19 @@ class PolledInOrder(PolledConsumer):
         self._released: set[Place] = set()
         return replace(settings, lease_ms=min(WAITING_LEASE_MS, max_lease_ms))
 
-    async def poll(self, max_messages: int, lease_ms: int | None = None) -> list[Message]:
+    async def poll(
+        self, max_messages: int, lease_ms: int | None = None, *, max_bytes: int | None = None
+    ) -> list[Message]:
         """Return up to ``max_messages`` that are available, at most one of each ordering key.
 
-        Each is leased for ``lease_ms`` (default: the queue's setting), and the consumer does not renew it.
+        Each is leased for ``lease_ms`` (default: the queue's setting), and the consumer does not renew it. With
+        ``max_bytes``, the message that reaches this size is the last one.
 
         Raises:
             MarqError: the consumer can no longer receive; the error says why.
         """
         running = self._started()
-        messages = self._after_purges(running.take(max_messages))
+        messages = self._after_purges(self._take(max_messages, max_bytes))
         if not messages:
             running.raise_error()
             return []

@@ -132,6 +132,22 @@ def test_a_reschedule_that_is_too_late_does_not_move_a_message(spark: SparkSessi
     assert rows[f"{DRAWN}/0/0"].deliveries[0].late_ms == 500
 
 
+def test_a_message_that_was_also_moved_in_time_is_not_late_because_of_a_reschedule_that_is_too_late(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A sender that debounces moves its message again and again."""
+    log = Releases()
+    log.say("DELAY", 0, 1, DRAWN, due_at=at(5))
+    log.say("RESCHEDULE", 0, 4, DRAWN, due_at=at(900))
+    log.say("DELIVERED", 0, 900.5, DRAWN, attempt=1, cause="DUE", holder="f" * 16)
+    log.say("RESCHEDULE", 0, 901, DRAWN, due_at=at(100_000))
+    log.record(1, 900.4, copy_of=f"{DRAWN}/0/0", attempt=1)
+
+    [delivery, _] = told(spark, tmp_path, log)[f"{DRAWN}/0/0"].deliveries
+
+    assert (delivery.late_ms, delivery.due_at) == (None, delivery.ended_at)
+
+
 def test_a_blocking_message_whose_record_is_gone_is_not_early(spark: SparkSession, tmp_path: Path) -> None:
     log = Releases()
     id_ = log.released("q", 0, in_order=True, delay_ms=BLOCKED_MS)

@@ -82,6 +82,37 @@ def test_a_pause_is_seen_although_it_began_and_ended_since_the_last_round() -> N
     }  # fmt: skip
 
 
+def test_the_end_of_a_pause_that_compaction_has_removed_is_that_of_the_last_settings() -> None:
+    pause, none = '{"paused": true}', ("file:a", "{}")
+    before = folded(
+        none, ("file:timed", '{"paused": "1970-01-01T00:00:00.150Z"}'), ("file:resumed", pause), ("file:gone", pause),
+        ("file:changed", '{"lease": 9, "paused": true}'), ("file:earlier", pause), ("file:earlier", "{}"),
+    ).document({}, 100)  # fmt: skip
+    assert before["paused_at"] == {
+        "*": 0, "a": 0, "timed": 100, "resumed": 100, "gone": 100, "changed": 100, "earlier": 6,
+    }  # fmt: skip
+    history = QueueHistory()
+    for at_ms, key, settings in (0, *none), (120, "file:resumed", "{}"), (150, "file:changed", '{"lease": 9}'):
+        history.fold(key.encode(), settings.encode(), at_ms)
+    history.fold(b"file:timed", b'{"paused": "1970-01-01T00:00:00.150Z"}', 1)
+
+    after = history.document(before, 200)
+
+    ended = {"a": 0, "timed": 150, "resumed": 120, "gone": 200, "changed": 150, "earlier": 6}
+    assert after["paused_at"] == {"*": 0, **ended}
+    # It counts once.
+    assert history.document(after, 300)["paused_at"] == {"*": 0, **ended}
+
+
+def test_a_pause_of_all_queues_that_compaction_has_removed_is_one_of_each() -> None:
+    before = folded(("file:a", "{}"), ("defaults", '{"paused": true}')).document({}, 100)
+    history = QueueHistory()
+    for at_ms, key in (0, b"file:a"), (120, b"defaults"), (130, b"file:b"):
+        history.fold(key, b"{}", at_ms)
+
+    assert history.document(before, 200)["paused_at"] == {"*": 120, "a": 120, "b": 130}
+
+
 def test_a_pause_of_all_queues_is_one_of_each() -> None:
     history = folded(("file:a", "{}"), ("defaults", '{"paused": true}'), ("file:b", '{"paused": false}'))
     assert history.document({}, 100)["paused_at"] == {"*": 100, "a": 100, "b": 2}

@@ -57,6 +57,26 @@ def of_an_earlier_release(spark: SparkSession, lake: Lake) -> list[str]:
     return places
 
 
+@pytest.mark.parametrize("name", ["parts", "rules"])
+def test_a_table_with_other_parts_or_rules_is_computed_again(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Messages that are carried forward would keep what they had by the former rules."""
+    directory = Directory(spark, tmp_path, {MESSAGES_TOPIC: {"0": 0}})
+    lake = directory.lake
+    directory.bring(story()[0].tables())
+    Run(spark, lake).take()
+    commit = lake.last_commit(TABLE)
+    assert commit is not None
+    lake.publish(TABLE, commit["batch"], {}, {**commit, "basis": {**commit["basis"], name: None}})
+
+    said: list[str] = []
+    Run(spark, lake, said.append).take()
+
+    assert said[0] == "computing all messages again, because an earlier release wrote the table"
+    said.clear()
+    Run(spark, lake, said.append).take()
+    assert said == []
+
+
 def test_releases_before_an_upgrade_are_no_duplicates(spark: SparkSession, tmp_path: Path) -> None:
     first, second, third = story()
     directory = Directory(spark, tmp_path, {MESSAGES_TOPIC: {"0": 0}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
@@ -19,10 +20,10 @@ from marq_worker.app.sqs import moving
 from marq_worker.app.sqs.counts import Counts
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_answers import SOURCE_HEADER
-from marq_worker.app.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, NOT_COUNTED, NOT_RECEIVED, SKEW_MS, Mover
+from marq_worker.app.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, NOT_COUNTED, NOT_RECEIVED, Mover
 from marq_worker.app.sqs.receiving import Delivery
 from marq_worker.app.sqs.sqs_queues import Directory
-from marq_worker.app.sqs.tasks import MoveTask, PurgeTask, Tasks
+from marq_worker.app.sqs.tasks import SKEW_S, MoveTask, PurgeTask, Tasks
 from tests.unit.client.test_queues import ListLog
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
@@ -184,12 +185,27 @@ async def test_later_messages_stay_and_expired_ones_end(rig: Rig) -> None:
     old_ms = NOW_MS - 3_700_000
 
     task = await rig.run(
-        letter(1, sent_ms=NOW_MS + SKEW_MS + 1), letter(2, available_ms=old_ms), letter(3, sent_ms=old_ms)
+        letter(1, sent_ms=NOW_MS + round(SKEW_S * 1000) + 1), letter(2, available_ms=old_ms), letter(3, sent_ms=old_ms)
     )
 
     assert rig.receiver.log == ["send 3", "ack 3", "ack 2"]
     assert [each.token.offset for each in rig.receiver.waiting] == [1]
     assert (task.state, task.moved) == ("COMPLETED", 1)
+
+
+async def test_only_old_messages_that_were_deleted_are_logged_as_deleted(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "marq.sqs")
+    await rig.directory.set_attributes("dead", {"MessageRetentionPeriod": "3600"})
+    rig.receiver.over = [letter(2, available_ms=1)]
+
+    await rig.run(letter(2, available_ms=1))
+
+    assert rig.receiver.log == []
+    assert not [each for each in caplog.messages if "old messages were deleted" in each]
+    await rig.run(letter(3, available_ms=1))
+    assert "old messages were deleted: queue=dead messages=1" in caplog.messages
 
 
 async def test_a_rate_limits_polls_and_spaces_them(rig: Rig) -> None:

@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import marq
 from marq.client.message_token import Token
 from marq.consumer.message import Message
+from marq.consumer.polled_consumer import TokenSettler
 from marq.settings.client import ClientSettings
+from marq.testing import Broker
 from marq.wire.markers import Source
+from marq_worker.app.sqs import receiving
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.receiving import (
     DELETED_S,
@@ -113,7 +117,7 @@ class Idle:
     async def stop(self) -> None:
         return
 
-    async def poll(self, most: int) -> list[Message]:
+    async def poll(self, most: int, *, max_bytes: int | None = None) -> list[Message]:
         return []
 
     async def wait(self, most: int, wait_s: float) -> None:
@@ -185,6 +189,30 @@ async def test_messages_of_another_endpoint_do_not_stay_when_no_poll_waits() -> 
     other.answer()
     assert await receiver.poll(1, 0) == []
     await receiver.stop()
+
+
+async def test_an_answer_to_another_endpoint_has_a_limit_and_the_next_one_has_the_other_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A release would make the tracker write each of the others again, at every answer."""
+    monkeypatch.setattr(receiving, "MAX_ANSWER_BYTES", 3_500)
+    async with Broker() as broker:
+        client = ClientSettings.read(broker.address, {}, owner="test")
+        nobody: Any = OneOther()
+        async with TokenSettler(client) as settler, marq.Producer(broker.address) as producer:
+            for headers in ({}, {"large": bytes(1_000)}):
+                await producer.send_many("emails", [bytes(10 if headers else 1_000)] * 10, headers=headers)
+            receiver = QueueReceiver("emails", client, "", settler, nobody)
+            answers: list[list[Delivery]] = []
+            while sum(map(len, answers)) < 20:
+                answers.append(await receiver.poll_for_peer(100, 1))
+            await receiver.stop()
+
+    assert max(map(len, answers)) == 4
+    # A redelivery has the id of its first record.
+    tokens = {each.id: each.token for answer in answers for each in answer}
+    assert list(tokens) == [f"{each.source.topic}/{each.source.partition}/{each.offset}" for each in tokens.values()]
+    assert len(tokens) == 20
 
 
 async def test_after_a_stop_no_queue_gets_a_receiver() -> None:

@@ -79,6 +79,21 @@ async def test_only_queues_that_clients_created_or_whose_retention_they_set_have
     assert "MessageRetentionPeriod" not in directory.get("defined").attributes.to_attributes(ARN.__add__)
 
 
+async def test_a_retention_period_is_not_compared_with_that_of_a_queue_that_only_marq_defined(queues: Queues) -> None:
+    directory = Directory(queues, MAXIMUM_BYTES)
+    await queues.change("defined", lease=60)
+    await directory.create("created", {}, {})
+
+    await directory.create("defined", {"MessageRetentionPeriod": "345600", "VisibilityTimeout": "60"}, {})
+
+    assert directory.get("defined").attributes.retention_s is None
+    for name, other in ("defined", "VisibilityTimeout"), ("created", "MessageRetentionPeriod"):
+        with pytest.raises(SqsError, match=f"another {other}"):
+            await directory.create(name, {"MessageRetentionPeriod": "60", "VisibilityTimeout": "70"}, {})
+    with pytest.raises(SqsError, match="expected 60 to"):
+        await directory.create("defined", {"MessageRetentionPeriod": "59"}, {})
+
+
 async def test_a_queue_with_the_name_of_a_deleted_one_is_told_from_it(queues: Queues) -> None:
     now_s = 1_700_000_000.0
     directory = Directory(queues, MAXIMUM_BYTES, lambda: now_s)

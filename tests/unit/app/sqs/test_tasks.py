@@ -13,7 +13,7 @@ from marq.queues.queues import Queues
 from marq_worker.app.sqs import task_runner
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.task_runner import TaskRunner
-from marq_worker.app.sqs.tasks import CANCELLING, CLAIM_S, MAX_MOVES, PURGED_S, SKEW_S, MoveTask, PurgeTask, Tasks
+from marq_worker.app.sqs.tasks import CANCELLING, CLAIM_S, MAX_MOVES, PURGED_S, RENEWAL_S, MoveTask, PurgeTask, Tasks
 from tests.unit.client.test_queues import ListLog
 
 LIMIT_S = 10
@@ -46,13 +46,13 @@ async def queues(log: ListLog) -> AsyncIterator[Queues]:
 
 @pytest.fixture
 def tasks(queues: Queues, clock: Clock) -> Tasks:
-    return Tasks(queues, clock)
+    return Tasks(queues, clock, clock)
 
 
 @pytest.fixture
 def other(queues: Queues, clock: Clock) -> Tasks:
     """The same tasks, seen by another endpoint."""
-    return Tasks(queues, clock)
+    return Tasks(queues, clock, clock)
 
 
 def move(task_id: str = "a") -> MoveTask:
@@ -74,6 +74,7 @@ async def test_a_task_belongs_to_the_endpoint_that_began_it_until_its_claim_ends
     assert not await other.claim("dead")
     clock.now_s += CLAIM_S - 1
     assert await tasks.claim("dead")
+    assert other.unclaimed() == []
     clock.now_s += CLAIM_S - 1
     assert other.unclaimed() == []
     clock.now_s += 1
@@ -81,17 +82,38 @@ async def test_a_task_belongs_to_the_endpoint_that_began_it_until_its_claim_ends
     assert not await tasks.claim("dead")
 
 
-async def test_a_claim_by_a_clock_that_is_far_ahead_does_not_count(tasks: Tasks, queues: Queues, clock: Clock) -> None:
-    """Else a queue would stay paused for as long as the clock was ahead."""
-    ahead, other = Clock(), Tasks(queues, clock)
-    ahead.now_s = clock.now_s + SKEW_S
-    await Tasks(queues, ahead).start_move("dead", move())
-    assert other.unclaimed() == []
-    ahead.now_s += 3_600
-    await Tasks(queues, ahead).claim("dead")
+@pytest.mark.parametrize("ahead_s", [-3_600, 3_600])
+async def test_endpoints_whose_clocks_differ_leave_each_other_their_claims(
+    tasks: Tasks, queues: Queues, clock: Clock, ahead_s: float
+) -> None:
+    """Otherwise, both would run a purge, and each would end that of the other."""
+    other = Tasks(queues, lambda: clock() + ahead_s, clock)
+    await other.start_move("dead", move())
 
-    assert other.unclaimed() == ["dead"]
-    assert await other.claim("dead")
+    for _ in range(10):
+        assert tasks.unclaimed() == []
+        assert not await tasks.claim("dead")
+        clock.now_s += RENEWAL_S
+        assert await other.claim("dead")
+    # It dies.
+    assert tasks.unclaimed() == []
+    clock.now_s += CLAIM_S - 1
+    assert not await tasks.claim("dead")
+    clock.now_s += 1
+    assert tasks.unclaimed() == ["dead"]
+    assert await tasks.claim("dead")
+    assert not await other.claim("dead")
+
+
+async def test_claims_of_forgotten_tasks_take_no_memory(tasks: Tasks, other: Tasks) -> None:
+    await other.start_move("dead", move())
+    assert tasks.unclaimed() == []
+    assert len(tasks._claims) == 1
+
+    await other.forget("dead")
+
+    assert tasks.unclaimed() == []
+    assert not tasks._claims
 
 
 async def test_a_released_task_is_continued_at_once_and_a_finished_one_never(
