@@ -72,10 +72,10 @@ class RecordBatches:
 
 
 def _cause(producer: Any, error: Exception) -> KafkaError | None:
-    """Return the error because of which aiokafka refuses to continue a transaction; None if there is none.
+    """Return the error that makes aiokafka refuse to continue a transaction; None if there is none.
 
-    It may say only that there is no transaction, or that its state is wrong, although another producer has taken over
-    the partition, or a permission is missing.
+    The error that it raises may say only that there is no transaction, or that its state is wrong, although another
+    producer has taken over the partition, or a permission is missing.
     """
     if str(error) == "Unrecognized partition":
         # The topic has fewer partitions, or aiokafka's metadata is outdated.
@@ -113,7 +113,7 @@ class PartitionWriter:
                 transactional_id=self.context.names.transactional_id(self.partition),
                 transaction_timeout_ms=int(TRANSACTION_SECONDS * 1000),
                 linger_ms=0,
-                # Limits batches too. All other topics take batches that are larger than those of the messages topic.
+                # Also limits batches. All other topics accept larger batches than the messages topic.
                 max_batch_size=min(1 << 20, self.context.max_message_bytes),
                 max_request_size=self.context.max_message_bytes * 2 + (1 << 20),
                 **self.context.client,

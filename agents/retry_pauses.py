@@ -6,15 +6,15 @@ import random
 
 #: The first pause and the longest one.
 RETRY_SECONDS = (0.2, 5.0)
-#: Doublings after which each pause is the longest; after a thousand, the number would not fit into a float.
+#: Maximum number of doublings; after a thousand, the pause would not fit into a float.
 _MAX_DOUBLINGS = 10
 
 
 class RetryPauses:
     """Pauses that double after each failure in a row.
 
-    A takeover ends the row, unless another worker fences this one each time before it has written rows: two workers
-    that both believe to own the partition give each other time to finish.
+    A takeover resets them, unless another worker keeps fencing this one before it has written rows. Two workers that
+    both take themselves for the owner thus give each other time to finish.
     """
 
     def __init__(self) -> None:

@@ -52,8 +52,8 @@ class Partitions:
     settled: Callable[[], Awaitable[None]]
     pause: Callable[[Iterable[Source]], None]
     resume: Callable[[Iterable[Source]], None]
-    #: {partition: (offset, metadata)}, for a generation; has no effect after the limit (seconds). Raises KafkaError or
-    #: TimeoutError if refused or unknown.
+    #: Commits {partition: (offset, metadata)} for a generation, but not after the limit (seconds). Raises KafkaError or
+    #: TimeoutError if the commit was refused or its outcome is unknown.
     commit: Callable[[Mapping[Source, tuple[int, str]], Generation, float], Awaitable[None]]
     #: Start positions of assigned partitions; raises KafkaError.
     places: Callable[[Serving, Iterable[Source]], Awaitable[Mapping[Source, Place]]]
@@ -146,9 +146,9 @@ class StreamReader:
         self._hold()
 
     async def _check_end(self, source: Source, start: int) -> None:
-        """Notice a log that was recreated or lost its end: new records must not be taken for those read before.
+        """Notice a log that was recreated or lost its end: its new records must not be mistaken for those read before.
 
-        The consumer then returns records from its start again, from before our position.
+        The consumer then returns records from before our position.
         """
         lane = self._lanes.get(source)
         if lane is None or start >= lane.position or source in self._rewound or self._made_anew is not None:
@@ -157,13 +157,13 @@ class StreamReader:
         try:
             end = await self._partitions.log_end(source)
         except KafkaError as error:
-            # The following batches are checked, too: they are also from before the position.
+            # The next batches are also from before the position, so they are checked, too.
             log.warning("topic %s, partition %s: could not check where partitions end: %r", *source, error)
             return
         if end < position:
             self._made_anew = MarqError(
                 f"topic {source.topic}, partition {source.partition}: the log ends at {end}, but it was read up to "
-                f"{position}: the topic was recreated or has lost records; continuing from what is committed"
+                f"{position}: the topic was recreated or has lost records; continuing from the committed offsets"
             )
             self._arrived.set()
 

@@ -176,14 +176,14 @@ class BatchThread(driver.AIOKafkaConsumerThread):
     ) -> None:
         """Commit offsets once, each with its metadata, as this generation.
 
-        Raises KafkaError or TimeoutError if refused or unknown.
+        Raises KafkaError or TimeoutError if the commit was refused or its outcome is unknown.
         """
         await self.call_thread(self._commit_exactly, offsets, generation, monotonic() + limit_s)
 
     async def _commit_exactly(
         self, offsets: Mapping[TP, tuple[int, str]], generation: Generation, until_s: float
     ) -> None:
-        # The caller's own limit does not end this: a later commit would set back offsets that were committed since.
+        # The caller's own limit does not end this call, and a late commit would overwrite newer offsets.
         async with asyncio.timeout(until_s - monotonic()):
             committed = {_aiokafka(tp): OffsetAndMetadata(*each) for tp, each in offsets.items()}
             await commit_once(self._ensure_consumer(), committed, generation)

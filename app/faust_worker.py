@@ -154,7 +154,7 @@ def free_port(bind: str, wanted: int, slot: int) -> int:
 
 
 def port_error(bind: str, number: int) -> int:
-    """Return the error of listening on a port now, 0 if it is possible."""
+    """Return the error number of an attempt to listen on a port, 0 if it succeeds."""
     with socket.socket(socket.AF_INET6 if ":" in bind else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

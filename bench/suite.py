@@ -137,7 +137,7 @@ class Row:
     """One comparison: ``systems`` are measured in turn; ``what`` describes it in one sentence.
 
     Args:
-        bars: limits, from the medians of the systems that were not skipped.
+        bars: function from the medians of the systems that were not skipped to the limits.
         runs: limit on the measurements of each system, if the size asks for more.
         warm: messages of the unmeasured run; 0 for none.
         of_messages: factor for the size's number of messages.

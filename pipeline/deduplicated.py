@@ -1,8 +1,8 @@
 """Which messages a tracker may have dropped because of their deduplication ids.
 
-A tracker drops a message if it accepted another one with the id less than a window before. A dropped message does not
-extend that. The markers do not show which window the tracker knew, so this uses the shortest and the longest one that
-the queue has had. If both are the same, the result is exact.
+A tracker drops a message if it accepted another one with the same id less than a window before. A dropped message does
+not extend the window. The markers do not show which window the tracker knew, so this module uses the shortest and the
+longest one that the queue has had. If both are equal, the result is exact.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Id:
     """The messages with one id, which one tracker reads in the order of its log."""
 
     def __init__(self) -> None:
-        #: When the last message was accepted that certainly was, and the last one that may have been.
+        #: When the last message was certainly accepted, and when the last one may have been.
         self._accepted_ms: int | None = None
         self._maybe_accepted_ms: int | None = None
 
@@ -43,7 +43,7 @@ def _is_within(now_ms: int, accepted_ms: int | None, window_ms: int) -> bool:
 
 
 def dropped(delays: DataFrame, facts: DataFrame, shortest_ms: Column, longest_ms: Column) -> DataFrame:
-    """Return queue and place of each message that may be a duplicate.
+    """Return the queue and the place of each message that may be a duplicate.
 
     ``delays`` are the DELAYs with an id (``text``), and ``facts`` all facts.
     """

@@ -175,7 +175,7 @@ def _ended(rows: DataFrame) -> DataFrame:
         .when(end.isNotNull(), F.coalesce(causes[end["cause"]], F.lit("delivered")))
     )
     waits = F.col("wait_until").isNotNull()
-    # A CANCEL or RESCHEDULE of a leased message is too late, and a RESCHEDULE of a closed one, too.
+    # A CANCEL or RESCHEDULE of a leased message is too late, as is a RESCHEDULE of a closed one.
     waits_from = F.coalesce(back["pos"], F.col("open_pos"))
     cancelled = _rightly_named("cancelled") & (F.col("cancelled.pos") > waits_from)
     in_time = (F.col("moved.pos") > waits_from) & (~F.col("closed") | (F.col("moved.pos") < F.col("close_pos")))

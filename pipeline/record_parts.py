@@ -128,8 +128,8 @@ def of_duplicates(
 ) -> DataFrame:
     """Return the parts that mark duplicates: messages that their tracker may have dropped.
 
-    ``shortest`` and ``longest`` are the windows of queues in ms, "*" those of all others. So a message that the tracker
-    accepted may be marked; its fact shows that.
+    ``shortest`` and ``longest`` are the windows of queues in ms, "*" those of all others. A message that
+    the tracker accepted may therefore be marked; its fact shows that it was accepted.
     """
     facts = markers.where(F.col("kind").isin(*_FACTS) & F.col("topic").startswith(DRAWN))
     rows = dropped(markers.where(HAS_ID), facts, by_queue(shortest), by_queue(longest))

@@ -1,7 +1,7 @@
 """When the trackers of the markers partitions were alive, as their TICKs show it.
 
-An idle tracker writes no TICKs. So a pause between two TICKs of one tracker is no outage, but a long pause between
-those of different trackers is.
+An idle tracker writes no TICKs. A pause between two TICKs of one tracker is therefore not an outage, but a long pause
+between those of different trackers is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Activity = tuple[int, int, int, str]
 
 
 def activity(markers: DataFrame, before: Iterable[list[Any]]) -> list[Activity]:
-    """Return the activity in each markers partition after these markers; ``before`` is the one before them."""
+    """Return the activity in each markers partition after these markers; ``before`` is the activity before them."""
     known = {row[0]: row for row in map(read, before)}
     ticks = markers.where(F.col("kind") == "TICK").withColumn("ms", F.unix_millis("logged_at"))
     in_order = Window.partitionBy("log_partition").orderBy("ms", "log_offset")

@@ -195,7 +195,7 @@ class _Verdict:
             text = f"{trail}: {letter['id']} {letter['content']} came back as {trail.id} {trail.content}"
             self._find("fidelity", text, trail.events)
         settled = self._evidence.settled[trail.place]
-        # An owner notes it again after a transaction with an unknown outcome.
+        # After a transaction with an unknown outcome, an owner writes the note again.
         if len({*settled}) != 1 or len(settled) > max(1, self._evidence.owners[trail.log]):
             self._find("redriven", f"{trail}: its notes are {settled}", trail.events)
 

@@ -180,8 +180,8 @@ class LeaseTable(faust.Table):
     async def _identity(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> bytes | None:
         """Return the value of the changelog's first record, None if it is empty.
 
-        Raises PositionLost if the changelog begins with rows. A worker that did not notice that the topic was recreated
-        has written them, so all its earlier rows are missing. Local files may still have them.
+        Raises PositionLost if the changelog begins with rows: a worker that did not notice that the topic was recreated
+        has written them, and its earlier rows are missing. Local files may still have those.
         """
         await consumer.seek_to_beginning(source)
         end = (await consumer.end_offsets([source]))[source]
@@ -230,7 +230,7 @@ class LeaseTable(faust.Table):
     def write_records(self, partition: int, records: list[ConsumerRecord[bytes, bytes]]) -> None:
         """Write changelog records atomically with their offset.
 
-        Raises OSError if the reader was cut off for so long that it may have missed deletions; the next reader then
+        Raises OSError if the reader was cut off for so long that it may have missed deletions. The next reader then
         discards the files.
         """
         self._check_age(partition)
@@ -310,7 +310,7 @@ class LeaseTable(faust.Table):
         return written.exists() and time.time() - written.stat().st_mtime > MAX_LOCAL_AGE_SECONDS
 
     def _written(self, partition: int) -> Path:
-        """A file that was touched when the database next to it last had all of the changelog, or was written to."""
+        """Return a file whose time is when its database was last written, or last had all of the changelog."""
         return Path(self.data.partition_path(partition)) / "marq-written"
 
     def _discard(self, partition: int) -> None:

@@ -102,11 +102,11 @@ class Standby(Service):
                 await self._note_current(consumer, positions)
 
     async def _note_current(self, consumer: AIOKafkaConsumer, sources: Collection[TopicPartition]) -> None:
-        """Note which copies are complete: without new records, one would look as if it had been cut off for days.
+        """Note which copies are complete. Otherwise, a copy without new records would seem to be cut off for days.
 
-        Only the broker tells: the ends that the consumer knows may be from before it was cut off.
+        Only the broker knows the ends: those that the consumer knows may be from before it was cut off.
         """
-        # The answer may be late.
+        # Before the request, because the answer may be late.
         asked_s = time.time()
         try:
             ends = await consumer.end_offsets(list(sources))

@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.5
 REPEAT_SECONDS = 1.0
 #: A reader notes each period of this length without a report.
 SILENCE_SECONDS = 2.0
-#: A reader takes at most this much at once.
+#: Maximum number of bytes of one read.
 _READ_BYTES = 1 << 16
 
 
@@ -37,7 +37,7 @@ class Reporter:
         self._pipe = pipe
         self._last = b""
         self._last_s = float("-inf")
-        #: The part of the last report for which the pipe had no room yet.
+        #: The rest of the last report, for which the pipe had no room.
         self._unwritten = b""
 
     def tell(self, report: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ class Reporter:
 async def reports(pipe: int, silence_s: float = SILENCE_SECONDS) -> AsyncIterator[dict[str, Any] | None]:
     """Yield reports until the process has ended, and None for each ``silence_s`` without one. Closes the pipe.
 
-    A part of a report is yielded as an empty one. Silence is measured only while this event loop runs, so a suspended
+    A partial report is yielded as an empty one. Silence is measured only while this event loop runs, so a suspended
     worker does not count it.
     """
     reader = asyncio.StreamReader()

@@ -37,7 +37,7 @@ class QueueAttributes:
 
     visibility_timeout_s: int = 30
     delay_s: int = 0
-    #: None if only Kafka's retention counts: no client has set one, and the queue was not created over SQS.
+    #: None if only Kafka's retention applies: no SQS client has created the queue or set this attribute.
     retention_s: int | None = 345_600
     wait_s: int = 0
     maximum_message_bytes: int = 1_048_576
@@ -52,7 +52,7 @@ class QueueAttributes:
     fifo_throughput_limit: str = "perMessageGroupId"
 
     def oldest_ms(self, now_s: float) -> float:
-        """Return the time before which messages must have become available to be too old; 0 if none is."""
+        """Return the time before which a message must have become available to be too old; 0 without a limit."""
         return 0.0 if self.retention_s is None else (now_s - self.retention_s) * 1000
 
     def to_attributes(self, arn: Callable[[str], str]) -> dict[str, str]:
@@ -117,13 +117,13 @@ def read_attributes(
 def differing_attribute(attributes: Mapping[str, str], existing: QueueAttributes) -> str | None:
     """Return the first attribute of a CreateQueue whose value differs from the existing queue's, or None.
 
-    Attributes that the call does not name are not compared, nor is a retention period if the existing queue has none.
+    Attributes that the call does not name are not compared. Neither is a retention period if the queue has none.
     Raises SqsError as :func:`read_attributes`.
     """
     for name, value in attributes.items():
         named = read_attributes({name: value}, fifo=existing.fifo, current=existing)
         if existing.retention_s is None:
-            # CreateQueue does not change existing queues, and a client that names SQS's default must not fail.
+            # CreateQueue does not change existing queues, and a call that names SQS's default must not fail.
             named = replace(named, retention_s=None)
         if named != existing:
             return name

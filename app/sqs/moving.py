@@ -30,7 +30,7 @@ POLL_S, RETRY_S = 1.0, 1.0
 LEASE_S = 30
 #: A move is complete when it has found nothing for this long and no message waits.
 QUIET_S = 8.0
-#: After this time it fails if messages wait that this endpoint does not get, or if it is unknown whether any wait.
+#: After this time it fails if this endpoint cannot receive the waiting messages, or does not know whether any wait.
 MAX_QUIET_S = 120.0
 
 #: Reasons of failures, as SQS names them.
@@ -118,9 +118,9 @@ class Mover:
         return None
 
     async def _is_empty(self, queue: str, quiet_s: float, *, newer: bool) -> bool:
-        """Return whether a queue that had nothing to move for ``quiet_s`` has nothing at other endpoints either.
+        """Return whether a queue without messages to move for ``quiet_s`` has none at other endpoints either.
 
-        Raises _Failed if that lasts too long.
+        Raises _Failed if that remains unclear for too long.
         """
         if quiet_s < QUIET_S:
             return False
@@ -143,7 +143,7 @@ class Mover:
     ) -> bool:
         """Move messages; return whether any of them existed when the task began."""
         attributes, newest_ms = self._directory.get(queue).attributes, task.started_ms + SKEW_S * 1000
-        # Later messages stay: those that fail again would otherwise go round and round.
+        # Later messages stay. Otherwise, a message that fails again would be moved again and again.
         receiver.release([each for each in deliveries if each.sent_ms > newest_ms])
         older = [each for each in deliveries if each.sent_ms <= newest_ms]
         expired, rest = without_old(older, attributes)

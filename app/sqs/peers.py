@@ -51,7 +51,7 @@ class Peers:
         #: When each queue was last polled; monotonic seconds.
         self._polled: dict[str, float] = {}
         self._asker: ClientSession | None = None
-        #: Requests for messages wait for seconds, and must not hold up outcomes.
+        #: Separate, because requests for messages wait for seconds and must not delay outcomes.
         self._settler: ClientSession | None = None
         self._looking: asyncio.Task[None] | None = None
 
@@ -69,12 +69,12 @@ class Peers:
                 await session.close()
 
     def _session(self) -> ClientSession:
-        # Without a limit: by default, requests to all endpoints for all queues would share 100 connections.
+        # No limit: by default, the requests to all endpoints for all queues would share 100 connections.
         return ClientSession(headers={"Authorization": f"Bearer {self._token}"}, connector=TCPConnector(limit=0))
 
     def authorizes(self, header: str | None) -> bool:
         """Return whether a request comes from an endpoint with the same secret."""
-        # aiohttp decodes other bytes than UTF-8 to surrogates.
+        # aiohttp decodes bytes that are not UTF-8 to surrogates.
         return hmac.compare_digest((header or "").encode(errors="surrogateescape"), f"Bearer {self._token}".encode())
 
     def of(self, queue: str) -> Sequence[str]:

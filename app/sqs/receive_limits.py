@@ -21,9 +21,9 @@ log = logging.getLogger("marq.sqs")
 
 #: Time limit of a stop.
 STOP_S = 2.0
-#: How many polls may have been answered before their other messages are ended; those beyond wait.
+#: How many polls may be answered while their old and dead messages are still being deleted or moved; others wait.
 MAX_BEGUN = 100
-#: How many messages that can't be moved to remember, and for how long, because the dead-letter queue may be changed.
+#: How many messages that can't be moved to remember, and for how long; the dead-letter queue may change meanwhile.
 MAX_UNMOVABLE, UNMOVABLE_S = 10_000, 3_600.0
 
 
@@ -64,7 +64,7 @@ class ReceiveLimits:
         self._dead_letters = dead_letters
         self._clock = clock
         self._ending: set[asyncio.Task[None]] = set()
-        #: The time of the attempt, by target and message id.
+        #: The time of the failed move, by target and message id.
         self._unmovable: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def divide(self, deliveries: Sequence[Delivery], attributes: QueueAttributes) -> Divided:

@@ -43,8 +43,8 @@ JOIN_S = 8.0
 LONG_POLL_S, TOGETHER_S = 5.0, 0.5
 #: Maximum number of messages to ask another endpoint for.
 MAX_ASKED = 100
-#: An answer to another endpoint ends with the message that reaches this size. The others stay in the consumer's buffer:
-#: a release would make the tracker write each of them again.
+#: An answer to another endpoint ends with the message that reaches this size. The others stay in the consumer's buffer,
+#: because the tracker would have to write each released message again.
 MAX_ANSWER_BYTES = 4 << 20
 #: How many deleted messages to remember, and for how long, because their redeliveries may be on their way.
 MAX_DELETED, DELETED_S = 100_000, 60.0
@@ -95,7 +95,7 @@ class Delivery(NamedTuple):
             document["sent_ms"],
             b64decode(document["body"]),
             headers,
-            # Endpoints of earlier versions do not send these.
+            # Endpoints of earlier versions do not send these fields.
             document.get("first_received_ms", 0),
             document.get("available_ms", 0),
             document["url"],

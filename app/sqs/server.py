@@ -111,7 +111,7 @@ class SqsServer:
     async def _respond(
         self, request: BaseRequest, request_id: str, releases: list[Callable[[], None]]
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Return status, headers and body; add what releases messages in the answer, for the case that it is lost."""
+        """Return status, headers and body; append to ``releases`` what to call if the answer is lost."""
         try:
             if request.method == "GET" and request.path == "/healthz":
                 return 200, {"Content-Type": "text/plain"}, b"ok"

@@ -206,7 +206,7 @@ class Directory:
         document, settings = self._queues.definitions.sqs(name), self._queues.definitions.settings(name)
         defaults = self._defaults(name)
         if "created" not in document:
-            # Its owner chose Kafka's retention, and does not expect that a client that polls deletes messages earlier.
+            # The queue's owner relies on Kafka's retention, so a client's poll must not delete messages earlier.
             defaults = replace(defaults, retention_s=None)
         kept = read_attributes(document.get("attributes", {}), fifo=is_fifo(name), current=defaults)
         attributes = replace(

@@ -6,12 +6,12 @@ The tasks of a queue are in the record ``sqs-tasks:NAME`` of the queues topic:
 ``runner``: the endpoint that works on them, and when its claim ends unless it is renewed.
 
 A task is in the record before a client gets its answer. An endpoint renews its claim every few seconds; if it dies,
-another one continues. Clocks of endpoints may differ, so each one measures with its own monotonic clock how long a
-claim has not changed. Endpoints of earlier versions compare their clocks with the time in the claim. So two endpoints
+another one continues. Clocks of endpoints may differ, so each endpoint measures with its own monotonic clock how long
+a claim has not changed. Endpoints of earlier versions compare their clocks with the time in the claim. So two endpoints
 may run a task at the same time. That is safe: a purge ends when another one takes over, and only one endpoint can hold
 the lease of a message that it moves.
 
-A purge's time that is later than a right clock would have written does not count, so a wrong clock refuses no purge.
+A purge whose time is in the future does not count as recent, so an endpoint with a wrong clock cannot block purges.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ ACTIVE = (RUNNING, CANCELLING)
 MAX_MOVES = 10
 #: A queue is purged at most once in this time.
 PURGED_S = 60.0
-#: How long a claim lasts after another endpoint has seen its last renewal, and the interval of renewals.
+#: How long a claim lasts after another endpoint has seen its last renewal, and how often it is renewed.
 CLAIM_S, RENEWAL_S = 20.0, 5.0
-#: How far the clocks of endpoints may differ.
+#: Smaller differences between the clocks of endpoints have no effect.
 SKEW_S = 5.0
 
 Document = Mapping[str, Any]
@@ -80,7 +80,7 @@ class Tasks:
     Args:
         queues: the definitions, started.
         clock: returns the time in seconds since 1970.
-        monotonic: returns the seconds of a clock that only this process reads.
+        monotonic: returns the time of a monotonic clock in seconds.
     """
 
     def __init__(

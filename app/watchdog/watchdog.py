@@ -148,8 +148,8 @@ class StallDetector:
     def look(self, turns: int, standings: Mapping[Hashable, ProgressReport], passed_s: float) -> str:
         """Return which subject is stalled, "" if none.
 
-        ``turns`` increases while the event loop runs, whose last report is ``standings``; ``passed_s``: running time
-        since the last check.
+        ``turns`` increases while the event loop runs; ``standings`` is its last report; ``passed_s`` is the running
+        time since the last check.
         """
         if turns == self._turns:
             # The reports are old.

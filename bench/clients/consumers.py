@@ -60,7 +60,7 @@ async def group(servers: str, prefix: str, name: str, count: int) -> None:
 async def timed(
     servers: str, prefix: str, queue: str, count: int, unmeasured: int, keys: int = 0, poison: int = 0
 ) -> None:
-    """Measure the time from when a message should be sent until its handler begins, except for the first ones.
+    """Measure the time from each message's planned send until its handler begins; leave out the first messages.
 
     With ``keys`` ordering keys, messages of the first key are not measured; if ``poison`` is 1, each of them fails.
     """

@@ -44,7 +44,7 @@ def marq(bench: Bench, way: str = "run", work: str = "0", concurrency: int = 64)
 
 
 def drained(bench: Bench, prefix: str, worker: BenchWorker, way: str, work: str, concurrency: int) -> Measurements:
-    """Measure as :func:`marq` a queue that is full already, with a worker that runs already."""
+    """Measure like :func:`marq`, but a queue that is already full, with a worker that is already running."""
     count = bench.size.messages
     meter = Meter({"tracker": [worker.pid], "broker": [bench.broker_pid]})
     measurements = measured("drain_marq", bench.servers, prefix, count, way, work, concurrency)

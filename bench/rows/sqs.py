@@ -40,7 +40,7 @@ def clients(bench: Bench) -> Measurements:
 
         for child in children:
             child.read()
-        # Warms up: in its first rounds, the broker's JVM still compiles.
+        # Warm up: the broker's JVM is still compiling during the first rounds.
         for _ in range(WARM_ROUNDS):
             before = run()
         parts = {"clients": [child.pid for child in children], "worker": [worker.pid], "broker": [bench.broker_pid]}

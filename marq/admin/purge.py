@@ -147,7 +147,7 @@ async def purge(
     check_purgeable(settings, queue)
     topics = await ensure_topics(settings, changelog=True)
     async with Queues.of(settings) as queues, Producer.of(settings) as producer:
-        # A caller that knows of an earlier pause tries again, and resumes the queue then.
+        # A caller that passes paused_before repeats the purge itself, and then resumes the queue.
         told = paused_before is None
         paused_before = queues[queue].paused if paused_before is None else paused_before
         purging = _Purging(settings, topics, queues, producer, queue, extent, progress)

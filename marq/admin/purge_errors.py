@@ -1,4 +1,4 @@
-"""Errors that end a purge before it is complete, and what they tell about the pause of the queue."""
+"""Errors that end a purge before it is complete, and what they say about the pause of the queue."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def naming_the_pause(queue: str) -> Iterator[None]:
 
 @contextmanager
 def naming_a_possible_pause(queue: str) -> Iterator[None]:
-    """Add to errors of a pause that it may be in effect."""
+    """Add to errors of the pause that the queue may be paused."""
     try:
         yield
     except ConfigError:
-        # It was refused before it was written.
+        # The pause was refused before it was written.
         raise
     except MarqError as error:
         error.args = (f"{error}; queue {queue!r} may be paused: purge it again, then resume it",)

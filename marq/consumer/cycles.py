@@ -125,7 +125,7 @@ class FetchedRecords:
         self._records: dict[Source, Records] = {}
         #: Records of sources from which nothing may be acquired yet.
         self._held: dict[Source, Records] = {}
-        #: Sources of which later records were dropped, with the first of these.
+        #: Held sources whose later records were dropped, with the offset of the first dropped one.
         self._dropped: dict[Source, int] = {}
 
     def __bool__(self) -> bool:
@@ -151,7 +151,7 @@ class FetchedRecords:
             self._hold(source, self._records.pop(source))
 
     def _hold(self, source: Source, read: Records) -> None:
-        # One source that can't be resumed for hours must not stop the others.
+        # A source that can't be resumed for hours must not stop the others.
         if source in self._dropped or sum(map(len, self._held.values())) >= MAX_HELD_RECORDS:
             self._dropped.setdefault(source, read.offsets[0])
         else:
@@ -159,7 +159,7 @@ class FetchedRecords:
             self._held[source] = Records.joined([before, read]) if before is not None else read
 
     def let_go(self, source: Source) -> int | None:
-        """Stop keeping back the records of a source; return where to read on, if not after the last record."""
+        """Stop keeping back the records of a source; return the offset from which to read again, if any."""
         if source in self._held:
             self._records[source] = self._held.pop(source)
         return self._dropped.pop(source, None)

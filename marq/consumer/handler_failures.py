@@ -20,7 +20,7 @@ from marq.wire.record_headers import uncounted
 if TYPE_CHECKING:
     from marq.consumer.message import Message
 
-#: After this many uncounted releases in a row the next interrupted attempt counts. Otherwise a message whose handlers
+#: After this many uncounted releases in a row, the next interrupted attempt counts. Otherwise a message whose handlers
 #: are always interrupted, as in a deployment that keeps crashing, would be redelivered forever.
 MAX_UNCOUNTED = 100
 

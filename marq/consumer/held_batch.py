@@ -83,7 +83,7 @@ class HeldBatch:
         self.fixed_ms: int | None = None
         #: True if the consumer does not renew it, because other programs have the messages.
         self.ends = False
-        #: True until a polling program has its messages: before, a lost lease does not count as an attempt.
+        #: True until a polling program has its messages. Until then, a lost lease does not count as an attempt.
         self.unseen = False
         self.expires_s = taken_s + lease_s
         #: Offsets that are still held; a message leaves when its outcome goes to the writer.

@@ -47,9 +47,9 @@ class Place:
 
 
 class Reading(NamedTuple):
-    """The records of one queue in one source that are open already, and the ``first`` open one, None if there is none.
+    """The records of one queue in one source that are already open; ``first``: the offset of the first one, or None.
 
-    Until the cycle has ended, the position of the queue may not pass the first one.
+    Until the cycle has ended, the position of the queue must not pass ``first``.
     """
 
     lines: Lines

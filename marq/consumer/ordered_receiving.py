@@ -283,12 +283,12 @@ class Ordering:
         self._ready.append((held, offsets, values))
 
     def again(self, lines: Lines, place: Place) -> None:
-        """Acquire a message, after asking about it if it is foreign."""
+        """Acquire a message; if it is foreign, ask about it first."""
         (self._ask if place.foreign else self._again).append((lines, place))
         self._wake.set()
 
     def later(self, lines: Lines, place: Place) -> None:
-        """Call :meth:`Lines.due` at the place's ``due_s``, or ask about a foreign message before."""
+        """Call :meth:`Lines.due` at the place's ``due_s``; ask about a foreign message first."""
         due_s = place.due_s
         if place.foreign:
             # It may end earlier, or be released or moved.

@@ -36,7 +36,7 @@ MAX_SHORTFALL_S, MAX_SHORTFALL = 1.0, 0.05
 class Described(NamedTuple):
     """A message as another process can receive it; times are in milliseconds since 1970.
 
-    ``first_received_ms`` is 0 if it is unknown, or this is the first delivery. ``available_ms`` is when the message
+    ``first_received_ms`` is 0 if it is unknown or this is the first delivery. ``available_ms`` is when the message
     could first be received: later than ``sent_ms`` if it was delayed or redriven, or its sender chose its timestamp.
     """
 
@@ -60,8 +60,8 @@ def described(message: Message) -> Described:
         return Described(token, record_id(held.source, offset), 1, sent_ms, message.body, {}, 0, sent_ms)
     facts = origin(held.source, offset, record.timestamp, record.headers)
     received_ms = first_received_ms(record.headers)
-    # The tracker stamps the first delivery of a delayed or redriven message with its time. If a redelivery lacks the
-    # header, its record is that first delivery, or its true age is unknown: it must not count as older than it is.
+    # The record of a delayed or redriven message has the time of its first delivery. If a redelivery lacks the header,
+    # its record is that first delivery, or its age is unknown. The message must not count as older than it is.
     known = facts.attempt > 1 and received_ms
     available_ms = max(facts.first_sent_ms, received_ms) if known else record.timestamp
     return Described(

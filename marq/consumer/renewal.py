@@ -61,7 +61,7 @@ class Renewal:
         self._sleep = sleep
         self._log = LostLeasesLog()
         self._leases: list[HeldBatch] = []
-        #: Messages whose own, longer RENEW may have been shortened, or is still being written.
+        #: Messages whose own, longer RENEW may have been overridden by a shorter one, or is still being written.
         self._longer: list[tuple[HeldBatch, int]] = []
         self._grown_to = 0
         self._task: asyncio.Task[None] | None = None
@@ -175,10 +175,10 @@ class Renewal:
         return True
 
     async def _repeat_longer(self) -> bool:
-        """Repeat RENEWs that messages wrote for themselves during a renewal: a shorter one may have come after them."""
+        """Repeat longer RENEWs of single messages written during a renewal: a shorter one may have come after them."""
         now_s = self._clock()
         held = [(lease, offset) for lease, offset in self._longer if offset in lease.open]
-        # Their leases are not known yet: the next renewal repeats them.
+        # Their own leases are not known yet, so the next renewal repeats them.
         renewing = [(lease, offset) for lease, offset in held if offset in lease.renewing]
         again = [
             (lease, floor((lease.own_expiry_s[offset] - now_s) * 1000), [offset])
@@ -250,7 +250,7 @@ def _next_expiry_s(lease: HeldBatch, now_s: float) -> float:
 def _renewed_for_longer(
     shares: Iterable[tuple[HeldBatch, int, list[int]]], sent_s: float
 ) -> list[tuple[HeldBatch, int]]:
-    """Return messages of a renewal whose own RENEW is for longer, or still being written: it may come before this."""
+    """Return messages of a renewal whose own RENEW is longer or still being written: it may precede this one."""
     return [
         (lease, offset)
         for lease, lease_ms, offsets in shares

@@ -14,7 +14,7 @@ log = logging.getLogger("marq")
 
 #: Maximum number of messages that wait behind others, and of bytes of their values; at this limit, reading pauses.
 MAX_WAITING, MAX_WAITING_BYTES = 100_000, 256 << 20
-#: The most messages of a step.
+#: Maximum number of messages in one step.
 MAX_STEP = 1_000
 _MAX_DOUBLINGS = 10
 

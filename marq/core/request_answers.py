@@ -134,5 +134,5 @@ def _wait_ms(left_ms: int) -> int:
 def _attempt(lease: LeaseRow) -> int:
     """Return the attempt of a message's next delivery if it was released, else of its last one."""
     after = lease.attempt + (lease.counted and lease.state in (State.RELEASED, State.WAITING_IN_ORDER))
-    # Any producer may write the largest attempt; an answer that cannot be encoded would stop every owner.
+    # A producer may have written the largest attempt. An answer that can't be encoded would stop every owner.
     return min(after, UNLIMITED_ATTEMPTS)

@@ -159,7 +159,7 @@ class Survey:
             letters, oldest, newest = spans.get(spot.group, (0, spot, spot))
             if spot.dead_lettered_at_ms < oldest.dead_lettered_at_ms:
                 oldest = spot
-            # Of the same millisecond, the last place.
+            # If several have the same millisecond, the last place counts.
             if spot.dead_lettered_at_ms >= newest.dead_lettered_at_ms:
                 newest = spot
             spans[spot.group] = Span(letters + 1, oldest, newest)

@@ -101,7 +101,7 @@ def encoded(reads: Reads, holders: Sequence[int] = (), pid: int | None = None, u
 
 
 def parsed(user_data: bytes | None) -> Mapping[str, Any]:
-    """Return a member's user data; empty if they are missing, or not a JSON object."""
+    """Return a member's user data; empty if the data is missing or not a JSON object."""
     try:
         document = json.loads(user_data or b"")
     except ValueError:

@@ -67,7 +67,7 @@ class Place:
     #: The new snapshot that the positions' metadata names: it must be durable before anything is committed.
     snapshot: OffsetSnapshot | None = None
     #: Whether the log has lost records that some queue has received. Commit the place at once: if the log has grown
-    #: past the former offset by the next start, nothing shows the loss, and the new records would be skipped.
+    #: past the former offset by the next start, the loss goes unnoticed, and the new records would be skipped.
     lost: bool = False
 
 
@@ -130,7 +130,7 @@ class Search:
                 positions.advance([queue], theirs[queue], other.behind)
 
     def places(self, ends: Mapping[Source, int] = MappingProxyType({})) -> dict[Source, Place]:
-        """Return the places of all partitions, none after the end of its log, if that is known."""
+        """Return the places of all partitions. No place is after the end of its log, if that end is known."""
         places = {}
         for source, positions in self._positions.items():
             end, furthest = ends.get(source), max(positions.furthest, _offset(self._committed.get(source)) or 0)
@@ -335,7 +335,7 @@ async def commit_once(
     coordinator, assignment = consumer._coordinator, consumer._subscription.subscription.assignment
     await coordinator.ensure_coordinator_known()
     current = coordinator.generation, coordinator.member_id
-    # Without a generation, the group would accept it like an administrator's commit.
+    # The group would accept a commit without a generation, like an administrator's.
     if generation is not None and (generation.number < 0 or current != (generation.number, generation.member_id)):
         raise CommitFailedError(f"the group has rebalanced since generation {generation.number}")
     await coordinator._do_commit_offsets(assignment, offsets)

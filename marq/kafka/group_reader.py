@@ -303,7 +303,8 @@ class GroupReader:
             return False
         self._recreated = recreated
         log.error(
-            "group %s: %s: the log ends before the next offset: recreated, or records lost; restarting as committed",
+            "group %s: %s: the log ends before the next offset: the topic was recreated or has lost records;"
+            " restarting from the committed offsets",
             self._group,
             ", ".join(f"{topic}/{partition} at {start}" for (topic, partition), start in recreated.items()),
         )

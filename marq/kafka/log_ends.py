@@ -1,6 +1,6 @@
-"""Where logs end, as far as their leaders answer soon.
+"""The end offsets of logs whose leaders answer soon.
 
-aiokafka's ``end_offsets`` waits until every partition has a leader, so one partition would hold up all others.
+aiokafka's ``end_offsets`` waits until every partition has a leader, so a single partition would block all others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from marq.wire.markers import Source
 
 log = logging.getLogger("marq")
 
-#: Limit for the answer of one leader.
+#: Time limit for the answer of one leader.
 LIMIT_S = 5.0
 _READ_UNCOMMITTED = 0
 

@@ -89,7 +89,7 @@ class OffsetSnapshot:
 
 
 def parsed(metadata: str) -> Mapping[str, Any]:
-    """Return the content of metadata; empty if it is not a JSON object, so that another program has written it."""
+    """Return the content of metadata; empty if it is not a JSON object, as if another program has written it."""
     try:
         document = json.loads(metadata)
     except ValueError:

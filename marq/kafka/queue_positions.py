@@ -326,5 +326,5 @@ class Progress:
         for source, positions in after.items():
             if source in self._positions:
                 self._positions[source] = positions
-                # As positions, it never goes back, even if the log has lost records: recreated() notices that later.
+                # Like positions, it never goes back, even if the log has lost records; recreated() notices that later.
                 self._reached[source] = max(self._reached[source], offsets[source])

@@ -25,8 +25,8 @@ from marq.wire.errors import error_text
 
 #: Time limit of a provider. The clients' pacer spaces attempts, so a failing one is not called in a loop.
 LIMIT_S = 30.0
-#: A call that takes longer hangs, perhaps for good, so another one begins. After each further one this time doubles:
-#: a provider that hangs for a day blocks eleven threads.
+#: A call that takes longer may hang for good, so another one begins. This time doubles with each hanging call, so a
+#: provider that hangs for a day blocks eleven threads.
 HUNG_S = 60.0
 _TOKEN = re.compile("[!-~]+")
 
@@ -38,8 +38,8 @@ class NoToken(ConnectionError):
 class TokenSource(AbstractTokenProvider):  # type: ignore[misc]
     """Calls a token provider; safe for use from several threads and event loops.
 
-    A provider that is not asynchronous runs in a thread, because it may do I/O. Callers that come meanwhile get the
-    same token, so a provider that hangs blocks few threads.
+    A provider that is not asynchronous runs in a thread, because it may do I/O. Concurrent callers share a
+    call and its token, so a provider that hangs blocks few threads.
 
     Args:
         name: what errors call it.
@@ -52,7 +52,7 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]
         self._call = getattr(provider, "token", provider)
         self._is_async = iscoroutinefunction(self._call) or iscoroutinefunction(type(self._call).__call__)
         self._lock = threading.Lock()
-        #: The newest call, after those that hang, and when another one may begin before it has ended.
+        #: Calls that have not ended, the newest last, and the time after which another one may begin nevertheless.
         self._running: list[Future[Any]] = []
         self._again_s = 0.0
         self._process = getpid()
@@ -86,7 +86,7 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]
 
     def _in_thread(self) -> Future[Any]:
         if self._process != getpid():
-            # A fork leaves the threads behind, and one of them may have had the lock.
+            # After a fork, the threads are gone, and one of them may have held the lock.
             self._lock, self._running, self._process = threading.Lock(), [], getpid()
         with self._lock:
             if not self._running or self._running[-1].done() or monotonic() > self._again_s:

@@ -1,8 +1,8 @@
 """How much an owner folds before it writes rows.
 
-All pending rows are written in one transaction, whose time is limited. On a slow broker a full one would be aborted,
-folded and written again, endlessly. So the limits are halved after each one that takes too long. They are doubled only
-after several that did not, because each attempt costs the time limit and a recovery of the table.
+All pending rows are written in one transaction, whose time is limited. On a slow broker, a full transaction would be
+aborted, folded and written again, endlessly. So a transaction that takes too long halves the limits. They are doubled
+only after several transactions in time, because a failed attempt costs the time limit and a recovery of the table.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from marq.core.lease_book import LeaseBook
 
-#: Limits for folded but unwritten rows and marker bytes, shared evenly by the owners of a process. A pending row takes
-#: up to a kilobyte, with its marker, and twice that while it is being written.
+#: Limits for folded but unwritten rows and marker bytes, shared evenly by the owners of a process. A pending row and
+#: its marker take up to a kilobyte, and twice that while they are being written.
 MAX_PENDING_ROWS = 50_000
 MAX_PENDING_BYTES = 64 << 20
-#: The smallest share of the limits, so that an owner is soon as fast as before an outage.
+#: Maximum divisor of the limits, so that an owner soon becomes as fast as before an outage.
 MAX_DIVISOR = 256
-#: Transactions in time, in a row, before the limits are doubled.
+#: Number of transactions in a row that must end in time before the limits are doubled.
 COMMITS_TO_DOUBLE = 10
 
 

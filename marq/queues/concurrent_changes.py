@@ -1,11 +1,12 @@
 """Changes that several clients make to one document at the same time.
 
-A client writes a whole document, merged from the last one that it has read. Until a client knows of the records right
-before its own, its record undoes them. It then writes again, with their changes (:meth:`Queues.merge`).
+A client writes a whole document, merged from the last one that it has read. If other clients have written records
+since, its record undoes their changes. When it has read those records, it writes again, with their changes
+(:meth:`Queues.merge`).
 
-But those records may undo others in the same way, and so may the records after its own. Taken literally, they would
-undo changes whose clients were told that they are made. So each record counts as a change to the earlier document from
-which it differs least: that is probably the one from which its writer started.
+But those records, and later ones, may have undone other changes in the same way. Taken literally, they would undo
+changes that other clients have already reported as made. So each record counts as a change to the earlier document from
+which it differs least, because its writer probably started from that one.
 """
 
 from __future__ import annotations

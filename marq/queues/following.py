@@ -28,7 +28,7 @@ SYNC_LIMIT_S = 5.0
 _SHOWN_CHARACTERS = 300
 #: Longest sleep until the end of a pause: the wall clock may be set, and a suspended machine does not count its sleep.
 PAUSE_CHECK_S = 60.0
-#: How long, and how many, records are kept to understand conflicting writes, which take less time than this.
+#: For how long records are kept to resolve conflicting writes, which take less time, and how many of them.
 RECENT_S = 5.0
 MAX_RECENT = 100
 

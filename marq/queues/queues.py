@@ -213,7 +213,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
                 if not documents:
                     return
                 before, after = await follower.write(documents)
-                # A record after ours is from a client that wins by its place in the log.
+                # The client that wrote a record after ours wins anyway.
                 later = {entry.key for entry in after if fold(Definitions(), entry) is None}
                 documents = {
                     entry.key: document_of(entry.value)
@@ -271,7 +271,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
                 if not documents:
                     return
                 _, after = await follower.write(documents)
-                # The writer of a later record does this.
+                # The writer of a later record writes the deciding one again.
                 later = {entry.key for entry in after if fold(Definitions(), entry) is None}
                 deciding = overruled(self.definitions, documents)
                 documents = {key: document for key, document in deciding.items() if key not in later}

@@ -1,8 +1,8 @@
 """Where a queue starts to read its topic: at the first record, or after the last one when the queue is defined.
 
 The offsets of a queue with ``start = "latest"`` are written to the queues topic before its definition, so they do not
-depend on when its first consumer starts. Of several writers, the first one decides. They are written once for each
-queue and topic: a queue whose handler was removed and returns continues where it was.
+depend on when its first consumer starts. If several clients write them, the first one counts. They are written once
+for each queue and topic, so a queue whose handler is removed and added again continues where it was.
 """
 
 from __future__ import annotations

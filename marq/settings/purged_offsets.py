@@ -59,7 +59,7 @@ class Purge:
         return {source.topic for source in self.ends}
 
     def along_with(self, other: Purge) -> Purge:
-        """Return a purge of the records of both; in each partition, the later time counts, and this one if equal."""
+        """Return a purge of the records of both; in each partition, the later time counts, or this purge if equal."""
         # The end with the later time may be the lower one: the topic was recreated since.
         ends = {
             source: end
@@ -69,7 +69,7 @@ class Purge:
         return replace(replace(self, ends=ends)._with_partitions_of(other), in_flight=self.in_flight)
 
     def outweighing(self, start: Purge | None) -> Purge:
-        """Return this purge with a time that makes it count more than the start of its queue."""
+        """Return this purge with a time late enough to take precedence over the start of its queue."""
         # The clock that wrote the start may be ahead.
         return self if start is None else replace(self, until_ms=max(self.until_ms, start.until_ms))
 

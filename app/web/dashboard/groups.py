@@ -130,7 +130,7 @@ class Groups:
             log.warning("the consumers of queues could not be looked up: %r", task.exception())
 
     async def _in_time(self, asking: Awaitable[T], *, forget: bool = False) -> T | None:
-        """Return an answer, None if there is none in time; ``forget`` the coordinators if they do not answer."""
+        """Return an answer, or None after an error or a timeout; ``forget``: a timeout discards the coordinators."""
         try:
             async with asyncio.timeout(LIMIT_S):
                 return await asking

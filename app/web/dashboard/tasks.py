@@ -26,7 +26,7 @@ _ID_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Emptied(Deleted):
-    """The result of a purge; ``paused``: the queue was paused before, and so still is."""
+    """The result of a purge; ``paused``: the queue was paused before, and therefore still is."""
 
     paused: bool = False
 

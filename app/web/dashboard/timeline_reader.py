@@ -87,7 +87,7 @@ class Reading:
         return topic in self._topics_of_all or bool(self._definitions.queues_of_topic(topic))
 
     async def _read(self, reader: LogReader, timeline: Timeline, begin_ms: int | None) -> int | None:
-        """Read the markers since a time; return where a limit ended that, else None."""
+        """Read the markers since a time; return the time at which a limit ended the read, else None."""
         ranges = await self._ranges(reader, begin_ms)
         records, size, last_ms = 0, 0, begin_ms or 0
         try:

@@ -44,7 +44,7 @@ _HEAD_BYTES = 1_024
 MAX_BATCH_LETTERS = 1_000
 #: Parts that differ between errors of the same kind: numbers, also within words, and long hexadecimal ones.
 _VARIES = re.compile(r"\b(?=[a-f\-]*\d)[\da-f\-]{8,}\b|\d+(?:\.\d+)*", re.IGNORECASE)
-#: Maximum characters of an error kind; the rest varies too much to help.
+#: Maximum number of characters of an error kind; the rest varies too much to help.
 MAX_KIND = 200
 
 
@@ -70,7 +70,7 @@ def text_of(headers: Headers, name: str) -> str:
 
 
 def kind_of(record: DeadLetterRecord) -> str:
-    """Return the kind of a dead letter's error: its first line, or else that of the reason, with N for parts that vary.
+    """Return the kind of a dead letter's error: its first line, or that of the reason, with N for varying parts.
 
     Errors that differ only in numbers have the same kind.
     """

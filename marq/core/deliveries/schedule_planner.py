@@ -159,8 +159,8 @@ class Planner:
         return [Delay(schedule.queue, holder, source, times, [time_s * 1000 for time_s in times], False, 0, payloads)]
 
     def _most_missed(self, schedule: Schedule, now_s: int) -> int:
-        """Return how many messages fit into one marker, whose topic accepts more than the messages topic."""
-        # A larger marker would be refused again by each new owner, and nothing in the partition would be redelivered.
+        """Return how many messages fit into one marker; the markers topic accepts more than the messages topic."""
+        # The broker would refuse a larger marker of every new owner, and the partition would redeliver nothing.
         room = min(MAX_MISSED_BYTES, self._limit_bytes)
         return max(1, min(MAX_MISSED, room // payload_bytes(_payload(schedule, now_s, now_s))))
 
