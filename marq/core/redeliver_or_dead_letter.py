@@ -8,7 +8,8 @@ from enum import IntEnum
 from marq.core.storage.rows import LeaseRow
 from marq.core.transitions import DUE, TO_QUEUE
 from marq.settings.queue import QueueSettings
-from marq.wire.markers import BACKOFF, BLOCKED_MS, Cause, Kind, Source
+from marq.wire.markers import BACKOFF, BLOCKED_MS, Cause, Kind, Payload, Source
+from marq.wire.names import HEADER_ROOM_BYTES
 
 
 class Destination(IntEnum):
@@ -72,3 +73,22 @@ def resolve_due(source: Source, offset: int, lease: LeaseRow, settings: QueueSet
 def _fact(lease: LeaseRow, settings: QueueSettings) -> Kind:
     due = DUE[lease.state]
     return due.exhausted if is_exhausted(lease.attempt, lease.counted, settings) else due.fact
+
+
+def fitting(fire: DueAction, payload: Payload, limit_bytes: int) -> DueAction:
+    """Return the action, or a dead-letter action if the redelivery is too large for the messages topic."""
+    if fire.destination is not Destination.QUEUE or size_bytes(payload) <= limit_bytes - HEADER_ROOM_BYTES // 2:
+        return fire
+    return too_large(fire)
+
+
+def too_large(fire: DueAction) -> DueAction:
+    """Return the action for a message whose redelivery was rejected as too large."""
+    attempt = fire.lease.attempt
+    return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, attempt, Cause.TOO_LARGE)
+
+
+def size_bytes(payload: Payload) -> int:
+    """Return about how large a message is as a record, without the headers that Marq adds."""
+    headers = sum(len(name) + len(value or b"") + 8 for name, value in payload.headers)
+    return len(payload.key or b"") + len(payload.value or b"") + headers

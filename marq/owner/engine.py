@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any
 
-from marq.core.deliveries import redeliveries
 from marq.core.deliveries.schedule_planner import Planner
-from marq.core.redeliver_or_dead_letter import DueAction
+from marq.core.redeliver_or_dead_letter import DueAction, fitting, size_bytes, too_large
 from marq.core.tracker import Tracker
 from marq.owner.payloads import Table, find_payloads, find_payloads_in_turn
 from marq.owner.pending_limits import PendingLimits
@@ -305,7 +304,7 @@ class OwnerEngine:
         if not write.due or write.due[0][0].cause is Cause.TOO_LARGE:
             return False
         fire, payload = write.due[0]
-        self._apart.append((redeliveries.too_large(fire), payload))
+        self._apart.append((too_large(fire), payload))
         return True
 
     @property
@@ -364,8 +363,8 @@ class OwnerEngine:
         due, room = list[Due](), MAX_COPIES_BYTES
         for fire, payload in zip(fires, payloads, strict=True):
             assert payload is not None, f"no row for {record_headers.record_id(fire.source, fire.offset)}"
-            due.append((redeliveries.fitting(fire, payload, self._limit_bytes), payload))
-            room -= redeliveries.size_bytes(payload)
+            due.append((fitting(fire, payload, self._limit_bytes), payload))
+            room -= size_bytes(payload)
             if room <= 0:
                 # The others stay in `_due`: a transaction that takes too long would be aborted and built again.
                 break

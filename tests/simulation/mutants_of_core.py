@@ -228,7 +228,7 @@ CORE_MUTANTS = (
     mutant(
         SIZES,
         "what is too large to be sent again is dropped",
-        _REDELIVERIES,
+        _FIRES,
         "transaction",
         (
             "return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, attempt",
@@ -238,7 +238,7 @@ CORE_MUTANTS = (
     mutant(
         SIZES,
         "what is too large becomes a dead letter of the next attempt",
-        _REDELIVERIES,
+        _FIRES,
         "attempts fidelity",
         (
             "Destination.DEAD_LETTERS, attempt, Cause.TOO_LARGE)",
@@ -248,7 +248,7 @@ CORE_MUTANTS = (
     mutant(
         SIZES,
         "small messages are too large",
-        _REDELIVERIES,
+        _FIRES,
         "dead-letter",
         ("limit_bytes - HEADER_ROOM_BYTES // 2", "limit_bytes - HEADER_ROOM_BYTES * 29 // 10"),
     ),

@@ -311,7 +311,7 @@ SHELL_MUTANTS = (
         "a copy that the broker refuses for its size is sent again and again",
         _ENGINE,
         "stuck",
-        ("self._apart.append((redeliveries.too_large(fire), payload))", "self._apart.append((fire, payload))"),
+        ("self._apart.append((too_large(fire), payload))", "self._apart.append((fire, payload))"),
         large=0.6,
         forgotten=0.2,
     ),

@@ -14,7 +14,6 @@ from marq.wire.names import (
     ERROR_HEADER,
     FIRST_RECEIVED_HEADER,
     FIRST_SENT_HEADER,
-    HEADER_ROOM_BYTES,
     ID_HEADER,
     KEY_HEADER,
     ORDERING_KEY_HEADER,
@@ -91,25 +90,6 @@ def _was_received(fire: DueAction) -> bool:
     """Return whether a consumer has received a message, and its row tells when."""
     lease = fire.lease
     return lease.state in (State.LEASED, State.RELEASED) and lease.counted and lease.since_ms > 0
-
-
-def fitting(fire: DueAction, payload: Payload, limit_bytes: int) -> DueAction:
-    """Return the action, or a dead-letter action if the redelivery is too large for the messages topic."""
-    if fire.destination is not Destination.QUEUE or size_bytes(payload) <= limit_bytes - HEADER_ROOM_BYTES // 2:
-        return fire
-    return too_large(fire)
-
-
-def too_large(fire: DueAction) -> DueAction:
-    """Return the action for a message whose redelivery was rejected as too large."""
-    attempt = fire.lease.attempt
-    return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, attempt, Cause.TOO_LARGE)
-
-
-def size_bytes(payload: Payload) -> int:
-    """Return about how large a message is as a record, without the headers that Marq adds."""
-    headers = sum(len(name) + len(value or b"") + 8 for name, value in payload.headers)
-    return len(payload.key or b"") + len(payload.value or b"") + headers
 
 
 def reason(fire: DueAction) -> str:
