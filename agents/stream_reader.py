@@ -155,8 +155,10 @@ class StreamReader:
             return
         position = lane.position
         try:
-            end = await self._partitions.log_end(source)
-        except KafkaError as error:
+            # All partitions wait for this.
+            async with asyncio.timeout(DELIVERY_SECONDS):
+                end = await self._partitions.log_end(source)
+        except (KafkaError, TimeoutError) as error:
             # The next batches are also from before the position, so they are checked, too.
             log.warning("topic %s, partition %s: could not check where partitions end: %r", *source, error)
             return
@@ -323,6 +325,9 @@ class StreamReader:
     def _encoded(
         self, offsets: Mapping[Source, int], after: Mapping[Source, Positions]
     ) -> dict[Source, tuple[int, str]]:
+        if self._made_anew is not None:
+            # The next process would take these offsets for those of the present log, and skip its new records.
+            raise NotCommitted(str(self._made_anew))
         by, changed_at = self._partitions.committer, self._serving.changed_at
         numbers = {
             source: after[source].number(self._serving.queues_in(source.topic), offset)

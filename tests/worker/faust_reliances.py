@@ -142,6 +142,15 @@ RELIANCES = (
     Reliance("faust.channels:Channel", "put", "async (self, value)", "to all streams that read the channel"),
     # agents/partition_writer.py
     Reliance("aiokafka:AIOKafkaProducer", "_txn_manager", "instance attribute", "the way to the producer's epoch"),
+    Reliance(
+        "aiokafka:AIOKafkaProducer", "_message_accumulator", "instance attribute", "has the producer's last error"
+    ),
+    Reliance(
+        "aiokafka.producer.message_accumulator:MessageAccumulator",
+        "_exception",
+        "instance attribute",
+        "why the producer has failed; None if it has not",
+    ),
     Reliance(_TRANSACTIONS, "producer_id", "property", "the same for each producer of a transactional id"),
     Reliance(_TRANSACTIONS, "producer_epoch", "property", "rises with each producer, which reveals a second one"),
     # app/faust_app.py, app/worker/application.py, app/handlers/handlers_app.py

@@ -365,6 +365,24 @@ async def test_records_lost_since_reading_began_are_noticed(start: int) -> None:
         await reader.fetch(20)
 
 
+async def test_nothing_is_committed_in_a_recreated_topic() -> None:
+    kafka = Kafka(log_end=100)
+    reader = await reading(kafka)
+    await reader.deliver(P0, fetched(0, 100))
+    await reader.fetch(100)
+    kafka.log_end, kafka.offset = 7, None
+    await reader.deliver(P0, fetched(0, 7))
+
+    # Otherwise the next process would begin at 7, and skip the new records.
+    with pytest.raises(NotCommitted, match="the log ends at 7"):
+        await reader.commit({P0: 100})
+    with pytest.raises(NotCommitted, match="the log ends at 7"):
+        reader.commit_of({P0: 100})
+    with pytest.raises(NotCommitted, match="the log ends at 7"):
+        await reader.verify([P0])
+    assert kafka.offset is None
+
+
 async def test_a_rewind_is_not_taken_for_lost_records() -> None:
     kafka = Kafka(log_end=100)
     reader = await reading(kafka)
