@@ -303,8 +303,7 @@ class GroupReader:
             return False
         self._recreated = recreated
         log.error(
-            "group %s: %s: the log ends before the next offset: the topic was recreated or has lost records;"
-            " restarting from the committed offsets",
+            "group %s: %s: the log ends before the next offset: the topic was recreated or lost records; starting over",
             self._group,
             ", ".join(f"{topic}/{partition} at {start}" for (topic, partition), start in recreated.items()),
         )
