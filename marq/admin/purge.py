@@ -31,7 +31,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from marq.admin.purge_errors import PurgeEnded, naming_a_possible_pause, naming_the_pause
+from marq.admin.purge_errors import PurgeEnded, naming_the_pause
 from marq.admin.purge_extent import (
     Extent,
     check_purgeable,
@@ -153,7 +153,7 @@ async def purge(
         purging = _Purging(settings, topics, queues, producer, queue, extent, progress)
         if not in_flight:
             await purging.note_held()
-        with naming_a_possible_pause(queue) if told else nullcontext():
+        with naming_the_pause(queue, certain=False) if told else nullcontext():
             await purging.pause()
         with naming_the_pause(queue) if told else nullcontext():
             purged = replace(await purging.run(delayed=delayed, in_flight=in_flight), paused=bool(paused_before))

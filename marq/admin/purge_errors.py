@@ -27,25 +27,18 @@ class PurgeEnded(MarqError):
 
 
 @contextmanager
-def naming_the_pause(queue: str) -> Iterator[None]:
-    """Add to errors that the queue is still paused, because the next purge cannot know which purge paused it."""
+def naming_the_pause(queue: str, *, certain: bool = True) -> Iterator[None]:
+    """Add to errors that the queue is still paused, because the next purge cannot know which purge paused it.
+
+    ``certain=False`` is for the pause itself: after an error, the queue may be paused.
+    """
+    # A ConfigError refuses a pause before it is written.
+    unchanged = PurgeEnded if certain else ConfigError
     try:
         yield
-    except PurgeEnded:
+    except unchanged:
         raise
     except MarqError as error:
-        error.args = (f"{error}; queue {queue!r} is paused: purge it again, then resume it",)
-        raise
-
-
-@contextmanager
-def naming_a_possible_pause(queue: str) -> Iterator[None]:
-    """Add to errors of the pause that the queue may be paused."""
-    try:
-        yield
-    except ConfigError:
-        # The pause was refused before it was written.
-        raise
-    except MarqError as error:
-        error.args = (f"{error}; queue {queue!r} may be paused: purge it again, then resume it",)
+        state = "is" if certain else "may be"
+        error.args = (f"{error}; queue {queue!r} {state} paused: purge it again, then resume it",)
         raise

@@ -214,11 +214,11 @@ class Queues(Lifecycle[DefinitionsFollower]):
                     return
                 before, after = await follower.write(documents)
                 # The client that wrote a record after ours wins anyway.
-                later = {entry.key for entry in after if fold(Definitions(), entry) is None}
+                later = {entry.key for entry in _readable(after)}
                 documents = {
                     entry.key: document_of(entry.value)
-                    for entry in before
-                    if entry.key in documents.keys() - later and fold(Definitions(), entry) is None
+                    for entry in _readable(before)
+                    if entry.key in documents.keys() - later
                 }
 
     async def sync(self, limit_s: float) -> None:
@@ -272,7 +272,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
                     return
                 _, after = await follower.write(documents)
                 # The writer of a later record writes the deciding one again.
-                later = {entry.key for entry in after if fold(Definitions(), entry) is None}
+                later = {entry.key for entry in _readable(after)}
                 deciding = overruled(self.definitions, documents)
                 documents = {key: document for key, document in deciding.items() if key not in later}
 
@@ -326,6 +326,11 @@ class Queues(Lifecycle[DefinitionsFollower]):
         if group is not None and group != self.definitions.group(queue):
             check_room(group, later.queues_of(group))
         return document
+
+
+def _readable(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the records that clients do not ignore."""
+    return [entry for entry in entries if fold(Definitions(), entry) is None]
 
 
 def _documents(

@@ -192,16 +192,22 @@ async def test_after_a_call_that_hangs_for_good_others_begin_ever_more_rarely(mo
     assert len(calls) == 4
 
 
-async def test_a_call_that_hangs_holds_up_none_that_follow_it(monkeypatch) -> None:
-    monkeypatch.setattr(module, "LIMIT_S", 0.01)
-    end, calls = threading.Event(), []
+def hanging_once(end: threading.Event) -> TokenSource:
+    """Return a source whose first call returns only after this event."""
+    calls = []
 
     def provider() -> str:
         calls.append(None)
         assert len(calls) > 1 or end.wait(LIMIT_S)
         return f"token-{len(calls)}"
 
-    source = TokenSource("mine", provider)
+    return TokenSource("mine", provider)
+
+
+async def test_a_call_that_hangs_holds_up_none_that_follow_it(monkeypatch) -> None:
+    monkeypatch.setattr(module, "LIMIT_S", 0.01)
+    end = threading.Event()
+    source = hanging_once(end)
     with pytest.raises(NoToken, match="gave no token"):
         await source.token()
     monkeypatch.setattr(module, "LIMIT_S", LIMIT_S)
@@ -212,14 +218,8 @@ async def test_a_call_that_hangs_holds_up_none_that_follow_it(monkeypatch) -> No
 
 
 async def test_a_forked_process_calls_a_provider_that_was_running_at_the_fork(monkeypatch) -> None:
-    end, calls = threading.Event(), []
-
-    def provider() -> str:
-        calls.append(None)
-        assert len(calls) > 1 or end.wait(LIMIT_S)
-        return f"token-{len(calls)}"
-
-    source = TokenSource("mine", provider)
+    end = threading.Event()
+    source = hanging_once(end)
     before = source._in_thread()
     # Another thread had it at the fork.
     source._lock.acquire()
