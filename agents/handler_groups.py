@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from marq.kafka.served_queues import Serving, serving
+from marq.kafka.queue_records import Serving, serving
 from marq.settings.default_group import HANDLERS_GROUP
 from marq.settings.definitions import Definitions
-from marq.settings.handler_expiry import handler_of
 from marq.settings.placements import Partitions
 from marq.settings.purged_offsets import Purge
+from marq.settings.removed_handlers import handler_of
 from marq.wire.errors import ConfigError
 
 
@@ -46,7 +46,7 @@ class HandlerGroup:
     modules: tuple[str, ...] = ()
     transactional: bool = False
     ordered: bool = False
-    #: As in :class:`marq.kafka.served_queues.Serving`.
+    #: As in :class:`marq.kafka.queue_records.Serving`.
     changed_at: int = field(default=-1, compare=False)
 
     @property
@@ -61,7 +61,7 @@ class HandlerGroup:
     def serving(
         self, messages: str, queues: Iterable[str], skipped: Callable[[str], Purge | None] = lambda _: None
     ) -> Serving:
-        """Return what to read for some of the queues; ``skipped`` as in :class:`marq.kafka.served_queues.Serving`."""
+        """Return what to read for some of the queues; ``skipped`` as in :class:`marq.kafka.queue_records.Serving`."""
         reads = {name: queue.reads for name, queue in self.queues.items()}
         return serving(messages, queues, self.topics, reads, self.changed_at, skipped, ordered=self.ordered)
 

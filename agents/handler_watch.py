@@ -1,7 +1,7 @@
 """Reports decorated handlers that no worker runs any more, and removes their definitions after a while.
 
 Each tracker measures the time; the one that maintains the placements removes the definitions
-(:mod:`marq.settings.handler_expiry` has the rule).
+(:mod:`marq.settings.removed_handlers` has the rule).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mode import Service
 
 from marq.queues.following import SYNC_S
 from marq.queues.queues import Queues
-from marq.settings.handler_expiry import EXPIRY_S, REMOVED_S, Confirmations, decorated, module_of, removal
+from marq.settings.removed_handlers import EXPIRY_S, REMOVED_S, Confirmations, decorated, module_of, removal
 from marq.wire.errors import MarqError
 
 log = logging.getLogger("marq.worker")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from marq.client.uptime import uptime_ms
 from marq.core.storage.rows import HELD, WAITING, LeaseRow, State
 from marq.kafka.inspector import Peeked
 from marq.settings.durations import moment_of
@@ -17,8 +17,7 @@ from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import Schedule
 from marq.wire.errors import ConfigError
 from marq.wire.markers import BLOCKED_MS, Payload, Source
-from marq.wire.names import PREVIOUS_HEADER
-from marq.wire.record_headers import origin, record_id
+from marq.wire.record_headers import origin, previous_time_s, record_id
 from marq_worker.agents.ownership import Ownership
 from marq_worker.agents.redaction import Redaction
 from marq_worker.agents.tracker import TrackerOwners
@@ -123,7 +122,7 @@ async def open_messages(owners: TrackerOwners, choice: Choice, redaction: Redact
     """Return the messages of this worker's partitions, in order of their due times."""
     first: list[tuple[int, Source, int, LeaseRow, Ownership]] = []
     for owner in list(owners.owned.values()):
-        now_ms = owner.tracker.estimate_ms(int(time.monotonic() * 1000))
+        now_ms = owner.tracker.estimate_ms(uptime_ms())
         for source, some in in_pieces(owner):
             fitting = [
                 (lease.due_ms, source, number, lease, owner) for number, lease in some if choice.fits(lease, now_ms)
@@ -158,7 +157,7 @@ async def sources_of(owners: TrackerOwners, queue: str) -> list[dict[str, Any]]:
     """
     by_source: dict[Source, dict[str, Any]] = {}
     for owner in list(owners.owned.values()):
-        now_ms = owner.tracker.estimate_ms(int(time.monotonic() * 1000))
+        now_ms = owner.tracker.estimate_ms(uptime_ms())
         for source, some in in_pieces(owner):
             ours = [(number, lease) for number, lease in some if lease.queue == queue]
             if ours:
@@ -195,7 +194,7 @@ def described(
     due_ms: int, source: Source, number: int, lease: LeaseRow, owner: Ownership, redaction: Redaction
 ) -> dict[str, Any]:
     """Return an open message as pages and programs show it, with its payload if that is known."""
-    now_ms = owner.tracker.estimate_ms(int(time.monotonic() * 1000))
+    now_ms = owner.tracker.estimate_ms(uptime_ms())
     payload = owner.engine.payload(lease.queue, source, number)
     place = record_id(source, number)
     shown: dict[str, Any] = {
@@ -265,7 +264,7 @@ def _schedule(owner: Ownership, schedule: Schedule) -> dict[str, Any]:
     source = planner.source(schedule)
     opened, last_s = book.open_in(schedule.queue, source), book.last_number(source)
     if opened:
-        last_s = _previous(owner.engine.payload(schedule.queue, source, min(opened)))
+        last_s = previous_time_s(owner.engine.payload(schedule.queue, source, min(opened)))
     return {
         "name": schedule.name,
         "queue": schedule.queue,
@@ -277,11 +276,6 @@ def _schedule(owner: Ownership, schedule: Schedule) -> dict[str, Any]:
         "last": _moment_or_none(None if last_s is None else last_s * 1000),
         "problem": planner.problem(schedule) or owner.times.problems.get(schedule.name, ""),
     }
-
-
-def _previous(payload: Payload | None) -> int | None:
-    value = dict(payload.headers).get(PREVIOUS_HEADER) if payload is not None else None
-    return None if value is None else int(value)
 
 
 def _moment_or_none(ms: int | None) -> str | None:

@@ -23,6 +23,7 @@ from aiokafka.errors import (
 )
 from faust import Event
 
+from marq.client.uptime import uptime_ms
 from marq.core.deliveries.schedule_planner import Planner
 from marq.core.storage.image_from_rows import ROWS_AT_ONCE
 from marq.core.storage.rows import Counts
@@ -249,7 +250,7 @@ class Ownership:
                 if step is Step.RECOVER:
                     await self._recover()
                 else:
-                    position = self.engine.begin(*await log_range, _monotonic_ms())
+                    position = self.engine.begin(*await log_range, uptime_ms())
                     # Faust's committed offset is never after this position, unless the changelog was lost.
                     await self.context.seek(self.partition, position)
         finally:
@@ -261,7 +262,7 @@ class Ownership:
 
     async def _fence(self) -> None:
         known = self.position is not None
-        if not self.engine.fenced(await self._writer.fence(), _monotonic_ms()):
+        if not self.engine.fenced(await self._writer.fence(), uptime_ms()):
             if known:  # else the owner was fenced, which is logged already
                 log.warning("markers partition %s: another owner was active, or a transaction was open", self.partition)
             self._begin_again()
@@ -291,7 +292,7 @@ class Ownership:
     def _owes(self) -> str:
         if self.state != "owner":
             return f"it is {self.state}, and no owner"
-        now_ms = _monotonic_ms()
+        now_ms = uptime_ms()
         if self.tracker.awaited_ms(now_ms):
             return "its own TICK has not arrived"
         if self.tracker.tick_in_ms(now_ms) == 0:
@@ -304,22 +305,22 @@ class Ownership:
 
     async def _work(self) -> None:
         while not self._stopping:
-            wait_ms = self.engine.wait_ms(_monotonic_ms())
+            wait_ms = self.engine.wait_ms(uptime_ms())
             if not (self._inbox or self._stopping or wait_ms == 0):
                 await self._inbox.wait(wait_ms)
             while self._inbox:
                 await self._read(*self._inbox.take())
                 if self.engine.is_full:
                     break
-            self.tracker.saw(_monotonic_ms())
+            self.tracker.saw(uptime_ms())
             self._note_jump()
-            if (write := self.engine.next_write(_monotonic_ms())) is not None:
+            if (write := self.engine.next_write(uptime_ms())) is not None:
                 await self.context.turn(self, write)
-            if self.engine.has_to_read_again(_monotonic_ms()):
+            if self.engine.has_to_read_again(uptime_ms()):
                 position = self.partition, self.position
                 log.warning("markers partition %s: reading again from %s: its TICK has not arrived", *position)
                 await self._seek_back()
-            if self.engine.flush_in_ms(_monotonic_ms()) == 0:
+            if self.engine.flush_in_ms(uptime_ms()) == 0:
                 await self.perform(self.engine.rows())
 
     def _note_jump(self) -> None:
@@ -349,7 +350,7 @@ class Ownership:
         if write.tick is not None:
             # The write had to wait for its turn. With its old time, a TICK would look like a jump of the broker's
             # clock.
-            tick = self.tracker.tick(_monotonic_ms())
+            tick = self.tracker.tick(uptime_ms())
             write = replace(write, tick=tick, markers=[*write.markers[:-1], tick])
         lateness_ms: list[int] = []
         if write.due:
@@ -374,9 +375,9 @@ class Ownership:
         self.transactions += 1
         self.fired += len(write.due)
         if lateness_ms:
-            self.lateness.note(_monotonic_ms(), lateness_ms)
+            self.lateness.note(uptime_ms(), lateness_ms)
             self.context.lateness.note(lateness_ms)
-        self.engine.committed(write, _monotonic_ms(), marked, position)
+        self.engine.committed(write, uptime_ms(), marked, position)
         self.quarantined += len(write.quarantine)
         if write.rows is not None:
             self._refused = False
@@ -389,12 +390,8 @@ class Ownership:
 
     def lateness_ms(self) -> list[int]:
         """Return how late recent messages were sent, in ascending order."""
-        return self.lateness.rising(_monotonic_ms())
+        return self.lateness.rising(uptime_ms())
 
     def _lateness_of(self, write: Write) -> list[int]:
-        now_ms, wanted_ms = self.tracker.estimate_ms(_monotonic_ms()), self.tracker.book.wanted_ms
+        now_ms, wanted_ms = self.tracker.estimate_ms(uptime_ms()), self.tracker.book.wanted_ms
         return [max(0, now_ms - wanted_ms(fire.lease)) for fire, _ in write.due]
-
-
-def _monotonic_ms() -> int:
-    return int(time.monotonic() * 1000)

@@ -22,7 +22,7 @@ from aiokafka.errors import (
 )
 from aiokafka.producer.transaction_manager import TransactionState
 
-from marq.core.deliveries import redeliveries
+from marq.core.deliveries import redelivery_records
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage import rows
 from marq.kafka.connection import stop_producer
@@ -209,7 +209,7 @@ class PartitionWriter:
         self, producer: AIOKafkaProducer, write: Write, fire: DueAction, payload: Payload, batches: RecordBatches
     ) -> list[Any]:
         names, queue = self.context.names, fire.lease.queue
-        copy = redeliveries.redelivery(
+        copy = redelivery_records.redelivery(
             fire,
             payload,
             write.now_ms,

@@ -15,6 +15,7 @@ from typing import Any
 
 import faust
 
+from marq.client.uptime import uptime_ms
 from marq.core.storage.gauges import Gauge, add_gauges
 from marq.core.storage.handling_times import HandlingTimes
 from marq.core.storage.rows import Counts
@@ -225,7 +226,7 @@ def _add_owner(queues: dict[str, dict[str, float]], owner: Ownership) -> None:
 
 
 def _add_gauges(queues: dict[str, dict[str, float]], owner: Ownership, gauges: Mapping[str, Gauge]) -> None:
-    now_ms = owner.tracker.estimate_ms(int(time.monotonic() * 1000))
+    now_ms = owner.tracker.estimate_ms(uptime_ms())
     for queue, gauge in gauges.items():
         metrics = queues.setdefault(queue, empty_metrics())
         metrics["in_flight"] += gauge.in_flight

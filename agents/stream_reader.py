@@ -17,8 +17,8 @@ from marq.kafka.committed_offsets import Place
 from marq.kafka.group_reader import GroupCommit, NotCommitted
 from marq.kafka.protocol import Generation
 from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress
+from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
-from marq.kafka.served_queues import Serving
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
 from marq_worker.agents.inbox import Fetched

@@ -8,7 +8,6 @@ passes it to the agent, and reads no markers until the agent is done.
 from __future__ import annotations
 
 import asyncio
-import time
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from aiokafka.errors import KafkaError
 from faust.types import StreamT
 from mode.utils.queues import FlowControlEvent, ThrowableQueue
 
+from marq.client.uptime import uptime_ms
 from marq.owner.transaction_content import Write
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ async def redeliver(owner: Ownership, write: Write | None) -> None:
     """Write everything that an owner has to write now, one transaction after another."""
     while write is not None:
         await owner.perform(write)
-        write = owner.engine.next_write(int(time.monotonic() * 1000))
+        write = owner.engine.next_write(uptime_ms())
 
 
 class Turn:

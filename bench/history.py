@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bench.log import Log
-from marq.core.deliveries.redeliveries import redelivery
+from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction, resolve_due
 from marq.core.storage.rows import LeaseRow, State
 from marq.settings.queue import QueueSettings

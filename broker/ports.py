@@ -23,6 +23,9 @@ CORRELATION_ID = 1
 NO_CLIENT_ID = -1
 ANSWER_LIMIT_BYTES = 1 << 20
 
+#: Ports that this process has already returned. They look free until a server listens on them.
+_returned: set[int] = set()
+
 
 def is_free(host: str, port: int) -> bool:
     """Whether a server could listen on this port now."""
@@ -44,7 +47,7 @@ def bind_error(host: str, port: int) -> OSError | None:
 
 
 def free_port(host: str) -> int:
-    """Return a free port below the ephemeral range.
+    """Return a free port below the ephemeral range, never the same one twice.
 
     Ports that the kernel picks (bind to 0) are those of outgoing connections: while the broker is down, a reconnecting
     client might get the broker's own port, and the broker could not return.
@@ -52,7 +55,8 @@ def free_port(host: str) -> int:
     for _ in range(ATTEMPTS):
         # Not the global generator, because tests with equal seeds would compete for the same ports.
         port = random.SystemRandom().randrange(LOWEST_PORT, _ephemeral_start())
-        if is_free(host, port):
+        if port not in _returned and is_free(host, port):
+            _returned.add(port)
             return port
     raise BrokerError(
         f"found no free port between {LOWEST_PORT} and {_ephemeral_start()} on {host}: "

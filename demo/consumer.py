@@ -15,7 +15,7 @@ from pathlib import Path
 import marq
 from demo.plan import Conduct, Plan, read_plan
 from rig.handling import Teller, fail
-from rig.recorder import Recorder
+from rig.recorder import Recorder, recorded_stalls
 
 #: Messages of one receive, and how long it waits for the first.
 RECEIVE_MESSAGES = 250
@@ -71,7 +71,8 @@ async def serve(plan: Plan, recorder: Recorder) -> None:
     """Serve until SIGTERM; then write the pending outcomes and leave the groups."""
     serving = asyncio.ensure_future(Server(plan, recorder).serve_all())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
-    await asyncio.wait([serving])
+    async with recorded_stalls(recorder.process, recorder.add, plan.lease_seconds):
+        await asyncio.wait([serving])
     if not serving.cancelled():
         serving.result()
 

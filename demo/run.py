@@ -34,7 +34,7 @@ CONSUMER_KILL_SHARE, WORKER_KILL_SHARE = 0.1, 0.4
 #: Share at which they are killed even if they hold less than they must: the demo then fails, and says so.
 LATE_SHARE = 0.9
 #: Time limit until workers and consumers are ready.
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 #: A lease with less than this left may end before its consumer is killed.
 _MARGIN_SECONDS = 1.0
 

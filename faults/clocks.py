@@ -25,7 +25,7 @@ MOVE_SECONDS = 1
 AHEAD_SECONDS, BACK_SECONDS = 7200.0, -3600.0
 #: Long enough for leases to begin and end by the new clock.
 STAY_SECONDS = 2 * LEASE_SECONDS
-_STEPS = f"{AHEAD_SECONDS / 3600:+.0f} h, then {BACK_SECONDS / 3600:+.0f} h"
+_AHEAD, _BEHIND = f"{AHEAD_SECONDS / 3600:.0f} h ahead", f"{-BACK_SECONDS / 3600:.0f} h behind"
 
 
 class Clock:
@@ -98,7 +98,8 @@ async def move(stage: Stage, clock: Clock, seconds: float, target: str) -> None:
 
 @scenario(
     "consumer-clock-moved",
-    f"a consumer's wall clock is set {_STEPS}; another consumer starts with the wrong clock and is killed",
+    f"a consumer's wall clock is set {_AHEAD}, then {_BEHIND}; another consumer starts with the wrong clock and is"
+    " killed",
     "no effect",
 )
 async def of_a_consumer(stage: Stage, _: Any) -> None:
@@ -120,7 +121,7 @@ async def of_a_consumer(stage: Stage, _: Any) -> None:
 
 @scenario(
     "worker-clock-moved",
-    f"the only worker's wall clock is set {_STEPS}; each time it is killed and restarted",
+    f"the only worker's wall clock is set {_AHEAD}, then {_BEHIND}; each time it is killed and restarted",
     "no effect, except that redelivery pauses while no worker runs",
 )
 async def of_a_worker(stage: Stage, _: Any) -> None:
@@ -148,7 +149,7 @@ async def of_the_broker(stage: Stage, here: MovableBroker, seconds: float) -> No
 
 @scenario(
     "broker-clock-ahead",
-    f"the broker's wall clock is set {AHEAD_SECONDS / 3600:+.0f} h; then a consumer is killed",
+    f"the broker's wall clock is set {_AHEAD}; then a consumer is killed",
     "an alarm (`clock_jump_ms`); messages acquired or released at that moment are redelivered late by the size of the"
     " jump",
     movable_broker,
@@ -168,7 +169,7 @@ async def of_the_broker_ahead(stage: Stage, here: MovableBroker) -> None:
 
 @scenario(
     "broker-clock-back",
-    f"the broker's wall clock is set {BACK_SECONDS / 3600:+.0f} h; then a consumer is killed",
+    f"the broker's wall clock is set {_BEHIND}; then a consumer is killed",
     "an alarm (`clock_jump_ms`)",
     movable_broker,
 )

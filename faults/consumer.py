@@ -32,12 +32,14 @@ from marq.wire.marker_codec import decode
 from marq.wire.markers import LAST, Ack, Acquire, Batch, Dispatch, Release, Renew, Resume
 from proof import history
 from rig.handling import Teller, fail
-from rig.recorder import Recorder
+from rig.recorder import Recorder, recorded_stalls
 
 #: Messages of a queue that a consumer handles at once, and how long it waits for the first.
 MAX_RUNNING = 100
 RECEIVE_SECONDS = 1.0
 KINDS = 20
+#: Lease of the queues, unless an option sets it.
+LEASE_SECONDS = 3.0
 #: How much longer some handlers take: less than a lease.
 SLOW_SECONDS = 2.0
 #: Outcomes of first attempts, by the message's number modulo KINDS; all others are acknowledged.
@@ -288,6 +290,8 @@ async def consume(queues: Sequence[str], options: dict[str, Any], handler: Handl
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     async with AsyncExitStack() as opened:
+        lease_s = options["lease"] or LEASE_SECONDS
+        await opened.enter_async_context(recorded_stalls(recorder.process, recorder.add, lease_s))
         consumers = [marq.Consumer(queue, **options) for queue in queues]
         await asyncio.gather(*map(opened.enter_async_context, consumers))
         recorder.add("info", "ready")

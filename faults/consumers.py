@@ -92,15 +92,15 @@ scenario(
 
 scenario(
     "ordered-transactional-consumer-killed",
-    "the kills of the two rows above, with `transactional=True`",
+    "the kills from the two rows above, with `transactional=True`",
     "the same; redelivery and answers to RESUME wait until the broker aborts the open transaction",
 )(killed_at_each_point(TRANSACTIONAL, [*RESUMING, *IN_ORDER], after=1, manner="unlucky"))
 
 
 @scenario(
     "consumers-join-and-leave",
-    f"a consumer joins and leaves every few seconds for {CHURN_SECONDS:.0f} s, every second time by kill -9, while slow"
-    " handlers are at work",
+    f"a consumer joins and leaves every few seconds for {CHURN_SECONDS:.0f} s, every other time by kill -9, while slow"
+    " handlers are running",
     "messages in flight are redelivered: at once, or after a kill when their leases expire",
 )
 async def join_and_leave(stage: Stage, _: Any) -> None:

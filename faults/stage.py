@@ -16,7 +16,7 @@ from typing import Any
 
 import marq
 import rig.recorded_run
-from faults.consumer import HISTORY_VARIABLE
+from faults.consumer import HISTORY_VARIABLE, LEASE_SECONDS
 from marq.settings.client import ClientSettings
 from proof import history
 from proof.history import Event
@@ -32,7 +32,6 @@ PARTITIONS = 2
 ORDERED_SHARE, UNKEYED_SHARE, KEYS = 3, 7, 31
 #: Environment variable with the seed of random scenarios.
 SEED_VARIABLE = "MARQ_FAULTS_SEED"
-LEASE_SECONDS = 3.0
 #: High enough that faults alone cause no dead letters.
 MAX_ATTEMPTS = 100
 SETTINGS: dict[str, Any] = {

@@ -81,7 +81,7 @@ async def killed_in_the_transaction(stage: Stage, _: Any) -> None:
 
 @scenario(
     "worker-killed-in-the-answer",
-    "kill -9 of a worker before it commits its answer to a RESUME, and after it; two kills at each point",
+    "kill -9 of a worker before and after it commits its answer to a RESUME, twice each",
     "consumers of queues with `ordering` receive nothing from new partitions before the next owner answers",
 )
 async def killed_in_the_answer(stage: Stage, _: Any) -> None:

@@ -78,13 +78,14 @@ class ClientCollector(Collector):
         in_flight_by_name: Counter[str] = Counter()
         processing_by_name: Counter[str] = Counter()
         for consumer in self._consumers:
-            if consumer.in_flight is not None:
-                in_flight_by_name[consumer.name] += consumer.in_flight
-            if consumer.processing is not None:
-                processing_by_name[consumer.name] += consumer.processing
-        for family, counts in ((in_flight, in_flight_by_name), (processing, processing_by_name)):
-            for name, count in counts.items():
-                family.add_metric([name], count)
+            # Read once each: another thread may stop the consumer at any time.
+            counts = (in_flight_by_name, consumer.in_flight), (processing_by_name, consumer.processing)
+            for by_name, count in counts:
+                if count is not None:
+                    by_name[consumer.name] += count
+        for family, totals in ((in_flight, in_flight_by_name), (processing, processing_by_name)):
+            for name, total in totals.items():
+                family.add_metric([name], total)
             yield family
 
 

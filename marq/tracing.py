@@ -23,6 +23,7 @@ from marq.consumer.consumer import Consumer
 from marq.consumer.handlers import target_of
 from marq.consumer.message import Message
 from marq.producer.producer import Producer
+from marq.wire.names import is_synthetic
 
 try:
     from opentelemetry import context as contexts
@@ -70,7 +71,7 @@ def _send(original: Any) -> Any:
         with _span("send", "send", _destination(queue), SpanKind.PRODUCER, attributes) as span:
             receipt = await original(self, queue, value, headers=_with_context(headers), **options)
             if isinstance(receipt, Receipt):
-                span.set_attributes(_place(receipt, delayed="marq.delay" in attributes))
+                span.set_attributes(_place(receipt))
             return receipt
 
     return send
@@ -305,9 +306,10 @@ def _of(message: Message) -> _Attributes:
     }
 
 
-def _place(receipt: Receipt, *, delayed: bool) -> _Attributes:
+def _place(receipt: Receipt) -> _Attributes:
     found: _Attributes = {"messaging.message.id": receipt.id}
-    if delayed:
+    if is_synthetic(receipt.topic):
+        # A delayed message, or one with a deduplication id, has no record yet.
         return found
     return found | {
         "messaging.destination.partition.id": str(receipt.partition),

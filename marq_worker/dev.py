@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import click
 
 from marq_worker.agents.handler_modules import check_exists
-from marq_worker.app.faust_worker import free_port
+from marq_worker.app.web.addresses import free_port
 from marq_worker.broker.__main__ import DEFAULT_ADDRESS, prepare
 from marq_worker.broker.embedded import EmbeddedBroker
 from marq_worker.broker.errors import BrokerError

@@ -5,13 +5,15 @@ This equation must hold for each message, and therefore in total::
     sent + acked_and_dead =
         acked + dead + open + delayed + cancelled + deduplicated + abandoned + expired_unread + lost
 
-``lost`` must be 0, and no message may have a difference (:mod:`pipeline.lifecycle`). The topics do not show what
-consumers did: an expired lease does not tell whether the message was processed. So ``duplicates`` counts deliveries
-that were not requested, each of which may have repeated work. If handlers report the deliveries that they finished (the
-table ``handled``), it counts exactly the messages that were finished or dead-lettered more than once.
+``lost`` must be 0, and no message may have a difference (:mod:`pipeline.audit_differences`). The topics do not show
+what consumers did: an expired lease does not tell whether the message was processed. So ``duplicates`` counts
+deliveries that were not requested, each of which may have repeated work. If handlers report the deliveries that they
+finished (the table ``handled``), it counts exactly the messages that were finished or dead-lettered more than once.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -27,6 +29,9 @@ COUNTS = (
 
 #: Counts of messages in a state of this name.
 _STATES = ("delayed", "cancelled", "deduplicated", "abandoned", "expired_unread", "lost")
+
+#: Ids of wrong messages in a verdict.
+MAX_IDS = 100_000
 
 #: Causes of duplicates that the topics show, with their numbers in docs/guarantees.md.
 CAUSES = {
@@ -87,6 +92,24 @@ def wrong(*, drained: bool) -> Column:
     """Return whether a judged message is wrong; ``drained``: it must also have ended."""
     differs = (F.col("differences") > 0) | (F.col("lost") > 0)
     return differs | F.col("unfinished") | (F.col("pending") > 0) if drained else differs
+
+
+def verdict(rows: DataFrame, *, drained: bool = False) -> dict[str, Any]:
+    """Return the result as a JSON object: counts of all queues and of each, causes, and ids of wrong messages."""
+    by_queue = {row["queue"] or "": {name: row[name] for name in COUNTS} for row in account(rows).collect()}
+    different = rows.where(wrong(drained=drained))
+    count = different.count()
+    return {
+        **{name: sum(counts[name] for counts in by_queue.values()) for name in COUNTS},
+        "causes": {row["cause"]: row["count"] for row in causes(rows).collect()},
+        "queues": by_queue,
+        "wrong": [
+            {"id": row.id, "queue": row.queue, "state": row.state, "why": [*row.why, *row.may_be]}
+            for row in different.orderBy("id").limit(MAX_IDS).collect()
+        ],
+        "wrong_count": count,
+        "right": not count and all(balanced(counts) for counts in by_queue.values()),
+    }
 
 
 def account(judged: DataFrame) -> DataFrame:

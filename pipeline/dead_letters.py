@@ -93,16 +93,17 @@ def notes(records: DataFrame, topic: str) -> DataFrame:
         for row in (row for batch in batches for row in batch.to_pylist()):
             note = decode(Source(topic, row["partition"]), row["value"])
             if note is not None:
-                count = len(note.offsets)
+                offsets = note.settled_before(row["offset"])
+                count = len(offsets)
                 columns = [
                     pa.array([row["partition"]] * count, pa.int32()),
-                    pa.array(note.offsets, pa.int64()),
+                    pa.array(offsets, pa.int64()),
                     pa.array([str(note.became)] * count),
                     pa.array([f"{note.holder:016x}"] * count),
                 ]
                 yield pa.RecordBatch.from_arrays(columns, names=["partition", "offset", "became", "by"])
 
-    return with_own_headers(records).where(is_note()).select("partition", "value").mapInArrow(read, _NOTES)
+    return with_own_headers(records).where(is_note()).select("partition", "offset", "value").mapInArrow(read, _NOTES)
 
 
 def unsettled(chosen: DataFrame, noted: DataFrame) -> DataFrame:

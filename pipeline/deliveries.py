@@ -6,19 +6,15 @@ later markers change nothing (docs/protocol.md, The tracker's state machine).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from pipeline.audit_differences import differences_of_record, overdue, passed_over, pending_of_record, within
+from pipeline.cut import Cut
 from pipeline.key_order import overtakes
-from pipeline.record_parts import KEY, PARTS, PLACE, by_queue
+from pipeline.record_parts import KEY, PARTS, PLACE
 from pipeline.subscriptions import DRAWN, skipped
 from pipeline.tables import LAST_MS, columns
-
-#: {topic: {partition: offset}}, with partitions as text.
-Offsets = Mapping[str, Mapping[str, int]]
 
 #: The elements of a message's ``deliveries``.
 DELIVERY = columns(
@@ -40,8 +36,6 @@ _OUTCOMES = {
     "WITHDRAWN": "withdrawn",
 }
 _COPIES = ("REDELIVERED", "DELIVERED")
-#: A row is overdue if its tracker was alive for this long while it was due and its queue was not paused.
-_OVERDUE = "INTERVAL 10 MINUTES"
 
 
 def reads(markers: DataFrame) -> DataFrame:
@@ -58,33 +52,6 @@ def reads(markers: DataFrame) -> DataFrame:
     runs = runs.withColumn("number", F.sum("begins").over(in_order)).groupBy(*place, "number")
     whole = runs.agg(F.array(F.min("first"), F.max("last")).alias("run")).drop("number")
     return whole.groupBy(*place).agg(F.collect_list("run").alias("runs"))
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The ends of the tables, which limit what can be concluded about a record.
-
-    ``reading``: what each queue reads (:data:`pipeline.subscriptions.READING`). ``clocks``: the last activity of each
-    tracker (log_partition, seen_at), and since when it was alive (alive_since). ``first`` and ``begins``: the first
-    offset of each partition at its first ingest, and now. ``held_back``: partitions whose readers an open transaction
-    holds back.
-    """
-
-    reading: DataFrame
-    clocks: DataFrame
-    first: Offsets
-    begins: Offsets
-    held_back: tuple[str, ...]
-    #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
-    without_dead_letters: tuple[str, ...]
-    #: The longest backoff that each queue has had, in ms, and when it was last paused; "*" stands for all others.
-    backoffs: Mapping[str, int]
-    paused_at: Mapping[str, int]
-    dead_letters_topic: str
-    #: True if markers had been removed before the first one was ingested.
-    truncated: bool
-    #: True if messages have ordering keys.
-    keyed: bool = False
 
 
 def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
@@ -271,35 +238,18 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         F.when(is_copy, count["records"]).otherwise(0).alias("copies"),
         F.when(is_copy, count["records"] * F.coalesce("record.attempt", F.lit(1))).otherwise(0).alias("copy_attempts"),
         (F.col("offset") < F.col("first_offset")).alias("before_first"),
-        _overdue(cut).alias("overdue"),
-        F.coalesce(_differences(held_back), F.when(~F.col("undecided"), _overtook())).alias("differences"),
-        # Consumers may read past an open transaction, and ingest does not.
-        F.when(_absent() & held_back, F.concat_ws(": ", F.lit(_NO_RECORD), F.col("place")))
-        .when(F.col("undecided"), _overtook())
-        .alias("pending"),
+        overdue(cut).alias("overdue"),
+        differences_of_record(held_back).alias("differences"),
+        pending_of_record(held_back).alias("pending"),
         F.struct(*PARTS.names).alias("parts"),
     )
-
-
-def _overdue(cut: Cut) -> Column:
-    """Return whether an open record should have been redelivered or dead-lettered long ago."""
-    still_open = F.col("open_pos").isNotNull() & ~F.col("closed") & ~F.coalesce("duplicate", F.lit(False))
-    # Trackers do not redeliver ordered messages and those of paused queues, but they dead-letter them.
-    dead_lettered = F.col("refused").isNotNull() | F.col("exhausted")
-    waits = F.coalesce("taken.in_order", F.lit(False)) & ~dead_lettered
-    paused = F.when(~dead_lettered, F.timestamp_millis(by_queue(cut.paused_at)))
-    # A RELEASE without a delay waits for the backoff of its queue.
-    longest = F.timestamp_millis(F.unix_millis("given_back.at") + by_queue(cut.backoffs))
-    due = F.coalesce("due", longest)
-    possible_from = F.when(due.isNotNull(), F.greatest(due, "alive_since", paused))
-    return F.coalesce(still_open & ~waits & (possible_from + F.expr(_OVERDUE) < F.col("seen_at")), F.lit(False))
 
 
 def _state() -> Column:
     unread = (
         F.when(F.col("record").isNull(), "strange")
         .when(F.col("queue").isNull(), "no_queue")
-        .when(_passed_over(), "lost")
+        .when(passed_over(), "lost")
         .when(F.col("offset") < F.col("begin_offset"), "expired_unread")
         .otherwise("waiting")
     )
@@ -331,46 +281,7 @@ def _expirations() -> Column:
 def _skipped() -> Column:
     """Return whether it is a record without a message of its queue."""
     untouched = F.coalesce("open_pos", "acked.pos", "fact.pos").isNull() & F.col("death").isNull()
-    return untouched & F.col("record").isNotNull() & skipped(_passed_over(), _within())
-
-
-def _passed_over() -> Column:
-    """Return whether its queue read it or later records, but did not acquire it."""
-    behind = F.exists("runs", lambda run: F.col("offset") < run[0]) & (F.col("offset") >= F.col("begin_offset"))
-    return _within() | F.coalesce(behind, F.lit(False))
-
-
-def _within() -> Column:
-    return F.coalesce(F.exists("runs", lambda run: F.col("offset").between(run[0], run[1])), F.lit(False))
-
-
-def _differences(held_back: Column) -> Column:
-    """Return what contradicts the protocol: one text, or null."""
-    unread, record = F.col("open_pos").isNull(), F.col("record")
-    known = F.col("first_offset").isNull() | (F.col("offset") >= F.col("first_offset"))
-    ended = F.col("acked").isNotNull() | F.col("fact").isNotNull() | F.col("death").isNotNull()
-    text = (
-        F.when(F.col("records") > 1, "ingested twice")
-        .when(F.col("facts") > 1, "two facts")
-        .when(unread & ended & known, "finished, but never acquired or delayed")
-        .when(unread & record.isNotNull() & F.col("queue").isNotNull() & _passed_over(), "passed over")
-        .when(_absent() & ~held_back, _NO_RECORD)
-    )
-    return F.when(text.isNotNull(), F.concat_ws(": ", text, F.col("place")))
-
-
-_NO_RECORD = "acquired, but the record does not exist"
-
-
-def _overtook() -> Column:
-    earlier = F.concat_ws("/", "topic", "partition", "overtaken")
-    return F.concat(F.lit("delivered before an earlier message with its key was finished: "), earlier)
-
-
-def _absent() -> Column:
-    """Return whether a record was acquired but does not exist, and is not a copy of an aborted transaction."""
-    sent = ~F.col("copy") & ~F.col("drawn") & ~F.col("redriven") & (F.col("offset") >= F.col("first_offset"))
-    return F.coalesce(F.col("open_pos").isNotNull() & F.col("record").isNull() & sent, F.lit(False))
+    return untouched & F.col("record").isNotNull() & skipped(passed_over(), within())
 
 
 def _rightly_named(name: str) -> Column:

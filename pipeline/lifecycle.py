@@ -2,9 +2,7 @@
 
 A dead letter that is redriven to another queue becomes a message of that queue, with the same id.
 
-A message's state and its *differences* follow from the ends of its records. A difference is content that the topics
-should have by the rules of docs/protocol.md, but do not. A difference that the next ``ingest`` may still resolve is
-*pending*.
+A message's state and its differences (:mod:`pipeline.audit_differences`) follow from the ends of its records.
 """
 
 from __future__ import annotations
@@ -13,12 +11,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
-from pipeline.deliveries import DELIVERY, Cut, deliveries
+from pipeline.audit_differences import differences_of_message
+from pipeline.cut import Cut
+from pipeline.deliveries import DELIVERY, deliveries
 from pipeline.record_parts import PLACE
 from pipeline.tables import columns
-
-#: A copy that was sent less than this before the end of the markers may be ahead of its fact.
-AHEAD = "INTERVAL 30 SECONDS"
 
 _TEXTS = ArrayType(StringType())
 LIFECYCLE = StructType(
@@ -100,7 +97,7 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
     )
     open_ = F.col("open_state").isNotNull() | (F.col("state") == "on_the_way")
     rows = rows.withColumn("state", state).withColumn("open", open_)
-    wrong, pending = _differences(cut, held_back)
+    wrong, pending = differences_of_message(cut, held_back)
     rows = rows.withColumns(
         {
             "differences": F.array_compact(F.concat("own_differences", F.array(*wrong))),
@@ -113,26 +110,3 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
     )
     columns = [F.col(field.name).cast(field.dataType) for field in LIFECYCLE.fields]
     return rows.select(*columns, "parts")
-
-
-def _differences(cut: Cut, held_back: Column) -> tuple[list[Column], list[Column]]:
-    """Return differences, and pending ones, which the next round may resolve; null if there is none."""
-    keeps = F.lit("*" not in cut.without_dead_letters) & ~F.col("queue").isin(*cut.without_dead_letters)
-    # Messages are read after the markers, so those sent shortly before the end may be ahead of their markers.
-    ahead = F.coalesce(F.col("last_at") + F.expr(AHEAD) > F.col("seen_at"), F.lit(True))
-    earlier = F.coalesce(F.col("before_first"), F.lit(False)) | F.lit(cut.truncated)
-    other = (F.col("copy_facts") == F.col("copies")) & (F.col("copy_fact_attempts") != F.col("copy_attempts"))
-    tests = {
-        "a redelivery is missing for a fact": (F.col("lacks_copy"), held_back),
-        "a redelivery without a fact": ((F.col("copies") > F.col("copy_facts")) & ~earlier, ahead),
-        "attempts of redeliveries and facts differ": (other & ~earlier, F.lit(False)),
-        "a dead letter is missing for a fact": (keeps & (F.col("died") > F.col("deaths")), held_back),
-        "a dead letter without a fact": ((F.col("deaths") > F.col("died")) & ~earlier, ahead),
-        "overdue and not sent": (F.col("overdue"), F.lit(False)),
-        "the first record is missing": (
-            ~F.col("known") & ~earlier & (F.size("own_differences") + F.size("own_pending") == 0),
-            held_back,
-        ),
-    }
-    wrong = [F.when(test & ~excuse, F.lit(text)) for text, (test, excuse) in tests.items()]
-    return wrong, [F.when(test & excuse, F.lit(text)) for text, (test, excuse) in tests.items()]

@@ -19,7 +19,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DateType, StructField, StructType
 
 from marq.wire.names import Names
-from pipeline.deliveries import Cut, reads
+from pipeline.cut import Cut
+from pipeline.deliveries import reads
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS, batches
 from pipeline.lake import Commit, Lake

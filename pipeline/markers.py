@@ -24,6 +24,7 @@ from marq.settings.ordering_keys import line_of
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.marker_codec import VERSION, decode
 from marq.wire.markers import (
+    DUE_AT_ONCE,
     LAST,
     Acquire,
     Answer,
@@ -178,7 +179,8 @@ def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, An
         common["lease_ms"] = batch.lease_ms
     if isinstance(batch, Acquire):
         common["in_order"] = batch.in_order
-        columns |= {} if batch.dues_ms is None else {"due_at": batch.dues_ms}
+        if batch.dues_ms is not None:
+            columns["due_at"] = [logged_ms if due_ms == DUE_AT_ONCE else due_ms for due_ms in batch.dues_ms]
         columns |= {"line": _lines(batch)} if batch.in_order else {}
     elif isinstance(batch, Delay | Reschedule):
         # Capped before the addition, which would overflow.

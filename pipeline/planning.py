@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.errors import PipelineError, unknown_queue
 from pipeline.profiles import Profile, Target
 from pipeline.spans import DAY_MS, show_ms
 
@@ -173,6 +174,22 @@ def plan(profiles: Sequence[Profile], target: Target, *, guess: bool = False) ->
     model.topics()
     model.machines()
     return Plan(target, planned, model.values, model.warnings(), guess)
+
+
+def target_rates(total: float | None, by_queue: Mapping[str, float], known: Sequence[Profile]) -> dict[str, float]:
+    """Return the rate of each queue: as requested, else as in its busiest minute."""
+    names = [profile.queue for profile in known]
+    for queue in by_queue:
+        if queue not in names:
+            raise PipelineError(f"{unknown_queue(queue, names, '--rate')}; for a new queue give --size and --run")
+    if total is not None:
+        # Divided by the measured shares, or evenly if none was measured.
+        measured = sum(profile.rate_mean for profile in known)
+        if not measured:
+            return {name: total / len(names) for name in names}
+        return {profile.queue: total * profile.rate_mean / measured for profile in known if profile.rate_mean}
+    busiest = {profile.queue: profile.rate_peak for profile in known if profile.rate_peak > 0}
+    return {**busiest, **by_queue}
 
 
 def _c(name: str) -> float:

@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from marq.wire.dead_letter_notes import NOTE_KEY
 from marq.wire.names import (
     ATTEMPT_HEADER,
     DEAD_LETTERED_AT_HEADER,
@@ -74,8 +75,9 @@ def with_own_headers(records: DataFrame) -> DataFrame:
 
 
 def is_note() -> Column:
-    """Return whether a record with its own headers is a note, which settles dead letters."""
-    return F.coalesce(F.exists("own", lambda header: header["key"] == SETTLED_HEADER), F.lit(False))
+    """Return whether a record with its own headers is a note, as :func:`marq.wire.dead_letter_notes.is_note` does."""
+    settled = F.exists("own", lambda header: header["key"] == SETTLED_HEADER)
+    return F.coalesce((F.col("key") == F.lit(NOTE_KEY)) & settled, F.lit(False))
 
 
 def _header(name: str) -> Column:

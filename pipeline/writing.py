@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from marq.settings.topic_rules import LIMIT
+from marq.settings.topic_configs import LIMIT
 from pipeline.error_sentences import sentence
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, Topics

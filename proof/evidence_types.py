@@ -209,7 +209,8 @@ class Process:
     def suffer(self, number: int, type_: str, op: str) -> None:
         if type_ == "ok":
             for fault in reversed(self.faults):
-                if fault[2] == op:
+                # Skip faults that have ended. Pauses can overlap, because a paused process also records its own stall.
+                if fault[2] == op and fault[1] == float("inf"):
                     fault[1] = number
                     return
         lasting = type_ == "invoke" or op in ("kill", "stop")

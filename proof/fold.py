@@ -137,7 +137,7 @@ class Fold:
                     continue
             holder, ends_ms = event["holder"], self.now_ms + event["lease_ms"]
             if state == DELAYED:
-                holder, ends_ms = self._place(), min(due_ms, MAX_TIME_MS)
+                holder, ends_ms = self._place(), min(due_ms or self.now_ms, MAX_TIME_MS)
             self.put(key, Standing(queue, holder, attempt, (ends_ms,), self.now_ms, state))
         _mark(acquired, event["from_offset"], offsets[-1] + 1)
 

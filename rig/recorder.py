@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from proof.history import Event
 from rig.program import Program
+
+#: Interval between two checks of the event loop, in seconds.
+_CHECK_INTERVAL_S = 0.1
 
 
 class Recorder:
@@ -29,6 +34,37 @@ class Recorder:
         """Record a kill and send kill -9 to this process."""
         self.add("info", "kill", target=self.process)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@asynccontextmanager
+async def recorded_stalls(process: str, add: Callable[..., None], lease_s: float) -> AsyncIterator[None]:
+    """Record a pause whenever the machine did not run this process for a while, until the context ends.
+
+    ``lease_s`` is the shortest lease of the messages that the process receives.
+    """
+    recording = asyncio.create_task(_record_stalls(process, add, lease_s))
+    try:
+        yield
+    finally:
+        recording.cancel()
+
+
+async def _record_stalls(process: str, add: Callable[..., None], lease_s: float) -> None:
+    while True:
+        began_s, used_s = time.monotonic(), time.process_time()
+        await asyncio.sleep(_CHECK_INTERVAL_S)
+        late_s = time.monotonic() - began_s - _CHECK_INTERVAL_S
+        if is_stall(late_s, time.process_time() - used_s, lease_s):
+            add("invoke", "pause", target=process, at_ms=began_s * 1000)
+            add("ok", "pause", target=process)
+
+
+def is_stall(late_s: float, used_s: float, lease_s: float) -> bool:
+    """Whether a check of the event loop was so late that leases may have ended, and not by the process's own fault.
+
+    If the process used the CPU for most of the time (``used_s``), it blocked its own event loop: that excuses nothing.
+    """
+    return late_s > lease_s / 4 and used_s < late_s / 2
 
 
 class Recorded(Program):

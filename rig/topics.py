@@ -84,7 +84,7 @@ async def read_logs(settings: ClientSettings, readable: Callable[[bytes], bytes]
         # Consumers do not wait for transactions to end, so they may receive a copy of an aborted one.
         async for each in _records(settings, topic, committed=False):
             log, whole = _log(topic, each), (each.partition, each.offset) in committed
-            if op == "dead" and is_note(each.headers):
+            if op == "dead" and is_note(each):
                 events += [history.note(log, each.value)] if whole else []
                 continue
             fields = (each.offset, each.timestamp, (each.key or b"").decode(), each.key, each.value, each.headers)

@@ -38,7 +38,7 @@ from marq.core.storage.rows import IDENTITY_KEY
 from marq.kafka.connection import stop_consumer
 from marq.kafka.paced_clients import paced
 from marq.owner.engine import PositionLost
-from marq.settings.topic_rules import DELETE_RETENTION_MS
+from marq.settings.topic_configs import DELETE_RETENTION_MS
 
 #: Older local files may have missed a deletion that the changelog has forgotten; they are discarded.
 MAX_LOCAL_AGE_SECONDS = DELETE_RETENTION_MS / 1000 / 2

@@ -16,6 +16,7 @@ from xdist.scheduler import LoadFileScheduling
 from marq.wire.names import Names
 from marq_worker.broker import java
 from marq_worker.broker.embedded import EmbeddedBroker
+from tests.brokers import UNFENCED
 
 os.environ["JAVA_TOOL_OPTIONS"] = java.SHORT_LIVED_OPTIONS
 # A shell starts background jobs with SIGINT ignored, and all child processes would inherit that.
@@ -46,8 +47,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def broker() -> Iterator[EmbeddedBroker]:
     """One real Kafka for all tests; a test that stops or kills it makes its own."""
-    # Hundreds of tests leave their topics behind. A machine that pauses for seconds must not fence the broker.
-    with EmbeddedBroker(heap="1g", properties={"broker.session.timeout.ms": "30000"}) as embedded:
+    # Hundreds of tests leave their topics behind.
+    with EmbeddedBroker(heap="1g", properties=UNFENCED) as embedded:
         yield embedded
 
 

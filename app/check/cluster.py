@@ -38,7 +38,7 @@ from marq.queues.definition_log import KafkaDefinitionLog
 from marq.queues.following import fold
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import CHECK_KEY, Definitions
-from marq.settings.topic_rules import TopicPlan
+from marq.settings.topic_configs import TopicPlan
 from marq.wire.markers import Source
 from marq_worker.agents.consumer_watch import unattended
 from marq_worker.app.check.brokers import Appended

@@ -10,7 +10,7 @@ from marq.kafka.inspector import Waiting
 from marq.kafka.role_permissions import tools
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
-from marq.settings.topic_rules import FOR_EVER, RETENTION, TopicFacts
+from marq.settings.topic_configs import FOR_EVER, RETENTION, TopicFacts
 from marq.wire.markers import Source
 from marq.wire.names import Names
 from marq_worker.agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, is_stalled
@@ -54,15 +54,32 @@ def queues_of(group: str, names: Names, definitions: Definitions) -> list[str]:
 
 
 def judge_reading(
-    client: ClientSettings, definitions: Definitions, readers: Iterable[Reader], waiting: Mapping[str, int] | None
+    client: ClientSettings,
+    definitions: Definitions,
+    readers: Iterable[Reader],
+    waiting: Mapping[str, int] | None,
+    left_out: int = 0,
 ) -> list[Finding]:
-    """Judge the groups that read queues; ``waiting``: messages by queue, None if they are not counted."""
+    """Judge the groups that read queues.
+
+    ``waiting``: messages by queue, None if they are not counted; ``left_out``: groups that are not in ``readers``.
+    """
     readers = [reader for reader in readers if queues_of(reader.group, client.names, definitions)]
     findings = []
     for reader in readers:
         queues = queues_of(reader.group, client.names, definitions)
         findings += _judge_lost(client, reader)
         findings += _judge_handlers(definitions, reader, queues, waiting)
+    if left_out:
+        findings.append(
+            warning(
+                "groups",
+                f"{left_out} of {len(readers) + left_out} groups that read queues were not examined, so it is unknown"
+                " whether they have lost records",
+                advice="a group has lost records if its committed offset is below the earliest one: see",
+                commands=["marq state"],
+            )
+        )
     return findings or [fine("groups", f"groups that read queues: {len(readers)}; none has lost records")]
 
 
@@ -149,7 +166,7 @@ def judge_partitions(
     findings += [
         warning(
             f"queue {queue}",
-            f"it wants {count} partitions, but {client.names.messages} has {messages.partitions} partitions",
+            f"partitions is {count}, but {client.names.messages} has {messages.partitions}",
             expected=f"at most {messages.partitions}",
             advice="the queue uses all of them. Change the setting with",
             commands=[f"marq queue {queue} --set partitions={messages.partitions}"],
@@ -276,7 +293,10 @@ def _no_consumer(backlog: Backlog, definitions: Definitions) -> Finding:
     if definitions.settings(queue).handler is not None:
         start = "start a worker with the role handlers (MARQ_ROLES) and with the handler's module in MARQ_HANDLERS"
     elif definitions.defines(queue):
-        start = f"start its consumer: marq.Consumer({queue!r}), or give the queue a handler"
+        start = (
+            f"start its consumer: marq.Consumer({queue!r}), or the SQS clients that receive from it; or give the queue"
+            " a handler"
+        )
     else:
         start = (
             f"start its consumer: marq.Consumer({queue!r}). If a sender misspells the name, correct it there and"
@@ -291,7 +311,7 @@ def _stalled(backlog: Backlog) -> Finding:
         f"queue {backlog.queue}",
         f"its consumers have received no message{since}, and none is in flight; {backlog}",
         advice=(
-            "a circuit breaker is open, a handler blocks its consumer's event loop, or the consumer's process has"
-            " died and its session has not expired yet: see its log"
+            "a circuit breaker is open, a handler blocks its consumer's event loop, SQS clients have stopped polling,"
+            " or the consumer's process has died and its session has not expired yet: see its log"
         ),
     )

@@ -54,8 +54,8 @@ from marq_worker.app.check.queues import (
 )
 from marq_worker.app.check.topics import judge_missing, judge_topics, topics_of
 from marq_worker.app.check.trackers import Page, judge_members, judge_pages
-from marq_worker.app.faust_worker import port_error, reachable_name
 from marq_worker.app.publication import differences
+from marq_worker.app.web.addresses import port_error, reachable_name
 from marq_worker.app.web.peers import authorization
 from marq_worker.config.queues import QueuesFile, load_queues
 from marq_worker.config.settings import AppSettings, Role
@@ -182,7 +182,7 @@ class Examination:
         await self._clock(view, look, allowed)
         if readers is not None:
             absent = {queue for topic, queues in owners.items() if topic not in own.found for queue in queues}
-            await self._reading(view, definitions, readers, pages, allowed, absent)
+            await self._reading(view, definitions, *readers, pages, allowed, absent)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -213,23 +213,25 @@ class Examination:
 
     async def _readers(
         self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None], definitions: Definitions
-    ) -> list[Reader] | None:
-        """Return the positions of the groups that read queues, None if we may not see them."""
+    ) -> tuple[list[Reader], int] | None:
+        """Return the positions of groups that read queues, and how many were left out; None if we may not see them."""
         names = self._client.names
         may = allowed.get(names.messages)
         if not self._worker or names.messages not in look.found or (may is not None and "Describe" not in may):
             return None
         handled = [queue for queue in definitions.names() if definitions.settings(queue).handler is not None]
         seen = await self._ask("the groups", view.group_names, failed=[])
-        ours = [names.named_group(definitions.group(queue) or "") for queue in handled]
-        groups = sorted({*seen, *ours})[:MAX_GROUPS]
-        return await self._ask("how far groups are", lambda: view.readers(groups), failed=[])
+        ours = sorted({names.named_group(definitions.group(queue) or "") for queue in handled})
+        groups = [group for group in dict.fromkeys([*ours, *seen]) if queues_of(group, names, definitions)]
+        readers = await self._ask("how far groups are", lambda: view.readers(groups[:MAX_GROUPS]), failed=None)
+        return ([], len(groups)) if readers is None else (readers, len(groups[MAX_GROUPS:]))
 
     async def _reading(
         self,
         view: ClusterView,
         definitions: Definitions,
         readers: list[Reader],
+        left_out: int,
         pages: Sequence[Page],
         allowed: Mapping[str, frozenset[str] | None],
         absent: Collection[str],
@@ -240,7 +242,7 @@ class Examination:
         if backlogs is None and (may is None or "Read" in may):
             backlogs = await self._count(view, definitions, readers, absent)
         waiting = None if backlogs is None else {each.queue: each.waiting for each in backlogs}
-        self._add(*judge_reading(self._client, definitions, readers, waiting))
+        self._add(*judge_reading(self._client, definitions, readers, waiting, left_out))
         if backlogs is not None:
             self._add(*judge_backlogs(definitions, backlogs, unhandled(self._client, definitions, readers)))
 

@@ -11,7 +11,7 @@ from marq.queues.ordered_changes import order_changes, refusal
 from marq.settings.client import ClientSettings
 from marq.settings.combinations import check_combinations, check_topic
 from marq.settings.definitions import Definitions
-from marq.settings.topic_rules import LIMIT, TopicFacts, room_for_markers
+from marq.settings.topic_configs import LIMIT, TopicFacts, room_for_markers
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import Names
 from marq_worker.agents.handler_groups import handler_groups, without_handler

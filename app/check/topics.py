@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from marq.kafka.role_permissions import principal, tools
 from marq.kafka.topics import commands_to_make, planned
 from marq.settings.client import ClientSettings
-from marq.settings.topic_rules import FOR_EVER, RETENTION, Rule, TopicFacts, broken_rules, rules, wrong_partitions
+from marq.settings.topic_configs import FOR_EVER, RETENTION, Rule, TopicFacts, broken_rules, rules, wrong_partitions
 from marq.wire.names import Names
 from marq_worker.app.check.findings import Finding, fine, problem, warning
 

@@ -1,31 +1,31 @@
-"""``marq delayed NAME``, ``cancel ID`` and ``deliver-now ID``: messages that wait for their time."""
+"""``marq delayed NAME``, ``cancel PLACE`` and ``deliver-now PLACE``: messages that wait for their time."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import quote
 
 import click
 
 from marq.client.receipt import Receipt
 from marq.kafka.topics import ensure_topics
 from marq.producer.producer import Producer
+from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
-from marq.wire.errors import BrokerUnavailable
+from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import check_queue_name
 from marq_worker.agents.message_listing import DEFAULT_MESSAGES, MAX_MESSAGES, read_choice
-from marq_worker.app.commands.command import JSON, YES, Setup, command
+from marq_worker.app.commands.command import JSON, YES, Setup, command, say
 from marq_worker.app.commands.confirmation import confirm
 from marq_worker.app.commands.terminal import WATCH, Column, cell, duration, looked, quoted, show
 from marq_worker.app.commands.unknown import note_if_unknown
-from marq_worker.app.web.peers import ask_workers
+from marq_worker.app.web.peers import ask_workers, path_segment
 from marq_worker.app.web.statistics import merged
 
 _COLUMNS = (
-    Column("id", cell("place")),
+    Column("place", cell("place")),
     Column("in", duration("due_in_seconds"), right=True),
     Column("state", cell("state"), rank=2),
     Column("attempt", cell("attempt"), rank=4, right=True),
@@ -66,7 +66,7 @@ async def delayed(setup: Setup, name: str, limit: int, until: str | None, watch:
 
 
 async def _ask(client: ClientSettings, name: str, query: dict[str, str], limit: int) -> dict[str, Any]:
-    members, answers = await ask_workers(client, f"api/queues/{quote(name, safe='')}/messages", query)
+    members, answers = await ask_workers(client, f"api/queues/{path_segment(name)}/messages", query)
     if not members.urls:
         raise BrokerUnavailable(
             f"queue {name!r}: only workers know its delayed messages, and none is running: start one with marq worker"
@@ -89,13 +89,18 @@ def _show(name: str, found: dict[str, Any], limit: int) -> None:
         print("incomplete: a worker did not respond, or workers are joining and leaving")
 
 
-_IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
+#: A message that was delivered before keeps its id, but waits for its retry at another place.
+_REFUSED = (
+    "not waiting at this place: already delivered or cancelled, in flight, or unknown; marq delayed NAME shows the"
+    " place of a message that waits for a retry"
+)
+_IDS = click.argument("ids", metavar="PLACE...", nargs=-1, required=True)
 _QUEUE = click.option("--queue", metavar="NAME", help="Only messages of this queue. Default: of all queues.")
 
 
 @command(_IDS, _QUEUE, JSON, YES)
 async def cancel(setup: Setup, ids: Sequence[str], queue: str | None, as_json: bool, yes: bool) -> int:
-    """Cancel delayed messages; exit 1 if one was no longer delayed."""
+    """Cancel delayed messages, by their places in marq delayed; exit 1 if one was no longer delayed."""
     receipts = _receipts(ids, queue)
     messages = "this message" if len(ids) == 1 else f"these {len(ids)} messages"
     confirm(f"Cancel {messages} permanently?", setup.client, yes=yes)
@@ -106,16 +111,32 @@ async def cancel(setup: Setup, ids: Sequence[str], queue: str | None, as_json: b
 
 @command(_IDS, _QUEUE, JSON)
 async def deliver_now(setup: Setup, ids: Sequence[str], queue: str | None, as_json: bool) -> int:
-    """Deliver delayed messages at once; exit 1 if one was no longer delayed."""
+    """Make delayed messages due now, by their places in marq delayed; exit 1 if one was no longer delayed."""
     receipts = _receipts(ids, queue)
     async with Producer.of(setup.client) as producer:
         outcomes = await producer.reschedule(receipts, delay=0)
-    return await _told(setup.client, ids, queue, outcomes, "delivered", as_json=as_json)
+    code = await _told(setup.client, ids, queue, outcomes, "due_now", as_json=as_json)
+    if any(outcomes):
+        await _note_if_paused(setup.client, queue)
+    return code
 
 
 def _receipts(ids: Sequence[str], queue: str | None) -> list[Receipt]:
     name = ANY_QUEUE if queue is None else check_queue_name(queue)
     return [Receipt.of(message_id, name) for message_id in ids]
+
+
+async def _note_if_paused(client: ClientSettings, queue: str | None) -> None:
+    """Say on stderr which queues do not deliver their due messages; without a queue, any may have the messages."""
+    try:
+        async with Queues.of(client) as queues:
+            names = queues.definitions.names() if queue is None else [queue]
+            paused = [name for name in names if queues.definitions(name).paused]
+    except MarqError:
+        # The command has its result, and may not be permitted to read settings.
+        return
+    if paused:
+        say(f"paused queues deliver due messages after marq resume: {', '.join(sorted(paused))}")
 
 
 async def _told(
@@ -126,8 +147,7 @@ async def _told(
         print(json.dumps([{"id": message_id, done: outcome} for message_id, outcome in by_id]))
     else:
         for message_id, outcome in by_id:
-            refused = "not waiting: already delivered or cancelled, in flight, or unknown"
-            print(f"{message_id}: {done if outcome else refused}")
+            print(f"{message_id}: {done.replace('_', ' ') if outcome else _REFUSED}")
     if queue is not None and not any(outcomes):
         await note_if_unknown(client, queue)
     return 0 if all(outcomes) else 1

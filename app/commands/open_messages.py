@@ -35,8 +35,10 @@ async def told_by_workers(client: ClientSettings, ends: Mapping[int, int] | None
     """Ask the workers; ``ends``: how far each markers partition must have been read."""
     members, answers = await ask_workers(client, "api/queues")
     metrics = [answer for answer in answers if answer is not None]
-    complete = members.settled and covers(metrics, ends)
-    backlog = backlog_of(metrics, everyone=complete)["complete"]
+    everyone = members.settled and None not in answers
+    # With ``ends``, the owners' positions show whether another worker may have more.
+    complete = (members.settled if ends is not None else everyone) and covers(metrics, ends)
+    backlog = backlog_of(metrics, everyone=everyone and complete)["complete"]
     return Open(add_up(metrics), complete, len(members.urls), backlog, merged(metrics))
 
 

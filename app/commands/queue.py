@@ -6,7 +6,6 @@ import json
 import tomllib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 import click
 
@@ -40,7 +39,7 @@ from marq_worker.app.commands.open_messages import Open, told_by_workers
 from marq_worker.app.commands.terminal import Column, cell, quoted, seconds, show
 from marq_worker.app.commands.unknown import note_if_unknown
 from marq_worker.app.readable import paused, span
-from marq_worker.app.web.peers import ask_workers
+from marq_worker.app.web.peers import ask_workers, path_segment
 
 #: Settings whose values are names. Changing one may change which group reads the queue.
 _NAMED = frozenset({"group", "topic", "handler"})
@@ -187,7 +186,7 @@ async def _ask_for_blocked(client: ClientSettings, name: str, told: Open) -> dic
     """
     if not told.workers:
         return None
-    members, answers = await ask_workers(client, f"api/queues/{quote(name, safe='')}")
+    members, answers = await ask_workers(client, f"api/queues/{path_segment(name)}")
     return {
         "complete": told.complete and members.settled and None not in answers,
         "count": int(told.queues.get(name, {}).get("blocked_keys", 0)),
@@ -206,7 +205,7 @@ def _blocked(keys: Mapping[str, Any] | None) -> str:
 
 def _messages(metrics: Mapping[str, Any] | None) -> str:
     if metrics is None:
-        return "  messages: unknown, because no worker counts them; to count them: marq queues"
+        return "  messages: unknown, because no worker counts them or one did not respond; to count them: marq queues"
     oldest_s = metrics["oldest_waiting_seconds"]
     oldest = "" if oldest_s is None else f", the oldest for {span(oldest_s)}"
     delayed = metrics["waiting_for_delivery"] + metrics["waiting_for_redelivery"]

@@ -14,5 +14,8 @@ from marq_worker.app.web.credentials import hashed
 async def web_password(setup: Setup) -> None:
     """Read a password from the terminal or a pipe, and print its hash: MARQ_WEB_OPERATORS=NAME:HASH."""
     with typing("no password was read"):
-        password = getpass.getpass("Password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+        if sys.stdin is None:
+            password = ""
+        else:
+            password = getpass.getpass("Password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
     print(hashed(password))

@@ -14,7 +14,7 @@ from marq.kafka.topics import Topics, own_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, confirmed_key, layer_key
-from marq.settings.handler_expiry import CONFIRM_S, EXPIRY_S, Confirmations, decorated, module_of
+from marq.settings.removed_handlers import CONFIRM_S, EXPIRY_S, Confirmations, decorated, module_of
 from marq.wire.errors import ConfigError
 from marq_worker.agents.handler_groups import HandlerGroup, handler_groups, without_handler
 from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding, without_handlers

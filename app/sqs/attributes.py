@@ -1,4 +1,4 @@
-"""Attributes of queues: from the text that clients send to values, and back.
+"""Attributes of queues: from the text that clients send to values, to settings of Marq, and back.
 
 Marq has no encryption keys or access policies, and refuses to set one: a client would rely on it in vain. SQS's own
 encryption at rest is accepted and reported, and changes nothing.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from marq.settings.queue import QueueSettings
 from marq_worker.app.sqs.errors import SqsError
 
 #: Names that GetQueueAttributes reports and no client can set.
@@ -27,6 +28,12 @@ READ_ONLY = frozenset(
 )
 _UNSUPPORTED = frozenset({"KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds", "Policy"})
 _POLICIES = ("RedrivePolicy", "RedriveAllowPolicy")
+#: Attributes that are settings of Marq.
+_SETTINGS = frozenset({"VisibilityTimeout", "DelaySeconds"})
+#: Those of FIFO queues: ordering excludes the setting ``delay``.
+_FIFO_SETTINGS = frozenset({"VisibilityTimeout"})
+#: Marq's leases can't be 0.
+_LEAST_LEASE_S = 0.1
 _MAX_RECEIVES = 1_000
 _MAX_SOURCES = 10
 
@@ -51,9 +58,9 @@ class QueueAttributes:
     content_based_deduplication: bool = False
     fifo_throughput_limit: str = "perMessageGroupId"
 
-    def oldest_ms(self, now_s: float) -> float:
-        """Return the time before which a message must have become available to be too old; 0 without a limit."""
-        return 0.0 if self.retention_s is None else (now_s - self.retention_s) * 1000
+    def is_too_old(self, age_s: float) -> bool:
+        """Return whether a message that has been available for this long must not be delivered."""
+        return self.retention_s is not None and age_s > self.retention_s
 
     def to_attributes(self, arn: Callable[[str], str]) -> dict[str, str]:
         """Return the attributes as GetQueueAttributes does; ``arn`` makes the ARN of a queue from its name."""
@@ -128,6 +135,34 @@ def differing_attribute(attributes: Mapping[str, str], existing: QueueAttributes
         if named != existing:
             return name
     return None
+
+
+def queue_options(attributes: QueueAttributes, named: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of Marq that the named attributes become, as for :meth:`Queues.change`."""
+    options: dict[str, Any] = {}
+    if "VisibilityTimeout" in named:
+        # The longest that SQS allows: clients may extend each lease up to it.
+        most_s = _INTEGERS["VisibilityTimeout"][2]
+        options["lease"], options["max_lease"] = max(attributes.visibility_timeout_s, _LEAST_LEASE_S), most_s
+    if "DelaySeconds" in named and not attributes.fifo:
+        options["delay"] = attributes.delay_s
+    return options
+
+
+def with_settings(attributes: QueueAttributes, settings: QueueSettings, maximum_bytes: int) -> QueueAttributes:
+    """Return attributes with those that are settings of Marq, and with the size that Kafka accepts."""
+    return replace(
+        attributes,
+        visibility_timeout_s=settings.lease_ms // 1000,
+        delay_s=attributes.delay_s if attributes.fifo else settings.delay_ms // 1000,
+        maximum_message_bytes=min(attributes.maximum_message_bytes, maximum_bytes),
+    )
+
+
+def without_settings(attributes: Mapping[str, str], *, fifo: bool) -> dict[str, str]:
+    """Return the attributes that are not settings of Marq."""
+    settings = _FIFO_SETTINGS if fifo else _SETTINGS
+    return {name: value for name, value in attributes.items() if name not in settings}
 
 
 def queue_of_arn(arn: str) -> str:

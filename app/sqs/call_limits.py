@@ -43,6 +43,8 @@ SYSTEM_ATTRIBUTES = frozenset(
         "MessageGroupId",
         "AWSTraceHeader",
         "DeadLetterQueueSourceArn",
+        # SQS's model lists this name, although no message has this attribute.
+        "SqsManagedSseEnabled",
     }
 )
 
@@ -151,9 +153,14 @@ def _check_create(parameters: Parameters) -> None:
     _check_tags(parameters.get("tags", {}))
 
 
-def _check_tags(tags: Mapping[str, str]) -> None:
+def check_tag_count(tags: Mapping[str, str]) -> None:
+    """Check the number of a queue's tags. Raises SqsError."""
     if len(tags) > MAX_TAGS:
-        raise _invalid(f"the call has {len(tags)} tags; a queue has at most {MAX_TAGS}")
+        raise _invalid(f"the queue would have {len(tags)} tags; at most {MAX_TAGS} are allowed")
+
+
+def _check_tags(tags: Mapping[str, str]) -> None:
+    check_tag_count(tags)
     for key, value in tags.items():
         if not 0 < len(key) <= MAX_TAG_KEY or len(value) > MAX_TAG_VALUE or key.lower().startswith("aws:"):
             raise _invalid(

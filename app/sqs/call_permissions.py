@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marq_worker.app.sqs.access_keys import Key, action_of
+from marq_worker.app.sqs.access_keys import DESCRIBE, Key, action_of
 from marq_worker.app.sqs.attributes import target_of
 from marq_worker.app.sqs.aws_json import Call
 from marq_worker.app.sqs.errors import SqsError
@@ -19,6 +19,7 @@ def check_permissions(key: Key, call: Call, queue: str) -> None:
 def check_permission(key: Key, action: str, queue: str) -> None:
     """Raise SqsError if a key may not perform an action on a queue."""
     if not key.allows(action, queue):
+        missing = "any action" if action == DESCRIBE else repr(action)
         raise SqsError(
-            "AccessDenied", f"the access key {key.id} has no permission for {action!r} on the queue {queue!r}"
+            "AccessDenied", f"the access key {key.id} has no permission for {missing} on the queue {queue[:80]!r}"
         )

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, cast
@@ -123,6 +122,10 @@ class Outcome:
         )
 
 
+#: An outcome for another endpoint, and the future of whether that endpoint holds the message.
+Pending = tuple[Outcome, asyncio.Future[bool]]
+
+
 class FifoReceiver(QueueReceiver):
     """Receives the messages of one FIFO queue, and keeps them until they are settled."""
 
@@ -137,10 +140,12 @@ class FifoReceiver(QueueReceiver):
         return PolledInOrder(self._queue, self._client, self._url)
 
     async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
-        return [self._delivery(message) for message in await consumer.poll(most, max_bytes=max_bytes)]
+        messages = await consumer.poll(most, max_bytes=max_bytes)
+        received_ms = consumer.broker_ms() if messages else None
+        return [self._delivery(message, received_ms) for message in messages]
 
-    def _delivery(self, message: Message) -> Delivery:
-        delivery, own = Delivery.of(message), own_headers(message)
+    def _delivery(self, message: Message, received_ms: int | None) -> Delivery:
+        delivery, own = Delivery.of(message, received_ms), own_headers(message)
         headers = {header: own[name] for header, name in _OWN_HEADERS.items() if name in own}
         # Messages without a deduplication id have no sequence.
         by_time = sequence_text(delivery.sent_ms * 1_000_000 + message.offset % 1_000_000).encode()
@@ -164,9 +169,7 @@ class FifoReceiver(QueueReceiver):
             log.warning("queue %r: messages were not released, their leases will expire: %s", self._queue, error)
 
     async def _end(self, deliveries: Sequence[Delivery]) -> None:
-        # If a delivery is over, its message is delivered again, and ended then.
-        with suppress(SqsError):
-            await self._outcomes.ack(deliveries)
+        await self._outcomes.ack(deliveries)
 
     async def settle(self, outcome: Outcome) -> bool:
         """Settle a message that is held here; return False if this delivery is not."""
@@ -212,7 +215,7 @@ class Outcomes:
         self._peers = peers
         self._receiver = receiver
         #: Outcomes for other endpoints; those that arrive during a request share the next one.
-        self._pending: dict[str, list[tuple[Outcome, asyncio.Future[bool]]]] = {}
+        self._pending: dict[str, list[Pending]] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
 
     async def ack(self, deliveries: Sequence[Settled]) -> None:
@@ -231,6 +234,9 @@ class Outcomes:
         for task in self._sending.values():
             task.cancel()
         await asyncio.gather(*self._sending.values(), return_exceptions=True)
+        for pending in self._pending.values():
+            _answer(pending, [])
+        self._pending.clear()
 
     async def _settle(self, deliveries: Sequence[Settled], action: str, **how: Any) -> None:
         results = await asyncio.gather(
@@ -269,9 +275,7 @@ class Outcomes:
                 try:
                     results = await self._peers.settle(url, [outcome.document() for outcome, _ in pending])
                 finally:
-                    for number, (_, held) in enumerate(pending):
-                        if not held.done():
-                            held.set_result(number < len(results) and results[number])
+                    _answer(pending, results)
         finally:
             del self._sending[url]
 
@@ -293,3 +297,10 @@ class Outcomes:
                 await self._settler.renew([(outcome.token, outcome.lease_ms)])
             case _:
                 await self._settler.release([outcome.token], counted=outcome.counted)
+
+
+def _answer(pending: Sequence[Pending], results: Sequence[bool]) -> None:
+    """Resolve the futures; an outcome without a result counts as not held."""
+    for number, (_, held) in enumerate(pending):
+        if not held.done():
+            held.set_result(number < len(results) and results[number])

@@ -32,8 +32,9 @@ _PURPOSE = b"marq sqs receipt handle"
 class Handle(NamedTuple):
     """A message in flight, its id and the number of the delivery.
 
-    ``until_ms`` is the end of its lease in milliseconds since 1970, as it was at the delivery. ``url`` is the address
-    of the endpoint that keeps the message until it is settled; empty if any endpoint can settle it.
+    ``until_ms`` is the end of its lease as it was at the delivery, in milliseconds since 1970 by the brokers' clock; 0
+    if that is unknown. ``url`` is the address of the endpoint that keeps the message until it is settled; empty if any
+    endpoint can settle it.
     """
 
     token: Token

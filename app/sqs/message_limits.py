@@ -27,6 +27,13 @@ def message_bytes(message: Mapping[str, Any]) -> int:
     return size
 
 
+def check_size(message: Mapping[str, Any], maximum_bytes: int) -> None:
+    """Check the size of a message. Raises SqsError."""
+    size = message_bytes(message)
+    if size > maximum_bytes:
+        raise _invalid(f"the message has {size} bytes with its attributes; at most {maximum_bytes} are allowed")
+
+
 def check_message(message: Mapping[str, Any], queue_url: str, maximum_bytes: int) -> None:
     """Check the parameters of SendMessage, or an entry of SendMessageBatch. Raises SqsError."""
     body = message["MessageBody"]
@@ -40,9 +47,7 @@ def check_message(message: Mapping[str, Any], queue_url: str, maximum_bytes: int
         _check_attributes(message["MessageAttributes"])
     if "MessageSystemAttributes" in message:
         _check_system_attributes(message["MessageSystemAttributes"])
-    size = message_bytes(message)
-    if size > maximum_bytes:
-        raise _invalid(f"the message has {size} bytes with its attributes; at most {maximum_bytes} are allowed")
+    check_size(message, maximum_bytes)
     check_range(message, "DelaySeconds", 0, MAX_DELAY_S)
     for name in ("MessageGroupId", "MessageDeduplicationId"):
         check_token(message, name)

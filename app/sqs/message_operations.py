@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from marq_worker.app.sqs.handles import Handle, Handles
 from marq_worker.app.sqs.message_answers import GROUP_HEADER, TRACE_HEADER, formatted
 from marq_worker.app.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
 from marq_worker.app.sqs.message_ids import MessageIds
+from marq_worker.app.sqs.message_limits import check_size
 from marq_worker.app.sqs.pollable_queues import why_not_pollable
 from marq_worker.app.sqs.receive_limits import ReceiveLimits
 from marq_worker.app.sqs.receiving import SHORT_POLL_S, Delivery, Receivers
@@ -99,6 +99,7 @@ class MessageOperations:
         """Return a message to send. Raises SqsError."""
         found = self._directory.get(queue)
         attributes = found.attributes
+        check_size(parameters, attributes.maximum_message_bytes)
         body = parameters["MessageBody"]
         message_attributes = parameters.get("MessageAttributes") or {}
         system = parameters.get("MessageSystemAttributes") or {}
@@ -107,12 +108,6 @@ class MessageOperations:
             headers.append((GROUP_HEADER, group.encode()))
         if (trace := system.get("AWSTraceHeader")) is not None:
             headers.append((TRACE_HEADER, trace["StringValue"].encode()))
-        data = body.encode()
-        if len(data) > attributes.maximum_message_bytes:
-            raise SqsError(
-                "InvalidParameterValue",
-                f"the message has {len(data)} bytes; at most {attributes.maximum_message_bytes} are allowed",
-            )
         delay: float | None = parameters.get("DelaySeconds")
         if delay == 0:
             # Only a delay above 0 replaces the queue's.
@@ -129,7 +124,7 @@ class MessageOperations:
             answer["MD5OfMessageAttributes"] = sums
         if (sums := md5_of_attributes(system)) is not None:
             answer["MD5OfMessageSystemAttributes"] = sums
-        return Outgoing(data, options, answer)
+        return Outgoing(body.encode(), options, answer)
 
     async def receive(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         attributes = self._directory.get(queue).attributes
@@ -169,10 +164,10 @@ class MessageOperations:
         visibility_s = parameters.get("VisibilityTimeout", attributes.visibility_timeout_s)
         if visibility_s != attributes.visibility_timeout_s:
             await change_visibility(self._settlers.of(queue), deliveries, visibility_s)
-        until_ms = round((time.time() + visibility_s) * 1000)
-        return {"Messages": [self._formatted(delivery, until_ms, parameters) for delivery in deliveries]}
+        return {"Messages": [self._formatted(delivery, visibility_s, parameters) for delivery in deliveries]}
 
-    def _formatted(self, delivery: Delivery, until_ms: int, parameters: Parameters) -> dict[str, Any]:
+    def _formatted(self, delivery: Delivery, visibility_s: int, parameters: Parameters) -> dict[str, Any]:
+        until_ms = delivery.received_ms and delivery.received_ms + visibility_s * 1000
         handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt, until_ms, delivery.url)
         return formatted(delivery, self._ids.of(delivery.id), handle, parameters)
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from marq.wire.errors import BrokerUnavailable, MarqError
@@ -14,7 +15,7 @@ from marq_worker.app.sqs.attributes import queue_of_arn
 from marq_worker.app.sqs.counts import Counts
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_answers import SOURCE_HEADER
-from marq_worker.app.sqs.receive_limits import delete_old, without_old
+from marq_worker.app.sqs.receive_limits import OldMessages, without_old
 from marq_worker.app.sqs.receiving import Delivery, QueueReceiver, Receivers
 from marq_worker.app.sqs.settling import Settlers
 from marq_worker.app.sqs.sqs_queues import Directory
@@ -24,10 +25,11 @@ log = logging.getLogger("marq.sqs")
 
 #: Maximum number of messages to move at a time.
 BATCH = 100
+#: Lease of a message that is being moved: longer than the time limit of its send (MARQ_REQUEST_TIMEOUT, 30 s). If the
+#: endpoint dies, another one gets the message after this time.
+LEASE_S = 45
 #: How long a poll for messages waits, and the pause after an error of the broker.
 POLL_S, RETRY_S = 1.0, 1.0
-#: Minimum lease of a message that is being moved.
-LEASE_S = 30
 #: A move is complete when it has found nothing for this long and no message waits.
 QUIET_S = 8.0
 #: After this time it fails if this endpoint cannot receive the waiting messages, or does not know whether any wait.
@@ -53,6 +55,7 @@ class Mover:
     Args:
         send: sends a message to its new queue.
         settlers: delete the moved messages.
+        old_messages: deletes those that are too old.
         count: returns how many messages a queue has.
     """
 
@@ -63,6 +66,7 @@ class Mover:
         receivers: Receivers,
         send: Send,
         settlers: Settlers,
+        old_messages: OldMessages,
         count: Callable[[str], Awaitable[Counts]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -71,6 +75,7 @@ class Mover:
         self._receivers = receivers
         self._send = send
         self._settlers = settlers
+        self._old_messages = old_messages
         self._count = count
         self._clock = clock
 
@@ -92,7 +97,7 @@ class Mover:
 
     async def _move(self, queue: str, task: MoveTask, progress: _Progress, stopping: asyncio.Event) -> str | None:
         """Return the final state, None if the move continues later, here or at another endpoint."""
-        quiet_since_s, newer = self._clock(), False
+        quiet = _Quiet(self._clock())
         most = BATCH if task.rate is None else min(BATCH, task.rate)
         while not stopping.is_set():
             current = self._tasks.move(queue, task.id)
@@ -109,26 +114,27 @@ class Mover:
                 found = await self._move_batch(queue, task, receiver, deliveries, progress)
                 pause_s = 0.0 if task.rate is None else len(deliveries) / task.rate - (self._clock() - began_s)
                 if found:
-                    quiet_since_s, newer = self._clock(), False
+                    quiet = _Quiet(self._clock())
                 else:
-                    newer, pause_s = True, max(pause_s, POLL_S)
+                    quiet.newer, pause_s = True, max(pause_s, POLL_S)
                 await _wait(stopping, pause_s)
-            if await self._is_empty(queue, self._clock() - quiet_since_s, newer=newer):
+            if await self._is_empty(queue, quiet):
                 return COMPLETED
         return None
 
-    async def _is_empty(self, queue: str, quiet_s: float, *, newer: bool) -> bool:
-        """Return whether a queue without messages to move for ``quiet_s`` has none at other endpoints either.
+    async def _is_empty(self, queue: str, quiet: _Quiet) -> bool:
+        """Return whether a queue without messages to move has none at other endpoints either.
 
         Raises _Failed if that remains unclear for too long.
         """
+        quiet_s = self._clock() - quiet.since_s
         if quiet_s < QUIET_S:
             return False
-        if newer:
-            return True
         counts = await self._count(queue)
-        if counts.known and not counts.waiting:
-            return True
+        quiet.in_flight |= counts.in_flight > 0
+        if quiet.newer or (counts.known and not counts.waiting):
+            # An endpoint that died may have been moving the messages in flight. Newer ones hide whether others wait.
+            return quiet_s >= LEASE_S + QUIET_S or not (quiet.newer or quiet.in_flight)
         if quiet_s > MAX_QUIET_S:
             raise _Failed(NOT_RECEIVED if counts.waiting else NOT_COUNTED)
         return False
@@ -148,8 +154,7 @@ class Mover:
         older = [each for each in deliveries if each.sent_ms <= newest_ms]
         expired, rest = without_old(older, attributes)
         try:
-            if attributes.visibility_timeout_s < LEASE_S:
-                await self._settlers.of(queue).renew(rest, LEASE_S * 1000)
+            await self._settlers.of(queue).renew(rest, LEASE_S * 1000)
             targets = [self._target(task, each) for each in rest]
         except SqsError as error:
             # A lease has ended, so the message is delivered again.
@@ -171,7 +176,7 @@ class Mover:
         if moved:
             await self._end(queue, settler.ack(moved))
         if expired:
-            await self._end(queue, delete_old(settler, queue, expired))
+            await self._end(queue, self._old_messages.delete(queue, expired))
         await progress.write_now_and_then()
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
@@ -215,6 +220,16 @@ class Mover:
         if not self._directory.exists(target):
             raise _Failed(NO_QUEUE)
         return target
+
+
+@dataclass(slots=True)
+class _Quiet:
+    """A time without messages to move."""
+
+    since_s: float
+    #: Whether newer messages were received meanwhile, and whether any were in flight.
+    newer: bool = False
+    in_flight: bool = False
 
 
 async def _wait(stopping: asyncio.Event, seconds: float) -> None:

@@ -10,6 +10,7 @@ from marq.queues.queues import Queues
 from marq_worker.app.sqs.access_keys import DESCRIBE, Key
 from marq_worker.app.sqs.arns import arn_of, url_of
 from marq_worker.app.sqs.counts import Counts
+from marq_worker.app.sqs.message_attributes import asks_for_all
 from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.task_runner import TaskRunner
 from marq_worker.app.sqs.tasks import PurgeTask, Tasks
@@ -73,18 +74,19 @@ class QueueOperations:
     async def get_queue_attributes(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         found = self._directory.get(queue)
         names = set(parameters.get("AttributeNames", ()))
+        everything = asks_for_all(names)
         attributes = found.attributes.to_attributes(arn_of) | {
             "QueueArn": arn_of(queue),
             "CreatedTimestamp": str(found.created_s),
             "LastModifiedTimestamp": str(found.modified_s),
         }
-        if "All" in names or any(name.startswith("Approximate") for name in names):
+        if everything or any(name.startswith("Approximate") for name in names):
             # An error here ends some clients, such as Celery's worker, so unknown numbers are 0.
             counts = await self._count(queue)
             attributes["ApproximateNumberOfMessages"] = str(counts.waiting)
             attributes["ApproximateNumberOfMessagesNotVisible"] = str(counts.in_flight)
             attributes["ApproximateNumberOfMessagesDelayed"] = str(counts.delayed)
-        chosen = {name: value for name, value in attributes.items() if "All" in names or name in names}
+        chosen = {name: value for name, value in attributes.items() if everything or name in names}
         return {"Attributes": chosen} if chosen else {}
 
     async def set_queue_attributes(self, queue: str, parameters: Parameters) -> dict[str, Any]:

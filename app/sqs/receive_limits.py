@@ -21,8 +21,12 @@ log = logging.getLogger("marq.sqs")
 
 #: Time limit of a stop.
 STOP_S = 2.0
-#: How many polls may be answered while their old and dead messages are still being deleted or moved; others wait.
+#: How many polls may be answered while their old and dead messages are still being deleted or moved.
 MAX_BEGUN = 100
+#: Minimum lease of a message that is being moved; the default visibility timeout needs no further marker.
+LEAST_LEASE_S = 30
+#: Minimum time between two log lines about the old messages of a queue.
+LOG_S = 60.0
 #: How many messages that can't be moved to remember, and for how long; the dead-letter queue may change meanwhile.
 MAX_UNMOVABLE, UNMOVABLE_S = 10_000, 3_600.0
 
@@ -38,15 +42,40 @@ class Divided(NamedTuple):
 
 def without_old(deliveries: Sequence[Delivery], attributes: QueueAttributes) -> tuple[list[Delivery], list[Delivery]]:
     """Return the messages that are too old, and the others."""
-    oldest_ms = attributes.oldest_ms(time.time())
-    old = [each for each in deliveries if 0 < each.available_ms < oldest_ms]
+    old = [each for each in deliveries if attributes.is_too_old(each.age_s)]
     return old, [each for each in deliveries if each not in old] if old else list(deliveries)
 
 
-async def delete_old(settler: Settler, queue: str, old: Sequence[Delivery]) -> None:
-    """Delete messages that are too old; same errors as the settler."""
-    await settler.ack(old)
-    log.info("old messages were deleted: queue=%s messages=%d", queue, len(old))
+class OldMessages:
+    """Deletes messages that are too old, and logs how many."""
+
+    def __init__(self, settlers: Settlers) -> None:
+        self._settlers = settlers
+        #: Deleted messages since the last log line, by queue, until the next line is due.
+        self._unlogged: dict[str, int] = {}
+
+    async def delete(self, queue: str, old: Sequence[Delivery]) -> None:
+        """Delete messages of a queue; same errors as the settler."""
+        await self._settlers.of(queue).ack(old)
+        if queue in self._unlogged:
+            self._unlogged[queue] += len(old)
+        else:
+            self._log(queue, len(old))
+
+    def stop(self) -> None:
+        """Write the lines that are not due yet."""
+        for queue in list(self._unlogged):
+            self._log_rest(queue)
+        self._unlogged.clear()
+
+    def _log(self, queue: str, count: int) -> None:
+        log.warning("messages older than MessageRetentionPeriod were deleted: queue=%s messages=%d", queue, count)
+        self._unlogged[queue] = 0
+        asyncio.get_running_loop().call_later(LOG_S, self._log_rest, queue)
+
+    def _log_rest(self, queue: str) -> None:
+        if count := self._unlogged.pop(queue, 0):
+            self._log(queue, count)
 
 
 class ReceiveLimits:
@@ -57,11 +86,13 @@ class ReceiveLimits:
         directory: Directory,
         settlers: Settlers,
         dead_letters: DeadLetterSender,
+        old_messages: OldMessages,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
         self._settlers = settlers
         self._dead_letters = dead_letters
+        self._old_messages = old_messages
         self._clock = clock
         self._ending: set[asyncio.Task[None]] = set()
         #: The time of the failed move, by target and message id.
@@ -83,21 +114,23 @@ class ReceiveLimits:
     async def end(self, queue: str, divided: Divided) -> None:
         """Delete and move messages, even if the client disconnects in the meantime.
 
-        If that fails, the messages stay hidden until their visibility timeouts end. A later poll then tries again. If
+        If that fails, the messages stay hidden until their leases end. A later poll then tries again. If
         there are messages to deliver, this does not wait: a slow dead-letter queue would use up their leases.
+        It then also leaves the others to a later poll if MAX_BEGUN calls are unfinished.
         """
-        if not (divided.old or divided.dead):
+        if not (divided.old or divided.dead) or (divided.deliverable and len(self._ending) >= MAX_BEGUN):
             return
         ending = asyncio.create_task(self._end(queue, divided), name="marq-sqs-limits")
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
-        if not divided.deliverable or len(self._ending) > MAX_BEGUN:
+        if not divided.deliverable:
             await asyncio.shield(ending)
 
     async def stop(self) -> None:
         """Finish moves whose clients do not wait: a message that was copied but not deleted would be moved again."""
         if self._ending:
             await asyncio.wait(self._ending, timeout=STOP_S)
+        self._old_messages.stop()
 
     def _is_unmovable(self, target: str, delivery: Delivery) -> bool:
         """Return whether a move failed for good: clients get the message, as without a redrive policy."""
@@ -112,11 +145,14 @@ class ReceiveLimits:
 
     async def _end(self, queue: str, divided: Divided) -> None:
         settler = self._settlers.of(queue)
+        leased = await self._lease(settler, queue, divided)
         try:
             if divided.old:
-                await delete_old(settler, queue, divided.old)
+                await self._old_messages.delete(queue, divided.old)
         except (MarqError, SqsError) as error:
             log.warning("queue %r: %d old messages were not deleted: %s", queue, len(divided.old), error)
+        if not leased:
+            return
         for delivery in divided.dead:
             try:
                 # First the copy: a crash in between leaves two dead letters instead of none.
@@ -132,6 +168,18 @@ class ReceiveLimits:
                 if isinstance(error, (ConfigError, MessageTooLarge)):
                     self._note_unmovable(divided.target, delivery)
                     await self._release(settler, delivery)
+
+    async def _lease(self, settler: Settler, queue: str, divided: Divided) -> bool:
+        """Make leases last until their messages are moved; return False if that failed."""
+        try:
+            if divided.dead and self._directory.get(queue).attributes.visibility_timeout_s < LEAST_LEASE_S:
+                await settler.renew(divided.dead, LEAST_LEASE_S * 1000)
+        except (MarqError, SqsError) as error:
+            log.warning(
+                "queue %r: %d messages were not moved to %r: %s", queue, len(divided.dead), divided.target, error
+            )
+            return False
+        return True
 
     async def _release(self, settler: Settler, delivery: Delivery) -> None:
         try:

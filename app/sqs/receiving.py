@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from base64 import b64decode, b64encode
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import ceil
@@ -24,6 +23,7 @@ from marq.consumer.message import Message
 from marq.consumer.polled_consumer import PolledConsumer, TokenSettler, described
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
+from marq_worker.app.sqs.deleted_messages import Deleted
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.peers import Peers
 
@@ -41,13 +41,13 @@ JOIN_S = 8.0
 #: Polls of at least this length end together, at the next multiple of the second number: waking up for each of them
 #: costs more than the rest of an idle poll.
 LONG_POLL_S, TOGETHER_S = 5.0, 0.5
-#: Maximum number of messages to ask another endpoint for.
-MAX_ASKED = 100
+#: Maximum number of messages to ask another endpoint for, and how long they may wait here for a poll.
+MAX_ASKED, MAX_WAIT_S = 100, 1.0
+#: How long a stop waits for polls that cannot renew leases, and then for releases.
+STOP_S = 2.0
 #: An answer to another endpoint ends with the message that reaches this size. The others stay in the consumer's buffer,
 #: because the tracker would have to write each released message again.
 MAX_ANSWER_BYTES = 4 << 20
-#: How many deleted messages to remember, and for how long, because their redeliveries may be on their way.
-MAX_DELETED, DELETED_S = 100_000, 60.0
 
 
 class Delivery(NamedTuple):
@@ -65,10 +65,17 @@ class Delivery(NamedTuple):
     available_ms: int = 0
     #: The address of the endpoint that keeps the message until it is settled; empty if any endpoint can settle it.
     url: str = ""
+    #: When it was received, by the brokers' clock; 0 if that is unknown.
+    received_ms: int = 0
 
     @classmethod
-    def of(cls, message: Message) -> Self:
-        return cls(*described(message))
+    def of(cls, message: Message, received_ms: int | None) -> Self:
+        return cls(*described(message), received_ms=received_ms or 0)
+
+    @property
+    def age_s(self) -> float:
+        """For how long it has been available; 0 if that is unknown."""
+        return (self.received_ms - self.available_ms) / 1000 if self.received_ms and self.available_ms else 0.0
 
     def document(self) -> dict[str, Any]:
         """Return the delivery for another endpoint, as JSON."""
@@ -83,6 +90,7 @@ class Delivery(NamedTuple):
             "first_received_ms": self.first_received_ms,
             "available_ms": self.available_ms,
             "url": self.url,
+            "received_ms": self.received_ms,
         }
 
     @classmethod
@@ -99,32 +107,8 @@ class Delivery(NamedTuple):
             document.get("first_received_ms", 0),
             document.get("available_ms", 0),
             document["url"],
+            document.get("received_ms", 0),
         )
-
-
-class Deleted:
-    """The messages that were deleted last, with the deliveries whose handles deleted them.
-
-    A client may delete a message after its lease has ended, when a redelivery is on its way already.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        #: Attempt and time of the deletion, by id.
-        self._deleted: OrderedDict[str, tuple[int, float]] = OrderedDict()
-
-    def add(self, message_id: str, attempt: int) -> None:
-        """Note that a client has deleted a message by the handle of this attempt."""
-        now_s = self._clock()
-        self._deleted[message_id] = attempt, now_s
-        self._deleted.move_to_end(message_id)
-        while len(self._deleted) > MAX_DELETED or now_s - next(iter(self._deleted.values()))[1] >= DELETED_S:
-            self._deleted.popitem(last=False)
-
-    def concerns(self, delivery: Delivery) -> bool:
-        """Return whether a delivery follows one that was just deleted; a replay begins with the first attempt again."""
-        attempt, deleted_s = self._deleted.get(delivery.id, (delivery.attempt, 0.0))
-        return delivery.attempt > attempt and self._clock() - deleted_s < DELETED_S
 
 
 def end_of_poll_s(now_s: float, wait_s: float) -> float:
@@ -145,11 +129,14 @@ class QueueReceiver:
         self.deleted = Deleted()
         #: Polls that wait now, how many messages they want, and when the last one ended.
         self._polls = self._wanted = 0
+        #: Polls on behalf of other endpoints, which get only the messages of this one.
+        self._peer_polls = 0
         self._idle_since_s = asyncio.get_running_loop().time()
-        #: Messages that other endpoints sent.
-        self._foreign: deque[Delivery] = deque()
+        #: Messages that other endpoints sent, and when they arrived.
+        self._foreign: deque[tuple[float, Delivery]] = deque()
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._releases: set[asyncio.Task[None]] = set()
+        #: Tasks that release or end messages.
+        self._settling: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._consumer: PolledConsumer | None = None
         self._started = asyncio.Event()
@@ -173,25 +160,34 @@ class QueueReceiver:
             self._polls -= 1
             self._wanted -= most
             self._idle_since_s = asyncio.get_running_loop().time()
-            if not self._polls:
-                self._release_foreign()
+            # A poll that was woken for another endpoint's messages may have been cancelled.
+            self._offer_foreign()
 
     async def poll_for_peer(self, most: int, wait_s: float) -> list[Delivery]:
         """Poll for another endpoint, without asking further ones; limit the size."""
-        return await self._poll(most, wait_s, alone=True)
+        self._peer_polls += 1
+        try:
+            return await self._poll(most, wait_s, alone=True)
+        finally:
+            self._peer_polls -= 1
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Release messages that no client has seen, in the background; their attempts do not count."""
         if deliveries:
-            task = asyncio.create_task(self._release(deliveries))
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
+            self._in_background(self._release(deliveries))
+
+    def _in_background(self, settling: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(settling)
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
 
     async def stop(self) -> None:
         """Answer the polls that wait, and leave the group."""
         self._stopping = True
         self._started.set()
-        while self._polls:
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + STOP_S
+        while self._polls and clock() < until_s:
             if self._consumer is not None:
                 self._consumer.wake(self._polls)
             await asyncio.sleep(0.01)
@@ -200,7 +196,8 @@ class QueueReceiver:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._release_foreign()
-        await asyncio.gather(*self._releases, return_exceptions=True)
+        if self._settling:
+            await asyncio.wait(self._settling, timeout=STOP_S)
         if self._consumer is not None:
             await self._consumer.stop()
 
@@ -211,7 +208,9 @@ class QueueReceiver:
 
     async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
         """Return messages of the consumer. Raises MarqError if it can no longer receive."""
-        return list(map(Delivery.of, await consumer.poll(most, max_bytes=max_bytes)))
+        messages = await consumer.poll(most, max_bytes=max_bytes)
+        received_ms = consumer.broker_ms() if messages else None
+        return [Delivery.of(message, received_ms) for message in messages]
 
     async def _release(self, deliveries: Sequence[Delivery]) -> None:
         try:
@@ -223,7 +222,7 @@ class QueueReceiver:
             )  # fmt: skip
 
     async def _end(self, deliveries: Sequence[Delivery]) -> None:
-        """Delete messages. Raises MarqError if it is unknown whether that succeeded."""
+        """Delete messages. Raises MarqError or SqsError if it is unknown whether that succeeded."""
         await self._settler.ack([each.token for each in deliveries])
 
     def _check(self) -> None:
@@ -268,6 +267,9 @@ class QueueReceiver:
         while not self._stopping:
             if deliveries := await self._take(most, alone=alone):
                 return deliveries
+            if self._foreign and not alone:
+                # Other endpoints' messages arrived while the consumer renewed leases.
+                continue
             left_s = until_s - clock()
             if left_s <= 0:
                 break
@@ -292,29 +294,37 @@ class QueueReceiver:
 
     async def _take(self, most: int, *, alone: bool) -> list[Delivery]:
         """Return messages that are here; end those that were deleted meanwhile."""
-        deliveries: list[Delivery] = []
-        if not alone:
-            deliveries = [self._foreign.popleft() for _ in range(min(most, len(self._foreign)))]
+        deliveries = [] if alone else self._take_foreign(most)
         consumer = self._consumer
         if consumer is not None and self._started.is_set() and len(deliveries) < most:
+            max_bytes = MAX_ANSWER_BYTES if alone else None
             try:
-                max_bytes = MAX_ANSWER_BYTES if alone else None
-                deliveries += await self._receive(consumer, most - len(deliveries), max_bytes)
-            except MarqError:
-                # _serve() says why.
-                pass
+                # _serve() says why a consumer fails. It may renew leases while those of foreign messages run out.
+                with suppress(MarqError, TimeoutError):
+                    async with asyncio.timeout(MAX_WAIT_S if deliveries else None):
+                        deliveries += await self._receive(consumer, most - len(deliveries), max_bytes)
             except BaseException:
                 self.release(deliveries)
                 raise
         late = [each for each in deliveries if self.deleted.concerns(each)]
         if late:
+            self._in_background(self._end_late(late))
             deliveries = [each for each in deliveries if each not in late]
-            try:
-                await self._end(late)
-            except BaseException:
-                self.release(deliveries)
-                raise
         return deliveries
+
+    async def _end_late(self, deliveries: Sequence[Delivery]) -> None:
+        """Delete redeliveries of deleted messages; if that fails, the next redelivery is deleted."""
+        try:
+            await self._end(deliveries)
+        except (MarqError, SqsError) as error:
+            log.info("queue %r: redeliveries of deleted messages were not deleted: %s", self._queue, error)
+
+    def _take_foreign(self, most: int) -> list[Delivery]:
+        """Return messages of other endpoints; release those that have waited for long."""
+        taken = [self._foreign.popleft() for _ in range(min(most, len(self._foreign)))]
+        least_s = asyncio.get_running_loop().time() - MAX_WAIT_S
+        self.release([delivery for arrived_s, delivery in taken if arrived_s < least_s])
+        return [delivery for arrived_s, delivery in taken if arrived_s >= least_s]
 
     # --- other endpoints ----------------------------------------------------------------------------------------------
 
@@ -332,15 +342,21 @@ class QueueReceiver:
 
     async def _ask(self, url: str) -> None:
         documents = await self._peers.ask(url, self._queue, min(max(self._wanted, 1), MAX_ASKED))
-        self._foreign.extend([Delivery.read(each) for each in documents])
-        if not self._polls:
+        now_s = asyncio.get_running_loop().time()
+        self._foreign.extend([(now_s, Delivery.read(each)) for each in documents])
+        self._offer_foreign()
+
+    def _offer_foreign(self) -> None:
+        """Wake a poll for each message of other endpoints; release the messages if no poll can take them."""
+        if not self._polls or not self._started.is_set():
             self._release_foreign()
-        elif documents and self._consumer is not None:
-            self._consumer.wake(len(documents))
+        elif self._foreign and self._consumer is not None:
+            # Polls for other endpoints may be woken first, and do not take them.
+            self._consumer.wake(len(self._foreign) + self._peer_polls)
 
     def _release_foreign(self) -> None:
         """Release messages of other endpoints: a later poll could get them after their leases have ended."""
-        self.release(list(self._foreign))
+        self.release([delivery for _, delivery in self._foreign])
         self._foreign.clear()
 
 

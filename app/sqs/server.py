@@ -6,17 +6,16 @@ import asyncio
 import json
 import logging
 import resource
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 from aiohttp.web import BaseRequest, Response, Server, ServerRunner, TCPSite
 
 from marq.wire.errors import ConfigError
 from marq_worker.app.sqs.access_keys import Key
+from marq_worker.app.sqs.authentication import Authentication
 from marq_worker.app.sqs.aws_json import CONTENT_TYPE, answer, query_refusal, read_call, refusal, wants_query
 from marq_worker.app.sqs.bodies import Bodies
 from marq_worker.app.sqs.errors import SqsError
@@ -24,24 +23,20 @@ from marq_worker.app.sqs.fifo import Outcome, Outcomes
 from marq_worker.app.sqs.operations import Operations
 from marq_worker.app.sqs.peers import ASK_S, PATH, SETTLE_PATH, Peers
 from marq_worker.app.sqs.receiving import MAX_ASKED, Receivers
-from marq_worker.app.sqs.signatures import Verifier
-from marq_worker.app.web.connection_limits import IDLE_S, Connections, Rate
-from marq_worker.app.web.security import is_loopback
+from marq_worker.app.web.connection_limits import IDLE_S, Connections
 from marq_worker.app.web.sqs_metrics import CallMetrics
 
 log = logging.getLogger("marq.sqs")
 
 #: Connections in all and per address; each poller has one.
 MAX_CONNECTIONS, MAX_OF_ADDRESS = 10_000, 5_000
-#: Requests with a wrong signature per address: burst, and per second.
-FAILURES = 50, 1.0
 
 
 class SqsServer:
     """Answers HTTP requests.
 
     Args:
-        keys: the access keys by id; empty if requests are not authenticated.
+        keys: the access keys by id; empty if clients need none.
         public_url: the address that clients use, if it differs from that of their requests.
         metrics: counts the calls.
     """
@@ -60,10 +55,9 @@ class SqsServer:
         self._receivers = receivers
         self._outcomes = outcomes
         self._peers = peers
-        self._verifier = Verifier(keys, time.time) if keys else None
+        self._authentication = Authentication(keys)
         self._public_url = public_url
         self._metrics = metrics
-        self._failures = Rate(*FAILURES)
         self._bodies = Bodies()
         self._runner: ServerRunner | None = None
 
@@ -122,7 +116,9 @@ class SqsServer:
                 return await self._answer_peer(request, body, releases)
             if wants_query(request.headers.get("Content-Type")):
                 return query_refusal(request_id)
-            key = self._identify(request, body)
+            if (encoding := request.headers.get("Content-Encoding", "identity").lower()) != "identity":
+                raise SqsError("SerializationException", f"the body is compressed ({encoding[:80]}); send it as it is")
+            key = self._authentication.identify(request, body)
             call = read_call(request.headers.get("X-Amz-Target"), request.headers.get("Content-Type"), body)
             answering = self._metrics.measured(
                 call.operation, self._operations.answer(call, key, self._base_url(request))
@@ -141,41 +137,14 @@ class SqsServer:
             log.exception("a call failed with an unexpected error: request_id=%s", request_id)
             return refusal(SqsError("InternalFailure", f"unexpected error; request id {request_id}"))
 
-    def _identify(self, request: BaseRequest, body: bytes) -> Key | None:
-        """Return the key that signed a request, None if the endpoint has no keys. Raises SqsError."""
-        if self._verifier is None:
-            if not self._answers_host(request):
-                raise SqsError(
-                    "AccessDenied", "without keys, only addresses such as 127.0.0.1 and localhost are answered"
-                )
-            return None
-        address = request.remote or ""
-        headers = [(_text(name), _text(value)) for name, value in request.raw_headers]
-        path, _, query = request.raw_path.partition("?")
-        try:
-            return self._verifier.verify(request.method, path, query, headers, body)
-        except SqsError as error:
-            # Only after the check, because behind a load balancer all clients have one address.
-            if self._failures.wait_s(address):
-                raise SqsError("RequestThrottled", "too many requests with wrong signatures; try again later") from None
-            self._failures.spend(address)
-            log.warning("a request was refused: address=%s error=%s", address, error.shape)
-            raise
-
-    def _answers_host(self, request: BaseRequest) -> bool:
-        """Return whether a request was sent to an address that the endpoint answers.
-
-        Without keys, a web page could otherwise reach this machine's endpoint through its own domain (DNS rebinding).
-        """
-        return self._verifier is not None or is_loopback(_name(request.host))
-
     async def _answer_peer(
         self, request: BaseRequest, body: bytes, releases: list[Callable[[], None]]
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Answer another endpoint."""
         # Without keys, anyone can compute the token.
-        if not (self._answers_host(request) and self._peers.authorizes(request.headers.get("Authorization"))):
-            self._failures.spend(request.remote or "")
+        known = self._authentication.answers_host(request)
+        if not (known and self._peers.authorizes(request.headers.get("Authorization"))):
+            self._authentication.note_failure(request)
             return 403, {}, b"{}"
         try:
             document = json.loads(body)
@@ -225,19 +194,3 @@ def room_for_connections() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
     # The Kafka clients and tables need the rest; otherwise SQS clients could stop the whole worker.
     return min(MAX_CONNECTIONS, max(raised - soft, raised // 2))
-
-
-def _text(header: bytes) -> str:
-    """Return a header's name or value as the client signed it: text that clients send as UTF-8, or as Latin-1."""
-    try:
-        return header.decode()
-    except UnicodeDecodeError:
-        return header.decode("latin-1")
-
-
-def _name(host: str) -> str:
-    """Return the name or address of a Host header without its port, or an empty text."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""

@@ -22,8 +22,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
 from marq_worker.app.faust_app import or_exit
-from marq_worker.app.faust_worker import reachable_name
-from marq_worker.app.sqs.access_keys import Key, load_keys
+from marq_worker.app.sqs.authentication import access_keys
 from marq_worker.app.sqs.aws_json import operations
 from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.counts import QueueCounts
@@ -38,7 +37,7 @@ from marq_worker.app.sqs.moving import Mover
 from marq_worker.app.sqs.operations import Operations
 from marq_worker.app.sqs.peers import Peers
 from marq_worker.app.sqs.queue_operations import QueueOperations
-from marq_worker.app.sqs.receive_limits import ReceiveLimits
+from marq_worker.app.sqs.receive_limits import OldMessages, ReceiveLimits
 from marq_worker.app.sqs.receiving import QueueReceiver, Receivers
 from marq_worker.app.sqs.server import SqsServer
 from marq_worker.app.sqs.settling import ByToken, Settlers
@@ -46,8 +45,8 @@ from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.task_runner import TaskRunner
 from marq_worker.app.sqs.tasks import PurgeTask, Tasks
 from marq_worker.app.sqs.visibility import VisibilityChanges
+from marq_worker.app.web.addresses import reachable_name
 from marq_worker.app.web.dashboard.groups import Groups
-from marq_worker.app.web.security import is_loopback
 from marq_worker.app.web.sqs_metrics import CallMetrics
 from marq_worker.config.settings import AppSettings
 
@@ -82,6 +81,7 @@ class SqsEndpoint(Service):
         self._queues = queues
         self._counts = QueueCounts(statistics)
         self._metrics = metrics
+        self._server: SqsServer | None = None
 
     async def on_start(self) -> None:
         await or_exit(self._start())
@@ -90,7 +90,7 @@ class SqsEndpoint(Service):
         settings, client = self._settings, self._client
         # Load the model now, not at the first request; this also shows whether botocore is missing.
         operations()
-        keys, secret = _keys(settings), _secret(settings)
+        keys, secret = access_keys(settings), _secret(settings)
         topics = await ensure_topics(client)
         maximum_bytes = min(MAX_MESSAGE_BYTES, topics.messages_limit_bytes - _HEADER_ROOM_BYTES)
         url = f"http://{settings.web_host or reachable_name(settings.sqs_bind)}:{settings.sqs_port}"
@@ -109,9 +109,9 @@ class SqsEndpoint(Service):
         self._queue_tasks = tasks = Tasks(self._queues)
         count = self._counts.of
         settlers = Settlers(ByToken(self._settler), self._outcomes)
-        dead_letters = DeadLetterSender(self._producer)
-        self._limits = limits = ReceiveLimits(directory, settlers, dead_letters)
-        mover = Mover(tasks, directory, self._receivers, dead_letters.move_back, settlers, count)
+        dead_letters, old_messages = DeadLetterSender(self._producer), OldMessages(settlers)
+        self._limits = limits = ReceiveLimits(directory, settlers, dead_letters, old_messages)
+        mover = Mover(tasks, directory, self._receivers, dead_letters.move_back, settlers, old_messages, count)
         self._runner = runner = TaskRunner(tasks, self._purge, mover.run)
         calls = Operations(
             QueueOperations(self._queues, directory, tasks, runner, self._extent, count),
@@ -142,6 +142,9 @@ class SqsEndpoint(Service):
         log.info("SQS endpoint started: url=%s keys=%d", settings.sqs_url or url, len(keys))
 
     async def on_stop(self) -> None:
+        if self._server is None:
+            # A wrong setting has kept it from starting.
+            return
         # First the polls, because clients treat a cut connection as an error.
         await asyncio.gather(self._runner.stop(), self._receivers.stop())
         await self._server.stop()
@@ -186,18 +189,6 @@ class SqsEndpoint(Service):
         # In this order: after a crash in between, another endpoint purges and deletes the queue again.
         await self._directory.forget(queue, task.requested_s)
         await self._queue_tasks.forget(queue)
-
-
-def _keys(settings: AppSettings) -> dict[str, Key]:
-    """Return the access keys. Raises ConfigError if others could use the endpoint without one."""
-    if settings.sqs_keys is not None:
-        return load_keys(settings.sqs_keys)
-    if not is_loopback(settings.sqs_bind):
-        raise ConfigError(
-            f"MARQ_SQS_BIND={settings.sqs_bind}: others can reach this address, but the SQS endpoint has no access"
-            " keys. Set MARQ_SQS_KEYS to a keys file, or bind to 127.0.0.1"
-        )
-    return {}
 
 
 def _secret(settings: AppSettings) -> bytes:

@@ -20,11 +20,21 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from marq.queues.following import SYNC_LIMIT_S
-from marq.queues.queues import QueueOptions, Queues
+from marq.queues.queues import Queues
 from marq.settings.definitions import sqs_key
 from marq.settings.queue import ORDERED_BY_KEY, UNLIMITED
 from marq.wire.errors import MarqError
-from marq_worker.app.sqs.attributes import QueueAttributes, differing_attribute, queue_of_arn, read_attributes
+from marq_worker.app.sqs.attributes import (
+    QueueAttributes,
+    differing_attribute,
+    queue_of_arn,
+    queue_options,
+    read_attributes,
+    target_of,
+    with_settings,
+    without_settings,
+)
+from marq_worker.app.sqs.call_limits import check_tag_count
 from marq_worker.app.sqs.characters import is_fifo, is_queue_name
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_limits import MAX_MESSAGE_BYTES
@@ -36,12 +46,6 @@ DELETED_S = 60.0
 _SYNC_S = 0.1
 #: Maximum number of queues whose attributes are cached; beyond that, all are read again.
 _MAX_KNOWN = 10_000
-#: Marq's leases can't be 0.
-_LEAST_LEASE_S = 0.1
-#: Attributes that are settings of Marq; the others are in the queue's own record.
-_SETTINGS = frozenset({"VisibilityTimeout", "DelaySeconds"})
-#: Those of FIFO queues: ordering excludes the setting ``delay``.
-_FIFO_SETTINGS = frozenset({"VisibilityTimeout"})
 
 
 class SqsQueue(NamedTuple):
@@ -69,7 +73,9 @@ class Directory:
         self._queues = queues
         self._maximum_bytes = maximum_bytes
         self._clock = clock
-        self._synced_s = 0.0
+        #: The next read of the definitions; calls that arrive before it begins share it.
+        self._next_sync: asyncio.Task[None] | None = None
+        self._sync_from_s = 0.0
         self._creating = asyncio.Lock()
         #: Queues as they are defined now.
         self._known: dict[str, SqsQueue] = {}
@@ -77,10 +83,18 @@ class Directory:
 
     async def look_for(self, name: str) -> None:
         """Look for an unknown queue that another endpoint may have created a moment ago."""
-        if name not in self._known and not self.exists(name) and self._clock() - self._synced_s > _SYNC_S:
-            self._synced_s = self._clock()
-            with suppress(MarqError):
-                await self._queues.sync(SYNC_LIMIT_S)
+        if name not in self._known and not self.exists(name):
+            if self._next_sync is None:
+                self._next_sync = asyncio.create_task(self._sync(), name="marq-sqs-sync")
+            await asyncio.shield(self._next_sync)
+
+    async def _sync(self) -> None:
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(self._sync_from_s - clock())
+        # Later calls need a later read.
+        self._next_sync, self._sync_from_s = None, clock() + _SYNC_S
+        with suppress(MarqError):
+            await self._queues.sync(SYNC_LIMIT_S)
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of all queues, sorted."""
@@ -113,6 +127,7 @@ class Directory:
         size = attributes.get("MaximumMessageSize", "")
         if len(size) <= 7 and size.isdecimal() and self._maximum_bytes < int(size) <= MAX_MESSAGE_BYTES:
             attributes = {**attributes, "MaximumMessageSize": str(self._maximum_bytes)}
+        await self._look_for_target(attributes)
         # Each call sees the queue that an earlier one creates.
         async with self._creating:
             await self._create(name, attributes, tags)
@@ -127,12 +142,12 @@ class Directory:
             raise SqsError("QueueDeletedRecently", f"wait {DELETED_S:g} s after deleting a queue to use its name again")
         checked = self._checked(name, attributes, self._defaults(name))
         # SQS redelivers a message until it is deleted, unless a redrive policy says otherwise.
-        options = _options(checked, attributes)
+        options = queue_options(checked, attributes)
         options["max_attempts"] = UNLIMITED
         if checked.fifo:
             options["ordering"] = ORDERED_BY_KEY
         document: dict[str, Any] = {
-            "attributes": _unmapped(name, attributes),
+            "attributes": without_settings(attributes, fifo=is_fifo(name)),
             "tags": dict(tags),
             "created": round(now_s),
             "modified": round(now_s),
@@ -152,22 +167,29 @@ class Directory:
 
     async def set_attributes(self, name: str, attributes: Mapping[str, str]) -> None:
         """Change attributes of a queue; same errors as :meth:`create`."""
-        options = _options(self._checked(name, attributes, self.get(name).attributes), attributes)
+        await self._look_for_target(attributes)
+        options = queue_options(self._checked(name, attributes, self.get(name).attributes), attributes)
         if options:
             await self._queues.change(name, **options)
         await self._merge(
             name,
             lambda document: {
                 **document,
-                "attributes": {**document.get("attributes", {}), **_unmapped(name, attributes)},
+                "attributes": {**document.get("attributes", {}), **without_settings(attributes, fifo=is_fifo(name))},
                 "modified": round(self._clock()),
             },
         )
 
     async def tag(self, name: str, tags: Mapping[str, str]) -> None:
-        """Add tags. Raises SqsError if the queue does not exist, MarqError as :meth:`create`."""
+        """Add tags. Raises SqsError if the queue does not exist or gets too many, MarqError as :meth:`create`."""
         self.get(name)
-        await self._merge(name, lambda document: {**document, "tags": {**document.get("tags", {}), **tags}})
+
+        def merged(document: Mapping[str, Any]) -> dict[str, Any]:
+            after = {**document.get("tags", {}), **tags}
+            check_tag_count(after)
+            return {**document, "tags": after}
+
+        await self._merge(name, merged)
 
     async def untag(self, name: str, keys: list[str]) -> None:
         """Remove tags; same errors as :meth:`tag`."""
@@ -209,12 +231,7 @@ class Directory:
             # The queue's owner relies on Kafka's retention, so a client's poll must not delete messages earlier.
             defaults = replace(defaults, retention_s=None)
         kept = read_attributes(document.get("attributes", {}), fifo=is_fifo(name), current=defaults)
-        attributes = replace(
-            kept,
-            visibility_timeout_s=_seconds(settings.lease_ms),
-            delay_s=kept.delay_s if kept.fifo else _seconds(settings.delay_ms),
-            maximum_message_bytes=min(kept.maximum_message_bytes, self._maximum_bytes),
-        )
+        attributes = with_settings(kept, settings, self._maximum_bytes)
         created_s = document.get("created", 0)
         return SqsQueue(
             name,
@@ -234,6 +251,11 @@ class Directory:
         if changed.dead_letter_queue is not None and "RedrivePolicy" in attributes:
             self._check_redrive(name, changed.dead_letter_queue)
         return changed
+
+    async def _look_for_target(self, attributes: Mapping[str, str]) -> None:
+        """Look for the dead-letter queue that a redrive policy names. Raises SqsError."""
+        if (target := target_of(attributes.get("RedrivePolicy", ""))) is not None:
+            await self.look_for(target)
 
     def _check_redrive(self, name: str, target: str) -> None:
         """Raise SqsError if a queue may not be the dead-letter queue of another one."""
@@ -263,24 +285,3 @@ class Directory:
     async def _merge(self, name: str, merged: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
         """Change the record of a queue, even if another client changes it at the same time."""
         await self._queues.merge(f"queue {name!r}", sqs_key(name), lambda definitions: definitions.sqs(name), merged)
-
-
-def _options(attributes: QueueAttributes, named: Mapping[str, str]) -> QueueOptions:
-    options = QueueOptions()
-    if "VisibilityTimeout" in named:
-        lease_s = max(attributes.visibility_timeout_s, _LEAST_LEASE_S)
-        # The longest that SQS allows: clients may extend each lease up to it.
-        options["lease"], options["max_lease"] = lease_s, 43_200
-    if "DelaySeconds" in named and not attributes.fifo:
-        options["delay"] = attributes.delay_s
-    return options
-
-
-def _unmapped(queue: str, attributes: Mapping[str, str]) -> dict[str, str]:
-    """Return the attributes of a queue's own record."""
-    settings = _FIFO_SETTINGS if is_fifo(queue) else _SETTINGS
-    return {name: value for name, value in attributes.items() if name not in settings}
-
-
-def _seconds(ms: int) -> int:
-    return ms // 1000

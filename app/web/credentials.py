@@ -84,6 +84,11 @@ class Credentials:
         """Whether visitors are authenticated."""
         return bool(self._tokens)
 
+    def is_of_peer(self, authorization: str) -> bool:
+        """Return whether a header has the token of this namespace's workers and commands."""
+        expected = f"Bearer {self.peer_token}".encode()
+        return bool(self.peer_token) and hmac.compare_digest(_bytes(authorization), expected)
+
     def remembered(self, authorization: str) -> Visitor | None:
         """Return the visitor of a token, or of a header that was correct before: both are quick."""
         kind, _, value = authorization.partition(" ")

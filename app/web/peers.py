@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from aiokafka.admin import AIOKafkaAdminClient
@@ -34,6 +35,12 @@ def authorization(settings: AppSettings) -> dict[str, str]:
     """Return the headers that authenticate a worker, or a command with its settings, at all workers."""
     token = Credentials.of(settings).peer_token
     return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def path_segment(queue: str) -> str:
+    """Return the name of a queue for the path of a request to a worker."""
+    # A URL loses segments that are "." or "..".
+    return quote(queue, safe="").replace(".", "%2E")
 
 
 async def ask_each(

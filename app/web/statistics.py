@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 import faust
 from aiohttp.web import AppRunner
@@ -19,7 +18,7 @@ from marq_worker.agents.message_listing import described_schedules, open_message
 from marq_worker.agents.redaction import Redaction
 from marq_worker.agents.statistics import Statistics, add_up, backlog_of
 from marq_worker.app.web.connection_limits import IDLE_S, Connections
-from marq_worker.app.web.peers import Group, ask_each
+from marq_worker.app.web.peers import Group, ask_each, path_segment
 from marq_worker.app.web.process_usage import UNKNOWN, ProcessUsage
 
 _NOTHING: dict[str, Any] = {
@@ -93,7 +92,7 @@ class NamespaceStatistics:
         local = {"messages": await open_messages(self.worker.owners, choice, self.redaction)}
         if query.get("scope") == "worker":
             return local
-        settled, answers = await self.of_others(app, f"api/queues/{quote(queue, safe='')}/messages", query)
+        settled, answers = await self.of_others(app, f"api/queues/{path_segment(queue)}/messages", query)
         return merged([local, *answers], choice.limit, complete=settled)
 
     async def of_others(

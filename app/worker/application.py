@@ -41,7 +41,6 @@ from marq_worker.app.batch_transport import BatchSchema
 from marq_worker.app.check.permissions import Use
 from marq_worker.app.check.permissions_at_start import ensure_permissions
 from marq_worker.app.faust_app import MarqApp, new_app, or_exit
-from marq_worker.app.faust_worker import reachable_name
 from marq_worker.app.handlers.handlers_role import HandlersRole
 from marq_worker.app.handlers.supervisor import HandlersProcesses, stop_limit_s
 from marq_worker.app.publication import differences, publish
@@ -49,6 +48,7 @@ from marq_worker.app.watchdog.broker_probe import BrokerProbe, Markers, Rebalanc
 from marq_worker.app.watchdog.watchdog import Watchdog
 from marq_worker.app.web import probes
 from marq_worker.app.web import security as web_security
+from marq_worker.app.web.addresses import reachable_name
 from marq_worker.app.web.dashboard.views import Dashboard
 from marq_worker.app.web.peers import Group, authorization
 from marq_worker.app.web.process_usage import ProcessUsage

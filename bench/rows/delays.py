@@ -33,8 +33,8 @@ DAY_S = 24 * 3600
 FAR_S = 2 * 3600
 #: Time between the last send at the steady rate and the first delivery.
 AHEAD_S = 10
-#: Overdue messages at the restart, and how long before the kill they are sent.
-PROBES, PROBE_S = 40, 4.0
+#: Number of messages that are overdue at the restart, their delay, and the time from the kill until they are due.
+PROBES, PROBE_S, KILL_AHEAD_S = 40, 15.0, 2.0
 LIMIT_SECONDS = 900.0
 
 
@@ -112,7 +112,7 @@ class Delays:
         probes = await self._send([PROBE_S] * PROBES)
         due = time.monotonic() + PROBE_S
         # The table must have their rows.
-        await asyncio.sleep(PROBE_S / 2)
+        await asyncio.sleep(due - KILL_AHEAD_S - time.monotonic())
         self.worker.kill()
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         began = time.monotonic()

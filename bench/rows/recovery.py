@@ -26,7 +26,7 @@ TAKEOVER_SECONDS = 2.0
 
 #: Overdue messages of each partition, and their leases.
 PROBES = 10
-PROBE_LEASE_MS = 4_000
+PROBE_LEASE_MS = 15_000
 #: Time without new records after which the changelog is complete: longer than a flush.
 QUIET_SECONDS = 2.0
 
@@ -114,8 +114,8 @@ class Recovery:
         await self.opener.open(numbers.start, len(numbers), PROBE_LEASE_MS, batch=PROBES)
         due = time.monotonic() + PROBE_LEASE_MS / 1000
         self.opened += len(numbers)
-        # One flush, so that the table has their rows.
-        await asyncio.sleep(QUIET_SECONDS)
+        # Until shortly before they are due: that is more than one flush, so the table has their rows.
+        await asyncio.sleep(due - QUIET_SECONDS - time.monotonic())
         return numbers, due
 
     async def _wait_until_written(self, worker: BenchWorker) -> None:

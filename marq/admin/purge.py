@@ -9,7 +9,7 @@
 4. **Cancel** messages that trackers hold: those due or waiting for a redelivery, and on request delayed ones. The
    trackers' facts (CANCELLED) show for each one whether the request came in time. On request, **acknowledge** messages
    in flight: the pause keeps them where they are, and after that, their holders' own markers have no effect.
-5. **Resume** the queue, unless it was paused before.
+5. **Resume** the queue, unless it was paused before; its run-time setting is as before, too.
 
 Only one purge of a queue runs at a time: a later one takes over by publishing its own record of step 2, and the earlier
 one ends when it sees that record. Otherwise it would resume the queue during the later one, and messages that both
@@ -40,7 +40,7 @@ from marq.admin.purge_extent import (
     held_places,
     open_messages,
 )
-from marq.backend.cluster import marker_writer
+from marq.backend.cluster import cluster_of, marker_writer
 from marq.client.receipt import Receipt
 from marq.consumer.acquisition import acquisitions
 from marq.consumer.receiver_settings import ReceiverSettings
@@ -149,6 +149,8 @@ async def purge(
     async with Queues.of(settings) as queues, Producer.of(settings) as producer:
         # A caller that passes paused_before repeats the purge itself, and then resumes the queue.
         told = paused_before is None
+        # The run-time setting, None without one: marq.toml may pause the queue.
+        restored = (queues.definitions.layer("change", queue) or {}).get("paused") if told else paused_before
         paused_before = queues[queue].paused if paused_before is None else paused_before
         purging = _Purging(settings, topics, queues, producer, queue, extent, progress)
         if not in_flight:
@@ -157,8 +159,8 @@ async def purge(
             await purging.pause()
         with naming_the_pause(queue) if told else nullcontext():
             purged = replace(await purging.run(delayed=delayed, in_flight=in_flight), paused=bool(paused_before))
-            if paused_before is not True:
-                await purging.end(paused_before)
+            if restored is not True:
+                await purging.end(restored)
     if dead:
         async with DeadLetters.of(settings) as dead_letters:
             as_of = None if extent is None else extent.dead_letters
@@ -246,13 +248,16 @@ class _Purging:
                     number for number, lease in leases if lease.queue == self._queue and lease.state is State.DELAYED
                 )
 
-    async def end(self, paused: str | bool) -> None:
-        """Resume the queue, or restore the end of its pause; raise MarqError if another purge has taken over."""
+    async def end(self, paused: str | bool | None) -> None:
+        """Resume the queue (False), or restore this run-time setting; raise MarqError if another purge has taken over.
+
+        Without one (None), the other layers apply again.
+        """
         await self._check_alone()
-        if paused:
-            await self._queues.change(self._queue, paused=paused)
-        else:
+        if paused is False:
             await self._queues.resume(self._queue)
+        else:
+            await self._queues.change(self._queue, paused=paused)
 
     async def _check_alone(self) -> None:
         await self._queues.sync(self._settings.request_timeout_ms / 1000)
@@ -295,7 +300,7 @@ class _Purging:
         """Write ACQUIREs for unread records, and return the receipts of each write."""
         holder = secrets.randbits(63) | 1
         async with (
-            marker_writer(self._settings, self._topics) as writer,
+            marker_writer(cluster_of(self._settings), self._topics) as writer,
             LogReader(self._settings, committed=False) as view,
         ):
             spans = await self._spans(view, purge)
@@ -358,7 +363,7 @@ class _Purging:
     async def _acknowledge(self, receipts: Sequence[Receipt]) -> None:
         """Write ACKs for messages in flight; a tracker accepts them from anyone."""
         holder, partitions = secrets.randbits(63) | 1, self._topics.markers_partitions
-        async with marker_writer(self._settings, self._topics) as writer:
+        async with marker_writer(cluster_of(self._settings), self._topics) as writer:
             for first in range(0, len(receipts), AT_ONCE):
                 await self._check_paused()
                 offsets: dict[Source, list[int]] = {}

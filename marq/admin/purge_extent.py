@@ -9,7 +9,7 @@ from typing import Self
 
 from marq.client.backends import require_kafka
 from marq.client.receipt import Receipt
-from marq.core.storage.rows import HELD, WAITING, State
+from marq.core.storage.rows import HELD, WAITING, LeaseRow, State
 from marq.dead_letters.snapshots import Snapshot
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
@@ -120,7 +120,7 @@ async def open_messages(
                     continue
                 if extent is not None and not extent.has(partition, source, number, lease.since_ms):
                     continue
-                kind = _kind(lease.state, source, early=lease.due_ms > book.clock.now_ms)
+                kind = _kind(lease, source, book.clock.now_ms)
                 if in_flight and lease.state is State.WAITING_IN_ORDER:
                     # Too late for a cancellation: its consumer may be about to deliver it again.
                     kind = "in flight"
@@ -129,13 +129,14 @@ async def open_messages(
     return held, clocks
 
 
-def _kind(state: State, source: Source, *, early: bool) -> str:
-    if state in HELD:
+def _kind(lease: LeaseRow, source: Source, now_ms: int) -> str:
+    if lease.state in HELD:
         return "in flight"
-    if state in (State.RELEASED, State.WAITING_IN_ORDER):
+    if lease.state in (State.RELEASED, State.WAITING_IN_ORDER):
         return "redelivery"
-    # Messages left with a tracker while the queue was paused have been due since they were sent.
-    return "delayed" if early or is_synthetic(source.topic) else "waiting"
+    # Messages left with a tracker while the queue was paused are due since they were read. A message without a
+    # record waits if its sender did not delay it, because delayed ones also become due during the pause of a purge.
+    return "delayed" if lease.due_ms > (lease.since_ms if is_synthetic(source.topic) else now_ms) else "waiting"
 
 
 def check_purgeable(settings: ClientSettings, queue: str) -> None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from marq.admin.purge_extent import existing_ranges
-from marq.backend.cluster import Writer, marker_writer
+from marq.backend.cluster import Writer, cluster_of, marker_writer
 from marq.client.backends import require_kafka
 from marq.core.storage.acquired_ranges import AcquiredRanges, acquired_in
 from marq.kafka.inspector import Inspector
@@ -251,7 +251,7 @@ class _Replaying:
     async def write(self, progress: Progress | None) -> None:
         """Write a DELAY for each message that is delivered again."""
         written, batch = 0, list[tuple[Source, Row]]()
-        async with marker_writer(self._settings, self._topics) as writer:
+        async with marker_writer(cluster_of(self._settings), self._topics) as writer:
             async for source, row, fate in self._fates():
                 if fate != "again":
                     continue

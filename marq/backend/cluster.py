@@ -16,11 +16,12 @@ from aiokafka import AIOKafkaProducer
 
 from marq.client.backends import backend_of
 from marq.kafka.acquire_strategies import MARKED, AcquireStrategy, MarkerFirst, Transactional
+from marq.kafka.broker_clock import BrokerClock
 from marq.kafka.connection import abandon_producer, client_options, started, stop_producer
 from marq.kafka.group_reader import GroupMember, GroupReader, Reader, TransactionalReader
 from marq.kafka.log_reader import KafkaMarkersReader, MarkersReader
 from marq.kafka.marker_writer import KafkaMarkerWriter, MarkerWriter
-from marq.kafka.served_queues import Serving
+from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics, ensure_topics, own_topics
 from marq.kafka.transactions import MarkerTransactions
 from marq.queues.known_queues import known_queues
@@ -80,6 +81,9 @@ class Cluster(Protocol):
     def wall_s(self) -> float:
         """Return the seconds since 1970."""
 
+    def broker_ms(self) -> int | None:
+        """Return the milliseconds since 1970 by the brokers' clock; None before the first write of markers."""
+
     async def sleep(self, seconds: float) -> None: ...
 
     async def within(self, seconds: float | None, waiting: Awaitable[T]) -> T:
@@ -132,12 +136,16 @@ class KafkaCluster:
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
+        self._broker_clock = BrokerClock()
 
     # A hot path: called twice for each message.
     now_s = staticmethod(time.monotonic)
 
     def wall_s(self) -> float:
         return time.time()
+
+    def broker_ms(self) -> int | None:
+        return self._broker_clock.now_ms()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -156,7 +164,7 @@ class KafkaCluster:
         return Queues.of(self._settings)
 
     def writer(self, topics: Topics) -> Writer:
-        return KafkaMarkerWriter(self._settings, topics.markers_limit_bytes)
+        return KafkaMarkerWriter(self._settings, topics.markers_limit_bytes, self._broker_clock)
 
     async def markers_reader(self, partitions: Collection[int]) -> KafkaMarkersReader:
         reader = KafkaMarkersReader(self._settings, partitions)
@@ -177,7 +185,9 @@ class KafkaCluster:
         # A named member has the same id after a restart, which aborts its open transaction at once.
         own = instance_id or secrets.token_hex(8)
         transactional_id = self._settings.names.start_id(group, own)
-        transactions = MarkerTransactions(self._settings, topics.markers_limit_bytes, transactional_id)
+        transactions = MarkerTransactions(
+            self._settings, topics.markers_limit_bytes, transactional_id, self._broker_clock
+        )
         return Transactional(transactions, cast("TransactionalReader", reader)), transactions
 
     async def sender(self, topics: Topics) -> Sender:
@@ -212,11 +222,9 @@ def cluster_of(settings: ClientSettings) -> Cluster:
 
 
 @asynccontextmanager
-async def marker_writer(
-    settings: ClientSettings, topics: Topics, stop_s: float = WRITER_STOP_S
-) -> AsyncIterator[Writer]:
+async def marker_writer(cluster: Cluster, topics: Topics, stop_s: float = WRITER_STOP_S) -> AsyncIterator[Writer]:
     """Yield a writer of markers that is connected during the block. Raises BrokerUnavailable."""
-    writer = cluster_of(settings).writer(topics)
+    writer = cluster.writer(topics)
     try:
         await writer.start()
         yield writer

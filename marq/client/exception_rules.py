@@ -20,18 +20,12 @@ class Failures:
 
     def __init__(self, errors: Mapping[str, Backoff | None]) -> None:
         self.errors = errors
-        self._known: dict[type[BaseException], Backoff | str | None] = {}
 
     def said_of(self, error: BaseException) -> Backoff | str | None:
         """Return the backoff after an exception, REJECTED, or None if ``errors`` does not mention it."""
-        kind = type(error)
-        if kind not in self._known:
-            self._known[kind] = self._find(kind)
-        return self._known[kind]
-
-    def _find(self, kind: type[BaseException]) -> Backoff | str | None:
+        # Not cached: a name may denote a class only later, when its module is loaded.
         loaded = {named: name for name in self.errors if (named := _loaded(name)) is not None}
-        for ancestor in kind.__mro__:
+        for ancestor in type(error).__mro__:
             for name in (*_names(ancestor), loaded.get(ancestor, "")):
                 if name in self.errors:
                     return self.errors[name] or REJECTED

@@ -8,28 +8,23 @@ the batcher.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from math import inf
 from typing import Any, NamedTuple
 
 from marq.client.background import failure_of
 from marq.consumer.held_batch import HeldBatch, Released
 from marq.consumer.one_per_key import Lines
+from marq.consumer.repeated_warnings import RepeatedWarning
 from marq.kafka.marker_writer import MarkerWriter, marker_records
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import ANY_QUEUE, LAST, Ack, Reject, Release, Renew, Source
-
-log = logging.getLogger("marq")
 
 #: How long an ack waits for others if no call waits for it, and how long a call waits for others in a shared batcher.
 LINGER_S, SHARED_LINGER_S = 0.005, 0.01
 #: Pause after a failed write, doubled each time.
 FIRST_RETRY_S, MAX_RETRY_S = 0.05, 2.0
-#: Least seconds between two log lines about a batch that cannot be written.
-LOG_S = 5.0
 #: Time limit of one write.
 WRITE_LIMIT_S = 15.0
 
@@ -74,6 +69,7 @@ class AckBatcher:
         self._writing: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        self._not_written = RepeatedWarning("outcomes not written, retrying: batches=%d error=%s")
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._write_until_closed(), name="marq-acks")
@@ -183,7 +179,7 @@ class AckBatcher:
             self._settle(lease)
         partitions, limit_bytes = self._markers_partitions, self._limit_bytes
         records = [record for batch in batches for record in marker_records(batch, partitions, limit_bytes)]
-        pause_s, logged_s = FIRST_RETRY_S, -inf
+        pause_s = FIRST_RETRY_S
         while True:
             now_s = self.clock()
             try:
@@ -191,9 +187,7 @@ class AckBatcher:
                 break
             except BrokerUnavailable as error:
                 # Some markers may have been written. Writing them twice changes nothing, so all are written again.
-                if self.clock() - logged_s >= LOG_S:
-                    logged_s = self.clock()
-                    log.warning("outcomes not written, retrying: batches=%d %s", len(records), error)
+                self._not_written.write(self.clock(), len(records), error)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, MAX_RETRY_S)
         self._extend(renewals, now_s)

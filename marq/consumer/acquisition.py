@@ -11,18 +11,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from marq.consumer.line_places import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
+from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
-from marq.kafka.served_queues import Serving
 from marq.settings.purged_offsets import Purge
 from marq.wire.errors import ConfigError
 from marq.wire.markers import (
+    DUE_AT_ONCE,
     MAX_BATCH_MARKERS,
     NOW,
     Acquire,
@@ -228,8 +228,9 @@ def _dues_ms(messages: Records, delay_ms: int) -> Sequence[int] | None:
 
 
 def _parked_ms(messages: Records, delay_ms: int) -> Sequence[int]:
-    dues_ms = _dues_ms(messages, delay_ms) or repeat(NOW)
-    return [max(sent_ms, due_ms, 0) for sent_ms, due_ms in zip(messages.timestamps, dues_ms, strict=False)]
+    # Not the time of sending: if the sender's clock is ahead, the message would be late after the pause.
+    dues_ms = _dues_ms(messages, delay_ms) or [NOW] * len(messages)
+    return [DUE_AT_ONCE if due_ms == NOW else due_ms for due_ms in dues_ms]
 
 
 def _parts(queue: str, messages: Records, room: int, own_topic: bool) -> Iterator[slice]:

@@ -12,18 +12,16 @@ ones.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from math import ceil
 
 from marq.consumer.message import Message
 from marq.consumer.receiver_settings import ReceiverSettings
+from marq.consumer.repeated_warnings import RepeatedWarning
 from marq.consumer.settlement import put_back
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter, marker_records
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Dispatch, Source
-
-log = logging.getLogger("marq")
 
 #: Pause between two attempts to write a DISPATCH marker.
 RETRY_S = 0.2
@@ -66,6 +64,7 @@ class AtMostOnce:
         self._batches: list[_Batch] = []
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
+        self._not_dispatched = RepeatedWarning("messages not dispatched: messages=%d error=%s")
 
     async def dispatch(self, messages: Sequence[Message]) -> list[Message]:
         """Dispatch the messages that are delivered at most once, and return all that user code may see now.
@@ -143,7 +142,7 @@ class AtMostOnce:
                 return set(live)
             except BrokerUnavailable as error:
                 # The marker may have been written. A second DISPATCH of a message changes nothing.
-                log.warning("messages not dispatched: messages=%d error=%s", len(live), error)
+                self._not_dispatched.write(self._clock(), len(live), error)
             await self._sleep(RETRY_S)
         return set()
 

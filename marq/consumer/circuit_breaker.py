@@ -52,6 +52,10 @@ class Call:
             self._counts[breaker] = breaker.failed(self._messages)
         return self._counts[breaker]
 
+    def has_failed(self, breaker: QueueBreaker) -> bool:
+        """Whether this breaker knows that the call failed."""
+        return breaker in self._counts
+
 
 class _Failed(Exception):
     """Stands for the exception of a handler."""

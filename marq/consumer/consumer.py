@@ -123,18 +123,21 @@ class Consumer(Lifecycle[MemberSession]):
     @property
     def in_flight(self) -> int | None:
         """The number of messages in flight, including prefetched ones; None if stopped."""
-        return None if self._running is None else self._running.prefetch.in_flight
+        running = self._running  # read once: another thread may stop the consumer
+        return None if running is None else running.prefetch.in_flight
 
     @property
     def processing(self) -> int | None:
         """The number of messages that your code is processing; None if stopped."""
-        return None if self._running is None else self._running.prefetch.processing
+        running = self._running
+        return None if running is None else running.prefetch.processing
 
     @property
     def breakers(self) -> dict[str, str]:
         """The state of each queue's circuit breaker, for queues with one: "closed", "open", or "half-open"."""
-        breakers = {} if self._running is None else self._running.receiver.rules.breakers
-        return {queue: breaker.state for queue, breaker in breakers.items()}
+        running = self._running
+        breakers = {} if running is None else running.receiver.rules.breakers
+        return {queue: breaker.state for queue, breaker in list(breakers.items())}
 
     async def _open(self, opened: AsyncExitStack) -> MemberSession:
         session = await join(
@@ -271,25 +274,31 @@ class Consumer(Lifecycle[MemberSession]):
             middleware: runs around each call, the first one outermost; see :func:`marq.middleware`.
 
         Raises:
-            ConfigError: the handler takes other arguments or is decorated for another queue, or a middleware is not
-                callable.
+            ConfigError: the handler takes other arguments, a middleware is not callable, or the handler is decorated,
+                but not for a queue that the consumer serves now or later.
             MarqError: the consumer can no longer receive; the error says why.
         """
         check_handler(handler)
         for each in middleware:
             check_middleware(each)
         running = self._started()
-        definitions = definitions_for(handler, running.queues)
+        check = partial(definitions_for, handler)
+        definitions = check(running.queues)
         if concurrency is None:
             decorated = [each.concurrency for each in definitions.values() if each.concurrency is not None]
             concurrency = max(decorated, default=DEFAULT_CONCURRENCY)
         count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
         # Not only for these queues, because more queues may join the group.
         codecs = cache(partial(codec_of, handler))
-        has_codec = any(codecs(queue) is not None for queue in running.queues)
+        queues = {*running.queues, *(each.queue for each in definitions_of(handler))}
+        has_codec = any(codecs(queue) is not None for queue in queues)
         buffer, acks = running.buffer, running.receiver.acks
         pool = HandlerTasks(buffer, acks, bound(handler), count, codecs if has_codec else None, middleware)
-        await running.work(pool, self._shutdown_timeout_s)
+        running.checks.append(check)
+        try:
+            await running.work(pool, self._shutdown_timeout_s)
+        finally:
+            running.checks.remove(check)
 
     async def run_batch(
         self,
@@ -329,6 +338,7 @@ class Consumer(Lifecycle[MemberSession]):
 
         Raises:
             LeaseLost: some leases ended before the acks were durable; these acks were written anyway.
+            BrokerUnavailable: the consumer that received a message was stopped before its ack was durable.
             ValueError: a token is invalid.
         """
         running = self._started()
@@ -341,7 +351,9 @@ class Consumer(Lifecycle[MemberSession]):
         receiver = running.receiver
         for each in tokens:
             ack_by_token(each, receiver.renewal, receiver.acks)
-        await receiver.acks.settled()
+        # Each message is acked by the session that received it: another consumer's, or one before a restart.
+        for batcher in dict.fromkeys([receiver.acks, *(message._held.acks for message in held)]):
+            await batcher.settled()
         now_s = running.cluster.now_s()
         lost = [message.id for message, expiry_s in zip(held, expiries, strict=True) if expiry_s <= now_s]
         if lost:

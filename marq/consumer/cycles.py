@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from marq.consumer.acquisition import Acquisition
 from marq.consumer.line_places import Reading
+from marq.consumer.repeated_warnings import RepeatedWarning
 from marq.kafka.acquire_strategies import AcquireStrategy
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.marker_writer import MarkerRecord
+from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
-from marq.kafka.served_queues import Serving
 from marq.wire.markers import Source
 
 #: Maximum number of cycles: one writes its ACQUIREs while the previous one commits. More run only while
@@ -62,6 +63,7 @@ class Cycles(deque[Cycle]):
         self._on_demand = on_demand
         #: When the last one began.
         self._began_s = float("-inf")
+        self.failed = RepeatedWarning("cycle failed, reading again: %s error=%s")
 
     def begin(self, cycle: Cycle, now_s: float) -> None:
         self._began_s = now_s

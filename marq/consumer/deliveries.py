@@ -38,10 +38,11 @@ class Deliveries:
         ordered = [each for each in taking.acquisitions if each.lines is not None]
         if ordered or taking.readings:
             self._receiver.ordering.add([(each, self._hold(each, sent_s)) for each in ordered], taking.readings)
-        others = [each for each in taking.acquisitions if each.lines is None and each.messages]
-        late = others and self._clock() >= sent_s + min(each.lease_ms for each in others) / 1000
-        for each in others:
-            if late:
+        now_s = self._clock()
+        for each in taking.acquisitions:
+            if each.lines is not None or not each.messages:
+                continue
+            if now_s >= sent_s + each.lease_ms / 1000:
                 # The offsets are committed, so they are not read again: the tracker redelivers them.
                 log.warning("the lease expired before the messages were acquired, they will be redelivered: %s", each)
             else:

@@ -55,9 +55,8 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> No
         _release_interrupted(message)
 
 
-def fail_all(messages: Sequence[Message], error: BaseException, *, only_open: bool) -> None:
+def fail_all(messages: Sequence[Message], error: BaseException, call: Call, *, only_open: bool) -> None:
     """Apply an exception to all messages of one call; with ``only_open``, the leases of some have ended."""
-    call = Call(messages)
     for message in messages:
         if only_open and message._offset not in message._held.open:
             # Its lease has ended, so there is nothing to release.

@@ -23,6 +23,7 @@ from marq.client.outcomes import Outcome
 from marq.consumer import handler_failures, middleware, settlement
 from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.at_most_once import dispatched
+from marq.consumer.circuit_breaker import Call
 from marq.consumer.handler_parameters import is_coroutine_function
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
@@ -74,8 +75,8 @@ class HandlerPool(ABC, Generic[Work]):
         self.tasks: list[asyncio.Task[None]] = []
         #: The argument of each task's current call; None between calls.
         self._current: list[Work | None] = [None] * concurrency
-        #: Tasks that were cancelled because a lease expired, and have not undone the cancellation yet.
-        self._interrupted: set[int] = set()
+        #: The current call of each task that lost a lease of it; calls of coroutine functions are cancelled.
+        self._interrupted: dict[int, Call] = {}
         self._stopping = False
         #: Whether a stop has cancelled the tasks.
         self._cancelled = False
@@ -189,31 +190,37 @@ class HandlerPool(ABC, Generic[Work]):
             if work is not None:
                 messages = [message for message in self._messages(work) if message._held is held]
                 if members := [message for message in messages if message.offset in lost]:
-                    self._interrupt(index, members)
+                    self._interrupt(index, self._messages(work), members)
 
-    def _interrupt(self, index: int, lost: Sequence[Message]) -> None:
+    def _interrupt(self, index: int, messages: Sequence[Message], lost: Sequence[Message]) -> None:
+        """Count a call as failed, and cancel it unless it runs in a thread."""
         task = self.tasks[index]
-        if self._threads is not None:
-            log.warning("lease lost; its handler runs in a thread and can't be cancelled: %s", _describe(lost))
         # If a stop has cancelled the task, the stop settles the messages.
-        elif not (task.done() or self._cancelled or index in self._interrupted):
-            log.warning("lease lost, its handler is cancelled: %s", _describe(lost))
-            self._interrupted.add(index)
-            task.cancel(f"the lease expired: {_describe(lost)}")
-
-    def _resumed(self, index: int) -> bool:
-        """Undo the cancellation of a task whose lease expired; return whether there was one."""
+        if task.done() or self._cancelled:
+            return
         if index not in self._interrupted:
-            return False
-        self._interrupted.remove(index)
-        self.tasks[index].uncancel()
-        return True
+            self._interrupted[index] = Call(messages)
+            if self._threads is not None:
+                log.warning("lease lost; its handler runs in a thread and can't be cancelled: %s", _describe(lost))
+            else:
+                log.warning("lease lost, its handler is cancelled: %s", _describe(lost))
+                task.cancel(f"the lease expired: {_describe(lost)}")
+        # At once, because the thread may never return. When it does, its result does not count.
+        self._interrupted[index].counts(lost[0]._held.breaker)
+
+    def _resumed(self, index: int) -> Call | None:
+        """Return a task's call if it lost a lease, and undo the cancellation."""
+        call = self._interrupted.pop(index, None)
+        if call is not None and self._threads is None:
+            self.tasks[index].uncancel()
+        return call
 
     # --- failed handlers ----------------------------------------------------------------------------------------------
 
     def _failed(self, index: int, messages: Sequence[Message], error: BaseException) -> None:
         """Settle the messages of a call that raised."""
-        lost, stopping = self._resumed(index), self._cancelled
+        call, stopping = self._resumed(index), self._cancelled
+        lost = call is not None
         self._forget_cancellations(index)
         cancelled = isinstance(error, asyncio.CancelledError) and not stopping
         if cancelled:
@@ -226,7 +233,7 @@ class HandlerPool(ABC, Generic[Work]):
             replaced = RuntimeError(f"SystemExit in the handler: {error_text(error)}")
             replaced.__cause__, error = error, replaced
         decided = sum([message.offset in message._held.decided for message in messages])
-        handler_failures.fail_all(messages, error, only_open=lost and not stopping)
+        handler_failures.fail_all(messages, error, call or Call(messages), only_open=lost and not stopping)
         if not isinstance(error, Exception):
             raise error
         if not (isinstance(error, Outcome) or (lost and cancelled)):
@@ -343,8 +350,7 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
             except BaseException as error:
                 self._failed(index, batch, error)
             else:
-                self._resumed(index)
-                settlement.finish_all(batch)
+                settlement.finish_all(batch, self._resumed(index))
             self._current[index] = None
             self._forget_cancellations(index)
             await asyncio.sleep(0)

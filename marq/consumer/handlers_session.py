@@ -16,7 +16,7 @@ from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.session import ConsumerSession
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.group_reader import Reader
-from marq.kafka.served_queues import Serving
+from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
 from marq.settings.definitions import Definitions
 

@@ -55,7 +55,7 @@ class LeaseQuestions(Lifecycle[Questions]):
     async def _open(self, opened: AsyncExitStack) -> Questions:
         cluster = cluster_of(self._settings)
         topics = await cluster.topics()
-        writer = await opened.enter_async_context(marker_writer(self._settings, topics, STOP_CLIENT_S))
+        writer = await opened.enter_async_context(marker_writer(cluster, topics, STOP_CLIENT_S))
         opened.push_async_callback(self._end_asking)
         return Questions(cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep)
 

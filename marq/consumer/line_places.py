@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from marq.kafka.records import Records, Row
@@ -40,6 +40,11 @@ class Place:
     leased: bool = False
     #: The error of its last attempt, if it becomes a dead letter as soon as it is acquired.
     last: str | None = None
+    #: The first ``row``, from which each change of the attempt starts: an earlier one may have counted too early.
+    original: Row = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.original = self.row
 
     @property
     def offset(self) -> int:

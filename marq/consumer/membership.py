@@ -6,11 +6,15 @@ group's ack would acknowledge the second group's work. To process each message t
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
+from marq.backend.cluster import Cluster
 from marq.kafka.offset_snapshots import check_room
-from marq.kafka.served_queues import Serving, serving
+from marq.kafka.queue_records import Serving, serving
+from marq.kafka.topics import Topics
 from marq.settings.default_group import HANDLERS_GROUP
 from marq.settings.definitions import Definitions
-from marq.settings.handler_expiry import EXPIRY_S
+from marq.settings.removed_handlers import EXPIRY_S
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names, check_group_name, check_queue_name
 
@@ -50,13 +54,13 @@ class Membership:
         """Return the queues to serve now."""
         return [self.queue] if self.queue is not None else definitions.queues_of(self.name)
 
-    def serving(self, names: Names, definitions: Definitions) -> Serving:
-        """Return what to read now.
+    def serving(self, names: Names, definitions: Definitions, without: Collection[str] = ()) -> Serving:
+        """Return what to read now; the queues in ``without`` are left out.
 
         Raises:
             ConfigError: the queue belongs to a group of several queues or has a handler, or the group is too large.
         """
-        queues = self.queues(definitions)
+        queues = [queue for queue in self.queues(definitions) if queue not in without]
         # Before anything is acquired: messages that can't be committed would use up their attempts without being
         # delivered.
         check_room(self.name, queues)
@@ -96,6 +100,22 @@ class Membership:
                 f" consumer serves a group as a whole: use Consumer(group={group!r}), or remove `group` from the"
                 f" queue's settings. {_TWICE.format(queue, queue + '-2')}"
             )
+
+
+async def unreadable(cluster: Cluster, topics: Topics, own_topics: Mapping[str, str]) -> dict[str, str]:
+    """Return which of these queues have own topics that can't be read, and why.
+
+    Raises:
+        BrokerUnavailable: no broker answered in time, or it refused.
+    """
+    try:
+        await cluster.own_topics(own_topics.values(), topics)
+    except ConfigError as error:
+        if len(own_topics) == 1:
+            return dict.fromkeys(own_topics, str(error))
+        parts = [await unreadable(cluster, topics, {queue: topic}) for queue, topic in own_topics.items()]
+        return {queue: reason for part in parts for queue, reason in part.items()}
+    return {}
 
 
 def _refuse_handled(queue: str, definitions: Definitions) -> None:

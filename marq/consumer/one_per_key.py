@@ -381,4 +381,4 @@ class Lines:
 
     def _attempt(self, place: Place, attempt: int, error: str, *, counted: bool = True) -> None:
         """Give the record of a message the headers that a redelivery with this attempt has."""
-        place.row = delivered_again(self.source, self.queue, place.row, attempt, error, counted)
+        place.row = delivered_again(self.source, self.queue, place.original, attempt, error, counted)

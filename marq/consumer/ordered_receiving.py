@@ -29,8 +29,8 @@ from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.resume_questions import Questions, open_messages, questions_about
 from marq.consumer.waiting_limit import BlockedReads, WaitingLimit
 from marq.kafka.group_reader import NotCommitted
+from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
-from marq.kafka.served_queues import Serving
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import BLOCKED_WAIT_MS, Resume, Resumed, Source
 from marq.wire.ordered_holders import ordered_holder
@@ -101,8 +101,8 @@ class Ordering:
         self._asked_s = FIRST_ASK_S
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        #: Whether messages have ended since the last commit.
-        self._moved = False
+        #: Whether positions have changed since they were last committed.
+        self.moved = False
         self._commit_s = 0.0
         #: Whether to stop delivering.
         self.stopped = False
@@ -170,11 +170,6 @@ class Ordering:
     def undelivered(self) -> list[Message]:
         """The messages that are leased here and were not delivered."""
         return [message for lines in self._lines.values() for message in lines.undelivered]
-
-    @property
-    def moved(self) -> bool:
-        """Whether positions have changed since the last commit."""
-        return self._moved
 
     @property
     def awaits(self) -> bool:
@@ -248,15 +243,24 @@ class Ordering:
         """Return the lines for new records of a queue, None if it has no ordering."""
         return self._lines[queue, source] if queue in self._queues else None
 
-    def behind(self, readings: Iterable[Reading], ends: Mapping[Source, int]) -> dict[Key, int]:
-        """Return the positions of queues with ordering, to be committed by a cycle with these readings."""
+    def behind(
+        self, readings: Iterable[Reading], ends: Mapping[Source, int], *, partial: bool = False
+    ) -> dict[Key, int]:
+        """Return the positions to commit in a cycle with these readings; if ``partial``, only of some sources."""
         behind = {key: lines.low(ends[key[1]]) for key, lines in self._lines.items() if key[1] in ends}
         for lines, _, first in readings:
             key = lines.queue, lines.source
             if first is not None and key in behind:
                 behind[key] = min(behind[key], first)
-        self._moved = False
+        self.moved = self.moved and partial and any(source not in ends for _, source in self._lines)
         return behind
+
+    def uncommitted(self) -> None:
+        """Schedule a commit of positions: some have changed, or their commit has failed."""
+        if not self.moved and self._lines:
+            self.moved = True
+            self._commit_s = self.now_s() + COMMIT_S
+            self._wake.set()
 
     def add(self, acquired: Sequence[tuple[Acquisition, HeldBatch]], readings: Sequence[Reading]) -> None:
         """Add the messages of a cycle: those acquired, and those known before."""
@@ -320,10 +324,7 @@ class Ordering:
 
     def settled(self) -> None:
         """Continue after outcomes have become durable."""
-        if not self._moved:
-            self._moved = True
-            self._commit_s = self.now_s() + COMMIT_S
-            self._wake.set()
+        self.uncommitted()
         self.flush()
         self._changed()
 
@@ -339,10 +340,10 @@ class Ordering:
             if any(lines.queue not in self._paused for lines, _ in self._again):
                 await self._acquire_again()
             self.flush()
-            if self._moved and self.now_s() >= self._commit_s:
+            if self.moved and self.now_s() >= self._commit_s:
                 self._commit_s = self.now_s() + COMMIT_S
                 await self._acquire([])
-            next_s = min(self._later[0][0] if self._later else inf, self._commit_s if self._moved else inf)
+            next_s = min(self._later[0][0] if self._later else inf, self._commit_s if self.moved else inf)
             left_s = next_s - self.now_s()
             if left_s > 0 and not self._wake.is_set():
                 await until_set(self._wake, left_s, self._sleep)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marq.consumer.held_batch import HeldBatch
-from marq.core.deliveries.redeliveries import redelivery
+from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow, State
 from marq.kafka.header_columns import OneHeader

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from marq.backend.cluster import cluster_of, marker_writer
+from marq.backend.cluster import Cluster, cluster_of, marker_writer
 from marq.client.lifecycle import Lifecycle
 from marq.client.message_token import Token
 from marq.consumer.ack_batcher import AckBatcher
@@ -133,6 +133,10 @@ class PolledConsumer(Consumer):
         now_s = running.cluster.now_s()
         return [message for message in messages if is_leased(message, now_s)]
 
+    def broker_ms(self) -> int | None:
+        """Return the milliseconds since 1970 by the brokers' clock; None before the first message."""
+        return None if self._running is None else self._running.cluster.broker_ms()
+
     @property
     def error(self) -> MarqError | None:
         """Why the consumer can no longer receive, or None if it can."""
@@ -174,11 +178,13 @@ class TokenSettler(Lifecycle[AckBatcher]):
     def __init__(self, settings: ClientSettings) -> None:
         super().__init__("the settler")
         self._settings = settings
+        self._cluster: Cluster
         self.error: BaseException | None = None
 
     async def _open(self, opened: AsyncExitStack) -> AckBatcher:
-        topics = await cluster_of(self._settings).topics()
-        writer = await opened.enter_async_context(marker_writer(self._settings, topics, STOP_CLIENT_S))
+        self._cluster = cluster_of(self._settings)
+        topics = await self._cluster.topics()
+        writer = await opened.enter_async_context(marker_writer(self._cluster, topics, STOP_CLIENT_S))
         batcher = AckBatcher(
             writer,
             markers_partitions=topics.markers_partitions,
@@ -197,6 +203,10 @@ class TokenSettler(Lifecycle[AckBatcher]):
 
     def _failed(self, error: BaseException) -> None:
         self.error = error
+
+    def broker_ms(self) -> int | None:
+        """Return the milliseconds since 1970 by the brokers' clock; None before the first outcome."""
+        return None if self._running is None else self._cluster.broker_ms()
 
     async def ack(self, tokens: Sequence[Token]) -> None:
         """Ack messages."""

@@ -1,6 +1,6 @@
 """The five steps of receiving messages, the same for every source of records.
 
-1. **Fetch** a batch and keep the records of our own queues (:mod:`marq.kafka.served_queues`). Crash: nothing is lost.
+1. **Fetch** a batch and keep the records of our own queues (:mod:`marq.kafka.queue_records`). Crash: nothing is lost.
 2. **Acquire**: one marker batch for each queue and source partition, with the payloads; wait until all are durable.
    From here on, the tracker redelivers the messages unless they end. Crash: the next reader of the partition acquires
    them again, which takes over the lease; nothing is lost or duplicated.
@@ -43,8 +43,8 @@ from marq.consumer.settlement import put_back
 from marq.kafka.acquire_strategies import AcquireStrategy
 from marq.kafka.group_reader import NotCommitted, Reader
 from marq.kafka.marker_writer import MarkerWriter
+from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
-from marq.kafka.served_queues import Serving
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import Source
@@ -331,7 +331,8 @@ class Receiver:
             except (BrokerUnavailable, NotCommitted) as error:
                 # Some messages may be in flight now without a committed offset. They are read again, and acquiring
                 # them again takes over their leases.
-                log.warning("cycle failed, reading again: %s error=%s", taking, error)
+                if not isinstance(error, BeforeFailed):  # The previous cycle has logged the cause.
+                    self._cycles.failed.write(self._clock(), taking, error)
                 # If the previous cycle fails, too, it goes back for both: this one would go back later, and less far.
                 with suppress(BeforeFailed):
                     await ended(before)
@@ -352,17 +353,19 @@ class Receiver:
     async def _commit(self, taking: Taking) -> None:
         """Step 3: commit the offsets after all records that were read, other queues' included."""
         offsets = taking.offsets or self._committed_to
-        behind = self.ordering.behind(taking.readings, offsets)
-        await taking.strategy.commit(taking.markers, offsets, taking.limit_s, behind)
+        behind = self.ordering.behind(taking.readings, offsets, partial=bool(taking.offsets))
+        try:
+            await taking.strategy.commit(taking.markers, offsets, taking.limit_s, behind)
+        except BaseException:
+            self.ordering.uncommitted()
+            raise
         self._committed_to.update(taking.offsets)
 
     def _take(self, records: Mapping[Source, Records]) -> Taking:
         readings: list[Reading] = []
         settings, serving = self._settings, self._serving
-        acquisitions = list(
-            self._acquired.acquisitions(serving, records, self._holder, settings, self.ordering, readings)
-        )
-        return self._taking(acquisitions, {source: read.offsets[-1] + 1 for source, read in records.items()}, readings)
+        taken = self._acquired.acquisitions(serving, records, self._holder, settings, self.ordering, readings)
+        return self._taking(list(taken), {source: read.offsets[-1] + 1 for source, read in records.items()}, readings)
 
     def _taking(
         self, acquisitions: Sequence[Acquisition], ends: Mapping[Source, int], readings: Sequence[Reading]

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from math import inf
 from typing import Any
 
 from marq.backend.cluster import Cluster, Connection, DefinitionsView, cluster_of
-from marq.client.background import failure_of
+from marq.client.background import failure_of, until_set
 from marq.client.lifecycle import to_its_end
 from marq.consumer import settlement
 from marq.consumer.handler_pool import HandlerPool
-from marq.consumer.membership import Membership
+from marq.consumer.membership import Membership, unreadable
 from marq.consumer.message import Message
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
@@ -24,7 +25,7 @@ from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.resume_questions import Questions
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.group_reader import Reader
-from marq.kafka.served_queues import Serving
+from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
 from marq.queues.tracker_watch import watch_for_tracker
 from marq.settings.client import ClientSettings
@@ -37,6 +38,8 @@ log = logging.getLogger("marq")
 STOP_READING_S, STOP_ACKS_S, STOP_CLIENT_S = 1.0, 2.0, 1.0
 #: Pause between two attempts to serve the queues of the current definitions.
 RETRY_S = 1.0
+#: The same while a queue's own topic can't be read. That may last for days.
+TOPIC_RETRY_S = 5.0
 #: Maximum number of queues in a log line.
 SHOWN_QUEUES = 20
 
@@ -245,6 +248,10 @@ class MemberSession(ConsumerSession):
         self._changed = changed
         self._background: list[asyncio.Task[None]] = []
         self._ending = False
+        #: Why some queues are not served yet.
+        self._refused: dict[str, str] = {}
+        #: Called with the group's queues before new ones are served. They raise ConfigError if a handler does not fit.
+        self.checks: list[Callable[[Collection[str]], object]] = []
         definitions = queues.definitions
         self._serving = membership.serving(settings.names, definitions)
         self._group = membership.kafka_group(settings.names, definitions)
@@ -290,25 +297,44 @@ class MemberSession(ConsumerSession):
 
     async def _follow(self) -> None:
         """Follow changes to the definitions."""
+        retry_s = inf
         while True:
-            await self._changed.wait()
+            await until_set(self._changed, retry_s, self.cluster.sleep)
             self._changed.clear()
             try:
-                wanted = self._membership.serving(self._settings.names, self._queues.definitions)
-                self._check_group()
-                self.receiver.apply_pauses()
-                if wanted != self._serving:
-                    await self._serve(wanted)
+                await self._apply()
+                retry_s = TOPIC_RETRY_S if self._refused else inf
             except BrokerUnavailable as error:
                 log.warning("%s: the definitions have changed, retrying: %s", self._membership, error)
-                await self.cluster.sleep(RETRY_S)
-                self._changed.set()
+                retry_s = RETRY_S
 
-    async def _serve(self, wanted: Serving) -> None:
-        await self.cluster.own_topics(wanted.own_topics.values(), self._topics)
-        log.info("%s: queues served from now on: %s", self._membership, _shortened(wanted.queues))
-        await self.receiver.serve(wanted, self._reader.serve)
-        self._serving = wanted
+    async def _apply(self) -> None:
+        """Apply the current definitions; queues whose own topics can't be read are not served."""
+        names, definitions = self._settings.names, self._queues.definitions
+        checked = self._membership.serving(names, definitions)
+        self._check_group()
+        for check in self.checks:
+            check(checked.queues)
+        self.receiver.apply_pauses()
+        served = self._serving.own_topics
+        new = {queue: topic for queue, topic in checked.own_topics.items() if served.get(queue) != topic}
+        refused = await unreadable(self.cluster, self._topics, new)
+        for queue, reason in refused.items():
+            if reason != self._refused.get(queue):
+                log.error("%s: queue not served, retrying: queue=%s error=%s", self._membership, queue, reason)
+        self._refused = refused
+        # The definitions may have changed meanwhile. Queues that are not checked yet follow with that change.
+        wanted, topics = self._membership.serving(names, definitions), checked.own_topics
+        late = [
+            each
+            for each in wanted.queues
+            if each not in checked.queues or wanted.own_topics.get(each) != topics.get(each)
+        ]
+        wanted = self._membership.serving(names, definitions, without={*refused, *late})
+        if wanted != self._serving:
+            log.info("%s: queues served from now on: %s", self._membership, _shortened(wanted.queues))
+            await self.receiver.serve(wanted, self._reader.serve)
+            self._serving = wanted
 
     def _check_group(self) -> None:
         definitions = self._queues.definitions

@@ -17,6 +17,7 @@ from marq.wire.markers import Ack
 if TYPE_CHECKING:
     from marq.client.message_token import Token
     from marq.consumer.ack_batcher import AckBatcher
+    from marq.consumer.circuit_breaker import Call
     from marq.consumer.held_batch import HeldBatch
     from marq.consumer.message import Message
     from marq.consumer.renewal import Renewal
@@ -30,7 +31,8 @@ def ack(message: Message) -> bool:
     if not held.decide(offset):
         return False
     held.ack(offset)
-    if held.breaker is not None:
+    # A lost lease has already counted as a failure.
+    if held.breaker is not None and offset in held.open:
         held.breaker.succeeded([message])
     return True
 
@@ -42,14 +44,14 @@ def finish(message: Message) -> None:
         held.acked.append(offset)
         if not held.dirty:
             held.acks.touch(held)
-        if held.breaker is not None:
+        if held.breaker is not None and offset in held.open:
             held.breaker.succeeded([message])
 
 
-def finish_all(messages: Sequence[Message]) -> None:
-    """Ack the messages of a batch handler that returned, except those with an outcome."""
+def finish_all(messages: Sequence[Message], call: Call | None) -> None:
+    """Ack the messages of a batch handler that returned, except those with an outcome; ``call``: if it lost a lease."""
     for breaker in {message._held.breaker for message in messages}:
-        if breaker is not None:
+        if breaker is not None and not (call is not None and call.has_failed(breaker)):
             breaker.succeeded(messages)
     for held, members in groupby(messages, _held):
         offsets = [message._offset for message in members]

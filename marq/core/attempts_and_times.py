@@ -6,12 +6,17 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 
-from marq.wire.markers import MAX_TIME_MS, NOW, Acquire, Delay
+from marq.wire.markers import DUE_AT_ONCE, MAX_TIME_MS, NOW, Acquire, Delay
 
 
 def due_at(base_ms: int, after_ms: int) -> int:
     """Return a due time that fits into the row of a lease: markers may have any time or delay of 63 bits."""
     return min(base_ms + after_ms, MAX_TIME_MS)
+
+
+def early_due_at(now_ms: int, due_ms: int) -> int:
+    """Return the due time of a message whose ACQUIRE has one, at the log's clock ``now_ms``."""
+    return due_at(0, now_ms if due_ms == DUE_AT_ONCE else due_ms)
 
 
 def group_by_due(batch: Acquire, offsets: Sequence[int]) -> Iterable[tuple[int, int, Sequence[int]]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from marq.core.attempts_and_times import due_at, group_by_due, runs_by_due
+from marq.core.attempts_and_times import due_at, early_due_at, group_by_due, runs_by_due
 from marq.core.due_messages import DueMessages
 from marq.core.redeliver_or_dead_letter import release_delay_ms
 from marq.core.request_answers import PendingReplies
@@ -119,7 +119,8 @@ class LeaseBook(DueMessages):
             to = (_ACQUIRE_EARLY if early else _ACQUIRE_IN_ORDER if batch.in_order else _ACQUIRE).get(state)
             if not isinstance(to, State):
                 continue
-            holder, due_ms = (self.applied, due_at(0, due_ms)) if early else (batch.holder, now_ms + batch.lease_ms)
+            holder = self.applied if early else batch.holder
+            due_ms = early_due_at(now_ms, due_ms) if early else now_ms + batch.lease_ms
             lease = LeaseRow(batch.queue, holder, attempt, due_ms, now_ms, to)
             if isinstance(state, State):
                 redelivered += self._count_redelivered(opened, group, lease)
@@ -349,11 +350,12 @@ class LeaseBook(DueMessages):
         opened.firing.difference_update(batch.offsets)
         self._firing_count -= before - len(opened.firing)
         closed = self._close(opened, batch.offsets, _FACT)
-        counts = self._count(batch.queue)
         if is_scheduled(batch.source.topic) and Cause.WITHDRAWN in batch.causes:
             self._forget_schedule(batch.source)
-            counts.cancelled += closed
+            if closed:  # else the fact's queue is only the schedule's name
+                self._count(batch.queue).cancelled += closed
             return
+        counts = self._count(batch.queue)
         counts.expired += batch.causes.count(Cause.EXPIRED)
         # Counted although an ACK may have closed the message meanwhile: the redelivery is in the queue.
         name = _FACT_COUNTS[batch.kind]

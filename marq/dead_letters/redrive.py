@@ -158,5 +158,5 @@ class RedriveRequester:
 
     async def _read_notes(self) -> None:
         for record in await self._notes.read():
-            if is_note(record.headers):
+            if is_note(record):
                 self._counts.answer(record.partition, record.value, self._holder)

@@ -77,7 +77,7 @@ class Survey:
             self._forget_before(partition, span)
         async for records in log.records(self._unread(self.ranges)):
             for record in records:
-                if is_note(record.headers):
+                if is_note(record):
                     self._settle(record)
                 else:
                     self._add(record)
@@ -107,7 +107,7 @@ class Survey:
     def _settle(self, record: Stored) -> None:
         note = decode(Source(self._topic, record.partition), record.value)
         places = self._settled.setdefault(record.partition, Places())
-        for offset in note.offsets if note is not None else ():
+        for offset in note.settled_before(record.offset) if note is not None else ():
             places.add(offset)
 
     def _add(self, record: Stored) -> None:

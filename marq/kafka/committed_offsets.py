@@ -35,7 +35,7 @@ from marq.kafka.offset_snapshots import (
 )
 from marq.kafka.protocol import UNSTABLE_OFFSET_COMMIT, Generation, stable_offsets
 from marq.kafka.queue_positions import Positions, is_older
-from marq.kafka.served_queues import Serving
+from marq.kafka.queue_records import Serving
 from marq.settings.client import ClientSettings
 from marq.settings.purged_offsets import Purge
 from marq.wire.errors import BrokerUnavailable, Forbidden

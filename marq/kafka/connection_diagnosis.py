@@ -111,7 +111,7 @@ class _Path:
 
     async def _knock(self) -> None:
         address = self._host, self._port
-        # If a client of this process has just tried, another attempt would count against the limit.
+        # If this process has just seen that the broker is down, another attempt would only count against the limit.
         known = self._pacer.fresh_error(address, self._limit_s)
         if isinstance(known, ConnectionRefusedError):
             raise self._not_listening(known)

@@ -21,9 +21,9 @@ from marq.kafka.fetched_columns import fetch_records
 from marq.kafka.group_consumer import GroupConsumer, replaced
 from marq.kafka.protocol import Generation
 from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress, committer
+from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.kafka.role_permissions import refused
-from marq.kafka.served_queues import Serving
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
 from marq.wire.markers import Source

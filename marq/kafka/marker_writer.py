@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
+from marq.kafka.broker_clock import BrokerClock
 from marq.kafka.connection import abandon_producer, client_options, started, stop_producer
 from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
@@ -81,13 +82,14 @@ class KafkaMarkerWriter:
     """Writes with an idempotent producer, and with a new one after an error that aiokafka does not recover from.
 
     A producer whose write timed out is replaced, too: it would retry its batch forever, and later writes would wait
-    behind it.
+    behind it. Each write sets ``clock``.
     """
 
-    def __init__(self, settings: ClientSettings, limit_bytes: int) -> None:
+    def __init__(self, settings: ClientSettings, limit_bytes: int, clock: BrokerClock) -> None:
         self._settings = settings
         self._topic = settings.names.markers
         self._limit_bytes = limit_bytes
+        self._clock = clock
         self._producer: AIOKafkaProducer | None = None
         self._lock = asyncio.Lock()
 
@@ -134,6 +136,7 @@ class KafkaMarkerWriter:
         offsets = [0] * len(records)
         for index, metadata in zip(few, sent, strict=False):
             offsets[index] = metadata.offset
+            self._clock.note(metadata)
         for indexes, found in zip(many.values(), sent[len(few) :], strict=True):
             for index, offset in zip(indexes, found, strict=True):
                 offsets[index] = offset
@@ -147,8 +150,9 @@ class KafkaMarkerWriter:
             # An empty batch takes a record of any size.
             while left and batch.append(key=None, value=left[0], timestamp=None) is not None:
                 left.popleft()
-            first = (await (await producer.send_batch(batch, self._topic, partition=partition))).offset
-            offsets += range(first, first + count - len(left))
+            metadata = await (await producer.send_batch(batch, self._topic, partition=partition))
+            self._clock.note(metadata)
+            offsets += range(metadata.offset, metadata.offset + count - len(left))
         return offsets
 
     async def _running(self) -> AIOKafkaProducer:

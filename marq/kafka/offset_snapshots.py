@@ -21,7 +21,7 @@ from marq.kafka.log_reader import LogReader
 from marq.kafka.marker_writer import write_once
 from marq.kafka.topics import offset_snapshot_topic
 from marq.settings.client import ClientSettings
-from marq.settings.topic_rules import SNAPSHOT_LIMIT_BYTES
+from marq.settings.topic_configs import SNAPSHOT_LIMIT_BYTES
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
 

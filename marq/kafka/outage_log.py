@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 log = logging.getLogger("marq")
 
-#: Seconds between two log lines about a broker that stays down.
+#: Least seconds between two log lines about a lasting failure.
 SUMMARY_S = 30.0
 #: Report a broker that has never answered only after this time, because a failed start has its own error.
 SILENT_START_S = 3.0

@@ -134,7 +134,7 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
 
     def _on_connection_closed(self, conn: Any, reason: CloseReason | None) -> None:
         if reason is CloseReason.CONNECTION_BROKEN:
-            self.pacer.lost()
+            self.pacer.lost((conn.host, conn.port))
         super()._on_connection_closed(conn, reason)
 
 

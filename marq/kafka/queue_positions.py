@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import Any
 
 from marq.kafka.offset_snapshots import MAX_METADATA_BYTES, OffsetSnapshot, UnknownPositions, document_of, parsed, plain
+from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
-from marq.kafka.served_queues import Serving
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 
@@ -95,7 +95,7 @@ class Positions:
         """Return the metadata to commit with an offset. Raises ConfigError if there are too many queues.
 
         ``by`` is a readable name of the committer, ``changed_at`` that of its
-        :class:`marq.kafka.served_queues.Serving`. Each is left out if there is no room for it.
+        :class:`marq.kafka.queue_records.Serving`. Each is left out if there is no room for it.
         """
         metadata = self._metadata if self._metadata is not None else self._without_snapshot(offset)
         if self._behind:

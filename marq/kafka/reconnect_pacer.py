@@ -27,7 +27,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
 MAX_FAILURES_PER_SECOND = 5
 #: Maximum number of concurrent attempts to reach a broker that is up. They would all fail together when it goes down.
 MAX_CONCURRENT = 2
-#: How long the outcome of an attempt describes the broker.
+#: How long a failed attempt or a broken connection is evidence that the broker is down.
 FRESH_S = MAX_PAUSE_S + 0.5
 #: An attempt that takes longer no longer keeps others from trying: its event loop may be blocked by user code.
 MAX_TURN_S = 2.0
@@ -59,12 +59,19 @@ class _Broker:
     attempts: int = 0
     down_at: float = 0.0
     failed_at: float = _NEVER
+    #: When a connection last broke.
+    lost_at: float = _NEVER
     next_at: float = 0.0
+    #: Why the broker seems to be down; None after a successful attempt.
     error: BaseException | None = None
     answered: bool = False
     #: Callers that wait for a turn, first come, first served.
     waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = field(default_factory=dict)
     log: OutageLog = field(default_factory=OutageLog)
+
+    @property
+    def seen_down_at(self) -> float:
+        return max(self.failed_at, self.lost_at)
 
 
 class Pacer:
@@ -86,7 +93,6 @@ class Pacer:
         self._brokers: dict[Address, _Broker] = defaultdict(_Broker)
         #: When the attempts of the last second began: those to reach brokers that are down, and others that failed.
         self._spent: deque[float] = deque()
-        self._lost_at = _NEVER
 
     async def connect(
         self,
@@ -117,25 +123,28 @@ class Pacer:
         self._end(turn, None)
         return connection
 
-    def lost(self) -> None:
-        """Note that a connection broke, shortly before an attempt can fail."""
-        self._lost_at = self._clock()
+    def lost(self, address: Address) -> None:
+        """Record that a connection to a broker broke, which reveals an outage before any new attempt fails."""
+        with self._lock:
+            broker = self._brokers[address]
+            broker.lost_at = self._clock()
+            broker.error = broker.error or KafkaConnectionError("the connection broke")
 
     @property
     def in_outage(self) -> bool:
         """Whether an attempt failed or a connection broke just now; clients that recover are slower than the broker."""
         with self._lock:
-            latest_s = max((broker.failed_at for broker in self._brokers.values()), default=_NEVER)
-        return self._clock() - max(latest_s, self._lost_at) < FRESH_S
+            latest_s = max((broker.seen_down_at for broker in self._brokers.values()), default=_NEVER)
+        return self._clock() - latest_s < FRESH_S
 
     def fresh_error(self, address: Address, within_s: float = 0.0) -> BaseException | None:
-        """Return why the last attempt to reach a broker failed; None if it is up, or if that was long ago.
+        """Return why a broker seems to be down; None if it is up, or the last sign of an outage is old.
 
-        "Long" means at least ``FRESH_S`` and ``within_s``.
+        "Old" means at least ``FRESH_S`` and ``within_s``.
         """
         with self._lock:
             broker = self._brokers.get(address)
-            if broker is None or not broker.failed or self._clock() - broker.failed_at >= max(within_s, FRESH_S):
+            if broker is None or self._clock() - broker.seen_down_at >= max(within_s, FRESH_S):
                 return None
             return broker.error
 

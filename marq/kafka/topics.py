@@ -31,7 +31,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from marq.kafka.connection import admin_client, unavailable
 from marq.kafka.role_permissions import Kind, Permission, missing_permissions, principal, refused, tools
 from marq.settings.client import ClientSettings
-from marq.settings.topic_rules import (
+from marq.settings.topic_configs import (
     DEFAULT_LIMIT_BYTES,
     LIMIT,
     TopicFacts,
@@ -95,7 +95,8 @@ async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Top
             lines = [kafka.alter_topic(n, LIMIT, str(room)) for n in (ours.markers, ours.changelog, ours.dead_letters)]
             raise ConfigError(
                 f"topic {name}: it accepts {facts[name].limit_bytes} bytes, but a marker of that size does not fit into"
-                f" {ours.markers}. Raise {LIMIT} of three topics:" + "".join(f"\n    {line}" for line in lines)
+                f" {ours.markers}. Raise {LIMIT} of three topics, and start again:"
+                + "".join(f"\n    {line}" for line in lines)
             )
     return {name: facts[name].partitions for name in wanted}
 

@@ -34,6 +34,7 @@ from aiokafka.producer.sender import TxnOffsetCommitHandler
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.structs import OffsetAndMetadata
 
+from marq.kafka.broker_clock import BrokerClock
 from marq.kafka.connection import abandon_producer, client_options, retrieve, started, stop_producer
 from marq.kafka.group_reader import GroupCommit, NotCommitted
 from marq.kafka.marker_writer import MarkerRecord, batch_limits
@@ -67,14 +68,15 @@ class MarkerTransactions:
     """Writes ACQUIREs and commits offsets, in one transaction at a time, all under one transactional id.
 
     After a failure it uses a new producer, whose start aborts the open transaction of the former one, or waits for the
-    end of one that is already decided.
+    end of one that is already decided. Each write sets ``clock``.
     """
 
-    def __init__(self, settings: ClientSettings, limit_bytes: int, transactional_id: str) -> None:
+    def __init__(self, settings: ClientSettings, limit_bytes: int, transactional_id: str, clock: BrokerClock) -> None:
         self._settings = settings
         self._topic = settings.names.markers
         self._limit_bytes = limit_bytes
         self._id = transactional_id
+        self._clock = clock
         self._producer: AIOKafkaProducer | None = None
         #: The member whose offsets the current transaction commits.
         self._generation: Generation
@@ -118,7 +120,8 @@ class MarkerTransactions:
         futures = [await producer.send(self._topic, value, partition=where) for where, value in records]
         # Not concurrently with the offsets: while the coordinator adds the group to the transaction, it cannot tell a
         # partition's leader whether the transaction includes that partition. The leader would refuse the records.
-        await asyncio.gather(*futures)
+        for written in await asyncio.gather(*futures):
+            self._clock.note(written)
         await producer.send_offsets_to_transaction(commit.offsets, commit.group)
         await producer.commit_transaction()
 

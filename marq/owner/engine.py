@@ -375,7 +375,9 @@ class OwnerEngine:
         return self.tracker.book.applied >= self._planned_to and self.planner.has_to_plan(self.tracker)
 
     def _plan(self, now_ms: int) -> list[Batch]:
-        return self.planner.plan(self.tracker, now_ms) if self.tracker.book.applied >= self._planned_to else []
+        if self.tracker.book.applied < self._planned_to:
+            return []
+        return self.planner.plan(self.tracker, now_ms, self.payload)
 
     def _write(self, *, markers: Sequence[Batch] = (), **others: Any) -> Write:
         clock, answers = self.tracker.book.clock, self.answers

@@ -140,7 +140,8 @@ class Batcher:
     def give_up(self) -> None:
         self._stopped = True
         for task in list(self._sending):
-            task.cancel()
+            # After its first step: a task that is cancelled before never runs, and its callers would wait forever.
+            asyncio.get_running_loop().call_soon(task.cancel)
 
     # --- one by one ---------------------------------------------------------------------------------------------------
 
@@ -192,8 +193,7 @@ class Batcher:
             batch.fail(error)
         except BaseException as error:
             # On any error, because callers must not wait forever for their receipts.
-            stopped = isinstance(error, asyncio.CancelledError)
-            batch.fail(self._unknown(batch, "the producer was stopped" if stopped else repr(error)))
+            batch.fail(self._unknown(batch, repr(error)))
         else:
             batch.confirm(first_offset)
 
@@ -278,8 +278,10 @@ class Batcher:
             first_offset = await self._send_to_kafka(batch)
             if not await self._routes.still_hold(batch.placements, self._limit_s):
                 raise self._unknown(batch, "its queue has moved to other partitions")
-        except BaseException:
+        except BaseException as error:
             self._counts.failed += batch.count
+            if self._stopped and isinstance(error, asyncio.CancelledError):
+                raise self._unknown(batch, "the producer was stopped") from None
             raise
         self._counts.sent += batch.count
         return first_offset

@@ -22,6 +22,7 @@ from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.topics import Topics
+from marq.producer.batches import Counts
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import Delay as DelayMarker
 from marq.wire.markers import Payload, Source, payload_bytes, spans
@@ -70,8 +71,9 @@ class _Batch:
 class Delays:
     """The delayed messages of one producer, from its start to its stop."""
 
-    def __init__(self, cluster: Cluster, topics: Topics, limit_s: float) -> None:
+    def __init__(self, cluster: Cluster, topics: Topics, limit_s: float, counts: Counts) -> None:
         self._cluster = cluster
+        self._counts = counts
         self._topics = topics
         self._limit_s = limit_s
         self._topic = synthetic_topic(secrets.randbits(128))
@@ -97,9 +99,11 @@ class Delays:
                     await asyncio.wait(self._sending)
         self._closed = True
         for task in list(self._sending):
-            task.cancel()
+            # After its first step, see Batcher.give_up().
+            asyncio.get_running_loop().call_soon(task.cancel)
         await asyncio.gather(*self._sending, return_exceptions=True)
-        for batch in self._open.values():
+        for group, batch in self._open.items():
+            self._counts.failed += _undelayed(group, batch.items)
             batch.fail(_stopped())
         if self._writer is not None:
             await self._writer.stop(limit_s)
@@ -168,6 +172,7 @@ class Delays:
         index = 0
         try:
             async for receipts in self._send(group, batch.items):
+                self._counts.sent += _undelayed(group, batch.items[index : index + len(receipts)])
                 for receipt in receipts:
                     if not batch.futures[index].done():
                         batch.futures[index].set_result(receipt)
@@ -175,6 +180,7 @@ class Delays:
         except BaseException as error:
             stopped = isinstance(error, asyncio.CancelledError)
             failure = BrokerUnavailable("the producer was stopped: unknown whether the message was delayed")
+            self._counts.failed += _undelayed(group, batch.items[index:])
             batch.fail(failure if stopped else error, index)
             if stopped:
                 raise
@@ -247,6 +253,13 @@ class Delays:
         numbers, source = range(first, first + len(items)), Source(self._topic, where)
         # The holder is a dummy, because the messages are not in flight.
         return DelayMarker(queue, 1, source, numbers, times, relative, None, payloads)
+
+
+def _undelayed(group: _Group, items: Sequence[_Item]) -> int:
+    """Return how many messages have a deduplication id but no delay."""
+    if group.where is None or not group.relative:
+        return 0
+    return sum([item.time_ms == 0 for item in items])
 
 
 def _stopped() -> MarqError:

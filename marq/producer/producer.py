@@ -98,7 +98,7 @@ class Producer(CodecClient[Running]):
         lines = Lines(routes, queues, settings.names.messages, limit_s)
         batches = Batcher(cluster, settings, topics, routes, await cluster.sender(topics), self._counts, self._linger_s)
         opened.push_async_callback(batches.close)
-        delays = Delays(cluster, topics, limit_s)
+        delays = Delays(cluster, topics, limit_s, self._counts)
         opened.push_async_callback(delays.stop, _DELAYS_STOP_S)
         delay_control = DelayControl(cluster, topics, delays, limit_s)
         opened.push_async_callback(delay_control.stop)

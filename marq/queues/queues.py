@@ -241,13 +241,9 @@ class Queues(Lifecycle[DefinitionsFollower]):
 
     async def _merge(self, queue: str, wanted: Mapping[str, Any], *, keep: bool) -> EffectiveSettings:
         """Write the queue's layer of changes, with or without its former keys."""
-        key = layer_key("change", queue)
-        former = self.definitions.layer("change", queue) or {}
-        document = self._merged(queue, former if keep else {}, wanted)
-        await self._prepare(self.definitions.after({key: document or None}))
         await self.merge(
             f"queue {queue!r}",
-            key,
+            layer_key("change", queue),
             lambda definitions: definitions.layer("change", queue),
             lambda former: self._merged(queue, former if keep else {}, wanted),
         )
@@ -282,25 +278,33 @@ class Queues(Lifecycle[DefinitionsFollower]):
         key: bytes,
         read: Callable[[Definitions], Mapping[str, Any] | None],
         merged: Callable[[Mapping[str, Any]], dict[str, Any]],
-    ) -> None:
+    ) -> bool:
         """Write one layer, ``merged`` from the former one; retry if another client wrote in between; {} removes it.
 
+        Returns whether it was written: not if the layer was like that before.
+
         Raises:
-            ConfigError: the permission to write is missing, or ``merged`` finds something wrong.
+            ConfigError: a permission is missing, or ``merged`` finds something wrong.
             BrokerUnavailable: it is unknown whether it was written.
         """
         follower = self._started()
+        former = read(self.definitions) or {}
+        if (document := merged(former)) == former:
+            # Another client may have changed the layer, and this client may not have read that yet.
+            await follower.sync(self._settings.request_timeout_ms / 1000)
+            document = merged(read(self.definitions) or {})
+        await self._prepare(self.definitions.after({key: document or None}))
         async with self._writing:
             former = read(self.definitions) or {}
             known = [*_documents(key, read, follower.recent(key)), former]
-            for _ in range(MAX_TRIES):
+            for attempt in range(MAX_TRIES):
                 document = merged(former)
                 if document == (read(self.definitions) or {}):
-                    return
+                    return attempt > 0
                 overheard = await follower.write({key: document or None})
                 before, after = [_documents(key, read, entries) for entries in overheard]
                 if not before:
-                    return
+                    return True
                 former = with_changes(former, known, before)
                 known.append(document)
                 former = with_changes(former, known, after)

@@ -122,14 +122,12 @@ class Schedules(Client):
             ConfigError: the name is wrong, or the permission to write is missing.
             BrokerUnavailable: it is unknown whether it was done.
         """
-        there = self._layer(self._started().definitions, _CHANGE, name) is not None
-        await self._started().merge(
+        return await self._started().merge(
             f"schedule {name!r}",
             layer_key(_CHANGE, check_schedule_name(name)),
             lambda definitions: self._layer(definitions, _CHANGE, name),
             lambda former: {},
         )
-        return there
 
     async def _merge(self, name: str, settings: Mapping[str, Any], *, keep: bool) -> Schedule:
         check_schedule_name(name)

@@ -39,7 +39,8 @@ _ZONE = re.compile(r"[A-Za-z0-9+_-]+(/[A-Za-z0-9+_-]+)*")
 class Schedule:
     """A message for a queue at each time of a cron expression in ``timezone``.
 
-    After a time without workers, a message is sent for each missed time with ``catch_up``, else only for the first.
+    After a time without workers or a pause of the queue, a message is sent for each missed time with ``catch_up``, else
+    only for the first.
     """
 
     name: str

@@ -200,8 +200,11 @@ class Broker:
             Unfinished: messages are left, for example because they have no consumer; the text names them.
         """
         names = [check_queue_name(queue) for queue in queues]
+        await self._until(lambda: self._left(names or self._queues(), later=later), limit, later=later)
+
+    async def _until(self, left: Callable[[], str], limit: float, *, later: bool) -> None:
         self._memory.enter()
-        await self._memory.passage.until(lambda: self._left(names or self._queues(), later), limit, later=later)
+        await self._memory.passage.until(left, limit, later=later)
 
     # --- handlers -----------------------------------------------------------------------------------------------------
 
@@ -234,13 +237,19 @@ class Broker:
 
         Raises:
             Unfinished: a handler is still running, or messages are left.
+            MarqError: the worker can no longer receive.
         """
         async with self.worker(*handlers) as worker:
-            await self.drain(*worker.queues, later=True, limit=limit)
+
+            def left() -> str:
+                worker.check()
+                return self._left(worker.queues, later=True)
+
+            await self._until(left, limit, later=True)
         if raise_errors and worker.errors:
             raise worker.errors[0]
 
-    def _left(self, queues: Iterable[str], later: bool) -> str:
+    def _left(self, queues: Iterable[str], *, later: bool) -> str:
         texts = []
         for queue in queues:
             counts = {
@@ -261,20 +270,22 @@ class Broker:
 
         Messages sent with a time or a deduplication id come last; duplicates and cancelled ones are included.
         """
-        check = check_codec(codec)
+        check, names = check_codec(codec), self._namespace.names
         records = [
-            seen(queue, source, record, check)
+            seen(names, queue, source, record, check)
             for source in self._memory.sources(self._namespace, queue)
             for record in self._memory.records(self._namespace, queue, source)
             if all(name != ID_HEADER for name, _ in record.headers)
         ]
         markers = self._namespace.sent_as_markers(queue)
-        return records + [seen(queue, source, _record(offset, payload), check) for source, offset, payload in markers]
+        return records + [
+            seen(names, queue, source, _record(offset, payload), check) for source, offset, payload in markers
+        ]
 
     def messages(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
         """Return the waiting messages."""
-        check = check_codec(codec)
-        return [seen(queue, source, record, check) for source, record in self._waiting(queue)]
+        check, names = check_codec(codec), self._namespace.names
+        return [seen(names, queue, source, record, check) for source, record in self._waiting(queue)]
 
     def in_flight(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
         """Return the messages in flight."""
@@ -286,8 +297,11 @@ class Broker:
 
     def acked(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
         """Return the acked messages, in the order of their acks."""
+        names = self._namespace.names
         return [
-            seen(queue, each.source, _record(each.offset, each.payload), check_codec(codec), each.payload.attempt)
+            seen(
+                names, queue, each.source, _record(each.offset, each.payload), check_codec(codec), each.payload.attempt
+            )
             for each in self._namespace.acked
             if each.queue == queue
         ]
@@ -299,7 +313,7 @@ class Broker:
             dead_letter(Source(topic.name, partition), record, check_codec(codec))
             for partition, log in enumerate(topic.logs)
             for record in log
-            if not is_note(record.headers) and (partition, record.offset) not in settled
+            if not is_note(record) and (partition, record.offset) not in settled
             if queue is None or record.key == queue.encode()
         ]
         return sorted(letters, key=lambda letter: letter.dead_lettered_at)
@@ -313,8 +327,9 @@ class Broker:
         return self._memory.namespace(self._settings)
 
     def _open(self, queue: str, fits: Callable[[State], bool], codec: Codec | None) -> list[SeenMessage]:
+        names = self._namespace.names
         return [
-            seen(queue, source, _record(offset, payload), check_codec(codec), lease.attempt)
+            seen(names, queue, source, _record(offset, payload), check_codec(codec), lease.attempt)
             for source, offset, lease, payload in self._namespace.open_messages(queue)
             if fits(lease.state)
         ]

@@ -20,22 +20,30 @@ _BEGIN_MS = 1_000_000
 
 
 class Timer:
-    """A scheduled call, which may be cancelled."""
+    """A scheduled call, which may be cancelled; closing its ``loop``, if any, also cancels it."""
 
-    __slots__ = ("_call", "_order", "last", "when_ms")
+    __slots__ = ("_call", "_loop", "_order", "last", "when_ms")
 
-    def __init__(self, when_ms: int, order: int, call: Callable[[], None], last: bool) -> None:
+    def __init__(
+        self,
+        when_ms: int,
+        order: int,
+        call: Callable[[], None],
+        last: bool,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self.when_ms = when_ms
         self.last = last
         self._order = order
         self._call: Callable[[], None] | None = call
+        self._loop = loop
 
     def cancel(self) -> None:
         self._call = None
 
     @property
     def cancelled(self) -> bool:
-        return self._call is None
+        return self._call is None or (self._loop is not None and self._loop.is_closed())
 
     def run(self) -> None:
         call, self._call = self._call, None
@@ -65,26 +73,41 @@ class Clock:
         """Return the seconds of the clients' monotonic clock."""
         return self.now_ms * (1 + _FAST) / 1000
 
-    def after(self, seconds: float, call: Callable[[], None], *, last: bool = False) -> Timer:
-        """Call back after ``seconds``; ``last``: after all other events of that moment."""
-        return self.at(self.now_ms + ceil(seconds * 1000 * (1 - _FAST)), call, last=last)
+    def after(
+        self,
+        seconds: float,
+        call: Callable[[], None],
+        *,
+        last: bool = False,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> Timer:
+        """Call back after ``seconds``; ``last``: after all other events of that moment; not once ``loop`` is closed."""
+        return self.at(self.now_ms + ceil(seconds * 1000 * (1 - _FAST)), call, last=last, loop=loop)
 
-    def at(self, when_ms: int, call: Callable[[], None], *, last: bool = False) -> Timer:
+    def at(
+        self,
+        when_ms: int,
+        call: Callable[[], None],
+        *,
+        last: bool = False,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> Timer:
         """Call back at a time, or when time moves next if it is past."""
         self._order += 1
-        timer = Timer(max(when_ms, self.now_ms), self._order, call, last)
+        timer = Timer(max(when_ms, self.now_ms), self._order, call, last, loop)
         heapq.heappush(self._timers, timer)
         return timer
 
     async def sleep(self, seconds: float) -> None:
         """Return after ``seconds`` of virtual time."""
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
 
         def wake() -> None:
             if not woken.done():
                 woken.set_result(None)
 
-        timer = self.after(seconds, wake)
+        timer = self.after(seconds, wake, loop=loop)
         try:
             await woken
         finally:
@@ -111,7 +134,3 @@ class Clock:
             timer = heapq.heappop(self._timers)
             last = timer.last
             timer.run()
-
-    def forget(self) -> None:
-        """Cancel all timers."""
-        self._timers.clear()

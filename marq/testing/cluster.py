@@ -12,7 +12,7 @@ from marq.dead_letters.log import Stored
 from marq.kafka.acquire_strategies import MarkerFirst
 from marq.kafka.group_reader import Assignee, Reader
 from marq.kafka.marker_writer import MarkerRecord
-from marq.kafka.served_queues import Serving
+from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
 from marq.queues.definition_log import Entry, Unfinished
 from marq.queues.queues import Queues
@@ -21,7 +21,7 @@ from marq.settings.definitions import Definitions
 from marq.testing.group import Member
 from marq.testing.memory import Memory, memory_at
 from marq.testing.namespace import Namespace
-from marq.testing.topics import Headers, LogRecord, TopicReader
+from marq.testing.topics import Headers, LogRecord, TopicReader, Unplaced
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 
@@ -38,7 +38,7 @@ class Batch:
     """Records for one partition, without a size limit."""
 
     def __init__(self) -> None:
-        self.records: list[tuple[bytes | None, bytes | None, Headers]] = []
+        self.records: list[Unplaced] = []
 
     def append(self, *, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Headers) -> int:
         """Add a record; virtual time replaces ``timestamp``."""
@@ -56,10 +56,7 @@ class MemorySender:
         return Batch()
 
     async def send_batch(self, batch: Batch, topic: str, *, partition: int) -> asyncio.Future[Appended]:
-        log = self._memory.topics[topic]
-        first = len(log.logs[partition])
-        for key, value, headers in batch.records:
-            log.append(partition, self._memory.clock.wall_ms, key, value, headers)
+        first = self._memory.topics[topic].extend(partition, self._memory.clock.wall_ms, batch.records)
         sent: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         sent.set_result(Appended(first))
         return sent
@@ -216,6 +213,9 @@ class MemoryCluster:
 
     def wall_s(self) -> float:
         return self._memory.clock.wall_ms / 1000
+
+    def broker_ms(self) -> int:
+        return self._memory.clock.wall_ms
 
     async def sleep(self, seconds: float) -> None:
         await self._memory.clock.sleep(seconds)

@@ -11,8 +11,8 @@ from marq.kafka.group_consumer import replaced
 from marq.kafka.group_reader import Assignee, NotCommitted
 from marq.kafka.offset_snapshots import OffsetSnapshot
 from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress
+from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
-from marq.kafka.served_queues import Serving
 from marq.testing.topics import Topic
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source

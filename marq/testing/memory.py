@@ -88,13 +88,9 @@ class Memory:
     def _forget_clients(self) -> None:
         """Forget clients of closed event loops."""
         self._clients = {key: client for key, client in self._clients.items() if not client[1].is_closed()}
-        self.clock.forget()
         self.passage = Passage(self.clock, self._awaits)
         for group in self.groups.values():
             group.forget_members()
-        for namespace in self._namespaces.values():
-            for owner in namespace.owners:
-                owner.work()
 
     def namespace(self, settings: ClientSettings) -> Namespace:
         """Return the namespace of the settings' prefix, created at the first call."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from marq.core.deliveries import redeliveries
+from marq.core.deliveries import redelivery_records
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow
 from marq.kafka.topics import Topics
@@ -17,7 +17,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, placement_key, start_key
 from marq.settings.ordering_keys import partition_of
 from marq.settings.placements import Placement
-from marq.settings.topic_rules import room_for_markers
+from marq.settings.topic_configs import room_for_markers
 from marq.testing.clock import Clock, Timer
 from marq.testing.owner import Acked, Owner, decoded
 from marq.testing.topics import Topic
@@ -67,13 +67,14 @@ class Namespace:
     def settled(self) -> set[tuple[int, int]]:
         """Return the partitions and offsets of dead letters that were redriven or deleted."""
         topic = self.dead_letters
-        decoded = [
-            dead_letter_notes.decode(Source(topic.name, partition), record.value)
+        return {
+            (partition, offset)
             for partition, log in enumerate(topic.logs)
             for record in log
-            if dead_letter_notes.is_note(record.headers)
-        ]
-        return {(note.source.partition, offset) for note in decoded if note is not None for offset in note.offsets}
+            if dead_letter_notes.is_note(record)
+            if (note := dead_letter_notes.decode(Source(topic.name, partition), record.value)) is not None
+            for offset in note.settled_before(record.offset)
+        }
 
     def define(self, key: bytes, value: bytes | None) -> int:
         """Append a definition and return its offset."""
@@ -140,7 +141,7 @@ class Namespace:
 
     # --- records of owners --------------------------------------------------------------------------------------------
 
-    def send(self, record: redeliveries.Redelivery) -> None:
+    def send(self, record: redelivery_records.Redelivery) -> None:
         if record.destination is Destination.DEAD_LETTERS:
             topic, partition = self.dead_letters, self.dead_letters.next_partition(record.key)
         else:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from marq.core.deliveries import redeliveries
+from marq.core.deliveries import redelivery_records
 from marq.core.deliveries.schedule_planner import Planner
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow
@@ -143,7 +143,7 @@ class Owner:
         namespace = self._namespace
         names, settings = namespace.names, namespace.definitions
         sent = [
-            redeliveries.redelivery(
+            redelivery_records.redelivery(
                 action,
                 payload,
                 write.now_ms,

@@ -100,7 +100,8 @@ class Passage:
         try:
             async with asyncio.timeout(None) as limit:
                 if seconds is not None:
-                    timer = self._clock.after(seconds, lambda: self._end(limit), last=True)
+                    loop = asyncio.get_running_loop()
+                    timer = self._clock.after(seconds, lambda: self._end(limit), last=True, loop=loop)
                 result = await waiting
         finally:
             if timer is not None:

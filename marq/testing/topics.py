@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-from marq.settings.topic_rules import DEFAULT_LIMIT_BYTES
+from marq.settings.topic_configs import DEFAULT_LIMIT_BYTES
 from marq.wire.markers import Source
 
 Headers = Sequence[tuple[str, bytes | None]]
+#: The key, value and headers of a record.
+Unplaced = tuple[bytes | None, bytes | None, Iterable[tuple[str, bytes | None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,19 @@ class Topic:
         headers: Iterable[tuple[str, bytes | None]] = (),
     ) -> int:
         """Append a record and return its offset."""
+        return self.extend(partition, timestamp, [(key, value, headers)])
+
+    def extend(self, partition: int, timestamp: int, records: Iterable[Unplaced]) -> int:
+        """Append records with no other in between, and return the offset of the first."""
         log = self.logs[partition]
         with self._appending:
-            offset = len(log)
-            log.append(LogRecord(offset, timestamp, key, value, tuple(headers)))
+            first = len(log)
+            log += [
+                LogRecord(offset, timestamp, key, value, tuple(headers))
+                for offset, (key, value, headers) in enumerate(records, first)
+            ]
         self._notify()
-        return offset
+        return first
 
     def next_partition(self, key: bytes | None = None) -> int:
         """Return the partition for a record: the same for each key, else round robin."""

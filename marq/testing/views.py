@@ -13,7 +13,7 @@ from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
 from marq.kafka.records import Records
 from marq.wire.markers import Record, Source
-from marq.wire.names import DEAD_LETTERED_AT_HEADER, ERROR_HEADER, ORIGIN_HEADER, REASON_HEADER
+from marq.wire.names import DEAD_LETTERED_AT_HEADER, ERROR_HEADER, ORIGIN_HEADER, REASON_HEADER, Names
 
 #: Placeholder for messages that are never settled.
 _NO_ACK_BATCHER = cast("AckBatcher", None)
@@ -55,9 +55,12 @@ class DeadLetter(SeenMessage):
     dead_lettered_at: datetime
 
 
-def seen(queue: str, source: Source, record: Record, codec: Codec | None, attempt: int | None = None) -> SeenMessage:
+def seen(
+    names: Names, queue: str, source: Source, record: Record, codec: Codec | None, attempt: int | None = None
+) -> SeenMessage:
     """Return a record as a message of a queue; ``attempt`` overrides the record's."""
-    return SeenMessage(**_parts(queue, source, record, codec, attempt))
+    own_topic = names.is_senders_topic(source.topic)
+    return SeenMessage(**_parts(queue, source, record, codec, attempt, own_topic=own_topic))
 
 
 def dead_letter(source: Source, record: Record, codec: Codec | None) -> DeadLetter:
@@ -79,11 +82,16 @@ def wall(time_ms: int) -> datetime:
 
 
 def _parts(
-    queue: str, source: Source, record: Record, codec: Codec | None, attempt: int | None = None
+    queue: str,
+    source: Source,
+    record: Record,
+    codec: Codec | None,
+    attempt: int | None = None,
+    *,
+    own_topic: bool = False,
 ) -> dict[str, Any]:
     """Return the fields of a message as a consumer would see them."""
-    keyed = record.key != queue.encode()
-    lease = HeldBatch(_NO_ACK_BATCHER, queue, source, 0, Records.of([record]), 0, 0, own_topic=keyed)
+    lease = HeldBatch(_NO_ACK_BATCHER, queue, source, 0, Records.of([record]), 0, 0, own_topic=own_topic)
     message = Message(lease, record.offset, record.value)
     return {
         "queue": queue,

@@ -19,13 +19,13 @@ from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Lifespan, Resources, lifespans_in
 from marq.consumer.message import Message
 from marq.consumer.middleware import CallNext, Middleware, middleware_in
-from marq.kafka.served_queues import serving
+from marq.kafka.queue_records import serving
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.settings.combinations import check_topic
 from marq.settings.default_group import HANDLERS_GROUP
 from marq.settings.definitions import Definitions, layer_key
-from marq.settings.handler_expiry import handler_of
+from marq.settings.removed_handlers import handler_of
 from marq.testing.cluster import MemoryCluster, MemoryMember
 from marq.testing.namespace import Namespace, encoded
 from marq.wire.errors import ConfigError
@@ -56,6 +56,11 @@ class Worker:
     def queues(self) -> list[str]:
         """The queues whose handlers run."""
         return sorted(queue for group in self._groups for queue in group.handlers)
+
+    def check(self) -> None:
+        """Raise the error because of which handlers no longer receive messages, if there is one."""
+        for group in self._groups:
+            group.check()
 
     async def __aenter__(self) -> Self:
         handlers = self._handlers()
@@ -166,6 +171,10 @@ class _Group:
         await session.connect()
         await member.start(session.receiver)
         session.start()
+
+    def check(self) -> None:
+        if self._session is not None and self._session.receiver.error is not None:
+            raise self._session.receiver.error
 
     def apply_pauses(self) -> None:
         if self._session is not None:

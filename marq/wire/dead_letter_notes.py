@@ -1,8 +1,8 @@
 """Notes in the dead-letter topic: they tell its readers which dead letters are settled.
 
 A note is in the partition of the dead letters that it names, after them. Its key is empty, unlike any queue's name, so
-a reader of a queue's dead letters never takes it for one. Its content is the header ``marq-settled`` (the disposition)
-and its value, a JSON object::
+a reader never takes a note for a dead letter. Nor does it take a dead letter for a note if the sender of the message
+wrote the header of a note. Its content is the header ``marq-settled`` (the disposition) and its value, a JSON object::
 
     {"offsets": [[17, 19], [40, 40]], "became": "redriven", "queue": "emails", "by": "00000000000a11ce"}
 
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from marq.wire.markers import Headers, Source
+from marq.wire.markers import Record, Source
 from marq.wire.names import SETTLED_HEADER
 
 #: Maximum number of runs of offsets in one note, so that it stays far below any limit on records.
@@ -46,6 +46,10 @@ class Note:
     became: Disposition
     queue: str
     holder: int
+
+    def settled_before(self, offset: int) -> list[int]:
+        """Return the offsets below the note's own: a note settles no dead letter that comes after it."""
+        return [settled for settled in self.offsets if settled < offset]
 
 
 def encoded(note: Note) -> Iterator[tuple[bytes, list[tuple[str, bytes]]]]:
@@ -76,9 +80,9 @@ def _runs(offsets: Iterable[int]) -> Iterator[list[int]]:
         yield run
 
 
-def is_note(headers: Headers) -> bool:
-    """Return whether a record of the dead-letter topic is a note."""
-    return any(name == SETTLED_HEADER for name, _ in headers)
+def is_note(record: Record) -> bool:
+    """Return whether a record of the dead-letter topic is a note; any sender may write the header alone."""
+    return record.key == NOTE_KEY and any(name == SETTLED_HEADER for name, _ in record.headers)
 
 
 def decode(source: Source, value: bytes | None) -> Note | None:

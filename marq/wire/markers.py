@@ -27,6 +27,8 @@ BLOCKED_MS = 100 * 365 * 24 * 3_600_000
 BLOCKED_WAIT_MS = 2**32 - 1
 #: The due time of a message that may be delivered immediately.
 NOW = -1
+#: The due time in an ACQUIRE of a message that the tracker delivers as soon as it may: when its queue is resumed.
+DUE_AT_ONCE = 0
 #: The latest due time; later ones count as this one. Times have 63 bits, and the sum of two may not fit.
 MAX_TIME_MS = 2**62
 #: The queue of an ACK, RESCHEDULE or CANCEL of messages of any queues.
@@ -146,6 +148,7 @@ class Acquire(_Markers):
     Each message of the queue from ``from_offset`` to the batch's last offset is in this batch. So the tracker can tell
     a record that it has seen before from one whose marker was lost. ``dues_ms`` has the earliest delivery time of each
     message that is not leased yet, and :data:`NOW` for the others; None if all are leased.
+    :data:`DUE_AT_ONCE` stands for the log's clock at this marker.
     With ``in_order`` the messages keep their places: consumers, not the tracker, deliver them again.
     """
 

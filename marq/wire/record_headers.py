@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from marq.wire.markers import MAX_TIME_MS, NOW, Source
+from marq.wire.markers import MAX_TIME_MS, NOW, Payload, Source
 from marq.wire.names import (
     ATTEMPT_HEADER,
     DEDUPLICATION_ID_HEADER,
@@ -18,6 +18,7 @@ from marq.wire.names import (
     FIRST_SENT_HEADER,
     ID_HEADER,
     ORDERING_KEY_HEADER,
+    PREVIOUS_HEADER,
     RESERVED_HEADER,
     UNCOUNTED_HEADER,
 )
@@ -109,6 +110,12 @@ def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:
 def first_received_ms(headers: Iterable[tuple[str, bytes | None]]) -> int:
     """Return when a redelivered message was first received, 0 if that is unknown."""
     return _number(last_value(headers, FIRST_RECEIVED_HEADER), 0)
+
+
+def previous_time_s(payload: Payload | None) -> int | None:
+    """Return the time of a schedule before that of its message, in seconds since the epoch; None if it is not known."""
+    value = -1 if payload is None else _number(last_value(payload.headers, PREVIOUS_HEADER), -1)
+    return None if value < 0 else value
 
 
 def _time_ms(value: bytes | None) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.audit import CAUSES, COUNTS, account, balanced, causes, chosen, judged, wrong
+from pipeline.audit import CAUSES, COUNTS, chosen, judged, verdict, wrong
 from pipeline.errors import PipelineError
 from pipeline.lake import Lake
 from pipeline.lifecycle_runs import TABLE, Run
@@ -22,8 +22,6 @@ from pipeline.spans import moment_ms
 
 #: Printed ids; the table ``audit`` has all of them.
 MAX_LISTED = 20
-#: Ids in the JSON object.
-MAX_IDS = 100_000
 HANDLED = "handled"
 
 
@@ -54,24 +52,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         _show(result)
     return 0 if result["right"] else 1
-
-
-def verdict(rows: DataFrame, *, drained: bool = False) -> dict[str, Any]:
-    """Return the result as a JSON object: counts of all queues and of each, causes, and ids of wrong messages."""
-    by_queue = {row["queue"] or "": {name: row[name] for name in COUNTS} for row in account(rows).collect()}
-    different = rows.where(wrong(drained=drained))
-    count = different.count()
-    return {
-        **{name: sum(counts[name] for counts in by_queue.values()) for name in COUNTS},
-        "causes": {row["cause"]: row["count"] for row in causes(rows).collect()},
-        "queues": by_queue,
-        "wrong": [
-            {"id": row.id, "queue": row.queue, "state": row.state, "why": [*row.why, *row.may_be]}
-            for row in different.orderBy("id").limit(MAX_IDS).collect()
-        ],
-        "wrong_count": count,
-        "right": not count and all(balanced(counts) for counts in by_queue.values()),
-    }
 
 
 def _show(result: dict[str, Any]) -> None:

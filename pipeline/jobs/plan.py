@@ -17,9 +17,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from pipeline.errors import PipelineError
-from pipeline.jobs.stats import unknown_queue
 from pipeline.lake import Lake
-from pipeline.planning import GIB, MIB, QUANTITIES, Plan, plan
+from pipeline.planning import GIB, MIB, QUANTITIES, Plan, plan, target_rates
 from pipeline.profiles import Profile, Target, profiles
 from pipeline.session import session
 from pipeline.spans import duration_ms, show_ms, size_bytes
@@ -107,22 +106,6 @@ def rates(texts: Sequence[str]) -> tuple[float | None, dict[str, float]]:
     if total is not None and len(texts) > 1:
         raise PipelineError("--rate: expected one rate of all queues together, or one for each named queue")
     return total, by_queue
-
-
-def target_rates(total: float | None, by_queue: Mapping[str, float], known: Sequence[Profile]) -> dict[str, float]:
-    """Return the rate of each queue: as requested, else as in its busiest minute."""
-    names = [profile.queue for profile in known]
-    for queue in by_queue:
-        if queue not in names:
-            raise PipelineError(f"{unknown_queue(queue, names, '--rate')}; for a new queue give --size and --run")
-    if total is not None:
-        # Divided by the measured shares, or evenly if none was measured.
-        measured = sum(profile.rate_mean for profile in known)
-        if not measured:
-            return {name: total / len(names) for name in names}
-        return {profile.queue: total * profile.rate_mean / measured for profile in known if profile.rate_mean}
-    busiest = {profile.queue: profile.rate_peak for profile in known if profile.rate_peak > 0}
-    return {**busiest, **by_queue}
 
 
 def text_lines(result: Plan) -> list[str]:

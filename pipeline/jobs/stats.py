@@ -6,7 +6,6 @@ Reads the table lifecycle; writes the table stats, stats.json, report.html, and 
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,14 +16,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipeline import dashboard, plots, report
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, unknown_queue
 from pipeline.lake import Lake
 from pipeline.session import session
 from pipeline.spans import SECOND_MS, duration_ms, moment_ms, show_moment, show_ms
-from pipeline.statistics import Windows, span, statistics
-
-#: Queue names listed in an error.
-MAX_NAMES = 10
+from pipeline.statistics import statistics
+from pipeline.windows import Windows, chosen_windows
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,22 +64,6 @@ def chosen(lifecycle: DataFrame, queues: Sequence[str]) -> DataFrame:
         if queue not in known:
             raise PipelineError(unknown_queue(queue, known))
     return lifecycle.where(F.col("queue").isin(*queues))
-
-
-def unknown_queue(queue: str, known: Sequence[str], option: str = "--queue") -> str:
-    """Return the error text for a queue without messages, with the most similar names."""
-    near = difflib.get_close_matches(queue, known, MAX_NAMES) or sorted(known)[:MAX_NAMES]
-    more = ", …" if len(known) > len(near) else ""
-    return f"{option} {queue}: not in the table lifecycle, which has {', '.join(near)}{more}"
-
-
-def chosen_windows(lifecycle: DataFrame, begin: int | None, end: int | None, length: int | None) -> Windows:
-    """Return the windows of the requested range, by default of all that is known."""
-    known = span(lifecycle).first()
-    if known is None or known.begin_ms is None:
-        raise PipelineError("the table lifecycle has no messages: run ingest and lifecycle after messages were sent")
-    first, last = known.begin_ms if begin is None else begin, known.last_ms + 1 if end is None else end
-    return Windows.cut(first, last, length).whole(begin=begin is None, end=end is None)
 
 
 def _lines(rows: pd.DataFrame, windows: Windows) -> list[str]:

@@ -141,6 +141,7 @@ class PretendNamespace:
     rare_kind = "<b>TimeoutError</b>"
     story = _STORY
     consumer = "billing-1c4f"
+    missing = ""
 
     def __init__(self, queues: Sequence[str] = QUEUES, redact: Sequence[str] = ("card",)) -> None:
         self.queues = list(queues)
@@ -259,6 +260,7 @@ class PretendNamespace:
             "events": events,
             "cut": NOW.isoformat() if since_ms else None,
             "cut_ms": since_ms,
+            "missing": self.missing,
             "known": known,
             "bytes": len(self.payload) if known else 0,
             "forms": [form._asdict() for form in self.redaction.forms(self.payload)] if known else [],

@@ -10,11 +10,23 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
+from marq_worker.app.check import examination
 from marq_worker.broker import Certificates, EmbeddedBroker, Security
+from tests.brokers import UNFENCED
 from tests.check.checking import Check, NewWorker, make_topics
 from tests.worker.conftest import workers
 
 PASSWORD = "secret"
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give checks in this process more time: a busy machine must not change what they find."""
+    monkeypatch.setattr(examination, "LIMIT_S", 120.0)
+    monkeypatch.setattr(examination, "REACH_LIMIT_S", 30.0)
+    monkeypatch.setattr(examination, "QUESTION_LIMIT_S", 30.0)
+    monkeypatch.setattr(examination, "PAGE_LIMIT_S", 5.0)
+    monkeypatch.setattr(examination, "IMPORT_LIMIT_S", 30.0)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +47,7 @@ def secured(certificates: Certificates, _users: list[str]) -> Iterator[EmbeddedB
     protocols = ["SASL_PLAINTEXT", "SSL", "SASL_SSL"]
     security = Security(protocols, users, certificates, acls=True, tokens=True)
     # A client of ELSEWHERE is sent on to port 1, as a container without advertised.listeners does it.
-    with EmbeddedBroker(security=security, proxied={"ELSEWHERE": 1}) as broker:
+    with EmbeddedBroker(security=security, proxied={"ELSEWHERE": 1}, properties=UNFENCED) as broker:
         yield broker
 
 
@@ -82,7 +94,7 @@ def http_server() -> Iterator[str]:
 
 @pytest.fixture
 def check(servers: str, prefix: str, tmp_path: Path) -> Check:
-    """The check where there are no topics yet."""
+    """The check in a namespace without topics."""
     return Check(tmp_path, {"MARQ_BOOTSTRAP_SERVERS": servers, "MARQ_PREFIX": prefix, "MARQ_PARTITIONS": "2"})
 
 

@@ -19,6 +19,7 @@ from marq.kafka.topics import commands_to_make, ensure_topics, look_up, planned
 from marq.settings.client import ClientSettings
 from marq.wire.names import Names
 from marq_worker.broker import Certificates, EmbeddedBroker
+from tests.brokers import UNFENCED
 from tests.check.checking import allow
 from tests.check.conftest import PASSWORD
 from tests.embedded import kafka_tools
@@ -224,7 +225,7 @@ class Access:
             "security_protocol": "SASL_PLAINTEXT",
             "sasl_username": user,
             "sasl_password": PASSWORD,
-            "request_timeout": 5,
+            "request_timeout": 30,
         }
         self.settings = ClientSettings.read(self._address, self.options, environment={})
 
@@ -337,7 +338,7 @@ async def test_a_permission_that_is_missing_for_a_send_is_named_there(secured: E
 
 async def test_looking_for_topics_does_not_make_them() -> None:
     # Kafka's default: a request for a topic's metadata creates it, with the broker's settings instead of ours.
-    with EmbeddedBroker(properties={"auto.create.topics.enable": "true"}) as broker:
+    with EmbeddedBroker(properties={**UNFENCED, "auto.create.topics.enable": "true"}) as broker:
         settings = ClientSettings.read(broker.bootstrap_servers, environment={})
 
         await ensure_topics(settings, changelog=True)

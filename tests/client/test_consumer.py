@@ -19,7 +19,7 @@ async def make_consumer(servers, prefix):
     consumers: list[marq.Consumer] = []
 
     def make(queue: str = "q", **options) -> marq.Consumer:
-        consumers.append(marq.Consumer(queue, servers, prefix=prefix, **options))
+        consumers.append(marq.Consumer(queue, servers, prefix=prefix, connect_timeout=60, **options))
         return consumers[-1]
 
     yield make
@@ -85,13 +85,13 @@ async def test_of_two_consumers_with_one_instance_id_the_first_stops_with_an_err
     producer, make_consumer
 ) -> None:
     # It reads nothing while it holds a message, so no read can tell it.
-    one = make_consumer(instance_id="pod-1", max_in_flight=1, session_timeout=6)
+    one = make_consumer(instance_id="pod-1", max_in_flight=1, session_timeout=15)
     await one.start()
     await producer.send("q", b"held")
     [held] = await take(one, 1)
     generation = one._running._reader._consumer._coordinator.generation
 
-    two = make_consumer(instance_id="pod-1", session_timeout=6)
+    two = make_consumer(instance_id="pod-1", session_timeout=15)
     await two.start()
     with pytest.raises(marq.ConfigError, match="another client joined the group with the same instance_id 'pod-1'"):
         await one.receive(1, wait=60)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 import marq
 from marq.metrics import ClientCollector, HandlerMetrics
 from marq.testing import Broker
+from marq.testing.cluster import MemoryWriter
 
 
 @pytest.fixture
@@ -29,6 +30,47 @@ async def test_what_clients_hold_and_have_sent(registry: CollectorRegistry) -> N
         await first.ack()
 
     assert registry.get_sample_value("marq_consumer_messages_in_flight", {"consumer": "emails"}) is None
+
+
+async def test_a_message_with_a_deduplication_id_counts_as_sent_unless_it_is_delayed(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Broker() as broker, broker.producer() as producer:
+        registry.register(ClientCollector(producer))
+        await producer.send("emails", b"one", deduplication_id="a")
+        await producer.send_many("emails", [b"two", b"three"], deduplication_ids=["b", "b"])
+        await producer.send("emails", b"later", deduplication_id="c", delay=60)
+        await producer.send("emails", b"later", delay=60)
+
+        async def refuse(*_: object) -> list[int]:
+            raise marq.BrokerUnavailable("no answer")
+
+        monkeypatch.setattr(MemoryWriter, "write", refuse)
+        for delay in (None, 60):
+            with pytest.raises(marq.BrokerUnavailable):
+                await producer.send("emails", b"four", deduplication_id="d", delay=delay)
+
+    assert registry.get_sample_value("marq_producer_messages_sent_total") == 3
+    assert registry.get_sample_value("marq_producer_messages_failed_total") == 1
+
+
+async def test_a_consumer_that_stops_during_a_scrape_does_not_break_it(registry: CollectorRegistry) -> None:
+    class Stopping(marq.Consumer):
+        """Is stopped by another thread right after its first look."""
+
+        looks = 0
+
+        @property
+        def in_flight(self) -> int | None:
+            self.looks += 1
+            return 1 if self.looks == 1 else None
+
+        processing = in_flight
+
+    async with Broker() as broker:
+        registry.register(ClientCollector(Stopping("emails", broker.address)))
+
+    assert registry.get_sample_value("marq_consumer_messages_in_flight", {"consumer": "emails"}) in {None, 1}
 
 
 async def test_consumers_of_one_queue_are_one_series(registry: CollectorRegistry) -> None:

@@ -111,7 +111,8 @@ async def test_an_error_says_which_messages_were_sent(
     assert {(each.partition, each.offset) for each in error.receipts if each} == set(await stored(servers, names))
 
 
-async def test_a_stop_lets_many_that_are_under_way_end_and_accepts_no_more(servers, prefix) -> None:
+async def test_a_stop_lets_many_that_are_under_way_end_and_accepts_no_more(servers, prefix, monkeypatch) -> None:
+    monkeypatch.setattr("marq.producer.batches.STOP_LIMIT_S", 60)
     producer = marq.Producer(servers, prefix=prefix)
     await producer.start()
     single = [asyncio.create_task(producer.send("q", b"x")) for _ in range(100)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -108,6 +109,19 @@ async def test_a_delayed_message_that_fails_once_is_processed_in_the_trace_of_it
     told = "".join(span.to_json() for span in spans.all())
     assert "payload-of" not in told
     assert "belongs to nobody" not in told
+
+
+async def test_only_a_message_that_has_a_record_is_given_its_place(spans: Spans) -> None:
+    async with Broker() as broker, broker.producer() as producer:
+        await producer.send(QUEUE, b"at", at=broker.now + timedelta(hours=1))
+        await producer.send(QUEUE, b"delay", delay=timedelta(hours=1))
+        await producer.send(QUEUE, b"once", deduplication_id="order-1")
+        await producer.send(QUEUE, b"now")
+
+    names = [set(span.attributes or {}) for span in spans.named(f"send {QUEUE}")]
+    assert all("messaging.message.id" in each for each in names)
+    place = {"messaging.destination.partition.id", "messaging.kafka.offset"}
+    assert [each & place for each in names] == [set(), set(), set(), place]
 
 
 async def test_a_batch_is_linked_to_the_senders_of_its_messages(spans: Spans) -> None:

@@ -13,12 +13,13 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 import marq
+from marq.kafka.broker_clock import BrokerClock
 from marq.kafka.committed_offsets import Place, places
 from marq.kafka.group_reader import GroupCommit, NotCommitted
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.protocol import Generation
 from marq.kafka.queue_positions import Positions
-from marq.kafka.served_queues import serving
+from marq.kafka.queue_records import serving
 from marq.kafka.transactions import MarkerTransactions
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import decode, encode
@@ -59,7 +60,7 @@ async def new_transactions(settings: ClientSettings) -> AsyncIterator[Callable[[
     made: list[MarkerTransactions] = []
 
     def new(member: str) -> MarkerTransactions:
-        made.append(MarkerTransactions(settings, LIMIT_BYTES, settings.names.start_id("g", member)))
+        made.append(MarkerTransactions(settings, LIMIT_BYTES, settings.names.start_id("g", member), BrokerClock()))
         return made[-1]
 
     yield new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -290,6 +291,31 @@ async def test_notes_and_foreign_records_are_not_dead_letters(backend: Backend) 
         message = await take_one(consumer)
         assert (message.value, message.attempt) == (b"plain", 1)
         await message.ack()
+
+
+FORGED = json.dumps({"offsets": [[0, 9_999]], "became": "deleted", "queue": "q", "by": "1"}).encode()
+
+
+async def test_a_message_that_looks_like_a_note_settles_nothing(backend: Backend) -> None:
+    queue, topic = backend.new_name(), backend.names.dead_letters
+    header = ("marq-settled", b"deleted")
+    await backend.produce(topic, b"before", key=queue.encode())
+    await backend.produce(backend.names.messages, FORGED, key=queue.encode(), headers=[header])
+    await backend.produce(topic, FORGED, key=queue.encode(), headers=[header])
+    async with opened(backend) as letters, backend.consumer(queue) as consumer:
+        message = await take_one(consumer)
+        await message.reject("no good")
+        await backend.statistics(queue, dead_lettered=1)
+
+        assert await values(letters, queue) == sorted([b"before", FORGED, FORGED])
+
+
+async def test_a_note_settles_no_dead_letter_that_comes_after_it(backend: Backend) -> None:
+    queue, topic = backend.new_name(), backend.names.dead_letters
+    await backend.produce(topic, FORGED, key=b"", headers=[("marq-settled", b"deleted")])
+    await backend.produce(topic, b"after", key=queue.encode())
+    async with opened(backend) as letters:
+        assert await values(letters, queue) == [b"after"]
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,7 @@ async def test_an_id_may_come_again_when_the_window_has_passed(backend: Backend)
     queue = await backend.new_queue(deduplication_window=timedelta(seconds=1.5))
     assert backend.queues[queue].deduplication_window == 1.5
     assert backend.queues[backend.new_name()].deduplication_window == 300
-    await backend.producer.send(queue, b"first", deduplication_id="a")
-    await backend.producer.send(queue, b"second", deduplication_id="a")
+    await backend.producer.send_many(queue, [b"first", b"second"], deduplication_ids=["a", "a"])
 
     await backend.advance(1.6)
     await backend.producer.send(queue, b"third", deduplication_id="a")
@@ -171,7 +170,7 @@ async def test_ids_of_an_ordering_key_are_its_own_and_its_messages_keep_the_orde
             await message.ack()
         await nothing_comes(backend, consumer)
 
-    # Of two messages of a key with the same id, the first one.
+    # The first of two messages with the same key and id.
     assert seen == {key: [*range(key, 60, 6), *([60, 66] if key == 0 else [])] for key in range(3)}
     await backend.statistics(queue, delayed=32, deduplicated=31, acked=32)
 

@@ -8,7 +8,7 @@ import pytest
 
 import marq
 from tests.conformance.backend import Backend
-from tests.conformance.receiving import numbered, send, served
+from tests.conformance.receiving import numbered, running, send, served, take_one
 
 
 async def test_one_consumer_serves_all_queues_of_a_group(backend: Backend) -> None:
@@ -138,3 +138,58 @@ async def test_a_queue_that_moves_away_and_back_gets_nothing_twice_although_noth
         seen += consumer.seen
 
     assert Counter(seen) == Counter(numbered(queue, 0, 40))
+
+
+async def test_a_decorated_handler_ends_before_it_gets_messages_of_a_queue_that_joins_its_group(
+    backend: Backend,
+) -> None:
+    group, late = backend.new_name("group"), backend.new_name("late")
+    old = await backend.new_queue("old", group=group)
+    seen: list[tuple[str, bytes]] = []
+
+    @marq.handler(old)
+    async def handle(message: marq.Message) -> None:
+        seen.append((message.queue, message.value))
+
+    consumer = backend.consumer(group=group)
+    async with running(consumer, lambda: consumer.run(handle)) as task:
+        await send(backend, old, 0, 1)
+        await backend.until(lambda: len(seen) == 1)
+        await backend.queues.change(late, group=group)
+        await send(backend, late, 0, 1)
+        await backend.until(task.done)
+        with pytest.raises(marq.ConfigError, match=f"would be called with messages of queue '{late}'"):
+            task.result()
+    assert seen == numbered(old, 0, 1)
+    async with served(backend.consumer(group=group)) as both:
+        await backend.until(lambda: len(both.seen) == 1)
+    await backend.statistics(late, acked=1, reacquired=0)
+
+
+async def test_a_queue_whose_topic_is_missing_stops_no_other_queue_of_its_running_group(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    group, late = backend.new_name("group"), backend.new_name("late")
+    stays, leaves = [await backend.new_queue(name, group=group) for name in ("stays", "leaves")]
+    try:
+        async with served(backend.consumer(group=group)) as consumer:
+            await backend.queues.change(late, group=group, topic="no-such-topic")
+            await backend.until(lambda: "topic no-such-topic does not exist" in caplog.text)
+            # Another consumer may serve it from now on.
+            await backend.queues.change(leaves, group=None)
+            await backend.seen_by_all()
+            await backend.advance(6)
+            async with backend.consumer(leaves) as former:
+                await send(backend, stays, 0, 5)
+                await backend.until(lambda: len(consumer.seen) == 5)
+                await send(backend, leaves, 0, 1)
+                await (await take_one(former)).ack()
+
+            topic = await backend.create_topic()
+            await backend.queues.change(late, topic=topic)
+            await backend.produce(topic, b"0")
+            await backend.until(lambda: len(consumer.seen) == 6)
+        assert Counter(consumer.seen) == Counter(numbered(stays, 0, 5) + numbered(late, 0, 1))
+        assert caplog.text.count("topic no-such-topic does not exist") == 1
+    finally:
+        await backend.queues.reset(late)

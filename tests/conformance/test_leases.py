@@ -17,6 +17,8 @@ from tests.conformance.receiving import nothing_comes, take, take_one
 SHORT_S = 4
 #: A consumer whose messages are lost after that, since they may not be renewed for longer.
 SHORT = {"lease": SHORT_S, "max_lease": SHORT_S}
+#: A lease that must not expire. It is renewed every third of its length, so a longer lease survives longer stalls.
+RENEWED_S = 8
 
 
 async def renewed_past_its_lease(backend: Backend, message: marq.Message, lease_s: float) -> None:
@@ -26,15 +28,15 @@ async def renewed_past_its_lease(backend: Backend, message: marq.Message, lease_
 
 
 async def test_a_lease_renews_itself_while_a_message_is_held(backend: Backend) -> None:
-    async with backend.consumer("short-lease") as consumer:
-        await backend.producer.send("short-lease", b"x")
+    async with backend.consumer("renewed-lease") as consumer:
+        await backend.producer.send("renewed-lease", b"x")
         message = await take_one(consumer)
 
-        await renewed_past_its_lease(backend, message, SHORT_S)
+        await renewed_past_its_lease(backend, message, RENEWED_S)
 
         assert await consumer.receive(wait=0) == []
         await message.ack()
-    await backend.statistics("short-lease", acked=1, expired=0)
+    await backend.statistics("renewed-lease", acked=1, expired=0)
 
 
 async def test_a_message_whose_lease_is_over_is_delivered_again(backend: Backend) -> None:
@@ -148,10 +150,10 @@ async def test_the_max_lease_of_the_queue_holds_where_the_consumer_says_nothing(
         again = await take_one(consumer)
         assert again.attempt == 2
         await again.ack()
-    async with backend.consumer(queue, max_lease=600) as consumer:
+    async with backend.consumer(queue, lease=RENEWED_S, max_lease=600) as consumer:
         await backend.producer.send(queue, b"y")
         message = await take_one(consumer)
-        await renewed_past_its_lease(backend, message, SHORT_S)
+        await renewed_past_its_lease(backend, message, RENEWED_S)
         await message.ack()
     await backend.statistics(queue, acked=2, expired=1)
 
@@ -175,11 +177,11 @@ async def test_a_call_may_choose_the_lease_of_what_it_receives(backend: Backend)
     queue = backend.new_name()
     async with backend.consumer(queue, lease=20) as consumer:
         await backend.producer.send_many(queue, [b"1", b"2"])
-        [first] = await consumer.receive(1, lease=timedelta(seconds=SHORT_S))
-        [second] = await consumer.receive(1, lease=60)
+        [first] = await consumer.receive(1, lease=timedelta(seconds=RENEWED_S))
+        [second] = await consumer.receive(1, lease=90)
 
         assert second.lease_expires_at - first.lease_expires_at > timedelta(seconds=50)
-        await renewed_past_its_lease(backend, first, SHORT_S)
+        await renewed_past_its_lease(backend, first, RENEWED_S)
         assert await consumer.receive(wait=0) == []
         # Both were renewed automatically, each by its own lease.
         assert second.lease_expires_at - first.lease_expires_at > timedelta(seconds=50)
@@ -202,12 +204,12 @@ async def test_a_handler_that_takes_longer_than_the_lease_never_runs_twice(backe
         begun.append(message)
         opened.wait(LIMIT_S)
 
-    one, two = backend.consumer(queue, lease=SHORT_S), backend.consumer(queue, lease=SHORT_S)
+    one, two = backend.consumer(queue, lease=RENEWED_S), backend.consumer(queue, lease=RENEWED_S)
     async with one, two:
         working = [asyncio.create_task(each.run(handle_in_a_thread if threads else handle)) for each in (one, two)]
         await backend.producer.send(queue, b"x")
         await backend.until(lambda: bool(begun))
-        await renewed_past_its_lease(backend, begun[0], SHORT_S)
+        await renewed_past_its_lease(backend, begun[0], RENEWED_S)
         gate.set()
         opened.set()
         await backend.statistics(queue, acked=1, expired=0, redelivered=0, late=0)

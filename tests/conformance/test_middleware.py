@@ -154,7 +154,7 @@ async def test_a_middleware_is_cancelled_with_its_handler_when_the_lease_ends(ba
         if message.attempt == 1:
             await asyncio.Event().wait()
 
-    consumer = backend.consumer(queue, lease=2, max_lease=2)
+    consumer = backend.consumer(queue, lease=6, max_lease=6)
     async with running(consumer, lambda: consumer.run(handle, middleware=[seeing])):
         await backend.producer.send(queue, b"x")
         await backend.until(cancelled.is_set)

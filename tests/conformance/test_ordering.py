@@ -105,10 +105,10 @@ async def test_a_message_that_another_process_acknowledged_is_not_delivered_agai
     queue = await backend.new_queue(**ORDERED)
     for value in (b"1", b"2"):
         await backend.producer.send(queue, value, ordering_key="a")
-    async with backend.consumer(queue, lease=4, max_lease=4) as consumer:
+    another = backend.consumer(await backend.new_queue())
+    async with another, backend.consumer(queue, lease=4, max_lease=4) as consumer:
         first = await take_one(consumer)
-        async with backend.consumer(await backend.new_queue()) as other:
-            await other.ack(first.token)
+        await another.ack(first.token)
 
         # Its consumer learns that when the lease ends.
         assert await values(consumer, 1) == [b"2"]

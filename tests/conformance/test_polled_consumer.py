@@ -9,8 +9,8 @@ import pytest
 import marq
 from marq.client import message_token
 from marq.client.message_token import Token
-from marq.consumer.polled_consumer import PolledConsumer, TokenSettler
-from marq.wire.markers import Acquire, Source
+from marq.consumer.polled_consumer import MAX_SHORTFALL_S, PolledConsumer, TokenSettler
+from marq.wire.markers import Acquire, Renew, Source
 from tests.conformance.backend import LIMIT_S
 
 LEASE_S = 2
@@ -61,18 +61,16 @@ async def test_its_lease_ends_although_the_consumer_runs(backend, settings, sett
 
 
 async def test_a_message_that_has_waited_for_a_poll_is_leased_in_full(backend, settings, settler) -> None:
-    lease_s = 2 * LEASE_S
-    queue = await backend.new_queue(lease=lease_s)
+    queue = await backend.new_queue(lease=600)
     await backend.producer.send(queue, b"x")
     async with PolledConsumer(queue, settings) as consumer:
         # Acquired for a poll that has ended meanwhile.
         await consumer.wait(1, LIMIT_S)
-        await backend.advance(0.3 * lease_s)
+        await backend.advance(1.5 * MAX_SHORTFALL_S)
 
         message = await poll_one(consumer)
 
-        await consumer.wait(1, 0.75 * lease_s)
-        assert await consumer.poll(1) == []
+        assert [batch.lease_ms for batch in await backend.markers(Renew) if batch.queue == queue] == [600_000]
         await settler.ack([of(message)])
     await backend.statistics(queue, acked=1, expired=0)
 
@@ -142,6 +140,23 @@ async def test_a_queue_with_a_circuit_breaker_is_polled_without_it(backend, sett
             polled += len(messages)
             await settler.ack([of(message) for message in messages])
     await backend.statistics(queue, acked=5)
+
+
+async def test_the_broker_s_time_is_known_from_the_first_message_and_the_first_outcome_on(
+    backend, settings, settler
+) -> None:
+    queue = await backend.new_queue()
+    await backend.producer.send(queue, b"x")
+    consumer = PolledConsumer(queue, settings)
+    assert consumer.broker_ms() is None
+    async with consumer:
+        message = await poll_one(consumer)
+        await settler.ack([of(message)])
+
+        # The sender has the same clock here.
+        sent_ms = message.sent_at.timestamp() * 1000
+        for broker_ms in (consumer.broker_ms(), settler.broker_ms()):
+            assert broker_ms == pytest.approx(sent_ms, abs=60_000)
 
 
 async def test_a_stopped_settler_writes_nothing(backend, settings) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import marq
 from tests.conformance.backend import LIMIT_S, Backend
-from tests.conformance.receiving import nothing_comes, take, take_one
+from tests.conformance.receiving import nothing_comes, send, take, take_one
 
 
 async def test_an_empty_queue_gives_an_empty_list_when_the_wait_is_over(backend: Backend) -> None:
@@ -253,6 +253,21 @@ async def test_what_was_taken_and_not_finished_stays_leased_after_a_stop(backend
         assert (again.id, again.attempt) == (taken.id, 2)
         assert backend.now_s() - began_s > 3.9
         await again.ack()
+
+
+async def test_a_consumer_does_not_report_an_ack_that_its_stopped_session_cannot_write(backend: Backend) -> None:
+    queue = await backend.new_queue()
+    await send(backend, queue, 0, 2)
+    consumer = backend.consumer(queue)
+    async with consumer:
+        first, second = await take(consumer, 2)
+    async with consumer, backend.consumer(queue) as other:
+        for caller, message in ((consumer, first), (other, second)):
+            with pytest.raises(marq.BrokerUnavailable, match="the consumer is stopped"):
+                await caller.ack([message])
+            # A token names the lease, so any consumer can write its ack.
+            await caller.ack(message.token)
+    await backend.statistics(queue, acked=2)
 
 
 async def test_a_consumer_may_be_started_and_stopped_twice_and_again(backend: Backend) -> None:

@@ -66,11 +66,12 @@ async def test_a_changed_message_goes_on_where_the_former_one_was(backend: Backe
         for value in ("b", "a", "c"):
             await schedules.change(name, value=value)
             messages += await take(consumer, 1)
-        while messages[-1].value != b"c":
+        # Two waiting messages in different partitions may arrive in either order. Receive until no time is missing.
+        while messages[-1].value != b"c" or len(messages) <= max(times(messages)) - min(times(messages)):
             messages += await take(consumer, 1)
         await consumer.ack(messages)
         await schedules.remove(name)
-    assert times(messages) == seconds(times(messages)[0], len(messages))
+    assert sorted(times(messages)) == seconds(min(times(messages)), len(messages))
 
 
 async def test_a_schedule_that_is_removed_or_switched_off_sends_nothing(backend: Backend) -> None:
@@ -96,12 +97,12 @@ async def test_a_schedule_that_is_removed_or_switched_off_sends_nothing(backend:
 async def test_a_time_may_be_cancelled_and_moved_as_any_delayed_message(backend: Backend) -> None:
     queue, name, schedules = backend.new_name(), backend.new_name("schedule"), schedules_of(backend)
     async with backend.consumer(queue) as consumer:
-        await schedules.define(name, queue=queue, cron="*/6 * * * * *")
+        await schedules.define(name, queue=queue, cron="*/12 * * * * *")
         [first] = await take(consumer, 1)
         place, _, time_s = first.id.rpartition("/")
-        following = [f"{place}/{int(time_s) + step}" for step in (6, 12)]
+        following = [f"{place}/{int(time_s) + step}" for step in (12, 24)]
 
-        # There is no next message until the previous one is known to be over.
+        # The next message is written only after the previous one has ended.
         while not await backend.producer.cancel(following[0]):
             await backend.advance(0.05)
         while not await backend.producer.reschedule(following[1], delay=0):

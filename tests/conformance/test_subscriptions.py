@@ -48,9 +48,9 @@ async def test_a_message_is_redelivered_only_to_the_queue_that_failed(backend: B
 
 
 async def test_an_ack_in_one_queue_leaves_the_lease_of_the_other(backend: Backend) -> None:
-    billing, search, topic = await two_queues(backend, lease=1, max_lease=1)
+    billing, search, topic = await two_queues(backend)
     await backend.produce(topic, b"x")
-    async with backend.consumer(billing) as first, backend.consumer(search) as second:
+    async with backend.consumer(billing, lease=4, max_lease=4) as first, backend.consumer(search) as second:
         held, done = await take_one(first), await take_one(second)
         await done.ack()
         await backend.statistics(search, acked=1)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import configparser
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
+import sys
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +138,28 @@ def start(dockerfile: str) -> list[str]:
     """Return the command of a container without arguments."""
     lines = re.findall(r"^(?:ENTRYPOINT|CMD) (.+)$", dockerfile, re.MULTILINE)
     return [word for line in lines for word in yaml.safe_load(line)]
+
+
+@pytest.mark.parametrize(
+    ("roles", "answers", "healthy"),
+    [(None, True, True), (None, False, False), ("tracker,web", False, False), ("tracker,handlers", False, True)],
+)
+def test_its_health_check_asks_the_worker_only_if_it_has_pages(roles: str | None, answers: bool, healthy: bool) -> None:
+    [command] = re.findall(r"^HEALTHCHECK .*\\\n +CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    _, *arguments = json.loads(command)
+
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if answers and self.path == "/healthz" else 503)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever).start()
+        variables = {"MARQ_WEB_PORT": str(server.server_port)} | ({} if roles is None else {"MARQ_ROLES": roles})
+        checked = subprocess.run([sys.executable, *arguments], env=variables, capture_output=True, timeout=60)
+        server.shutdown()
+
+    assert (checked.returncode == 0) is healthy, checked.stderr
 
 
 def test_it_runs_without_privileges() -> None:

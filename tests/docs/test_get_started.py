@@ -57,6 +57,7 @@ class Shell:
 
 
 @pytest.mark.verify
+@pytest.mark.timeout(1200)
 async def test_get_started(tmp_path: Path) -> None:
     checkout, project = tmp_path / "checkout", tmp_path / "project"
     project.mkdir()

@@ -53,6 +53,15 @@ def test_a_start_may_fail_and_be_repeated_and_a_paused_broker_can_be_stopped() -
     assert not directory.exists()
 
 
+def test_no_port_is_returned_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "_ephemeral_start", lambda: ports.LOWEST_PORT + 100)
+    monkeypatch.setattr(ports, "_returned", set())
+
+    returned = [ports.free_port("127.0.0.1") for _ in range(50)]
+
+    assert len(set(returned)) == 50
+
+
 def test_a_free_port_that_is_taken_before_the_broker_has_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         choices = [server.getsockname()[1], *(ports.free_port("127.0.0.1") for _ in range(3))]
@@ -91,7 +100,7 @@ def test_python_m_broker_serves_until_sigterm(tmp_path: Path) -> None:
         assert server.stdout is not None
         lines = iter(server.stdout.readline, b"")
         assert any(line.startswith(f"Kafka 4.3.1 on {address}".encode()) for line in lines)
-        assert ports.is_ready(*ports.split_address(address), FIRST_NODE_ID)
+        assert ports.is_ready(*ports.split_address(address), FIRST_NODE_ID, limit_seconds=30)
 
         server.send_signal(signal.SIGTERM)
 

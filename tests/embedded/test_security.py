@@ -9,6 +9,7 @@ from aiokafka.errors import KafkaConnectionError, TopicAuthorizationFailedError
 
 from marq_worker.broker import BrokerError, Certificates, EmbeddedBroker, Security, ports
 from marq_worker.broker.settings import FIRST_NODE_ID
+from tests.brokers import UNFENCED
 from tests.embedded import kafka_tools
 
 
@@ -21,7 +22,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def broker(certificates: Certificates) -> Iterator[EmbeddedBroker]:
     protocols = ["SASL_PLAINTEXT", "SSL", "SASL_SSL"]
     security = Security(protocols, users={"alice": "secret"}, certificates=certificates, acls=True)
-    with EmbeddedBroker(security=security) as broker:
+    with EmbeddedBroker(security=security, properties=UNFENCED) as broker:
         yield broker
 
 

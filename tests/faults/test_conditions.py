@@ -21,6 +21,7 @@ from faults.cluster import Cluster
 from faults.disks import SmallDisk
 from faults.proxy import Proxy
 from faults.scenario import ConditionError
+from tests.worker.harness import eventually
 
 LIMIT_SECONDS = 180.0
 Connection = tuple[StreamReader, StreamWriter]
@@ -42,15 +43,15 @@ async def test_a_cluster_takes_writes_without_one_node_and_refuses_them_without_
     try:
         await asyncio.to_thread(cluster.start)
         await make_topic(cluster.bootstrap_servers, "kept")
-        leader = await cluster.leader_of("kept", 0)
+        leader = await eventually(lambda: cluster.leader_of("kept", 0), lambda found: found is not None)
         assert leader is not None
-        options = {"bootstrap_servers": cluster.bootstrap_servers, "acks": "all", "request_timeout_ms": 2000}
+        options = {"bootstrap_servers": cluster.bootstrap_servers, "acks": "all", "request_timeout_ms": 10_000}
 
         cluster.kill(leader)
         async with AIOKafkaProducer(bootstrap_servers=cluster.bootstrap_servers, acks="all") as producer:
             kept = await asyncio.wait_for(producer.send_and_wait("kept", b"without one"), LIMIT_SECONDS)
         assert kept.offset == 0
-        assert await cluster.leader_of("kept", 0) in cluster.running
+        await eventually(lambda: cluster.leader_of("kept", 0), lambda found: found in cluster.running)
 
         async with AIOKafkaProducer(**options) as producer:
             cluster.kill(min(cluster.running))

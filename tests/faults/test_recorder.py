@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 
 import pytest
 
+from proof.history import History
 from rig.program import RigError
-from rig.recorder import Recorded, Recorder
+from rig.recorder import Recorded, Recorder, is_stall, recorded_stalls
 
 #: Records a thousand events and then kills itself.
 PROGRAM = """
@@ -48,6 +50,36 @@ def test_a_line_that_is_not_written_to_its_end_waits(tmp_path: Path) -> None:
     second = reading.new_events()
 
     assert (first, second) == ([{"number": 1}], [{"number": 2}])
+
+
+@pytest.mark.parametrize(
+    ("late_s", "used_s", "stall"),
+    [(1.2, 0.0, True), (1.2, 1.2, False), (0.5, 0.0, False)],
+    ids=["not run", "busy itself", "short"],
+)
+def test_a_late_check_is_a_stall_if_leases_may_have_ended_and_the_process_did_not_use_the_cpu(
+    late_s: float, used_s: float, stall: bool
+) -> None:
+    assert is_stall(late_s, used_s, lease_s=3.0) is stall
+
+
+async def test_a_stall_is_recorded_as_a_pause_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rig.recorder.is_stall", lambda *_: True)
+    told, recorded = History(), asyncio.Event()
+
+    def add(type_: str, op: str, **fields: object) -> None:
+        told.add("one", type_, op, **fields)
+        if type_ == "ok":
+            recorded.set()
+
+    async with recorded_stalls("one", add, lease_s=3.0):
+        await recorded.wait()
+
+    began, ended = told.events[:2]
+    assert [(each["op"], each["type"], each["target"]) for each in (began, ended)] == [
+        ("pause", "invoke", "one"),
+        ("pause", "ok", "one"),
+    ]
 
 
 def test_events_outlive_kill_9(tmp_path: Path) -> None:

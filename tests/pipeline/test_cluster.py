@@ -34,7 +34,7 @@ SETTINGS = {
     # Tasks wait for both workers; otherwise the first could finish them before the second is ready.
     "spark.cores.max": "2",
     "spark.scheduler.minRegisteredResourcesRatio": "1",
-    "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
     # As small as the workers.
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",

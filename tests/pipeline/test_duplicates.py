@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.audit import balanced, judged
-from pipeline.jobs.audit import verdict as audited
+from pipeline.audit import verdict as audited
 from pipeline.lifecycle_runs import TABLE, Run
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import DRAWN, Log

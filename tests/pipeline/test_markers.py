@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from marq.wire.errors import MarqError
 from marq.wire.marker_codec import VERSION, decode, encode
-from marq.wire.markers import LAST as LAST_RELEASE
 from marq.wire.markers import (
+    DUE_AT_ONCE,
     Ack,
     Acquire,
     Batch,
@@ -35,6 +35,7 @@ from marq.wire.markers import (
     Source,
     Tick,
 )
+from marq.wire.markers import LAST as LAST_RELEASE
 from marq.wire.record_headers import origin
 from pipeline import markers
 from pipeline.tables import LAST_MS, MARKERS, MOST_ATTEMPTS
@@ -96,7 +97,7 @@ def _said(batch: Any, index: int) -> Row:
         said["in_order"] = batch.in_order
         said["line"] = _line(batch, index) if batch.in_order else None
     if isinstance(batch, Acquire) and batch.dues_ms is not None:
-        said["due_at"] = at(batch.dues_ms[index])
+        said["due_at"] = at(LOGGED_MS if batch.dues_ms[index] == DUE_AT_ONCE else batch.dues_ms[index])
     if isinstance(batch, Delay | Reschedule):
         said["due_at"] = at(batch.times_ms[index] + (LOGGED_MS if batch.relative else 0))
     if isinstance(batch, Release):

@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.errors import PipelineError
-from pipeline.jobs.plan import rates, target_rates, text_lines
+from pipeline.jobs.plan import rates, text_lines
 from pipeline.lake import Lake
-from pipeline.planning import CONSTANTS, MIB, QUANTITIES, plan
+from pipeline.planning import CONSTANTS, MIB, QUANTITIES, plan, target_rates
 from pipeline.profiles import Profile, Target, profiles
 from pipeline.spans import DAY_MS
 from tests.pipeline.conftest import Command

@@ -51,6 +51,10 @@ def note(offset: int, offsets: list[int], became: Disposition = Disposition.REDR
     return (b"", value, TOPIC, 0, offset, WRITTEN, headers)
 
 
+#: What a sender may write, with the header of a note.
+FORGED = b'{"offsets": [[0, 999]], "became": "deleted", "queue": "q", "by": "1"}'
+
+
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> DataFrame:
     records = [
@@ -62,6 +66,9 @@ def found(spark: SparkSession) -> DataFrame:
         (b"q", b"?", TOPIC, 0, 5, WRITTEN, [("a", b"first"), ("a", b"last"), ("marq-attempt", None)]),
         (b"q", b"bare", TOPIC, 1, 2, WRITTEN, None),
         (b"", b'{"offsets": [[0, 99999999999]]}', TOPIC, 0, 6, WRITTEN, [("marq-settled", b"redriven")]),
+        record(7, FORGED, marq_settled="deleted"),
+        note(8, [8, 9]),
+        record(9, b"after a note about it"),
     ]
     return spark.createDataFrame(records, RECORDS).cache()
 
@@ -69,8 +76,8 @@ def found(spark: SparkSession) -> DataFrame:
 def test_an_expression_sees_the_content_of_a_dead_letter(found: DataFrame) -> None:
     rows = {(row["partition"], row["offset"]): row for row in dead_letters.of_queue(found, "q").collect()}
 
-    assert sorted(rows) == [(0, 0), (0, 1), (0, 2), (0, 5), (1, 2)]
-    first, odd, none, doubled, bare = [rows[place] for place in sorted(rows)]
+    assert sorted(rows) == [(0, 0), (0, 1), (0, 2), (0, 5), (0, 7), (0, 9), (1, 2)]
+    first, odd, none, doubled, _, _, bare = [rows[place] for place in sorted(rows)]
     assert (first["text"], first["headers"], first["attempts"]) == ('{"n": 1}', {"tenant": "acme"}, 5)
     assert (first["reason"], first["error"], first["size"]) == ("no good", "LookupError: [/x]", 8)
     assert (first["id"], first["dead_lettered_at"]) == (f"{TOPIC}/0/0", DIED)
@@ -81,7 +88,7 @@ def test_an_expression_sees_the_content_of_a_dead_letter(found: DataFrame) -> No
     assert (bare["headers"], bare["reason"]) == ({}, "")
     noted = dead_letters.notes(found, TOPIC)
     left = dead_letters.unsettled(dead_letters.of_queue(found, "q"), noted).select("partition", "offset").collect()
-    assert sorted(map(tuple, left)) == [(0, 0), (0, 1), (0, 5), (1, 2)]
+    assert sorted(map(tuple, left)) == [(0, 0), (0, 1), (0, 5), (0, 7), (0, 9), (1, 2)]
     assert [tuple(row) for row in noted.collect()] == [(0, 2, "redriven", "00000000000a11ce")]
 
 

@@ -9,10 +9,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.errors import PipelineError
-from pipeline.jobs.stats import chosen, chosen_windows
+from pipeline.jobs.stats import chosen
 from pipeline.lake import Lake
 from pipeline.lifecycle import LIFECYCLE
-from pipeline.statistics import MAX_ATTEMPTS, UNKNOWN_QUEUE, Windows, span, statistics
+from pipeline.statistics import MAX_ATTEMPTS, UNKNOWN_QUEUE, statistics
+from pipeline.windows import Windows, chosen_windows, span
 from tests.pipeline.conftest import Command
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -12,8 +12,7 @@ from pyspark.sql import SparkSession
 
 from marq.settings.purged_offsets import Purge
 from marq.wire.markers import Source
-from pipeline.audit import balanced, judged
-from pipeline.jobs.audit import verdict
+from pipeline.audit import balanced, judged, verdict
 from pipeline.lifecycle_runs import TABLE, Run
 from pipeline.subscriptions import Subscription
 from tests.pipeline.directory import Directory

@@ -13,9 +13,8 @@ import pytest
 from pyspark.sql import Row as TableRow
 from pyspark.sql import SparkSession
 
-from pipeline import lifecycle_runs
+from pipeline import audit, lifecycle_runs
 from pipeline.audit import judged
-from pipeline.jobs import audit as job
 from pipeline.lifecycle_runs import TABLE, Run
 from tests.pipeline.directory import Directory, Tables
 from tests.pipeline.worlds import SPREAD, Worlds
@@ -51,7 +50,7 @@ def verdict(spark: SparkSession, path: Path, worlds: Worlds, tables: Tables) -> 
     )
     directory.bring(tables)
     Run(spark, directory.lake).take()
-    return job.verdict(judged(directory.lake.read(TABLE)), drained=True)
+    return audit.verdict(judged(directory.lake.read(TABLE)), drained=True)
 
 
 def test_of_runs_under_faults_in_which_nothing_is_lost_nothing_is_wrong(

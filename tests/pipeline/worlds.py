@@ -97,8 +97,7 @@ def _records(log: Partition, topic: str, number: int, seed: int) -> Iterable[Row
         if record is None or not record.committed:
             continue
         headers = [(n, _moved_value(n, v, seed)) for n, v in record.headers]
-        settled = any(name == "marq-settled" for name, _ in headers)
-        key = record.key if not record.key or settled else record.key + f" {seed}".encode()
+        key = record.key and record.key + f" {seed}".encode()
         yield {
             "topic": topic,
             "partition": number,

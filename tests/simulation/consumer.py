@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from marq.consumer.handler_pool import HandlerTasks
-from marq.kafka.served_queues import Serving
+from marq.kafka.queue_records import Serving
 from marq.wire.markers import Source
 from proof import history
 from tests.simulation.actor import Actor

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from marq.kafka.committed_offsets import Committed
-from marq.kafka.served_queues import Serving, serving
+from marq.kafka.queue_records import Serving, serving
 from marq.wire.markers import Source
 from tests.simulation.log import Outcome, Transaction
 

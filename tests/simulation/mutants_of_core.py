@@ -28,7 +28,11 @@ _LEASES, _TRACKER, _CLOCK, _MARKS = (
 )
 _TRANSITIONS, _FIRES, _DUE_MESSAGES = _CORE + "transitions", _CORE + "redeliver_or_dead_letter", _CORE + "due_messages"
 _DUE_INDEX, _OPEN_MESSAGES, _TABLE_IMAGE = _CORE + "due_index", _STORAGE + "open_messages", _STORAGE + "table_image"
-_RESTORATION, _REDELIVERIES, _ROWS = _STORAGE + "image_from_rows", _CORE + "deliveries.redeliveries", _STORAGE + "rows"
+_RESTORATION, _REDELIVERIES, _ROWS = (
+    _STORAGE + "image_from_rows",
+    _CORE + "deliveries.redelivery_records",
+    _STORAGE + "rows",
+)
 _POSITIONS, _ROSTERS = _KAFKA + "queue_positions", _KAFKA + "offset_snapshots"
 
 CORE_MUTANTS = (

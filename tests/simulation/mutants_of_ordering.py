@@ -21,7 +21,7 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
             "        self._extend(renewals, now_s)\n        _settle(settled)\n",
             "        self._extend(renewals, now_s)\n",
         ),
-        ("        pause_s, logged_s = FIRST", "        _settle(settled)\n        pause_s, logged_s = FIRST"),
+        ("        pause_s = FIRST", "        _settle(settled)\n        pause_s = FIRST"),
         marker_slow=0.5,
     ),
     mutant(

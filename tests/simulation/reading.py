@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from marq.kafka.committed_offsets import Committed, Search
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress
+from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
-from marq.kafka.served_queues import Serving
 from marq.wire.markers import Source
 from proof import history
 from tests.simulation.group import Commit

@@ -18,7 +18,7 @@ from marq.consumer.session import ConsumerSession
 from marq.kafka.acquire_strategies import AcquireStrategy, MarkerFirst, Transactional
 from marq.kafka.marker_writer import FRAME_BYTES
 from marq.kafka.records import Records
-from marq.settings import topic_rules
+from marq.settings.topic_configs import room_for_markers
 from marq.wire.markers import Payload, Source, payload_bytes
 from tests.simulation.asking import open_reader
 
@@ -62,7 +62,7 @@ class SimulatedReceiver(Receiver):
         )
         self._consumer = consumer
         # Records with the headers of another attempt fit in the markers topic.
-        self.ordering._settings = replace(settings, limit_bytes=settings.limit_bytes + topic_rules.ENVELOPE_ROOM_BYTES)
+        self.ordering._settings = replace(settings, limit_bytes=room_for_markers(settings.limit_bytes))
 
     @property
     def busy(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from marq.core.deliveries.redeliveries import redelivery
+from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.owner.transaction_content import Due, Write
 from marq.wire.marker_codec import encode

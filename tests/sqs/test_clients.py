@@ -19,9 +19,10 @@ from tests.docs.pages import ROOT, blocks
 from tests.sqs import environments
 from tests.worker.harness import Worker, eventually
 
-pytestmark = [pytest.mark.verify, pytest.mark.asyncio(loop_scope="module")]
+# The time limit covers the first test, which also installs the client.
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
 
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 240
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

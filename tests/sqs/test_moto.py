@@ -21,7 +21,8 @@ from tests.sqs.script import Call, Drain, Script
 from tests.sqs.service import Service
 from tests.worker.harness import Worker, eventually
 
-pytestmark = [pytest.mark.verify, pytest.mark.asyncio(loop_scope="module")]
+# The time limit covers the first test, which also installs the client.
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
 
 #: Scripts that run at the same time, on queues of their own.
 SEEDS = (1, 2, 3)

@@ -93,7 +93,7 @@ def test_importing_the_core_imports_nothing_impure() -> None:
     program = (
         "import sys, types; sys.path.insert(0, sys.argv[1]); package = types.ModuleType('marq');"
         "package.__path__ = [sys.argv[1] + '/marq']; sys.modules['marq'] = package;"
-        "import marq.core.tracker, marq.core.deliveries.redeliveries, marq.wire.names;"
+        "import marq.core.tracker, marq.core.deliveries.redelivery_records, marq.wire.names;"
         "print(sorted({'asyncio', 'logging', 'random', 'faust', 'aiokafka'} & set(sys.modules)))"
     )
 

@@ -89,4 +89,5 @@ def queue(request: pytest.FixtureRequest) -> str:
 
 def client_of(worker: Worker) -> dict[str, Any]:
     """Arguments for a client of a worker."""
-    return {"bootstrap_servers": worker.environment["MARQ_BOOTSTRAP_SERVERS"], "prefix": worker.names.prefix}
+    address = worker.environment["MARQ_BOOTSTRAP_SERVERS"]
+    return {"bootstrap_servers": address, "prefix": worker.names.prefix, "connect_timeout": 60}

@@ -52,7 +52,7 @@ class Yard:
         found: Counter[str] = Counter()
         told: set[tuple[int, int]] = set()
         for record in await self.namespace.records(self._topic):
-            note = decode(Source(self._topic, record.partition), record.value) if is_note(record.headers) else None
+            note = decode(Source(self._topic, record.partition), record.value) if is_note(record) else None
             if note is not None and note.became is not Disposition.BEFORE:
                 # Written once more where it was unknown whether a transaction had been committed.
                 places = {(record.partition, offset) for offset in note.offsets} - told

@@ -114,6 +114,8 @@ class Worker(rig.worker.Worker):
             "MARQ_QUEUES_FILE": str(queues_file),
             "MARQ_PARTITIONS": "2",
             "MARQ_SESSION_TIMEOUT": "6",
+            # On a busy machine, a stop takes longer than the default allows.
+            "MARQ_STOP_TIMEOUT": "20",
             "MARQ_FLUSH_INTERVAL": "0.2",
             **(environment or {}),
         }

@@ -200,12 +200,48 @@ async def test_delayed_messages_are_listed_cancelled_and_delivered(
     first_line, second_line = (await shell("cancel", "--yes", soon.id, never.id, code=1)).out.splitlines()[:2]
     assert "not waiting" in first_line
     assert second_line == f"{never.id}: cancelled"
-    assert (await shell("deliver-now", later.id)).out == f"{later.id}: delivered\n"
+    assert (await shell("delayed", queue)).out.split()[0] == "place"
+    assert (await shell("deliver-now", later.id)).out == f"{later.id}: due now\n"
 
     async with marq.Consumer(queue, **client_of(shared_worker)) as consumer:
         [message] = await take(consumer, 1)
         assert (message.value, message.id, message.attempt) == (b"later", later.id, 1)
         await message.ack()
+
+
+async def test_a_message_that_waits_for_a_retry_is_cancelled_by_its_place(
+    shared_worker: Worker, producer: marq.Producer, shell: Shell
+) -> None:
+    queue = "retried"
+    sent = await producer.send(queue, b"x", delay=0.1)
+    async with marq.Consumer(queue, **client_of(shared_worker)) as consumer:
+        [message] = await take(consumer, 1)
+        await message.release(HOUR_S)
+    found = await eventually(
+        lambda: shell.json("delayed", queue),
+        lambda found: [each["state"] for each in found["messages"]] == ["released"],
+    )
+    [waiting] = found["messages"]
+    assert waiting["id"] == message.id == sent.id != waiting["place"]
+
+    refused = (await shell("cancel", waiting["id"], "--yes", code=1)).out
+    assert "marq delayed NAME shows the place of a message that waits for a retry" in refused
+    assert waiting["place"] in (await shell("delayed", queue)).out
+    assert (await shell("cancel", waiting["place"], "--yes")).out == f"{waiting['place']}: cancelled\n"
+
+
+async def test_a_message_of_a_paused_queue_is_said_to_be_due_but_not_to_be_delivered(
+    producer: marq.Producer, shell: Shell, queues: marq.Queues
+) -> None:
+    queue = "paused-and-due"
+    await queues.pause(queue)
+    message = await producer.send(queue, b"x", delay=HOUR_S)
+
+    told = await shell("deliver-now", message.id, "--queue", queue)
+
+    assert told.out == f"{message.id}: due now\n"
+    assert f"paused queues deliver due messages after marq resume: {queue}" in told.err
+    assert await producer.cancel(message)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

@@ -22,11 +22,11 @@ HOUR_S = 3600.0
 async def test_what_waits_is_delivered_once_after_kill_9_with_data_and_without(new_worker: Make) -> None:
     worker = await new_worker().start().ready()
     async with marq.Producer(**client_of(worker)) as producer:
-        receipts = await producer.send_many("q", [b"%d" % number for number in range(500)], delay=8)
-        gone = await producer.send_many("q", [b"gone"] * 20, delay=8)
+        receipts = await producer.send_many("q", [b"%d" % number for number in range(500)], delay=20)
+        gone = await producer.send_many("q", [b"gone"] * 20, delay=20)
         assert await producer.cancel(gone) == [True] * 20
         moved = await producer.send_many("q", [b"moved"] * 20, delay=HOUR_S)
-        assert await producer.reschedule(moved, delay=9) == [True] * 20
+        assert await producer.reschedule(moved, delay=21) == [True] * 20
     worker.kill()
     worker = await new_worker(like=worker).start().ready()
     worker.kill()

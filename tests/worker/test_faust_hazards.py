@@ -106,7 +106,7 @@ async def test_a_failed_changelog_write_is_repeated_and_rocksdb_is_never_ahead_o
     worker: Worker, marq: Namespace, new_worker: Make
 ) -> None:
     """Stock Faust logs a failed changelog write, commits the offset all the same and keeps the row in RocksDB only."""
-    _, open_before, last = await opened_and_finished(marq, "refused", lease=30)
+    _, open_before, last = await opened_and_finished(marq, "refused", lease=LEASE_SECONDS)
     await marq.applied(last)
 
     await refuse_changelog(marq, REFUSING_BYTES)

@@ -20,7 +20,7 @@ from faust.types.enums import ProcessingGuarantee
 from marq_worker.agents.inbox import Fetched
 from marq_worker.app import app
 from marq_worker.app.batch_transport import BatchConsumer, BatchThread
-from marq_worker.app.faust_worker import claim_slot
+from marq_worker.app.worker_folders import claim_folder
 
 
 async def test_records_of_a_partition_that_becomes_active_during_a_fetch_are_delivered(
@@ -168,10 +168,10 @@ async def test_a_batch_that_was_fetched_while_its_partition_is_paused_is_deliver
 
 
 def test_two_workers_on_one_machine_never_share_a_data_directory(tmp_path: Path) -> None:
-    first, held = claim_slot(tmp_path)
-    second, also_held = claim_slot(tmp_path)
+    first, _, held = claim_folder(tmp_path)
+    second, _, also_held = claim_folder(tmp_path)
     held.close()
-    third, again_held = claim_slot(tmp_path)
+    third, _, again_held = claim_folder(tmp_path)
 
     assert (first, second, third) == (0, 1, 0)
     also_held.close()

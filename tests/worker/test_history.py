@@ -16,6 +16,7 @@ from proof import history
 from proof.checker import check
 from proof.history import History
 from rig.handling import Teller
+from rig.recorder import recorded_stalls
 from rig.topics import read_logs
 from tests.worker.harness import Worker, eventually
 
@@ -110,12 +111,13 @@ async def test_what_real_clients_and_a_real_worker_did_is_a_history_without_a_fi
     told = History()
     told.add("queues", "ok", "settings", version=1, queues={QUEUE: SETTINGS})
 
-    await send(told, servers, names.prefix)
-    observed = Observed(told)
-    await receive(observed, servers, names.prefix)
-    await eventually(lambda: all_ended(worker))
-    await redrive(told, observed, servers, names.prefix)
-    await eventually(lambda: all_ended(worker))
+    async with recorded_stalls("consumer", partial(told.add, "consumer"), LEASE):
+        await send(told, servers, names.prefix)
+        observed = Observed(told)
+        await receive(observed, servers, names.prefix)
+        await eventually(lambda: all_ended(worker))
+        await redrive(told, observed, servers, names.prefix)
+        await eventually(lambda: all_ended(worker))
     told.events += await read_logs(ClientSettings.read(servers, {"prefix": names.prefix}))
 
     report = check(told.events)

@@ -170,7 +170,7 @@ async def test_pages_and_commands_concern_the_message_of_one_queue_of_a_topic(
 
         async with Shell(shared_worker) as shell:
             assert "not waiting" in (await shell("deliver-now", ids[0], "--queue", queue, code=1)).out
-            assert (await shell("deliver-now", ids[0], "--queue", other)).out == f"{ids[0]}: delivered\n"
+            assert (await shell("deliver-now", ids[0], "--queue", other)).out == f"{ids[0]}: due now\n"
         [again] = await take(second, 1)
         assert (again.id, again.attempt) == (ids[0], 2)
         await again.ack()

@@ -11,7 +11,7 @@ import pytest
 
 import marq
 from marq.settings.definitions import confirmed_key
-from marq.settings.handler_expiry import EXPIRY_S
+from marq.settings.removed_handlers import EXPIRY_S
 from marq_worker.agents.handler_watch import RemovedHandlers
 from tests.worker.harness import LIMIT_SECONDS, ROOT, Worker, eventually, take
 
@@ -35,8 +35,8 @@ import marq
 @marq.handler("kept", group="pair")
 async def handle(message: marq.Message) -> None: ...
 """
-#: So that the message of a killed handler returns soon.
-QUEUES = "[queues]\nremoved = { lease = 1 }\n"
+#: A short lease, so that the message of a killed handler returns soon.
+QUEUES = "[queues]\nremoved = { lease = 5 }\n"
 
 
 async def test_a_module_that_was_removed_keeps_no_worker_from_starting_and_no_consumer_for_good(

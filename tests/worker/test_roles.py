@@ -402,7 +402,7 @@ async def test_a_stop_ends_within_its_limit_although_a_handler_blocks_its_proces
     make: Make, handlers: Handlers, producer_of: Any
 ) -> None:
     queues = '[queues.blocking]\nhandler = "handlers_of_the_test:blocking"\n'
-    worker = await make(queues=queues, environment={"MARQ_STOP_TIMEOUT": "4"}).start().ready()
+    worker = await make(queues=queues, environment={"MARQ_STOP_TIMEOUT": "12"}).start().ready()
     pids = await running(worker, "handlers")
     producer = await producer_of(worker)
     await producer.send("blocking", b"600")
@@ -413,4 +413,4 @@ async def test_a_stop_ends_within_its_limit_although_a_handler_blocks_its_proces
     # The worker was not ended by force: its processes get only a part of the limit.
     assert worker.exit_code == 0
     await gone(*pids.values())
-    assert "has not stopped within 2 s: ending it" in worker.log()
+    assert "has not stopped within 9 s: ending it" in worker.log()

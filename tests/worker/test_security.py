@@ -117,7 +117,7 @@ async def test_a_worker_goes_on_when_the_sessions_of_its_clients_end(
     security = settings("SASL_SSL", "OAUTHBEARER", certificates)
     monkeypatch.setenv("TOKEN_USER", NAME)
     servers = broker.listener("SASL_SSL")
-    short = {"TOKEN_SECONDS": "5", "TOKEN_JOURNAL": str(journal), "MARQ_BOOTSTRAP_SERVERS": servers}
+    short = {"TOKEN_SECONDS": "10", "TOKEN_JOURNAL": str(journal), "MARQ_BOOTSTRAP_SERVERS": servers}
     worker = new_worker(queues=QUEUES, environment={**handlers.environment, **security, **short})
     await worker.start().ready()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +18,7 @@ from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, admin, eventu
 pytestmark = pytest.mark.verify
 
 Make = Callable[..., Worker]
+LEASE_SECONDS = 20
 
 
 def queues_of(worker: Worker) -> marq.Queues:
@@ -29,7 +31,8 @@ async def test_what_is_due_at_a_workers_start_waits_for_the_definitions(
     worker = await new_worker(queues="[queues.q]\nmax_attempts = 5").start().ready()
     async with Namespace(broker.bootstrap_servers, worker.names) as namespace:
         sent = await namespace.send("q")
-        acquired = await namespace.acquire(sent, lease=5)
+        acquired = await namespace.acquire(sent, lease=LEASE_SECONDS)
+        due_s = time.monotonic() + LEASE_SECONDS
         await namespace.applied(acquired)
         worker.kill()
         # Behind so many others that a worker which fires before it has read them all has not come to this one yet.
@@ -41,6 +44,8 @@ async def test_what_is_due_at_a_workers_start_waits_for_the_definitions(
         async with queues_of(worker) as queues:
             await queues.change("q", max_attempts=1)
 
+        # The lease must have ended, so that the message is due when the worker starts.
+        await asyncio.sleep(due_s - time.monotonic())
         await new_worker(like=worker).start().ready()
 
         await eventually(lambda: namespace.dead_letters_of(sent))

@@ -24,7 +24,7 @@ import marq
 from marq_worker.broker.embedded import EmbeddedBroker
 from marq_worker.broker.ports import free_port
 from tests.worker.handling import Handlers
-from tests.worker.harness import Worker, eventually
+from tests.worker.harness import Namespace, Worker, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -195,7 +195,7 @@ async def test_a_message_is_sent_received_and_deleted(worker: Worker, sqs: Sqs) 
 
 
 async def test_the_visibility_timeout_ends_is_changed_and_ended(sqs: Sqs) -> None:
-    await sqs("create_queue", QueueName="visible", Attributes={"VisibilityTimeout": "2"})
+    await sqs("create_queue", QueueName="visible", Attributes={"VisibilityTimeout": "5"})
     await sqs("send_message", "visible", MessageBody="x", DelaySeconds=1)
 
     [first] = await sqs.receive("visible")
@@ -218,7 +218,7 @@ async def test_the_visibility_timeout_ends_is_changed_and_ended(sqs: Sqs) -> Non
 
 
 async def test_a_message_that_is_deleted_too_late_does_not_come_again(worker: Worker, sqs: Sqs) -> None:
-    await sqs("create_queue", QueueName="late", Attributes={"VisibilityTimeout": "1"})
+    await sqs("create_queue", QueueName="late", Attributes={"VisibilityTimeout": "5"})
     await sqs("send_message", "late", MessageBody="x")
     [message] = await sqs.receive("late")
     await eventually(lambda: worker.queue("late"), lambda found: found.get("redelivered") == 1)
@@ -247,13 +247,20 @@ async def test_entries_of_a_batch_fail_one_by_one(sqs: Sqs) -> None:
 
 
 async def test_delays_of_queue_and_message(sqs: Sqs) -> None:
-    await sqs("create_queue", QueueName="delayed", Attributes={"DelaySeconds": "3"})
+    await sqs("create_queue", QueueName="delayed", Attributes={"DelaySeconds": "900"})
     for body, delay in (("queue's", None), ("none", 0), ("own", 1)):
         await sqs("send_message", "delayed", MessageBody=body, **({} if delay is None else {"DelaySeconds": delay}))
 
-    messages = await sqs.receive("delayed", 3)
+    received = {message["Body"]: message for message in await sqs.receive("delayed", 2)}
 
-    assert [message["Body"] for message in messages] == ["none", "own", "queue's"]
+    assert received.keys() == {"none", "own"}
+    assert first_received_ms(received["own"]) >= sent_ms(received["own"]) + 1_000
+
+    async def delayed() -> str:
+        name = "ApproximateNumberOfMessagesDelayed"
+        return (await sqs("get_queue_attributes", "delayed", AttributeNames=[name]))["Attributes"][name]
+
+    await eventually(delayed, lambda count: count == "1")
 
 
 async def test_marq_and_sqs_exchange_messages(worker: Worker, sqs: Sqs, client: dict[str, Any]) -> None:
@@ -288,13 +295,13 @@ async def test_messages_received_too_often_move_to_the_dead_letter_queue(sqs: Sq
     await sqs("create_queue", QueueName="dlq")
     arn = (await sqs("get_queue_attributes", "dlq", AttributeNames=["QueueArn"]))["Attributes"]["QueueArn"]
     policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 2})
-    await sqs("create_queue", QueueName="failing", Attributes={"VisibilityTimeout": "1", "RedrivePolicy": policy})
+    await sqs("create_queue", QueueName="failing", Attributes={"VisibilityTimeout": "5", "RedrivePolicy": policy})
     await sqs("send_message", "failing", MessageBody="x")
     for count in ("1", "2"):
         [message] = await sqs.receive("failing")
         assert message["Attributes"]["ApproximateReceiveCount"] == count
 
-    assert "Messages" not in await sqs("receive_message", "failing", WaitTimeSeconds=4)
+    assert "Messages" not in await sqs("receive_message", "failing", WaitTimeSeconds=8)
     [dead] = await sqs.receive("dlq")
 
     assert (dead["Body"], dead["Attributes"]["DeadLetterQueueSourceArn"]) == ("x", arn.replace("dlq", "failing"))
@@ -303,6 +310,28 @@ async def test_messages_received_too_often_move_to_the_dead_letter_queue(sqs: Sq
     missing = policy.replace(":dlq", ":missing")
     refused = await sqs.refused("set_queue_attributes", "failing", Attributes={"RedrivePolicy": missing})
     assert refused == "InvalidParameterValue"
+
+
+async def test_messages_that_are_too_old_for_their_queue_are_deleted(worker: Worker, sqs: Sqs) -> None:
+    long_ago_ms = round(time.time() * 1000) - 7_200_000
+    for queue, attributes in (("brief", {"MessageRetentionPeriod": "60"}), ("default", {})):
+        await sqs("create_queue", QueueName=queue, Attributes=attributes)
+    async with Namespace(worker.environment["MARQ_BOOTSTRAP_SERVERS"], worker.names) as namespace:
+        for queue in ("brief", "default"):
+            await namespace.producer.send_and_wait(
+                worker.names.messages, b"old", key=queue.encode(), timestamp_ms=long_ago_ms
+            )
+            await sqs("send_message", queue, MessageBody="new")
+
+    received: set[str] = set()
+
+    async def polled() -> dict[str, Any]:
+        received.update([message["Body"] for message in (await sqs("receive_message", "brief")).get("Messages", [])])
+        return await worker.queue("brief")
+
+    await eventually(polled, lambda found: received and found.get("acked") == 1)
+    assert received == {"new"}
+    assert {message["Body"] for message in await sqs.receive("default", 2)} == {"old", "new"}
 
 
 async def test_queues_are_listed_changed_purged_and_deleted(sqs: Sqs) -> None:

@@ -104,11 +104,11 @@ async def test_a_worker_that_is_stopped_in_the_middle_of_a_transaction_ends_clea
 ) -> None:
     worker = await new_worker_of_own(environment={**STATIC, **STOP}).start().ready()
     async with Namespace(own_broker.bootstrap_servers, worker.names) as marq:
-        _, still_open = await half_done(marq, "cut short", lease=3)
+        _, still_open = await half_done(marq, "cut short", lease=15)
         own_broker.pause()
         try:
             # The leases have ended: the broker does not answer the TICKs that the worker sends.
-            await eventually(lambda: worker.queue("cut short"), lambda found: found.get("oldest_lease_seconds", 0) > 4)
+            await eventually(lambda: worker.queue("cut short"), lambda found: found.get("oldest_lease_seconds", 0) > 16)
             await worker.stop(limit=STOP_LIMIT_SECONDS)
         finally:
             own_broker.resume()
@@ -162,7 +162,7 @@ async def test_two_workers_share_the_partitions_and_one_takes_over_when_the_othe
     await shared_out(first, second)
 
     async with Namespace(broker.bootstrap_servers, first.names) as marq:
-        done, still_open = await half_done(marq, "shared", lease=15)
+        done, still_open = await half_done(marq, "shared", lease=30)
         from_first, from_second = [
             await eventually(worker.published, lambda found: found.get("complete")) for worker in (first, second)
         ]

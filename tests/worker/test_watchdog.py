@@ -188,7 +188,7 @@ async def test_a_handlers_process_that_does_not_get_out_of_a_rebalance_ends_itse
 @pytest.mark.timeout(600)
 async def test_a_worker_whose_broker_hangs_and_one_that_was_stopped_itself_go_on(tmp_path: Path) -> None:
     with EmbeddedBroker() as broker, contextlib.contextmanager(workers)(broker, tmp_path) as new_worker:
-        worker = await new_worker(environment={"MARQ_WATCHDOG": "5"}).start().ready(limit=LIMIT_SECONDS)
+        worker = await new_worker(environment={"MARQ_WATCHDOG": "8"}).start().ready(limit=LIMIT_SECONDS)
         async with Namespace(broker.bootstrap_servers, worker.names) as marq_:
             sent = await marq_.send_many("waits", 2)
             await marq_.applied(await marq_.acquire(sent[0], lease=1))

@@ -47,7 +47,7 @@ ACTIONS: Mapping[str, Action] = {
     for action in (
         Action(
             "deliver-now", "Deliver now", "Deliver {} now?",
-            "They go to their queue at once.", "messages", "delivered",
+            "They are due now. A paused queue delivers them when it is resumed.", "messages", "due now",
         ),
         Action(
             "cancel", "Cancel", "Cancel {}?",

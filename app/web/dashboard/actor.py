@@ -152,7 +152,7 @@ class Actor:
 
     async def _write(self, batches: Sequence[Release]) -> None:
         topics = await cluster_of(self._client).topics()
-        async with marker_writer(self._client, topics) as writer:
+        async with marker_writer(cluster_of(self._client), topics) as writer:
             records = [MarkerRecord.of(batch, topics.markers_partitions) for batch in batches]
             await writer.write(records, self._client.request_timeout_ms / 1000)
 

@@ -69,6 +69,9 @@ class Buttons:
         refuse_unknown_fields(chosen, form)
         if chosen.on == "queue":
             return await self._act_on_queue(request, chosen, form, back, confirmed=confirmed)
+        if form.pop("selected", ""):
+            # Without ids, a form for dead letters would act on all of them.
+            ids = read_ids(ids)
         if chosen.on == "dead letters":
             return await self._act_on_dead_letters(request, chosen, form, ids, back, confirmed=confirmed)
         if form.get("match"):

@@ -22,7 +22,7 @@ from marq_worker.app.web.dashboard.actor import DeadLetterSelection
 FORM_LIMIT_S = 10.0
 _FORM = "application/x-www-form-urlencoded"
 _MAX_DIGITS = 18
-_FILTERED = frozenset({"queue", "id", "match", "state", "error", "minutes"})
+_FILTERED = frozenset({"queue", "id", "selected", "match", "state", "error", "minutes"})
 #: Fields of a form by the target of its action.
 _FIELDS: Mapping[str, frozenset[str]] = {
     "queue": frozenset({"queue", "typed", "delayed", "extent", "for"}),

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
-from urllib.parse import quote
 
 import faust
 
@@ -39,6 +38,7 @@ from marq_worker.app.web.dashboard.groups import Groups
 from marq_worker.app.web.dashboard.history import History, add_up, slot_now
 from marq_worker.app.web.dashboard.timeline import last_place
 from marq_worker.app.web.dashboard.timeline_reader import Reading
+from marq_worker.app.web.peers import path_segment
 from marq_worker.app.web.statistics import NamespaceStatistics
 from marq_worker.config.settings import AppSettings
 
@@ -117,7 +117,7 @@ class Namespace:
         group, definitions = self._group(name), self._definitions()
         topic = settings.topic or self._client.names.messages
         (settled, answers), ends, committed, markers, members, statistics = await asyncio.gather(
-            self._statistics.of_others(self._app, f"api/queues/{quote(name, safe='')}", {}),
+            self._statistics.of_others(self._app, f"api/queues/{path_segment(name)}", {}),
             self._groups.ends(topic),
             self._groups.committed(group, topic),
             self._groups.ends(self._client.names.markers),

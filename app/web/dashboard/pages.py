@@ -187,7 +187,9 @@ class Pages:
             # Not from the list, which has only the first ones.
             story = await self._namespace.message(query["id"].strip(), queue, None)
             fits = _is_open_in(story["now"], queue, state)
-            complete = story["complete"] and story["cut"] is None
+            # Without events, a redelivery of the message may be open at an unknown place.
+            known_place = bool(story["events"]) or not story["missing"]
+            complete = story["complete"] and story["cut"] is None and known_place
             return {"complete": complete, "messages": [story["now"]] if fits else []}
         return await self._namespace.messages(queue, {**query, "state": state, "limit": str(limit)})
 
@@ -218,7 +220,7 @@ class Pages:
     async def _dead_letter(self, story: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
         """Return the dead letter of a message, if any, and whether the dead letters could be read."""
         events = [event["kind"] for event in story["events"]]
-        never = events and "DEAD_LETTERED" not in events and story["cut"] is None
+        never = events and "DEAD_LETTERED" not in events and story["cut"] is None and not story["missing"]
         if never or story["now"] is not None or has_several(story):
             return None, True
         try:
@@ -326,7 +328,7 @@ def _status(story: Mapping[str, Any], dead_letter: object, *, dead_letters_read:
         return "several queues"
     if not (story["known"] and story["complete"] and dead_letters_read) or story["cut"] is not None:
         return "unknown"
-    return status_after(story["events"])
+    return status_after(story["events"], story["missing"])
 
 
 def _is_open_in(now: Mapping[str, Any] | None, queue: str, state: str) -> bool:

@@ -19,6 +19,7 @@ from marq.wire.markers import (
     ANY_QUEUE,
     BACKOFF,
     BLOCKED_MS,
+    DUE_AT_ONCE,
     LAST,
     NOW,
     Ack,
@@ -118,6 +119,13 @@ class Timeline:
             }
         )
 
+    def keep(self, count: int) -> int | None:
+        """Drop all but the first events; return the time of the first dropped one, None if there were no more."""
+        self.events.sort(key=lambda event: event["at_ms"])
+        dropped = self.events[count:]
+        del self.events[count:]
+        return dropped[0]["at_ms"] if dropped else None
+
     def told(self, consumers: Mapping[str, str] | None = None, since_ms: int | None = None) -> list[dict[str, Any]]:
         """Return the events in order, consecutive renewals as one.
 
@@ -153,8 +161,13 @@ def _is_next(event: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
     return all(event[name] == before[name] for name in ("kind", "place", "holder"))
 
 
-def status_after(events: Sequence[Mapping[str, Any]]) -> str:
-    """Return the status of a message that no tracker has and that is not a dead letter."""
+def status_after(events: Sequence[Mapping[str, Any]], missing: str = "") -> str:
+    """Return the status of a message that no tracker has and that is not a dead letter.
+
+    ``missing``: why earlier events may be missing, else "".
+    """
+    if missing and not events:
+        return "unknown"
     kinds = [event["kind"] for event in events if not event["late"] and event["kind"] in _STATUSES]
     return _STATUSES[kinds[-1]] if kinds else "waiting" if not events else "finished"
 
@@ -254,6 +267,8 @@ def _origin(batch: Delay) -> str:
 
 def _acquired(batch: Acquire, index: int) -> _Told:
     due_ms = NOW if batch.dues_ms is None else batch.dues_ms[index]
+    if due_ms == DUE_AT_ONCE:
+        return _Told("Left with the tracker, which delivers it as soon as its queue is not paused")
     if due_ms != NOW:
         return _Told(f"Delayed by its sender, due {_time(due_ms, relative=False)}")
     attempt = 1 if batch.attempts is None else batch.attempts[index]

@@ -61,7 +61,7 @@ def queue_of(record: DeadLetterRecord) -> str | None:
         queue = check_queue_name((record.key or b"").decode())
     except (UnicodeDecodeError, ConfigError):
         return None
-    return None if is_note(record.headers) else queue
+    return None if is_note(record) else queue
 
 
 def text_of(headers: Headers, name: str) -> str:

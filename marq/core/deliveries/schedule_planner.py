@@ -9,25 +9,30 @@ cancelled. No time is skipped or repeated:
   was written before. So it never repeats a time.
 * ``from_offset`` is 0: every time up to the last one written counts as seen, no matter which owner repeats it.
 * A message of a former definition is withdrawn (a fact CANCELLED, with its own cause) in the same transaction as the
-  first message of the new one, and only while it is not firing. The new one continues from the withdrawn time. All
-  definitions of a schedule have the same owner, so nothing can happen in between.
-* A withdrawn source is forgotten, along with its seen times, so a definition that is restored starts afresh.
+  first message of the new one, and only while it is not firing. The new one continues from the withdrawn time, and
+  after the last time that was delivered or cancelled, which may be in the future. All definitions of a schedule have
+  the same owner, so nothing can happen in between.
+* A withdrawn source is forgotten, along with its seen times, so that a definition can be restored. The last one of them
+  is in the header ``marq-previous-time`` of the new definition's first message.
 
-The next time is after the last one written and after the log's clock. If no workers were running for a while, only the
-message that was already written is delivered late. With ``catch_up``, the next time is the one after the last one
-written.
+The next time is after the last one written and after the log's clock. If no workers were running or the queue was
+paused for a while, only the message that was already written is delivered late. With ``catch_up``, the next time is the
+one after the last one written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import DueAction
+from marq.core.storage.rows import State
 from marq.core.tracker import Tracker
 from marq.settings.schedule_definitions import Schedule, ScheduleLayers, home_partition
 from marq.wire.markers import ANY_QUEUE, Batch, Cause, Delay, Fact, Kind, Payload, Source, payload_bytes
 from marq.wire.names import HEADER_ROOM_BYTES, PREVIOUS_HEADER, schedule_name
+from marq.wire.record_headers import previous_time_s
 
 #: Maximum number of missed messages that a schedule writes at a time, and their bytes.
 MAX_MISSED = 100
@@ -35,6 +40,24 @@ MAX_MISSED_BYTES = 200_000
 
 #: Returns the next time of a schedule after the given one, in seconds since the epoch; None if there is none.
 NextTime = Callable[[Schedule, int], int | None]
+
+#: Returns the payload of an open message by queue, source and number; None if it is not known.
+FindPayload = Callable[[str, Source, int], Payload | None]
+
+
+@dataclass(slots=True)
+class _Former:
+    """The times of a schedule's withdrawn definition, from which the new one continues."""
+
+    #: The first time that was neither delivered nor cancelled; None if all were.
+    first_s: int | None = None
+    #: The last time before it that was delivered or cancelled, even if that time is in the future.
+    last_s: int | None = None
+    #: Whether one of its messages is being sent.
+    is_sending: bool = False
+
+
+_NO_FORMER = _Former()
 
 
 class Planner:
@@ -76,7 +99,7 @@ class Planner:
         """Return whether anything has changed since the last plan, and all earlier markers are read."""
         return tracker.caught_up and self._planned_for != (tracker.book.scheduled_changes, self._layers().version)
 
-    def plan(self, tracker: Tracker, monotonic_ms: int) -> list[Batch]:
+    def plan(self, tracker: Tracker, monotonic_ms: int, payload: FindPayload) -> list[Batch]:
         """Return the markers to write now, in one transaction; all earlier ones must have been read back."""
         book = tracker.book
         if not tracker.caught_up:
@@ -87,16 +110,15 @@ class Planner:
         self._planned_for = (book.scheduled_changes, self._layers().version)
         now_s, current = _now_s(book, monotonic_ms), self._current()
         plan: list[Batch] = []
-        #: The first withdrawn time of each schedule; None while one of its messages is being sent.
-        freed: dict[str, int | None] = {}
+        formers: dict[str, _Former] = {}
         for source in sorted(book.scheduled - current.keys()):
-            self._withdraw(book, tracker.holder, source, plan, freed)
+            # A schedule has one former definition at most: plans withdraw all others.
+            facts, formers[schedule_name(source.topic)] = _withdraw(book, tracker.holder, source, payload)
+            plan += facts
         for source, schedule in current.items():
-            if book.open_in(ANY_QUEUE, source):
-                continue
-            first = freed.get(schedule.name, now_s + 1)
-            if first is not None:
-                plan += self._delays(book, tracker.holder, schedule, now_s, first - 1)
+            former = formers.get(schedule.name, _NO_FORMER)
+            if not (former.is_sending or book.open_in(ANY_QUEUE, source)):
+                plan += self._delays(book, tracker.holder, schedule, now_s, former)
         return plan
 
     def follow(self, tracker: Tracker, fires: Sequence[DueAction], monotonic_ms: int) -> list[Delay]:
@@ -118,32 +140,19 @@ class Planner:
         plan: list[Delay] = []
         for source, numbers in fired.items():
             if source in current and len(numbers) == len(book.open_in(ANY_QUEUE, source)):
-                plan += self._delays(book, tracker.holder, current[source], now_s, now_s)
+                plan += self._delays(book, tracker.holder, current[source], now_s, _NO_FORMER)
         return plan
 
     def _current(self) -> dict[Source, Schedule]:
         return {self.source(each): each for each in self.schedules() if each.enabled}
 
-    def _withdraw(
-        self, book: LeaseBook, holder: int, source: Source, plan: list[Batch], freed: dict[str, int | None]
-    ) -> None:
-        name, opened = schedule_name(source.topic), book.open_in(ANY_QUEUE, source)
-        queue = next((lease.queue for lease in opened.values()), name)
-        if not book.hold_back(queue, source):
-            freed[name] = None
-            return
-        if opened and freed.get(name, 0) is not None:
-            freed[name] = min(freed.get(name) or min(opened), *opened)
-        numbers = sorted(opened) or [book.last_number(source) or 0]
-        count = len(numbers)
-        plan.append(Fact(Kind.CANCELLED, queue, holder, source, numbers, [1] * count, [Cause.WITHDRAWN] * count))
-
-    def _delays(self, book: LeaseBook, holder: int, schedule: Schedule, now_s: int, freed_s: int) -> list[Delay]:
+    def _delays(self, book: LeaseBook, holder: int, schedule: Schedule, now_s: int, former: _Former) -> list[Delay]:
         source = self.source(schedule)
-        last = book.last_number(source)
-        after = min(now_s, freed_s)
+        written = book.last_number(source)
+        last = former.last_s if written is None else written
+        after = now_s if former.first_s is None else min(now_s, former.first_s - 1)
         if last is not None:
-            after = last if schedule.catch_up else max(after, last)
+            after = last if schedule.catch_up and written is not None else max(after, last)
         if self.problem(schedule):
             return []
         times: list[int] = []
@@ -163,6 +172,19 @@ class Planner:
         # The broker would refuse a larger marker of every new owner, and the partition would redeliver nothing.
         room = min(MAX_MISSED_BYTES, self._limit_bytes)
         return max(1, min(MAX_MISSED, room // payload_bytes(_payload(schedule, now_s, now_s))))
+
+
+def _withdraw(book: LeaseBook, holder: int, source: Source, payload: FindPayload) -> tuple[list[Fact], _Former]:
+    opened = book.open_in(ANY_QUEUE, source)
+    queue = next((lease.queue for lease in opened.values()), schedule_name(source.topic))
+    if not book.hold_back(queue, source):
+        return [], _Former(is_sending=True)
+    first_s = min([number for number, lease in opened.items() if lease.state is not State.CANCELLED], default=None)
+    last_s = book.last_number(source) if first_s is None else previous_time_s(payload(queue, source, first_s))
+    numbers = sorted(opened) or [book.last_number(source) or 0]
+    count = len(numbers)
+    fact = Fact(Kind.CANCELLED, queue, holder, source, numbers, [1] * count, [Cause.WITHDRAWN] * count)
+    return [fact], _Former(first_s, last_s)
 
 
 def _now_s(book: LeaseBook, monotonic_ms: int) -> int:

@@ -243,7 +243,7 @@ def _deliver_now(stage: Stage, page: Page) -> None:
     page.goto(stage.url + messages(DELAYED, "delayed"))
     page.get_by_role("checkbox").last.check()
     confirm(page, page.get_by_role("button", name="Deliver now", exact=True))
-    expect(page.get_by_role("status")).to_have_text("1 delivered")
+    expect(page.get_by_role("status")).to_have_text("1 due now")
     [message] = stage.receive(DELAYED, 1)
     assert message.value == b"reminder %d" % (DELAYED_COUNT - 1)
     stage.run(message.ack())

@@ -24,7 +24,7 @@ const (
 	queue    = "go-messages"
 	messages = 60
 	pollers  = 4
-	limit    = 60 * time.Second
+	limit    = 180 * time.Second
 )
 
 var attributes = map[string]types.MessageAttributeValue{

@@ -10,11 +10,11 @@ const sdk = require("@aws-sdk/client-sqs");
 const { Consumer } = require("sqs-consumer");
 
 const MESSAGES = 40;
-const VISIBILITY_S = 6;
-const HEARTBEAT_S = 1;
+const VISIBILITY_S = 20;
+const HEARTBEAT_S = 2;
 // Longer than the visibility timeout: without the heartbeat the message would be delivered again.
-const SLOW_MS = 8_000;
-const LIMIT_MS = 60_000;
+const SLOW_MS = 24_000;
+const LIMIT_MS = 180_000;
 
 const client = new sdk.SQSClient({
   endpoint: process.env.ENDPOINT,

@@ -11,7 +11,7 @@ from marq.kafka.committed_offsets import Committed, Place, Search
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.protocol import Generation
 from marq.kafka.queue_positions import Positions
-from marq.kafka.served_queues import Serving, serving
+from marq.kafka.queue_records import Serving, serving
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
 from marq.wire.names import Names

@@ -12,7 +12,7 @@ from marq.kafka.group_members import GroupMember
 from marq.kafka.topics import planned
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
-from marq.settings.topic_rules import TopicFacts
+from marq.settings.topic_configs import TopicFacts
 from marq.wire.names import Names
 from marq_worker.app.check.brokers import APIS, Appended, judge_apis, judge_clock
 from marq_worker.app.check.findings import Finding, Level, exit_code, fine, problem, report, warning

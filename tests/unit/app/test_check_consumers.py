@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from marq.kafka.topics import Look
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
-from marq.settings.topic_rules import TopicFacts
+from marq.settings.topic_configs import TopicFacts
+from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
 from marq_worker.app.check.consumers import (
     Place,
@@ -21,8 +24,11 @@ from marq_worker.app.check.consumers import (
     told_by,
     unhandled,
 )
+from marq_worker.app.check.examination import MAX_GROUPS, Examination
 from marq_worker.app.check.findings import Finding, Level
+from marq_worker.app.check.permissions import WORKER
 from marq_worker.app.check.trackers import STALLED_S, Page, judge_pages
+from marq_worker.config.settings import AppSettings
 
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop", "partitions": 4}, environment={})
 NAMES = CLIENT.names
@@ -82,6 +88,33 @@ def test_the_former_group_of_a_queue_that_moved_is_ignored() -> None:
     [found] = judged(Reader(EMAILS, 0, {P0: Place(3, 10, 20)}), emails={"group": "background"})
 
     assert found.level is Level.OK
+
+
+def test_groups_that_were_not_examined_are_not_said_to_have_lost_nothing() -> None:
+    [found] = judge_reading(CLIENT, definitions(), [Reader(EMAILS, 1, {P0: Place(10, 0, 10)})], None, left_out=12)
+
+    assert found.level is Level.WARNING
+    assert "12 of 13 groups that read queues were not examined" in found.found
+
+
+@pytest.mark.parametrize(("answers", "examined", "left_out"), [(True, MAX_GROUPS, 4), (False, 0, MAX_GROUPS + 4)])
+async def test_groups_with_handlers_are_examined_first_and_those_beyond_the_limit_are_counted(
+    answers: bool, examined: int, left_out: int
+) -> None:
+    async def readers(groups: Sequence[str]) -> list[Reader]:
+        assert groups[0] == NAMES.named_group("handlers")
+        if not answers:
+            raise BrokerUnavailable("away")
+        return [Reader(group, 1) for group in groups]
+
+    numbered = [NAMES.group(f"queue-{number:02}") for number in range(MAX_GROUPS + 3)]
+    view = Mock(group_names=AsyncMock(return_value=[NAMES.named_group("forgotten"), *numbered]), readers=readers)
+    examination = Examination(AppSettings(), CLIENT, [WORKER])
+
+    found = await examination._readers(view, Look(topics(4)), {}, definitions(emails={"handler": "shop:send"}))
+
+    assert found is not None
+    assert (len(found[0]), found[1]) == (examined, left_out)
 
 
 def topics(partitions: int, **config: str) -> dict[str, TopicFacts]:

@@ -74,6 +74,17 @@ def test_ctrl_c_while_something_is_typed_ends_with_what_was_done_until_then(monk
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_password_from_a_closed_standard_input_is_refused_as_too_short(tmp_path: Path) -> None:
+    process = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m faust -A app web-password <&-', sys.executable],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+
+    assert process.returncode == 1
+    assert "the password is too short" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
 def test_an_abandoned_response_is_not_an_error(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command("peek"), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -486,6 +486,23 @@ async def test_dead_letters_that_came_after_the_question_are_not_deleted(
     assert (told["task"]["chosen"], len(namespace.dead)) == (5, 4)
 
 
+@pytest.mark.parametrize("action", ["redrive", "delete"])
+async def test_a_selection_without_a_ticked_dead_letter_is_refused(
+    client: Client, actor: PretendActor, action: str
+) -> None:
+    page = await (await client.get("/queues/invoices/messages?state=dead&error=no+customer")).text()
+    selection = re.search('<form method="post" id="selection">.*?</form>', page, re.DOTALL)
+    assert selection is not None
+
+    answer = await client.post(f"/actions/{action}", data=Form(selection[0]).fields)
+
+    assert (answer.status, actor.asked) == (400, [])
+    assert "no message is selected" in await answer.text()
+    # A ticked one is all that is meant.
+    page, _ = await question(client, action, *Form(selection[0]).fields, IDS[0])
+    assert "1 dead letters of queue invoices, that were selected" in page
+
+
 async def test_open_messages_that_came_after_the_question_are_left_alone(
     client: Client, namespace: Filtered, actor: PretendActor
 ) -> None:
@@ -711,6 +728,24 @@ async def test_that_dead_letters_can_not_be_read_is_said(
     page = await (await client.get("/message?id=marq.messages/1/3")).text()
 
     assert "The status is unknown: the dead letters could not be read" in page
+
+
+async def test_a_page_without_events_says_why_some_may_be_missing(client: Client, namespace: Filtered) -> None:
+    namespace.story, namespace.dead, namespace.missing = (), [], "retention has removed markers"
+
+    page = await (await client.get("/message?id=marq.messages/1/3")).text()
+    listed = await (await client.get("/api/queues/emails/messages?state=in_flight&id=marq.messages/1/3")).json()
+
+    assert "The status is unknown: no event was found, and earlier ones may be missing" in page
+    assert "because retention has removed markers." in page
+    assert "No event in the part that was read." in page
+    # A redelivery of it may be open.
+    assert listed == {**listed, "complete": False, "messages": []}
+
+    namespace.missing = ""
+    page = await (await client.get("/message?id=marq.messages/1/3")).text()
+    assert "<strong>waiting</strong>" in page
+    assert "No consumer has received it yet." in page
 
 
 async def test_messages_in_flight_name_their_consumer_or_say_that_it_is_unknown(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from urllib.parse import quote
 
 import pytest
 from aiohttp import ClientSession, web
 from yarl import URL
 
-from marq_worker.app.web.peers import ask_each
+from marq_worker.app.web.peers import ask_each, path_segment
 
 
 @pytest.fixture
@@ -28,9 +27,9 @@ async def peer() -> AsyncIterator[URL]:
     await runner.cleanup()
 
 
-@pytest.mark.parametrize("queue", ["emails", "letters/böse", "a%2Fb", "50% off?", "a&b=c#d"])
+@pytest.mark.parametrize("queue", ["emails", "letters/böse", "a%2Fb", "50% off?", "a&b=c#d", ".", "..", "...", "a.b"])
 async def test_a_queue_is_asked_for_by_its_name(peer: URL, queue: str) -> None:
     async with ClientSession() as session:
-        [answer] = await ask_each(session, [peer], f"api/queues/{quote(queue, safe='')}/messages", {"error": "a&b"})
+        [answer] = await ask_each(session, [peer], f"api/queues/{path_segment(queue)}/messages", {"error": "a&b"})
 
     assert answer == {"queue": queue, "query": {"error": "a&b", "scope": "worker"}}

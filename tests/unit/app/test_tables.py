@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 from operator import itemgetter
+from unittest.mock import AsyncMock
 
 import pytest
 from rich.console import Console
+from yarl import URL
 
+from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
-from marq_worker.app.commands.open_messages import covers
+from marq_worker.app.commands.open_messages import covers, told_by_workers
 from marq_worker.app.commands.terminal import Column, fitted, seconds
 from marq_worker.app.readable import span
+from marq_worker.app.web.peers import Members
 
 COLUMNS = (
     Column("id", itemgetter(0)),
@@ -96,3 +100,23 @@ def test_statistics_are_whole_when_the_owners_have_read_each_partition_to_its_en
     assert not covers([], None)
     # An empty topic has nothing to read.
     assert covers([first], {0: 10, 1: 0})
+
+
+@pytest.mark.parametrize(("ends", "complete"), [(None, False), ({0: 10}, True), ({0: 10, 1: 5}, False)])
+async def test_statistics_without_the_answer_of_a_tracker_are_complete_only_if_its_partitions_are_not_wanted(
+    monkeypatch: pytest.MonkeyPatch, ends: dict[int, int] | None, complete: bool
+) -> None:
+    backlog = {"complete": True, "uncounted": 0, "unknown": 0}
+    answer = {"partitions": [part(0, 9)], "queues": {"emails": {"waiting": 3}}, "backlog": backlog}
+    members = Members([URL("http://a"), URL("http://b")], settled=True)
+    asked = AsyncMock(return_value=(members, [answer, None]))
+    monkeypatch.setattr("marq_worker.app.commands.open_messages.ask_workers", asked)
+
+    told = await told_by_workers(ClientSettings(), ends)
+
+    assert (told.complete, told.backlog, told.workers) == (complete, False, 2)
+
+    asked.return_value = (members, [answer, {"partitions": [part(1, 4)], "queues": {}, "backlog": backlog}])
+    told = await told_by_workers(ClientSettings(), ends)
+
+    assert (told.complete, told.backlog) == (True, True)

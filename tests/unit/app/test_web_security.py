@@ -190,6 +190,27 @@ async def test_one_address_can_not_keep_the_server_busy() -> None:
 
 
 @pytest.mark.usefixtures("guarded")
+async def test_other_workers_are_not_slowed_down_and_do_not_slow_down_visitors_of_their_address() -> None:
+    credentials = Credentials.of(load_settings())
+    guard = Guard(credentials, requests=Rate(2, 0.01))
+    app = Application()
+
+    async def handle(request: Request) -> Response:
+        return await guard.handle(request, page)  # type: ignore[return-value]
+
+    async def statuses(authorization: str, count: int) -> list[int]:
+        return [(await client.get("/", headers={"Authorization": authorization})).status for _ in range(count)]
+
+    app.router.add_get("/", handle)
+    async with TestClient(TestServer(app)) as client:
+        assert await statuses(f"Bearer {credentials.peer_token}", 5) == [200] * 5
+        assert await statuses(TOKEN["Authorization"], 3) == [200, 200, 429]
+        for wrong in (f"Bearer {credentials.peer_token}x", "Bearer ", "", "\N{LATIN SMALL LETTER O WITH DIAERESIS}"):
+            assert await statuses(wrong, 1) == [429]
+        assert await statuses(f"Bearer {credentials.peer_token}", 5) == [200] * 5
+
+
+@pytest.mark.usefixtures("guarded")
 async def test_the_log_names_user_and_action_and_no_secret(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     client = await start()
 

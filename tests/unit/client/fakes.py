@@ -16,8 +16,8 @@ from marq.kafka.acquire_strategies import MarkerFirst
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.queue_positions import NOT_BEHIND, Behind
+from marq.kafka.queue_records import serving
 from marq.kafka.records import Records
-from marq.kafka.served_queues import serving
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import decode

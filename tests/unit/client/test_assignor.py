@@ -9,7 +9,7 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
 
 from marq.kafka.assignor import SpreadAssignor, decoded, encoded, holders_of, shared_out
-from marq.kafka.served_queues import serving
+from marq.kafka.queue_records import serving
 from marq.settings.placements import Partitions
 
 MESSAGES = "marq.messages"

@@ -262,6 +262,7 @@ async def test_an_error_that_no_retry_can_repair_ends_the_run(rig: Rig) -> None:
             await pool.done()
 
     await rig.settler.until(lambda: sorted(rig.released)[:2] == [0, 1])
+    await asyncio.gather(*pool.tasks, return_exceptions=True)
 
 
 async def test_of_several_queues_that_are_taken_together_only_those_that_deliver_at_most_once_are_dispatched(

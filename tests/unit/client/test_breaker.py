@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 
 import pytest
 
@@ -12,7 +13,7 @@ from marq.settings.breaker_thresholds import Breaker
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Acquire, Source
-from tests.unit.client.fakes import FakeRecord, Rig, spin
+from tests.unit.client.fakes import LIMIT_S, FakeRecord, Rig, spin
 
 P0 = Source("t", 0)
 RULES = QueueSettings(breaker=Breaker(failure_rate=0.5, window=4, reset_timeout_ms=30_000))
@@ -217,6 +218,128 @@ async def test_handlers_that_hang_until_their_leases_are_lost_open_it(make_rig) 
 
     assert state(rig) == "open"
     await pool.stop(0)
+
+
+async def test_a_test_message_whose_handler_hangs_until_its_lease_is_lost_restarts_the_pause(make_rig) -> None:
+    rig = make(make_rig, 20, max_in_flight=4, max_lease_ms=30_000)
+    await fail(rig, 4)
+    begun: list[float] = []
+
+    async def handle(message: marq.Message) -> None:
+        begun.append(rig.clock() - began_s)
+        await asyncio.Event().wait()
+
+    began_s = rig.clock()
+    pool = rig.work(handle, 4)
+    await rig.clock.advance(60)
+    assert (begun, state(rig)) == ([30], "open")
+    await rig.clock.advance(29)
+    assert (begun, state(rig)) == ([30], "open")
+    await rig.clock.advance(1)
+
+    assert (begun, state(rig)) == ([30, 90], "half-open")
+    assert rig.receiver.rules.breakers["q"].openings == 2
+    await pool.stop(0)
+
+
+@pytest.mark.parametrize("lists", [False, True])
+async def test_plain_functions_that_hang_until_their_leases_are_lost_open_it(make_rig, lists: bool) -> None:
+    rig = make(make_rig, 8, max_in_flight=4, max_lease_ms=30_000)
+    go_on = threading.Event()
+
+    def handle(work: object) -> None:
+        go_on.wait(LIMIT_S)
+
+    pool = rig.work_on_batches(handle, 4, max_messages=1) if lists else rig.work(handle, 4)
+    await rig.acquirer.until(lambda: len(rig.acquired) == 4)
+    await spin(50)
+    await rig.clock.advance(31)
+
+    assert state(rig) == "open"
+    go_on.set()
+    await rig.settler.until(lambda: len(rig.acked) == 4)
+    assert state(rig) == "open"
+    assert rig.receiver.rules.breakers["q"].openings == 1
+    await pool.stop(0)
+
+
+@pytest.mark.parametrize("lists", [False, True])
+@pytest.mark.parametrize("error", [None, Down("no answer")])
+async def test_the_end_of_a_plain_function_whose_lease_was_lost_does_not_count(
+    make_rig, lists: bool, error: Exception | None
+) -> None:
+    # Two failures open it; a success in between would not let them.
+    rules = QueueSettings(breaker=Breaker(failure_rate=1, window=2, reset_timeout_ms=30_000))
+    rig = make(make_rig, 1, rules, max_lease_ms=30_000)
+    go_on, ended = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def handle(work: marq.Message | list[marq.Message]) -> None:
+        [message] = work if isinstance(work, list) else [work]
+        if message.offset == 1:
+            raise Down("later")
+        go_on.wait(LIMIT_S)
+        loop.call_soon_threadsafe(ended.set)
+        if error is not None:
+            raise error
+
+    pool = rig.work_on_batches(handle, max_messages=1) if lists else rig.work(handle)
+    await rig.acquirer.until(lambda: rig.acquired == [0])
+    await spin(50)
+    await rig.clock.advance(31)
+    go_on.set()
+    await ended.wait()
+    await spin(50)
+    assert state(rig) == "closed"
+    rig.add([1])
+    await rig.settler.until(lambda: 1 in rig.released)
+    await pool.stop(0)
+
+    assert state(rig) == "open"
+    assert not released(rig)[1][0], "nothing has succeeded since the lease was lost"
+
+
+async def test_an_ack_after_the_end_of_the_lease_is_no_success(make_rig) -> None:
+    rig = make(make_rig, 2, max_lease_ms=30_000)
+    late, _ = await rig.take(2)
+    await rig.clock.advance(31)
+
+    with pytest.raises(marq.LeaseLost):
+        await late.ack()
+    rig.add([2])
+    [other] = await rig.take(1)
+    await end(other, Down())
+    await rig.settled()
+
+    assert not released(rig)[2][0]
+
+
+async def test_a_list_of_which_some_leases_are_lost_fails_once(make_rig) -> None:
+    rules = QueueSettings(breaker=Breaker(failure_rate=0.5, window=2, reset_timeout_ms=30_000))
+    rig = make(make_rig, 1, rules, max_in_flight=10, max_lease_ms=60_000)
+    calls: list[list[int]] = []
+
+    async def handle(messages: list[marq.Message]) -> None:
+        calls.append([message.offset for message in messages])
+        await asyncio.Event().wait()
+
+    rig.buffer.call_demand += 1
+    rig.receiver.demand()
+    await rig.acquirer.until(lambda: rig.acquired == [0])
+    await rig.clock.advance(10)
+    rig.add([1])
+    rig.buffer.call_demand += 1
+    rig.receiver.demand()
+    await rig.acquirer.until(lambda: rig.acquired == [0, 1])
+    await spin(50)
+    pool = rig.work_on_batches(handle, max_messages=2)
+    await spin(50)
+    await rig.clock.advance(50)
+    await rig.settler.until(lambda: 1 in rig.released)
+    await pool.stop(0)
+
+    assert calls == [[0, 1]]
+    assert state(rig) == "closed"
 
 
 async def test_a_message_that_is_released_repeatedly_waits_longer(make_rig) -> None:

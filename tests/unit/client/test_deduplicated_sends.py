@@ -13,6 +13,7 @@ from marq.client.delivery_time import AT_ONCE, When
 from marq.client.receipt import Receipt
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.topics import Topics
+from marq.producer.batches import Counts
 from marq.producer.delays import Delays
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import decode
@@ -59,7 +60,7 @@ class Broker:
 
 
 def delays(broker: Broker) -> Delays:
-    return Delays(cast("Cluster", broker), Topics(4, 4, 1_000_000, 1_065_536), LIMIT_S)
+    return Delays(cast("Cluster", broker), Topics(4, 4, 1_000_000, 1_065_536), LIMIT_S, Counts())
 
 
 async def test_messages_that_are_sent_during_a_write_wait_for_it_and_go_together() -> None:
@@ -125,3 +126,21 @@ async def test_after_the_limit_of_a_stop_each_caller_gets_an_error() -> None:
     assert isinstance(futures[0].exception(), BrokerUnavailable)
     assert isinstance(futures[1].exception(), MarqError)
     assert broker.written == [[b"0"]]
+
+
+async def test_a_message_whose_turn_comes_at_the_end_of_a_stop_gets_an_error() -> None:
+    broker = Broker()
+    sending = delays(broker)
+    futures: list[asyncio.Future[Any]] = [sending.post("q", b"0", [], AT_ONCE, b"k")]
+    await broker.begun.wait()
+    futures.append(sending.post("q", b"1", [], AT_ONCE, b"k"))
+    stopping = asyncio.create_task(sending.stop(0))
+    await asyncio.sleep(0)
+    # The write of the first message ends after the stop's limit, but before the stop continues.
+    broker.open.set()
+
+    await stopping
+
+    assert futures[0].result().offset == 0
+    assert futures[1].done()
+    assert isinstance(futures[1].exception(), MarqError)

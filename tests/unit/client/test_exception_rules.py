@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from types import ModuleType
 
 import pytest
 
@@ -47,10 +49,18 @@ class Busy(ConnectionError):
 def test_the_class_counts_that_is_nearest(
     errors: dict[str, Backoff | None], error: Exception, expected: object
 ) -> None:
-    failures = Failures(errors)
+    assert Failures(errors).said_of(error) == expected
 
-    assert failures.said_of(error) == expected
-    assert failures.said_of(error) == expected
+
+def test_a_name_counts_as_soon_as_its_module_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = Failures({"loaded_later.Public": None, "OSError": FIRST})
+    assert failures.said_of(Busy()) == FIRST
+
+    module = ModuleType("loaded_later")
+    module.Public = Busy  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "loaded_later", module)
+
+    assert failures.said_of(Busy()) == REJECTED
 
 
 def settings(**document: object) -> QueueSettings:

@@ -83,6 +83,22 @@ async def test_a_failed_commit_hands_nothing_out_and_reads_again(make_rig) -> No
     assert [each.from_offset for each in rig.acquirer.of(Acquire)] == [0, 0]
 
 
+async def test_a_slow_commit_drops_only_messages_whose_own_lease_has_expired(make_rig) -> None:
+    rig = make_rig(["short", "long"], leases_ms={"short": 2_000, "long": 900_000})
+
+    def commit_slowly() -> None:
+        rig.clock.now_s += 3
+
+    rig.reader.during_commit = commit_slowly
+    rig.receiver.prefetch.buffers["long"].handler_demand = 2
+    rig.reader.add(P0, *records(0, key=b"short"), *records(1, key=b"long"))
+
+    [message] = await rig.take(1, "long")
+
+    assert message.offset == 1
+    assert not rig.receiver.prefetch.buffers["short"].ready
+
+
 async def test_what_was_fetched_behind_a_failed_batch_goes_back_with_it_and_nothing_is_skipped(make_rig) -> None:
     rig = make_rig()
     rig.acquirer.gate.clear()

@@ -31,6 +31,7 @@ class FakeClient:
         #: The partitions of each topic, one answer after the other; the last one stays.
         self.metadata: list[dict[str, int] | None] = [{}]
         self.asked = asyncio.Event()
+        #: Error codes for the first joins; later ones get GROUP_LOAD_IN_PROGRESS.
         self.joins: list[int] = []
         self.joined_as: list[str] = []
         self.syncs = 0
@@ -57,7 +58,8 @@ class FakeClient:
         assert isinstance(request, JoinGroupRequest)
         self.joined_as.append(request._member_id)
         joined = {"generation_id": 1, "group_protocol": "roundrobin", "member_id": MINE, "leader_id": "another"}
-        return SimpleNamespace(error_code=self.joins.pop(0), **joined)
+        code = self.joins.pop(0) if self.joins else GroupLoadInProgressError.errno
+        return SimpleNamespace(error_code=code, **joined)
 
 
 @pytest.fixture

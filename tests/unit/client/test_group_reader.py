@@ -11,8 +11,8 @@ from aiokafka import ConsumerRecord, TopicPartition
 from marq.kafka.committed_offsets import Place
 from marq.kafka.group_reader import GroupReader
 from marq.kafka.queue_positions import Positions, Progress
+from marq.kafka.queue_records import serving
 from marq.kafka.records import Records
-from marq.kafka.served_queues import serving
 from marq.settings.client import ClientSettings
 from marq.wire.markers import Source
 

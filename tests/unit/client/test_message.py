@@ -42,7 +42,7 @@ async def test_an_ack_that_can_not_be_written_is_written_later_and_logged_once_i
     await asyncio.wait_for(message.ack(), 60)
 
     assert [list(each.offsets) for each in rig.settler.of(Ack)] == [[0]]
-    assert caplog.messages == ["outcomes not written, retrying: batches=1 refused by the test"]
+    assert caplog.messages == ["outcomes not written, retrying: batches=1 error=refused by the test"]
 
 
 async def test_an_ack_that_became_durable_after_the_lease_says_so(held) -> None:

@@ -22,8 +22,8 @@ from marq.kafka.offset_snapshots import (
     new_snapshot,
 )
 from marq.kafka.queue_positions import Positions, Progress
+from marq.kafka.queue_records import serving
 from marq.kafka.records import Records
-from marq.kafka.served_queues import serving
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 from marq.wire.names import Names

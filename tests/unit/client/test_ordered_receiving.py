@@ -144,6 +144,47 @@ async def test_an_ack_after_a_rebalance_that_left_nothing_to_commit_does_not_end
     await made.receiver.stop(1)
 
 
+@pytest.mark.parametrize("at_stop", [False, True])
+async def test_positions_whose_commit_failed_are_committed_again_later_or_at_the_stop(at_stop: bool) -> None:
+    made, _ = ordered_rig()
+    made.reader.add(P0, record(0, "a"))
+    made.receiver.start()
+    [message] = await made.take(1)
+    await message.ack()
+    await spin()
+    made.reader.refuse_commits = 1
+    await made.clock.advance(ordered_receiving.COMMIT_S)
+    assert made.reader.refuse_commits == 0
+    assert made.reader.behind[("q", P0)] == 0
+
+    if not at_stop:
+        await made.clock.advance(2 * ordered_receiving.COMMIT_S)
+        assert made.reader.behind[("q", P0)] == 1
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+    assert made.reader.behind[("q", P0)] == 1
+
+
+async def test_positions_are_committed_although_only_other_partitions_are_read() -> None:
+    made, _ = ordered_rig()
+    made.buffer.handler_demand = 10
+    made.reader.add(P0, record(0, "a"))
+    made.receiver.start()
+    [message] = await made.take(1)
+    await message.ack()
+    await spin()
+    made.reader.add(P1, record(0, "b"))
+    await made.take(1)
+    assert made.reader.committed[P1] == 1
+
+    await made.clock.advance(2 * ordered_receiving.COMMIT_S)
+
+    assert made.reader.behind[("q", P0)] == 1
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
 async def test_other_queues_of_a_group_keep_the_holder_of_the_assignment() -> None:
     settings = {"a": QueueSettings(ordering="key"), "b": QueueSettings()}
     made, tracker = rig(["a", "b"], queue=settings.__getitem__), Tracker()
@@ -203,6 +244,24 @@ async def test_an_uncounted_release_by_the_former_consumer_leaves_the_last_attem
     [message] = await made.take(1)
 
     assert message.attempt == last
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+async def test_an_uncounted_release_by_the_former_consumer_counts_no_attempt_and_leaves_no_error(attempt: int) -> None:
+    made, tracker = ordered_rig()
+    tracker.open_messages = {0: (State.LEASED_IN_ORDER, attempt, 30_000)}
+    made.reader.add(P0, record(0, "a"))
+    made.buffer.handler_demand = 1
+    made.receiver.start()
+    await spin(100)
+
+    tracker.open_messages = {0: (State.WAITING_IN_ORDER, attempt, 0)}
+    await made.clock.advance(ordered_receiving.MAX_ASK_S)
+    [message] = await made.take(1)
+
+    assert (message.attempt, message.last_error) == (attempt, None)
     await made.receiver.stop_reading(1)
     await made.receiver.stop(1)
 

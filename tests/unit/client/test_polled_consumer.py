@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marq.consumer.polled_consumer import described
-from marq.core.deliveries.redeliveries import redelivery
+from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow, State
 from marq.kafka.records import Row

@@ -12,7 +12,6 @@ import pytest
 
 from marq.admin import purge as purging
 from marq.admin.purge_errors import PurgeEnded
-from marq.backend import cluster
 from marq.client.receipt import Receipt
 from marq.core.lease_book import LeaseBook
 from marq.core.storage.rows import State
@@ -136,7 +135,7 @@ def namespace(monkeypatch: pytest.MonkeyPatch) -> Namespace:
     monkeypatch.setattr(purging, "PAUSE_KNOWN_S", 0)
     monkeypatch.setattr(purging, "LogReader", lambda settings, committed: namespace)
     monkeypatch.setattr(purging, "Inspector", lambda settings, definitions: namespace)
-    monkeypatch.setattr(cluster, "cluster_of", lambda settings: SimpleNamespace(writer=lambda topics: namespace))
+    monkeypatch.setattr(purging, "cluster_of", lambda settings: SimpleNamespace(writer=lambda topics: namespace))
     return namespace
 
 
@@ -308,6 +307,23 @@ async def test_a_purge_that_fails_tells_that_the_queue_is_paused(
     assert str(told.value) == "no worker answered; queue 'emails' is paused: purge it again, then resume it"
     assert str(told_the_endpoint.value) == "no worker answered"
     assert str(ended.value).endswith("purge it again to complete it")
+
+
+@pytest.mark.parametrize("paused", [True, "2100-01-01T00:00:00+00:00"])
+async def test_a_purge_of_a_queue_that_marq_toml_pauses_leaves_no_pause_of_its_own(
+    paused: bool | str, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_clients(namespace, monkeypatch)
+    namespace.definitions.fold(b"change:" + QUEUE.encode(), None)
+    namespace.definitions.fold(b"file:" + QUEUE.encode(), {"paused": paused})
+    namespace.fill(range(100, 200))
+    changed = AsyncMock()
+    monkeypatch.setattr(namespace, "change", changed, raising=False)
+
+    purged = await purging.purge(ClientSettings.read("localhost:9092", {}, environment={}), QUEUE)
+
+    assert purged.paused
+    changed.assert_awaited_once_with(QUEUE, paused=None)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 import marq.queues.following
 from marq.queues.definition_log import Entry
 from marq.queues.queues import MAX_TRIES, QueueOptions, Queues
+from marq.queues.schedules import Schedules
 from marq.queues.subscription_start import start_document
 from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
@@ -108,6 +109,43 @@ async def test_a_change_that_changes_nothing_writes_nothing(queues: Queues, log:
     await queues.reset("other")
 
     assert log.writes == 1
+
+
+async def test_a_change_that_another_client_has_undone_meanwhile_is_made_again(queues: Queues, log: ListLog) -> None:
+    await queues.pause("emails")
+    # This client has not read it yet.
+    log.append(b"change:emails", None)
+
+    settings = await queues.pause("emails")
+
+    assert settings.paused
+    assert log.writes == 2
+
+
+async def test_a_change_that_is_made_already_needs_the_broker_too(
+    queues: Queues, log: ListLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await queues.pause("emails")
+
+    async def end() -> int:
+        raise BrokerUnavailable("no broker")
+
+    monkeypatch.setattr(log, "end", end)
+
+    with pytest.raises(BrokerUnavailable, match="no broker"):
+        await queues.pause("emails")
+    with pytest.raises(BrokerUnavailable, match="no broker"):
+        await queues.resume("reports")
+
+
+async def test_a_reset_tells_of_a_schedule_that_it_had_not_read_yet(log: ListLog) -> None:
+    async with Schedules("none:1") as schedules:
+        log.append(b"schedule:nightly", {"queue": "reports", "cron": "0 1 * * *"})
+
+        assert await schedules.reset("nightly")
+        assert not await schedules.reset("nightly")
+
+    assert log.keys() == [b"schedule:nightly"] * 2
 
 
 async def test_settings_that_are_taken_back_leave_no_definition(queues: Queues, log: ListLog) -> None:

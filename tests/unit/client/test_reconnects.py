@@ -272,8 +272,18 @@ async def test_an_outage_is_over_some_time_after_the_last_failure(pacer, network
 
     assert not pacer.in_outage
     assert pacer.fresh_error(BROKER) is None
-    pacer.lost()
+
+
+async def test_a_broken_connection_explains_an_outage_until_the_broker_answers(pacer, network) -> None:
+    network.up = True
+    await tried(pacer, network)
+
+    pacer.lost(BROKER)
     assert pacer.in_outage
+    assert isinstance(pacer.fresh_error(BROKER), KafkaConnectionError)
+
+    await tried(pacer, network)
+    assert pacer.fresh_error(BROKER) is None
 
 
 async def test_clients_of_aiokafka_share_the_limit(monkeypatch, unused_tcp_port: int) -> None:
@@ -306,8 +316,9 @@ async def test_clients_of_aiokafka_share_the_limit(monkeypatch, unused_tcp_port:
     assert MAX_FAILURES_PER_SECOND <= accepted <= MAX_FAILURES_PER_SECOND * (loop.time() - began_s + 1)
 
 
+@pytest.mark.parametrize("seen", ["attempt failed", "connection broke"])
 async def test_an_outage_of_a_broker_that_was_up_is_explained_without_another_attempt(
-    monkeypatch, unused_tcp_port: int
+    monkeypatch, unused_tcp_port: int, seen: str
 ) -> None:
     """Otherwise each client that starts meanwhile would connect several times, beyond the limit."""
     monkeypatch.setattr(reconnects, "_pacers", {})
@@ -328,8 +339,11 @@ async def test_an_outage_of_a_broker_that_was_up_is_explained_without_another_at
 
     async with await asyncio.start_server(end, "127.0.0.1", unused_tcp_port):
         await pacer.connect(("127.0.0.1", unused_tcp_port), answer)
-        with pytest.raises(KafkaConnectionError):
-            await pacer.connect(("127.0.0.1", unused_tcp_port), fail)
+        if seen == "attempt failed":
+            with pytest.raises(KafkaConnectionError):
+                await pacer.connect(("127.0.0.1", unused_tcp_port), fail)
+        else:
+            pacer.lost(("127.0.0.1", unused_tcp_port))
         # On a busy machine, the next attempt takes a while.
         now_s = time.monotonic() + FRESH_S
         monkeypatch.setattr(pacer, "_clock", lambda: now_s)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from marq.kafka.served_queues import serving
+from marq.kafka.queue_records import serving
 from marq.wire.errors import LeaseLost
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Renew, Source
@@ -314,3 +314,17 @@ async def test_leases_lost_within_seconds_share_a_log_line(make_rig, caplog) -> 
 
     counts = [part for each in caplog.messages if "leases lost" in each for part in each.split() if "messages=" in part]
     assert counts == ["messages=1", "messages=5"]
+
+
+async def test_failed_renewals_are_logged_every_30_s(make_rig, caplog) -> None:
+    caplog.set_level("DEBUG", "marq")
+    rig, _ = await holding(make_rig, lease_ms=300_000)
+    rig.settler.refuse = 4
+    rig.clock.now_s += 100
+
+    for _ in range(4):
+        await rig.receiver.renewal.renew()
+        rig.clock.now_s += 10
+
+    levels = [each.levelname for each in caplog.records if "leases not renewed" in each.getMessage()]
+    assert levels == ["WARNING", "DEBUG", "DEBUG", "WARNING"]

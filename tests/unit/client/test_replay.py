@@ -11,7 +11,6 @@ import pytest
 
 from marq.admin import replay as replaying
 from marq.admin.replay import Start
-from marq.backend import cluster
 from marq.core.lease_book import LeaseBook
 from marq.kafka.records import Records
 from marq.kafka.topics import Topics
@@ -144,7 +143,7 @@ async def test_a_replay_drops_headers_that_do_not_fit_into_markers(
     namespace.log[P3] = [FakeRecord(10, QUEUE.encode(), headers=headers), FakeRecord(11, QUEUE.encode())]
     namespace.place = {P3: 12}
     writer = AsyncMock()
-    monkeypatch.setattr(cluster, "cluster_of", lambda settings: SimpleNamespace(writer=lambda topics: writer))
+    monkeypatch.setattr(replaying, "cluster_of", lambda settings: SimpleNamespace(writer=lambda topics: writer))
     replay = replaying._Replaying(SETTINGS, TOPICS, cast("Any", namespace), namespace.definitions, QUEUE, "id")
     await replay.look(Start(0))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka.errors import IllegalOperation
 
+from marq.kafka.broker_clock import BrokerClock
 from marq.kafka.group_reader import GroupCommit
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.protocol import Generation
@@ -22,13 +24,13 @@ class SlowBroker:
 
     def __init__(self) -> None:
         self.steps: list[str] = []
-        self.confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.confirmed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.sent = asyncio.Event()
 
     async def begin_transaction(self) -> None:
         self.steps.append("begin")
 
-    async def send(self, *_: object, **__: object) -> asyncio.Future[None]:
+    async def send(self, *_: object, **__: object) -> asyncio.Future[Any]:
         self.steps.append("record")
         self.sent.set()
         return self.confirmed
@@ -52,7 +54,7 @@ async def test_a_transaction_that_the_producer_has_ended_is_not_known_to_be_comm
 ) -> None:
     """Other errors would end the consumer."""
     broker: Any = EndedTransaction()
-    transactions = MarkerTransactions(ClientSettings(names=Names("m")), 1_000_000, "id")
+    transactions = MarkerTransactions(ClientSettings(names=Names("m")), 1_000_000, "id", BrokerClock())
     abandoned: list[object] = []
 
     async def running() -> Any:
@@ -74,15 +76,17 @@ async def test_a_transaction_that_the_producer_has_ended_is_not_known_to_be_comm
 async def test_offsets_are_sent_when_the_broker_has_the_records() -> None:
     """Together with the offsets, brokers refused about one record in fifteen for a moment (NOT_ENOUGH_REPLICAS)."""
     broker: Any = SlowBroker()
-    transactions = MarkerTransactions(ClientSettings(names=Names("m")), 1_000_000, "id")
+    clock = BrokerClock(lambda: 0.0)
+    transactions = MarkerTransactions(ClientSettings(names=Names("m")), 1_000_000, "id", clock)
     commit = GroupCommit("g", Generation(1, "member", None), {}, {}, {})
     writing = asyncio.create_task(transactions._transact(broker, [MarkerRecord(0, b"x")], commit))
     await broker.sent.wait()
     await asyncio.sleep(0)
     before = list(broker.steps)
 
-    broker.confirmed.set_result(None)
+    broker.confirmed.set_result(SimpleNamespace(timestamp=1_000, timestamp_type=1))
     await asyncio.wait_for(writing, 60)
 
     assert before == ["begin", "record"]
     assert broker.steps == ["begin", "record", "offsets", "commit"]
+    assert clock.now_ms() == 1_000

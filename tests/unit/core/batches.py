@@ -65,10 +65,11 @@ def acquire(
     queue: str = QUEUE,
     source: Source = SOURCE,
     in_order: bool = False,
+    dues_ms: Sequence[int] | None = None,
 ) -> Acquire:
     start = offsets[0] if from_offset is None else from_offset
     payloads = [payload(attempt)] * len(offsets)
-    return Acquire(queue, holder, source, offsets, lease_ms, start, payloads, in_order=in_order)
+    return Acquire(queue, holder, source, offsets, lease_ms, start, payloads, dues_ms, in_order)
 
 
 def ordered(

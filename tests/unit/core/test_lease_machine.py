@@ -23,7 +23,9 @@ from marq.wire.markers import (
     ANY_QUEUE,
     BACKOFF,
     BLOCKED_MS,
+    DUE_AT_ONCE,
     LAST,
+    NOW,
     Ack,
     Acquire,
     Batch,
@@ -148,7 +150,8 @@ class LeaseMachine(RuleBasedStateMachine):
         """Acquire records of a queue, and perhaps those of the other queue at the same places."""
         count = len(offsets)
         attempts = data.draw(st.lists(st.integers(1, 3), min_size=count, max_size=count))
-        dues = data.draw(st.none() | st.lists(st.just(-1) | _times.map(self.absolute), min_size=count, max_size=count))
+        due = st.sampled_from([NOW, DUE_AT_ONCE]) | _times.map(self.absolute)
+        dues = data.draw(st.none() | st.lists(due, min_size=count, max_size=count))
         other = {} if others_holder is None else {"b" if queue == "a" else "a": others_holder}
         for each, its_holder in {queue: holder, **other}.items():
             payloads = [payload(each, offset, attempt) for offset, attempt in zip(offsets, attempts, strict=True)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from marq.core import request_answers
-from marq.core.deliveries.redeliveries import redelivery
+from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import Counts, LeaseRow, State

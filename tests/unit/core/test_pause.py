@@ -102,6 +102,27 @@ def test_what_waits_survives_a_new_owner() -> None:
     assert due(book, T0) == [(1, Destination.QUEUE)]
 
 
+def test_a_message_that_was_read_during_the_pause_comes_at_once_and_was_due_since_then() -> None:
+    """Its place in the order is the one in which messages were read."""
+    paused = Paused()
+    paused.queues = {QUEUE}
+    book = LeaseBook(paused)
+    fold(book, acquire([5, 6], dues_ms=[0, 0]))
+    fold(book, acquire([7, 8], dues_ms=[T0 + 5_000, 0]), at=T0 + 1_000)
+    assert due(book, T0 + 1_000) == []
+    # The next owner has not seen the pause.
+    table = {key: row for key, row in book.take_changes().items() if row is not None}
+    book = LeaseBook(paused)
+    book.restore(table.items())
+    paused.queues.clear()
+
+    fires = book.due(T0 + 2_000)
+
+    assert [fire.offset for fire in fires] == [5, 6, 8]
+    assert [book.wanted_ms(fire.lease) for fire in fires] == [T0, T0, T0 + 1_000]
+    assert due(book, T0 + 5_000) == [(7, Destination.QUEUE)]
+
+
 def test_a_released_lease_counts_as_a_delivery_only_while_attempts_are_left() -> None:
     settings = QueueSettings(max_attempts=2)
     assert is_delivery(LeaseRow(QUEUE, 0, 1, T0, T0, State.RELEASED), settings)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.deliveries.redeliveries import Redelivery, reason, redelivery
+from marq.core.deliveries.redelivery_records import Redelivery, reason, redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow, State
 from marq.wire.marker_codec import MAX_TEXT_BYTES
@@ -113,6 +113,14 @@ def test_later_copies_keep_the_id_and_the_first_time() -> None:
         ("marq-first-sent", b"5"),
         ("marq-id", b"marq.messages/0/3"),
     ]
+
+
+@pytest.mark.parametrize("destination", [Destination.QUEUE, Destination.DEAD_LETTERS])
+def test_a_senders_header_of_a_note_is_dropped(destination: Destination) -> None:
+    made = copy_of(fire(destination), ("a", b"1"), ("marq-settled", b"deleted"))
+
+    assert "marq-settled" not in dict(made.headers)
+    assert made.headers[0] == ("a", b"1")
 
 
 def test_the_error_of_a_release_travels_and_replaces_the_one_before() -> None:

@@ -15,7 +15,7 @@ from marq.core.tracker import Tracker
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import Schedule, ScheduleLayers, home_partition
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import Batch, Cancel, Cause, Delay, Fact, Kind, Reschedule
+from marq.wire.markers import Batch, Cancel, Cause, Delay, Fact, Kind, Payload, Reschedule, Source
 from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import ENVELOPE_ROOM_BYTES, PREVIOUS_HEADER, is_synthetic
 
@@ -46,6 +46,7 @@ class Life:
         self.next_time = next_time or every(60)
         self.holder = 0
         self.limit_bytes = 1_000_000
+        self.paused = False
         self.restart()
 
     def define(self, **document: Any) -> None:
@@ -53,7 +54,7 @@ class Life:
 
     def restart(self, caught_up: bool = True) -> None:
         self.holder += 1
-        self.tracker = Tracker(lambda queue: QueueSettings(), self.holder, tick_interval_ms=0)
+        self.tracker = Tracker(lambda queue: QueueSettings(paused=self.paused), self.holder, tick_interval_ms=0)
         self.tracker.book.restore(self.table.items())
         self.planner = Planner(
             home_partition("s", PARTITIONS), PARTITIONS, lambda: self.layers, self.next_time, self.limit_bytes
@@ -64,6 +65,10 @@ class Life:
     @property
     def book(self) -> LeaseBook:
         return self.tracker.book
+
+    def payload(self, queue: str, source: Source, number: int) -> Payload | None:
+        row = self.table.get(rows.row_key(queue, source, number))
+        return None if row is None else rows.decode_payload(row)
 
     def append(self, batch: Batch) -> None:
         self.offset += 1
@@ -80,7 +85,7 @@ class Life:
         planned: list[Batch] = []
         while True:
             self.tracker.saw(self.now_ms)
-            plan = self.planner.plan(self.tracker, self.now_ms)
+            plan = self.planner.plan(self.tracker, self.now_ms, self.payload)
             planned += plan
             fires = self.tracker.due()
             self.delivered += [each.offset for each in fires if each.fact_kind is Kind.DELIVERED]
@@ -148,7 +153,7 @@ def test_nothing_is_planned_before_all_that_was_written_is_known() -> None:
     life.define()
     life.restart(caught_up=False)
 
-    assert life.planner.plan(life.tracker, life.now_ms) == []
+    assert life.planner.plan(life.tracker, life.now_ms, life.payload) == []
     life.work()
     assert life.waiting == times(0, 1)
 
@@ -220,6 +225,24 @@ def test_a_schedule_that_catches_up_delivers_each_of_them() -> None:
 
     assert life.delivered == times(0, 2 * MAX_MISSED + 6)
     assert life.waiting == times(2 * MAX_MISSED + 6, 1)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(("catch_up", "late"), [(False, times(0, 1)), (True, times(0, 11))])
+def test_times_while_the_queue_is_paused_are_missed_times(catch_up: bool, late: list[int], restarts: bool) -> None:
+    life = Life()
+    life.define(catch_up=catch_up)
+    life.work()
+    life.paused = True
+    life.until(times(10, 1)[0] + 7)
+    assert (life.delivered, life.waiting) == ([], times(0, 1))
+
+    if restarts:
+        life.restart()
+    life.paused = False
+    life.work()
+
+    assert (life.delivered, life.waiting) == (late, times(11, 1))
 
 
 @pytest.mark.parametrize("limit_bytes", [2_000, 4_000, 16_384, 65_536, 200_000, 262_144, 1_048_588])
@@ -303,7 +326,7 @@ def test_a_change_waits_for_the_message_that_is_on_its_way() -> None:
     assert len(fires) == 1
 
     life.define(value="new")
-    assert life.planner.plan(life.tracker, life.now_ms) == []
+    assert life.planner.plan(life.tracker, life.now_ms, life.payload) == []
     for fact in life.tracker.facts(fires):
         life.append(fact)
     planned = life.work()
@@ -319,7 +342,7 @@ def test_what_is_withdrawn_is_not_fired_while_that_is_on_its_way_and_again_if_it
     life.now_ms = times(0, 1)[0] * 1000
     life.tracker.saw(life.now_ms)
     life.append(life.tracker.tick(life.now_ms))
-    assert len(life.planner.plan(life.tracker, life.now_ms)) == 1
+    assert len(life.planner.plan(life.tracker, life.now_ms, life.payload)) == 1
     assert life.tracker.due() == []
 
     life.tracker.take_over_again()
@@ -376,6 +399,63 @@ def test_a_message_that_is_delivered_at_once_was_that_of_its_time() -> None:
     life.until(times(2, 1)[0])
 
     assert life.delivered == times(0, 3)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_cancelled_time_stays_cancelled_after_a_change(known: bool) -> None:
+    life = Life()
+    life.define(value="old")
+    life.work()
+    [(source, number, _)] = life.book.open_leases()
+    life.append(Cancel("reports", 77, source, [number]))
+    if known:
+        life.work()
+    for value in ("new", "old", "new"):
+        life.define(value=value)
+        life.work()
+    assert life.waiting == times(1, 1)
+    life.until(times(2, 1)[0])
+
+    assert life.delivered == times(1, 2)
+
+
+def test_a_time_that_was_delivered_early_is_not_repeated_after_a_change() -> None:
+    life = Life()
+    life.define(value="old")
+    life.work()
+    [(source, number, _)] = life.book.open_leases()
+    life.append(Reschedule("reports", 77, source, [number], [0], True))
+    life.work()
+    assert life.delivered == times(0, 1)
+    for value in ("new", "old"):
+        life.define(value=value)
+        life.restart()
+    life.until(times(2, 1)[0])
+
+    assert life.delivered == times(0, 3)
+
+
+def test_a_change_to_more_frequent_times_begins_at_once() -> None:
+    life = Life()
+    life.define(cron="*/3600 * * * *")
+    life.until(times(0, 1, 3600)[0] + 1)
+    life.define(cron="*/60 * * * *")
+    life.work()
+
+    assert life.waiting == [times(0, 1, 3600)[0] + 60]
+
+
+def test_a_definition_that_is_withdrawn_without_a_message_counts_for_no_queue() -> None:
+    """Its name was listed as a queue."""
+    [only] = times(0, 1)
+    life = Life(lambda schedule, after_s: only if after_s < only else None)
+    life.define()
+    life.until(only)
+    assert (life.delivered, life.waiting) == ([only], [])
+    life.layers.fold("schedule", "s", None)
+    life.work()
+
+    assert life.book.counts.keys() == {"reports"}
 
 
 @pytest.mark.parametrize("next_time", [lambda schedule, after_s: None, every(60)])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage import rows
 from marq.core.storage.settled_dead_letters import CHUNK_OFFSETS, Places
+from marq.dead_letters.log import Stored
 from marq.wire.dead_letter_notes import MAX_OFFSETS, MAX_RUNS, NOTE_KEY, Disposition, Note, decode, encoded, is_note
 from marq.wire.markers import Batch, Cause, Fact, Kind, Source
 from tests.unit.core.batches import HOLDER, LETTERS, OTHER, QUEUE, discard, redrive
@@ -136,7 +137,9 @@ def test_a_note_is_read_as_it_was_written(note: Note) -> None:
     [(value, headers)] = encoded(note)
 
     assert decode(LETTERS, value) == note
-    assert is_note(headers)
+    assert is_note(Stored(0, 7, 0, NOTE_KEY, value, headers))
+    assert not is_note(Stored(0, 7, 0, b"emails", value, headers))
+    assert not is_note(Stored(0, 7, 0, None, value, headers))
 
 
 def test_a_long_note_is_several_records() -> None:
@@ -169,6 +172,10 @@ def test_any_bytes_are_a_note_or_none(value: bytes | None) -> None:
 )
 def test_a_foreign_note_says_nothing(value: bytes) -> None:
     assert decode(LETTERS, value) is None
+
+
+def test_a_note_settles_only_dead_letters_before_it() -> None:
+    assert Note(LETTERS, [3, 6, 7, 8], Disposition.DELETED, "q", 1).settled_before(7) == [3, 6]
 
 
 def test_a_notes_key_is_not_a_queues_name() -> None:

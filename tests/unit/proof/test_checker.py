@@ -482,6 +482,17 @@ def test_a_release_that_comes_while_the_copy_is_on_its_way_changes_nothing() -> 
     assert [str(finding) for finding in judged(told).findings] == []
 
 
+def test_overlapping_pauses_do_not_explain_a_lease_that_begins_later() -> None:
+    def told(story: Story) -> None:
+        for type_ in ("invoke", "invoke", "ok", "ok"):
+            story.history.add("nemesis", type_, "pause", target="first")
+        story.send(0)
+        story.take("first", FIRST, 0, 0)
+        taken_and_expired(story)
+
+    assert "unexplained" in judged(told).violations
+
+
 def test_a_tracker_is_judged_by_the_settings_that_it_has_heard_of() -> None:
     """Version 2 allows 5 attempts; the tracker that makes a dead letter after 3 knows only version 1, which is fine."""
 

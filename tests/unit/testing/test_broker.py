@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import warnings
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 
 import marq
 from marq.testing import Broker, ClientLeftRunning
+from marq.testing.topics import Topic, Unplaced
 from tests.effective import effective
 
 
@@ -156,6 +159,44 @@ def test_what_one_event_loop_left_is_there_for_the_next_one_when_that_is_closed(
     assert len(broker.acked("q")) == 2
 
 
+def test_a_pause_that_began_in_one_event_loop_ends_in_the_next_one() -> None:
+    with contextlib.closing(Broker()) as broker:
+
+        async def pause() -> None:
+            async with marq.Queues(broker.address) as queues:
+                await broker.settle()
+                await queues.pause("emails", duration=600)
+
+        async def receive() -> tuple[list[bytes], bool, list[bytes]]:
+            async with broker.producer() as producer, broker.consumer("emails") as consumer:
+                await producer.send("emails", b"x", delay=30)
+                before = [message.value for message in await consumer.receive(wait=60)]
+                # The end of a pause is rounded up to a second.
+                await broker.advance(541)
+                async with marq.Queues(broker.address) as queues:
+                    return before, queues["emails"].paused, [each.value for each in await consumer.receive(wait=1)]
+
+        asyncio.run(pause())
+
+        assert asyncio.run(receive()) == ([], False, [b"x"])
+
+
+async def test_a_pause_that_began_before_the_first_consumer_ends_for_all_clients() -> None:
+    with contextlib.closing(Broker()) as broker:
+        async with marq.Queues(broker.address) as queues, broker.producer() as producer:
+            await queues.pause("emails", duration=60)
+            async with broker.consumer("emails") as consumer:
+                await producer.send("emails", b"x", delay=30)
+                await broker.advance(59)
+                assert queues["emails"].paused
+                assert len(broker.delayed("emails")) == 1
+                await broker.advance(2)
+
+                assert not queues["emails"].paused
+                [message] = await consumer.receive(wait=1)
+                await message.ack()
+
+
 async def test_consumers_and_time_belong_in_one_event_loop() -> None:
     async with Broker() as broker, broker.consumer("q"):
 
@@ -187,6 +228,37 @@ async def test_a_synchronous_producer_wakes_consumers_of_another_thread() -> Non
         assert seen == [b"x"]
         await consumer.stop()
         await running
+
+
+async def test_batches_of_two_threads_have_their_own_offsets() -> None:
+    topic, begun, go_on = Topic("t", 1), threading.Event(), threading.Event()
+
+    def slow() -> Iterator[Unplaced]:
+        yield None, b"1", ()
+        begun.set()
+        go_on.wait(60)
+        yield None, b"2", ()
+
+    first = asyncio.create_task(asyncio.to_thread(topic.extend, 0, 0, slow()))
+    await asyncio.to_thread(begun.wait, 60)
+    second = asyncio.create_task(asyncio.to_thread(topic.append, 0, 0, None, b"3"))
+    go_on.set()
+
+    assert (await first, await second) == (0, 2)
+    assert [record.value for record in topic.logs[0]] == [b"1", b"2", b"3"]
+
+
+async def test_the_key_of_a_record_in_a_queues_own_topic_may_be_the_queues_name() -> None:
+    async with Broker() as broker, broker.consumer("orders") as consumer:
+        broker.create_topic("sales")
+        broker.define("orders", topic="sales")
+        broker.produce("sales", b"v", key=b"orders")
+        [waiting] = broker.messages("orders")
+        [message] = await consumer.receive(wait=60)
+        [in_flight] = broker.in_flight("orders")
+        await message.ack()
+
+    assert [each.key for each in (waiting, in_flight, message)] == [b"orders"] * 3
 
 
 async def test_clients_that_are_left_running_are_named_at_the_end() -> None:

@@ -57,3 +57,19 @@ async def test_a_sleep_ends_when_its_time_has_come_and_a_cancelled_one_leaves_no
 
     await asyncio.wait_for(sleeping, 60)
     assert clock.next_ms is None
+
+
+def test_time_wakes_no_sleeper_of_a_closed_event_loop() -> None:
+    clock, loop = Clock(), asyncio.new_event_loop()
+    # Not asyncio.run, which would end the task.
+    sleeping = loop.create_task(clock.sleep(1))
+    # Otherwise asyncio logs during a later test that a pending task was destroyed.
+    sleeping._log_destroy_pending = False
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+    assert clock.next_ms is None
+    clock.move(clock.now_ms + 1_000)
+
+    assert not sleeping.done()
+    sleeping.get_coro().close()

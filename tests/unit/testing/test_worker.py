@@ -10,6 +10,7 @@ import pytest
 
 import marq
 from marq.testing import Broker
+from marq.testing.group import Member
 
 
 def handle_by_name(message: marq.Message) -> None:
@@ -175,3 +176,19 @@ async def test_two_handlers_for_one_queue_are_refused_as_by_a_worker() -> None:
         ):
             await broker.run(first, second)
         await broker.run(first, first)
+
+
+async def test_run_raises_the_error_because_of_which_a_worker_no_longer_receives(monkeypatch) -> None:
+    @marq.handler("orders")
+    async def handle(message: marq.Message) -> None:
+        pass
+
+    def defect(*_: object) -> object:
+        raise RuntimeError("a defect of this test")
+
+    async with Broker() as broker, broker.producer() as producer:
+        await producer.send("orders", b"x")
+        monkeypatch.setattr(Member, "fetch", defect)
+
+        with pytest.raises(marq.MarqError, match="a defect of this test"):
+            await broker.run(handle, limit=5)

@@ -87,6 +87,7 @@ GOOD = {
     "a receive with the least": received(MaxNumberOfMessages=1, VisibilityTimeout=0, WaitTimeSeconds=0),
     "a receive with the most": received(MaxNumberOfMessages=10, VisibilityTimeout=43_200, WaitTimeSeconds=20),
     "names of attributes": received(AttributeNames=["All"], MessageSystemAttributeNames=sorted(SYSTEM_ATTRIBUTES)),
+    "an attribute that only the model has": received(AttributeNames=["SqsManagedSseEnabled"]),
     "kombu's name for all": received(AttributeNames=["ALL"], MessageAttributeNames=["ALL"]),
     "an attempt": received(ReceiveRequestAttemptId="a" * 128),
     "a queue": created("Orders_-1"),

@@ -21,6 +21,7 @@ from marq_worker.app.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, Outcome,
 from marq_worker.app.sqs.handles import Handle
 from marq_worker.app.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.app.sqs.receiving import Delivery
+from tests.unit.client.fakes import spin
 
 TOKEN = Token("orders.fifo", 7, Source("marq.messages", 3), 17)
 HERE, THERE = "http://here:9324", "http://there:9324"
@@ -194,3 +195,23 @@ async def test_outcomes_for_an_endpoint_go_together_while_a_request_is_under_way
     await asyncio.gather(first, *[rig.outcomes.ack([handle(THERE)]) for _ in range(5)])
 
     assert rig.requests == [1, 5]
+
+
+async def test_a_stop_settles_the_outcomes_that_could_not_be_sent_by_token(rig: Rig) -> None:
+    sending = asyncio.Event()
+
+    async def settle(url: str, documents: Sequence[dict[str, Any]]) -> Sequence[bool]:
+        sending.set()
+        await asyncio.Event().wait()
+        return []
+
+    rig.settle = settle  # type: ignore[method-assign]
+    first = asyncio.create_task(rig.outcomes.ack([handle(THERE)]))
+    await sending.wait()
+    second = asyncio.create_task(rig.outcomes.release([handle(THERE)]))
+    await spin()
+
+    await rig.outcomes.stop()
+
+    await asyncio.wait_for(asyncio.gather(first, second), 5)
+    assert sorted(rig.log) == ["asked", "asked", "token: ack", "token: release True"]

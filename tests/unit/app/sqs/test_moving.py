@@ -21,6 +21,7 @@ from marq_worker.app.sqs.counts import Counts
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_answers import SOURCE_HEADER
 from marq_worker.app.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, NOT_COUNTED, NOT_RECEIVED, Mover
+from marq_worker.app.sqs.receive_limits import OldMessages
 from marq_worker.app.sqs.receiving import Delivery
 from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.tasks import SKEW_S, MoveTask, PurgeTask, Tasks
@@ -35,7 +36,8 @@ def letter(
 ) -> Delivery:
     headers = {} if source is None else {SOURCE_HEADER: (ARN + source).encode()}
     token = Token("dead", 1, Source("marq.messages", 0), number)
-    return Delivery(token, f"marq.messages/0/{number}", 1, sent_ms, b"x", headers, available_ms=available_ms)
+    members = {"available_ms": available_ms, "received_ms": NOW_MS}
+    return Delivery(token, f"marq.messages/0/{number}", 1, sent_ms, b"x", headers, **members)
 
 
 class Receiver:
@@ -48,8 +50,9 @@ class Receiver:
         self.log: list[str] = []
         self.released: list[int] = []
         self.returns = True
-        #: The messages whose leases end before the next call.
+        #: The messages whose leases end before the next acknowledgement, or before the next renewal.
         self.over: list[Delivery] = []
+        self.over_at_renewal = False
         self.now_s = 0.0
 
     def of(self, queue: str) -> Receiver:
@@ -74,7 +77,8 @@ class Receiver:
 
     async def renew(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
         self.renewed += [lease_ms for _ in deliveries]
-        self._raise_if_over()
+        if self.over_at_renewal:
+            self._raise_if_over()
 
     def _raise_if_over(self) -> None:
         over, self.over = self.over, []
@@ -97,8 +101,11 @@ class Rig:
         receivers: Any = self.receiver
         monkeypatch.setattr(moving, "_wait", self._wait)
         monkeypatch.setattr(moving, "RETRY_S", 0)
+        settlers: Any = SimpleNamespace(of=self.receiver.of)
+        old_messages = OldMessages(settlers)
         self.mover = Mover(
-            self.tasks, self.directory, receivers, self._send, self.receiver, self._count, lambda: self.receiver.now_s
+            self.tasks, self.directory, receivers, self._send, settlers, old_messages, self._count,
+            lambda: self.receiver.now_s,
         )  # fmt: skip
 
     async def _wait(self, stopping: asyncio.Event, seconds: float) -> None:
@@ -141,7 +148,6 @@ async def test_each_message_returns_to_its_queue_and_is_acknowledged_after_it_wa
     assert rig.sent == [("emails", 1), ("bills", 2)]
     assert rig.receiver.log == ["send 1", "send 2", "ack 1", "ack 2"]
     assert (task.state, task.moved, task.reason) == ("COMPLETED", 2, None)
-    assert rig.receiver.renewed == []
 
 
 async def test_one_destination_takes_all_messages(rig: Rig) -> None:
@@ -203,9 +209,9 @@ async def test_only_old_messages_that_were_deleted_are_logged_as_deleted(
     await rig.run(letter(2, available_ms=1))
 
     assert rig.receiver.log == []
-    assert not [each for each in caplog.messages if "old messages were deleted" in each]
+    assert not [each for each in caplog.messages if "MessageRetentionPeriod" in each]
     await rig.run(letter(3, available_ms=1))
-    assert "old messages were deleted: queue=dead messages=1" in caplog.messages
+    assert "messages older than MessageRetentionPeriod were deleted: queue=dead messages=1" in caplog.messages
 
 
 async def test_a_rate_limits_polls_and_spaces_them(rig: Rig) -> None:
@@ -215,18 +221,47 @@ async def test_a_rate_limits_polls_and_spaces_them(rig: Rig) -> None:
     assert rig.waits[:2] == pytest.approx([0.5, 0.5])
 
 
-async def test_a_short_lease_is_extended_before_a_message_is_sent(rig: Rig) -> None:
-    await rig.queues.change("dead", lease=1)
+@pytest.mark.parametrize("lease_s", [1, 43_200])
+async def test_a_message_is_leased_for_as_long_as_a_move_takes_before_it_is_sent(rig: Rig, lease_s: int) -> None:
+    """A longer lease would hide it from the endpoint that continues the move."""
+    await rig.queues.change("dead", lease=lease_s)
 
     await rig.run(letter(1))
 
     assert rig.receiver.renewed == [LEASE_S * 1000]
 
 
+@pytest.mark.parametrize("newer", [[], [letter(9, sent_ms=NOW_MS + 60_000)]], ids=["alone", "with-newer-ones"])
+async def test_a_move_waits_for_the_messages_of_a_dead_endpoint(rig: Rig, newer: list[Delivery]) -> None:
+    """They are in flight there until their leases end."""
+    in_flight = [letter(1)]
+
+    async def count(queue: str) -> Counts:
+        if rig.receiver.now_s > LEASE_S:
+            rig.receiver.waiting += in_flight
+            in_flight.clear()
+        return Counts(len(rig.receiver.waiting), in_flight=len(in_flight), known=True)
+
+    rig.mover._count = count
+
+    task = await rig.run(*newer)
+
+    assert (task.state, task.moved) == ("COMPLETED", 1)
+
+
+async def test_a_move_does_not_wait_for_messages_that_clients_have_in_flight_for_longer(rig: Rig) -> None:
+    async def count(queue: str) -> Counts:
+        return Counts(0, in_flight=1, known=True)
+
+    rig.mover._count = count
+
+    assert (await rig.run()).state == "COMPLETED"
+    assert LEASE_S + moving.QUIET_S <= rig.receiver.now_s < moving.MAX_QUIET_S
+
+
 async def test_messages_of_a_fifo_queue_are_moved_later_if_a_lease_ends_before_they_are_sent(rig: Rig) -> None:
-    await rig.queues.change("dead", lease=1)
     await rig.directory.set_attributes("dead", {"MessageRetentionPeriod": "3600"})
-    rig.receiver.over = [letter(1)]
+    rig.receiver.over, rig.receiver.over_at_renewal = [letter(1)], True
 
     task = await rig.run(letter(1), letter(2), letter(3, available_ms=1))
 

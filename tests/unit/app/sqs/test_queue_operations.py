@@ -11,6 +11,8 @@ import marq.queues.following
 from marq.queues.queues import Queues
 from marq_worker.app.sqs.access_keys import Grant, Key
 from marq_worker.app.sqs.aws_json import Call
+from marq_worker.app.sqs.counts import Counts
+from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.move_operations import MoveOperations
 from marq_worker.app.sqs.operations import Operations
 from marq_worker.app.sqs.queue_operations import QueueOperations
@@ -32,12 +34,16 @@ async def operations(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Operation
         for name in ("orders-a", "orders-b", "secret"):
             await directory.create(name, {"RedrivePolicy": REDRIVE}, {})
         yield Operations(
-            QueueOperations(queues, directory, unused, unused, unused, unused),
+            QueueOperations(queues, directory, unused, unused, unused, no_messages),
             unused,
             MoveOperations(queues, directory, unused, unused, unused),
             directory,
             1_000_000,
         )
+
+
+async def no_messages(queue: str) -> Counts:
+    return Counts(known=True)
 
 
 def urls(answer: Mapping[str, Any], member: str) -> list[str]:
@@ -59,9 +65,30 @@ async def test_a_client_sees_only_queues_for_which_its_key_allows_an_action(oper
         "queueUrls": [f"{URL}/000000000000/orders-a"],
         "NextToken": "orders-a",
     }
+    following = Call(page.operation, {**page.parameters, "NextToken": "orders-a"})
+    assert await operations.answer(following, key, URL) == {"queueUrls": [f"{URL}/000000000000/orders-b"]}
 
 
 async def test_a_client_of_an_endpoint_without_keys_sees_all_queues(operations: Operations) -> None:
     sources = Call("ListDeadLetterSourceQueues", {"QueueUrl": f"{URL}/000000000000/dead"})
 
     assert urls(await operations.answer(sources, None, URL), "queueUrls") == ["orders-a", "orders-b", "secret"]
+
+
+@pytest.mark.parametrize("name", ["All", "ALL", "all", ".*", "*"])
+async def test_every_name_for_all_attributes_returns_all_of_a_queue(operations: Operations, name: str) -> None:
+    call = Call("GetQueueAttributes", {"QueueUrl": f"{URL}/000000000000/dead", "AttributeNames": [name]})
+
+    attributes = (await operations.answer(call, None, URL))["Attributes"]
+
+    assert {"VisibilityTimeout", "QueueArn", "ApproximateNumberOfMessages"} <= attributes.keys()
+
+
+async def test_a_refusal_does_not_repeat_a_long_name(operations: Operations) -> None:
+    key = Key("ORDERS", "s" * 20, (Grant("orders-*", frozenset({"send"})),))
+
+    with pytest.raises(SqsError) as caught:
+        await operations.answer(Call("GetQueueUrl", {"QueueName": "x" * 1_000_000}), key, URL)
+
+    assert caught.value.shape == "AccessDenied"
+    assert len(caught.value.message) < 200

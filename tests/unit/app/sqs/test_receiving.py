@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 import marq
 from marq.client.message_token import Token
 from marq.consumer.message import Message
-from marq.consumer.polled_consumer import TokenSettler
+from marq.consumer.polled_consumer import PolledConsumer, TokenSettler
+from marq.consumer.prefetch import PrefetchBuffer
 from marq.settings.client import ClientSettings
 from marq.testing import Broker
 from marq.wire.markers import Source
 from marq_worker.app.sqs import receiving
+from marq_worker.app.sqs.deleted_messages import DELETED_S, MAX_DELETED, Deleted
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.receiving import (
-    DELETED_S,
     LONG_POLL_S,
-    MAX_DELETED,
-    Deleted,
     Delivery,
     QueueReceiver,
     Receivers,
     end_of_poll_s,
 )
+from tests.unit.client.fakes import spin
 
 TOKEN = Token("emails", 2**64 - 1, Source("marq.messages", 3), 2**40)
 
@@ -41,16 +41,18 @@ def delivery(message_id: str = "marq.messages/3/7", attempt: int = 1) -> Deliver
 def test_a_delivery_passes_unchanged_between_endpoints(
     body: bytes, headers: dict[str, bytes | None], attempt: int
 ) -> None:
-    sent = Delivery(TOKEN, "marq.messages/3/7", attempt, 1_700_000_000_000, body, headers, 1_700_000_000_007, 5, "url")
+    sent = Delivery(TOKEN, "marq.messages/3/7", attempt, 1_700_000_000_000, body, headers, 7, 5, "url", 9)
 
     assert Delivery.read(sent.document()) == sent
 
 
-def test_an_endpoint_of_an_earlier_version_does_not_know_since_when_a_message_is_available() -> None:
-    document = delivery()._replace(available_ms=5).document()
-    del document["available_ms"]
+@pytest.mark.parametrize("member", ["available_ms", "received_ms"])
+def test_the_age_of_a_message_is_unknown_if_an_endpoint_of_an_earlier_version_sent_it(member: str) -> None:
+    document = delivery()._replace(available_ms=5_000, received_ms=7_000).document()
+    assert Delivery.read(document).age_s == 2
+    del document[member]
 
-    assert Delivery.read(document).available_ms == 0
+    assert Delivery.read(document).age_s == 0
 
 
 def test_only_later_deliveries_of_a_deleted_message_are_ended() -> None:
@@ -109,7 +111,7 @@ class Idle:
 
     def __init__(self) -> None:
         self.error = None
-        self._woken = asyncio.Event()
+        self._buffer = PrefetchBuffer("emails")
 
     async def start(self) -> None:
         return
@@ -121,12 +123,11 @@ class Idle:
         return []
 
     async def wait(self, most: int, wait_s: float) -> None:
-        self._woken.clear()
         async with asyncio.timeout(wait_s):
-            await self._woken.wait()
+            await self._buffer.wait()
 
     def wake(self, count: int) -> None:
-        self._woken.set()
+        self._buffer.wake(count)
 
 
 class OneOther:
@@ -153,6 +154,13 @@ class Receiver(QueueReceiver):
         client = ClientSettings.read("memory://", {}, owner="test")
         super().__init__("emails", client, "", None, other)  # type: ignore[arg-type]
         self._other = other
+        self.offered = asyncio.Event()
+
+    def _offer_foreign(self) -> None:
+        if self._foreign:
+            # The test continues before the woken poll.
+            self.offered.set()
+        super()._offer_foreign()
 
     def _new_consumer(self) -> Any:
         return Idle()
@@ -189,6 +197,157 @@ async def test_messages_of_another_endpoint_do_not_stay_when_no_poll_waits() -> 
     other.answer()
     assert await receiver.poll(1, 0) == []
     await receiver.stop()
+
+
+async def test_a_poll_for_another_endpoint_does_not_keep_a_message_from_a_client() -> None:
+    """Both wait for the same consumer, and the one that has waited longest is woken first."""
+    receiver = Receiver(other := OneOther())
+    for_peer = asyncio.create_task(receiver.poll_for_peer(1, 30))
+    await spin()
+    poll = asyncio.create_task(receiver.poll(1, 30))
+    await other.asked.get()
+
+    other.answer("a")
+
+    assert [each.id for each in await asyncio.wait_for(poll, 5)] == ["a"]
+    for_peer.cancel()
+    await receiver.stop()
+
+
+async def test_if_a_client_leaves_as_its_poll_is_woken_another_poll_gets_the_message() -> None:
+    receiver = Receiver(other := OneOther())
+    leaving = asyncio.create_task(receiver.poll(1, 30))
+    await other.asked.get()
+    poll = asyncio.create_task(receiver.poll(1, 30))
+    await spin()
+    other.answer("a")
+    await receiver.offered.wait()
+
+    leaving.cancel()
+
+    assert [each.id for each in await asyncio.wait_for(poll, 5)] == ["a"]
+    await receiver.stop()
+
+
+class Slow(Receiver):
+    """Its consumer renews leases until the test sets ``renewed``; then it is empty."""
+
+    def __init__(self, other: OneOther) -> None:
+        super().__init__(other)
+        self.renewing, self.renewed = asyncio.Event(), asyncio.Event()
+
+    async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
+        self.renewing.set()
+        await self.renewed.wait()
+        return []
+
+    async def gets(self, *message_ids: str) -> None:
+        """Let the other endpoint's messages arrive while the consumer renews leases."""
+        await self.renewing.wait()
+        self._ask_others()
+        self._other.answer(*message_ids)
+        await self.offered.wait()
+
+
+async def test_a_poll_gets_a_message_that_arrives_while_the_consumer_renews_leases() -> None:
+    receiver = Slow(OneOther())
+    poll = asyncio.create_task(receiver.poll(1, 30))
+    await receiver.gets("a")
+
+    receiver.renewed.set()
+
+    assert [each.id for each in await asyncio.wait_for(poll, 5)] == ["a"]
+    await receiver.stop()
+
+
+async def test_a_message_of_another_endpoint_does_not_wait_for_the_consumer() -> None:
+    receiver = Slow(OneOther())
+    busy = asyncio.create_task(receiver.poll(1, 30))
+    await receiver.gets("a", "b")
+
+    assert [each.id for each in await asyncio.wait_for(receiver.poll(10, 30), 5)] == ["a", "b"]
+    receiver.renewed.set()
+    await receiver.stop()
+    assert await busy == []
+
+
+async def test_a_poll_gets_messages_of_another_endpoint_and_its_own_together() -> None:
+    class Both(Receiver):
+        async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
+            return [delivery("own")] if self.offered.is_set() else []
+
+    receiver = Both(other := OneOther())
+    poll = asyncio.create_task(receiver.poll(10, 30))
+    await other.asked.get()
+
+    other.answer("a")
+
+    assert [each.id for each in await asyncio.wait_for(poll, 5)] == ["a", "own"]
+    await receiver.stop()
+
+
+async def test_a_message_of_another_endpoint_that_had_to_wait_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease may have ended."""
+    monkeypatch.setattr(receiving, "MAX_WAIT_S", -1.0)
+    receiver = Slow(other := OneOther())
+    poll = asyncio.create_task(receiver.poll(1, 0))
+    await receiver.gets("a")
+
+    receiver.renewed.set()
+
+    assert await poll == []
+    await receiver.stop()
+    assert other.released == ["a"]
+
+
+async def test_a_message_of_another_endpoint_is_released_while_there_is_no_consumer() -> None:
+    """No poll could take it before the next consumer has joined the group."""
+    receiver = Receiver(other := OneOther())
+    poll = asyncio.create_task(receiver.poll(1, 30))
+    await other.asked.get()
+    receiver._started.clear()
+
+    other.answer("a")
+    await receiver.offered.wait()
+    await spin()
+
+    assert other.released == ["a"]
+    await receiver.stop()
+    assert await poll == []
+
+
+async def test_messages_do_not_wait_until_redeliveries_of_deleted_ones_are_ended() -> None:
+    ended = asyncio.Event()
+
+    class Ending(Receiver):
+        async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
+            return [delivery("deleted", attempt=2), delivery("a")]
+
+        async def _end(self, deliveries: Sequence[Delivery]) -> None:
+            await ended.wait()
+            self._other.released += [each.id for each in deliveries]
+
+    receiver = Ending(other := OneOther())
+    receiver.deleted.add("deleted", 1)
+
+    assert [each.id for each in await asyncio.wait_for(receiver.poll(2, 30), 5)] == ["a"]
+    ended.set()
+    await receiver.stop()
+    assert other.released == ["deleted"]
+
+
+async def test_a_stop_does_not_wait_forever_for_a_poll_that_cannot_renew_leases(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(receiving, "STOP_S", 0.02)
+    receiver = Slow(OneOther())
+    poll = asyncio.create_task(receiver.poll(1, 0))
+    await receiver.renewing.wait()
+
+    await asyncio.wait_for(receiver.stop(), 5)
+
+    receiver.renewed.set()
+    assert await poll == []
 
 
 async def test_an_answer_to_another_endpoint_has_a_limit_and_the_next_one_has_the_other_messages(

@@ -20,11 +20,12 @@ from marq.client.message_token import Token
 from marq.wire.markers import Source
 from marq_worker.app.sqs import server as server_module
 from marq_worker.app.sqs.access_keys import Grant, Key
+from marq_worker.app.sqs.authentication import FAILURES
 from marq_worker.app.sqs.aws_json import Call
 from marq_worker.app.sqs.bodies import MAX_BODY_BYTES, Bodies
 from marq_worker.app.sqs.peers import PATH, SETTLE_PATH, Peers
 from marq_worker.app.sqs.receiving import Delivery, Receivers
-from marq_worker.app.sqs.server import FAILURES, SqsServer, room_for_connections
+from marq_worker.app.sqs.server import SqsServer, room_for_connections
 from marq_worker.app.web.sqs_metrics import CallMetrics
 from marq_worker.broker.ports import free_port
 
@@ -157,6 +158,7 @@ async def test_compressed_bodies_are_not_expanded(endpoint: Endpoint) -> None:
     answer = await endpoint.exchange(endpoint.request(body, Content_Encoding="gzip"), until=b"}")
 
     assert b"SerializationException" in answer
+    assert b"the body is compressed (gzip)" in answer
 
 
 async def test_pipelined_requests_are_answered_in_their_order(endpoint: Endpoint) -> None:

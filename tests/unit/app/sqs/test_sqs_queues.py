@@ -13,6 +13,7 @@ from marq.queues.queues import Queues
 from marq.settings.definitions import Definitions, layer_key, sqs_key
 from marq.settings.queue import UNLIMITED
 from marq.wire.errors import BrokerUnavailable
+from marq_worker.app.sqs.call_limits import MAX_TAGS
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.sqs_queues import DELETED_S, Directory
 from tests.unit.client.test_queues import ListLog
@@ -204,3 +205,93 @@ async def test_of_simultaneous_creations_with_different_attributes_one_succeeds(
 
     assert [getattr(outcome, "shape", None) for outcome in outcomes] == [None, "QueueNameExists", "QueueNameExists"]
     assert directory.get("emails").attributes.visibility_timeout_s == 10
+
+
+async def test_a_queue_has_at_most_fifty_tags(queues: Queues) -> None:
+    directory = Directory(queues, MAXIMUM_BYTES)
+    await directory.create("emails", {}, {f"{number}": "" for number in range(MAX_TAGS - 1)})
+    await directory.tag("emails", {"last": "", "1": "changed"})
+
+    with pytest.raises(SqsError, match="at most 50"):
+        await directory.tag("emails", {"one-more": ""})
+
+    assert len(directory.get("emails").tags) == MAX_TAGS
+
+
+class OtherEndpoint:
+    """Creates queues that :class:`Directory` does not know before it reads the log to its end."""
+
+    def __init__(self, queues: Queues, log: EmptyQueues, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reads = 0
+        self.created: list[str] = []
+        self._log = log
+        self._sync = queues.sync
+        monkeypatch.setattr(queues, "sync", self.sync)
+
+    async def sync(self, limit_s: float) -> None:
+        self.reads += 1
+        for name in self.created:
+            self._log.append(sqs_key(name), {"created": 1, "modified": 1})
+        self.created = []
+        await self._sync(limit_s)
+
+
+@pytest.fixture
+def other(queues: Queues, log: EmptyQueues, monkeypatch: pytest.MonkeyPatch) -> OtherEndpoint:
+    return OtherEndpoint(queues, log, monkeypatch)
+
+
+async def test_queues_of_another_endpoint_are_found_by_the_first_call(queues: Queues, other: OtherEndpoint) -> None:
+    directory = Directory(queues, MAXIMUM_BYTES)
+    for name in ("a", "b"):
+        other.created = [name]
+        await directory.look_for(name)
+        assert directory.exists(name)
+
+
+async def test_calls_for_unknown_queues_look_together(queues: Queues, other: OtherEndpoint) -> None:
+    directory = Directory(queues, MAXIMUM_BYTES)
+
+    await asyncio.gather(*[directory.look_for(f"missing-{number}") for number in range(100)])
+
+    assert other.reads == 1
+
+
+async def test_a_dead_letter_queue_of_another_endpoint_is_found(queues: Queues, other: OtherEndpoint) -> None:
+    directory = Directory(queues, MAXIMUM_BYTES)
+    other.created = ["dead"]
+    await directory.create("emails", REDRIVE, {})
+    await directory.create("bills", {}, {})
+    other.created = ["dead-too"]
+    policy = REDRIVE["RedrivePolicy"].replace(":dead", ":dead-too")
+    await directory.set_attributes("bills", {"RedrivePolicy": policy})
+
+    names = [directory.get(name).attributes.dead_letter_queue for name in ("emails", "bills")]
+    assert names == ["dead", "dead-too"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "sources"),
+    [
+        ({"redrivePermission": "allowAll"}, {"emails", "bills"}),
+        ({"redrivePermission": "denyAll"}, set()),
+        ({"redrivePermission": "byQueue", "sourceQueueArns": [f"{ARN}emails"]}, {"emails"}),
+    ],
+)
+async def test_a_queue_takes_dead_letters_only_of_queues_that_its_policy_allows(
+    queues: Queues, policy: dict[str, object], sources: set[str]
+) -> None:
+    directory = Directory(queues, MAXIMUM_BYTES)
+    await directory.create("dead", {"RedriveAllowPolicy": json.dumps(policy)}, {})
+    for name in ("emails", "bills"):
+        if name in sources:
+            await directory.create(name, REDRIVE, {})
+            continue
+        with pytest.raises(SqsError, match=f"refuses dead letters of '{name}'") as caught:
+            await directory.create(name, REDRIVE, {})
+        assert caught.value.shape == "InvalidParameterValue"
+        await directory.create(name, {}, {})
+        with pytest.raises(SqsError, match="refuses"):
+            await directory.set_attributes(name, REDRIVE)
+
+    assert set(directory.sources_of("dead")) == sources

@@ -21,13 +21,16 @@ def handle(offset: int = 1) -> Handle:
 
 
 class Tracker:
-    """The tracker and the markers for it; the time is 1,000 s."""
+    """The tracker and the markers for it; the brokers' time is 1,000 s."""
 
     def __init__(self) -> None:
-        self.now_s = 1_000.0
+        self.now_s: float | None = 1_000.0
         self.asked = 0
         self.answer: bool | Exception = True
         self.written: list[tuple[int, int]] = []
+
+    def broker_ms(self) -> int | None:
+        return None if self.now_s is None else round(self.now_s * 1000)
 
     async def is_in_flight(self, token: Token) -> bool:
         self.asked += 1
@@ -50,18 +53,18 @@ def tracker() -> Tracker:
 @pytest.fixture
 def changes(tracker: Tracker) -> VisibilityChanges:
     questions: Any = tracker
-    return VisibilityChanges(tracker, questions, lambda: tracker.now_s)
+    return VisibilityChanges(tracker, questions)
 
 
 async def test_a_change_in_time_asks_nobody_and_so_do_further_ones(
     tracker: Tracker, changes: VisibilityChanges
 ) -> None:
-    for _ in range(3):
+    for now_s in (1_000, 1_020, 1_040, 1_060):
+        tracker.now_s = now_s
         await changes.change(handle(), 30)
-        tracker.now_s += 20
     await changes.change(handle(), 0)
 
-    assert (tracker.asked, tracker.written) == (0, [(1, 30_000)] * 3 + [(1, 0)])
+    assert (tracker.asked, tracker.written) == (0, [(1, 30_000)] * 4 + [(1, 0)])
 
 
 async def test_a_late_change_is_refused_without_a_marker(tracker: Tracker, changes: VisibilityChanges) -> None:
@@ -74,6 +77,21 @@ async def test_a_late_change_is_refused_without_a_marker(tracker: Tracker, chang
         assert caught.value.shape == "MessageNotInflight"
 
     assert (tracker.asked, tracker.written) == (2, [])
+
+
+@pytest.mark.parametrize(("now_s", "until_ms"), [(None, 1_030_000), (1_000.0, 0)], ids=["now", "the-end"])
+async def test_the_tracker_is_asked_if_the_brokers_time_is_unknown(
+    tracker: Tracker, changes: VisibilityChanges, now_s: float | None, until_ms: int
+) -> None:
+    """Clocks of endpoints differ, so those do not tell whether a lease has ended."""
+    tracker.now_s, tracker.answer = now_s, False
+
+    with pytest.raises(SqsError):
+        await changes.change(handle()._replace(until_ms=until_ms), 30)
+
+    tracker.answer = True
+    await changes.change(handle()._replace(until_ms=until_ms), 30)
+    assert tracker.written == [(1, 30_000)]
 
 
 async def test_a_lease_that_another_endpoint_has_extended_is_changed(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from marq.kafka.queue_records import Serving, serving
 from marq.kafka.records import Records
-from marq.kafka.served_queues import Serving, serving
 from marq.wire.markers import Source
 from tests.unit.client.fakes import FakeRecord
 

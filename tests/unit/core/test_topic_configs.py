@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from marq.settings.topic_rules import Rule, TopicFacts, broken_rules, plans, rules, wrong_partitions
+from marq.settings.topic_configs import Rule, TopicFacts, broken_rules, plans, rules, wrong_partitions
 from marq.wire.names import ENVELOPE_ROOM_BYTES, Names
 
 NAMES = Names("shop")

@@ -20,6 +20,7 @@ from marq.wire.names import (
     ORIGIN_HEADER,
     REASON_HEADER,
     SEQUENCE_HEADER,
+    SETTLED_HEADER,
     UNCOUNTED_HEADER,
     is_synthetic,
 )
@@ -76,7 +77,8 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
         ]
     if fire.lease.state is State.RELEASED and not fire.lease.counted:
         own.append((UNCOUNTED_HEADER, b"%d" % (uncounted(payload.headers) + 1)))
-    replaced = {UNCOUNTED_HEADER, *(name for name, _ in own)}
+    # Only notes have the header of a note, which a sender may have written nevertheless.
+    replaced = {UNCOUNTED_HEADER, SETTLED_HEADER, *(name for name, _ in own)}
     kept: Headers = [header for header in payload.headers if header[0] not in replaced]
     return Redelivery(fire.destination, name, payload.value, [*kept, *own])  # type: ignore[list-item]
 

@@ -1,0 +1,37 @@
+"""Where the tables of a run end, which limits what can be concluded about a record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+
+#: {topic: {partition: offset}}, with partitions as text.
+Offsets = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """``reading``: what each queue reads (:data:`pipeline.subscriptions.READING`).
+
+    ``clocks``: the last activity of each tracker (log_partition, seen_at), and since when it was alive (alive_since).
+    ``first`` and ``begins``: the first offset of each partition at its first ingest, and now. ``held_back``: partitions
+    whose readers an open transaction holds back.
+    """
+
+    reading: DataFrame
+    clocks: DataFrame
+    first: Offsets
+    begins: Offsets
+    held_back: tuple[str, ...]
+    #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
+    without_dead_letters: tuple[str, ...]
+    #: The longest backoff that each queue has had, in ms, and when it was last paused; "*" stands for all others.
+    backoffs: Mapping[str, int]
+    paused_at: Mapping[str, int]
+    dead_letters_topic: str
+    #: True if markers had been removed before the first one was ingested.
+    truncated: bool
+    #: True if messages have ordering keys.
+    keyed: bool = False
