@@ -46,8 +46,8 @@ pytest = -m pytest -q -n 3 --no-loadscope-reorder --durations 20
 test: lint kafka browser ## run lint, types and the tests that every change must pass; SPARK=skip leaves Spark out
 	$(call step,pytest,$(RUN) $(pytest) -m "not verify")
 
-verify: setup browser oldest ## run all other tests: killed processes, clusters, faults, mutants, Spark at scale
-	$(call step,pytest,$(RUN) $(pytest) -m verify)
+verify: setup browser ## run all other tests, or some parts of them: make verify ONLY=sqs,worker
+	@$(RUN) -m tests.verify $(ONLY)
 
 # Puts a directory with this package alone before .venv on the path: all others stay locked, nothing is resolved again.
 oldest: setup ## run the library's tests with the oldest aiokafka that pyproject.toml allows

@@ -12,7 +12,7 @@ from pipeline.lifecycle_runs import TABLE, Run
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import MESSAGES_TOPIC, Log
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]
 
 FACT = {"holder": "f" * 16}
 

@@ -14,7 +14,7 @@ from pipeline.tracker_activity import read
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import DRAWN, MESSAGES_TOPIC, Log, at
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]
 
 OVERDUE = ["overdue and not sent"]
 

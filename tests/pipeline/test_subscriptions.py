@@ -18,7 +18,7 @@ from pipeline.subscriptions import Subscription
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import LETTERS_TOPIC, MESSAGES_TOPIC, Log, at
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]
 
 TOPIC = "orders"
 A, B = Subscription("a", TOPIC, current=True), Subscription("b", TOPIC, current=True)
@@ -155,7 +155,6 @@ def test_an_ack_of_several_queues_ends_the_message_that_its_holder_acquired(dire
     assert states(directory, again, 2_004) == found
 
 
-@pytest.mark.verify
 def test_an_ack_of_several_queues_ends_the_message_of_the_only_queue(directory: Directory) -> None:
     directory.subscriptions = [A]
     log = Orders()
@@ -166,7 +165,6 @@ def test_an_ack_of_several_queues_ends_the_message_of_the_only_queue(directory: 
     assert states(directory, log) == {("a", id_): "acked"}
 
 
-@pytest.mark.verify
 def test_dead_letters_of_each_queue_are_redriven_on_their_own(directory: Directory) -> None:
     log = Orders()
     id_ = log.sent(0)
@@ -238,7 +236,6 @@ def test_a_loss_in_a_topic_that_the_first_ingest_did_not_know_is_found(directory
     assert wrong(directory) == [("a", ids[2])]
 
 
-@pytest.mark.verify
 def test_a_purge_hides_no_loss_and_ends_when_its_markers_are_written(directory: Directory) -> None:
     directory.subscriptions = [replace(A, purge=purge(5, 3))]
     log, later = Orders(), Orders()
@@ -258,7 +255,6 @@ def test_a_purge_hides_no_loss_and_ends_when_its_markers_are_written(directory: 
     assert [found.get(("a", id_)) for id_ in ids] == ["leased", "lost", "leased", "cancelled", None]
 
 
-@pytest.mark.verify
 def test_a_queue_that_names_a_topic_later_gets_the_records_that_are_left(directory: Directory) -> None:
     directory.subscriptions = [A]
     log = Orders()
@@ -286,7 +282,6 @@ def test_a_queue_that_names_a_topic_later_gets_the_records_that_are_left(directo
     assert states(directory, Orders(after=later), 2_004) == found
 
 
-@pytest.mark.verify
 def test_a_queue_that_stops_naming_a_topic_leaves_its_unread_records(directory: Directory) -> None:
     log = Orders()
     ids = [log.sent(offset) for offset in range(3)]
@@ -310,7 +305,6 @@ def test_a_queue_that_stops_naming_a_topic_leaves_its_unread_records(directory: 
     assert wrong(directory) == []
 
 
-@pytest.mark.verify
 def test_a_queue_of_which_only_markers_tell_has_what_it_acquired(directory: Directory) -> None:
     directory.subscriptions = [A]
     log = Orders()
@@ -322,7 +316,6 @@ def test_a_queue_of_which_only_markers_tell_has_what_it_acquired(directory: Dire
     assert wrong(directory) == []
 
 
-@pytest.mark.verify
 def test_a_cancel_that_names_another_queue_has_no_effect(directory: Directory) -> None:
     log = Orders()
     drawn = "~" + "7" * 32
@@ -352,7 +345,6 @@ def test_a_request_that_names_no_queue_concerns_the_messages_of_all_queues(direc
     assert wrong(directory) == []
 
 
-@pytest.mark.verify
 @pytest.mark.parametrize(("named", "acked"), [("", False), ("b", True)])
 def test_a_request_makes_no_message_of_a_record_that_a_queue_does_not_have(
     directory: Directory, named: str, acked: bool
@@ -374,7 +366,6 @@ def test_a_request_makes_no_message_of_a_record_that_a_queue_does_not_have(
     assert wrong(directory) == []
 
 
-@pytest.mark.verify
 def test_a_request_about_a_record_that_does_not_exist_is_found_for_each_queue(directory: Directory) -> None:
     log = Orders()
     log.of("", "CANCEL", 7, 2)
