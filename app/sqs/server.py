@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import resource
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -155,6 +156,7 @@ class SqsServer:
 
     def _ask(self, asked: Mapping[str, Any], releases: list[Callable[[], None]]) -> Awaitable[list[Any]]:
         """Return messages for another endpoint, whose polls wait for messages that may be here."""
+        asked_s = time.monotonic()
         receiver = self._receivers.known(str(asked["queue"]))
         most, wait_s = int(asked["most"]), float(asked["wait"])
 
@@ -163,7 +165,7 @@ class SqsServer:
                 return []
             deliveries = await receiver.poll_for_peer(max(1, min(most, MAX_ASKED)), max(0.0, min(wait_s, ASK_S)))
             releases.append(partial(receiver.release, deliveries))
-            return [delivery.document() for delivery in deliveries]
+            return [delivery.document(asked_s) for delivery in deliveries]
 
         return ask()
 

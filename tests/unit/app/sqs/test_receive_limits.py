@@ -16,7 +16,7 @@ from marq.client.message_token import Token
 from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable, ConfigError, Forbidden, MarqError, MessageTooLarge
 from marq.wire.markers import Source
-from marq_worker.app.sqs import receive_limits
+from marq_worker.app.sqs import message_operations, receive_limits, receiving
 from marq_worker.app.sqs.attributes import QueueAttributes
 from marq_worker.app.sqs.message_operations import MessageOperations
 from marq_worker.app.sqs.receive_limits import LEAST_LEASE_S, UNMOVABLE_S, OldMessages, ReceiveLimits
@@ -51,6 +51,8 @@ class Rig:
         #: If set, every poll finds this message.
         self.always: Delivery | None = None
         self.stopped = False
+        #: How long a renewal takes, and the time that has passed because of that.
+        self.renewal_s = self.now_s = 0.0
         directory: Any = SimpleNamespace(
             exists=lambda name: name == "dead", get=lambda name: SimpleNamespace(attributes=self.attributes)
         )
@@ -87,6 +89,7 @@ class Rig:
         self.log += [f"released {each.token.offset} counted={counted}" for each in deliveries]
 
     async def renew(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
+        self.now_s += self.renewal_s
         self.log += [f"leased {each.token.offset} for {lease_ms}" for each in deliveries]
 
     async def move(self, delivery: Delivery, queue: str, target: str) -> None:
@@ -244,3 +247,34 @@ async def test_a_poll_ends_in_time_although_there_are_more_messages_to_delete() 
         assert await rig.operations.receive("emails", {"WaitTimeSeconds": 0}) == {}
 
     assert rig.log
+
+
+@pytest.fixture
+def clocked(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """Return a rig whose clock moves during renewals only."""
+    rig = Rig()
+    for module in (receiving, message_operations):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: rig.now_s))
+    return rig
+
+
+async def test_a_poll_returns_no_message_whose_lease_ended_while_its_timeout_was_changed(clocked: Rig) -> None:
+    """The redelivery may be with another client; if the change was in time after all, the release ends it."""
+    clocked.polls = [[message(1, attempt=1)._replace(until_s=3.0), message(2, attempt=1)._replace(until_s=3.1)]]
+    clocked.renewal_s = 3.0
+
+    answer = await clocked.operations.receive("emails", {"MaxNumberOfMessages": 10, "VisibilityTimeout": 600})
+
+    assert [each["MessageId"] for each in answer["Messages"]] == ["marq.messages/0/2"]
+    assert clocked.log == ["leased 1 for 600000", "leased 2 for 600000", "released 1"]
+
+
+async def test_a_timeout_that_was_over_before_it_was_durable_counts_as_ended(clocked: Rig) -> None:
+    clocked.polls = [[message(1, attempt=1)], [], [message(2, attempt=1)]]
+    clocked.renewal_s = 1.0
+
+    assert await clocked.operations.receive("emails", {"VisibilityTimeout": 1}) == {}
+    assert clocked.log == ["leased 1 for 1000", "released 1"]
+    # This client wants it visible at once.
+    answer = await clocked.operations.receive("emails", {"VisibilityTimeout": 0})
+    assert [each["MessageId"] for each in answer["Messages"]] == ["marq.messages/0/2"]
