@@ -22,6 +22,7 @@ from marq_worker.app.sqs.message_operations import MessageOperations
 from marq_worker.app.sqs.receive_limits import LEAST_LEASE_S, UNMOVABLE_S, OldMessages, ReceiveLimits
 from marq_worker.app.sqs.receiving import Delivery
 from marq_worker.app.sqs.settling import Settlers
+from tests.unit.client.fakes import spin
 
 ATTRIBUTES = QueueAttributes(dead_letter_queue="dead", max_receive_count=1, retention_s=3600)
 #: The brokers' time; this machine's clock is days ahead.
@@ -159,6 +160,7 @@ async def test_short_leases_are_extended_before_messages_are_moved() -> None:
     rig.attributes = replace(ATTRIBUTES, visibility_timeout_s=1)
 
     await rig.limits.end("emails", rig.limits.divide([message(1), message(2)], rig.attributes))
+    await rig.limits.stop()
 
     leased = [f"leased {number} for {LEAST_LEASE_S * 1000}" for number in (1, 2)]
     assert rig.log == [*leased, "moved 1", "acked 1", "moved 2", "acked 2"]
@@ -203,7 +205,37 @@ async def test_a_slow_dead_letter_queue_does_not_hold_up_the_other_messages_of_p
     assert rig.log == ["moved 1", "acked 1"]
     rig.polls = [[message(3)]]
     assert await rig.operations.receive("emails", {"MaxNumberOfMessages": 10}) == {}
+    await rig.limits.stop()
     assert rig.log == ["moved 1", "acked 1", "moved 3", "acked 3"]
+
+
+async def test_a_poll_gets_messages_that_follow_dead_ones_while_these_are_moved() -> None:
+    rig = Rig()
+    rig.gate.clear()
+    rig.polls = [[message(1)], [message(2, attempt=1)]]
+
+    async with asyncio.timeout(LIMIT_S):
+        answer = await rig.operations.receive("emails", {"WaitTimeSeconds": 20})
+
+    assert [each["MessageId"] for each in answer["Messages"]] == ["marq.messages/0/2"]
+    rig.gate.set()
+    await rig.limits.stop()
+    assert rig.log == ["moved 1", "acked 1"]
+
+
+async def test_polls_begin_no_more_than_a_number_of_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint keeps the messages meanwhile."""
+    monkeypatch.setattr(receive_limits, "MAX_BEGUN", 1)
+    rig = Rig()
+    rig.gate.clear()
+    rig.polls = [[message(number)] for number in (1, 2, 3)]
+    call = asyncio.create_task(rig.operations.receive("emails", {}))
+    await rig.moving.wait()
+    await spin()
+
+    assert rig.polls == [[message(3)]]
+    rig.gate.set()
+    assert await call == {}
 
 
 @pytest.mark.parametrize(
@@ -216,6 +248,7 @@ async def test_a_message_that_can_t_be_moved_does_not_hold_up_the_others(error: 
     divided = rig.limits.divide([message(1), message(2)], ATTRIBUTES)
 
     await rig.limits.end("emails", divided)
+    await rig.limits.stop()
 
     assert rig.log == moved
 
@@ -230,6 +263,7 @@ async def test_a_message_that_can_never_be_moved_is_delivered_as_without_a_redri
     rig.limits._clock = lambda: now_s
     rig.errors[1] = error
     await rig.limits.end("emails", rig.limits.divide([message(1), message(2)], ATTRIBUTES))
+    await rig.limits.stop()
     assert rig.log == ["released 1 counted=False", "moved 2", "acked 2"]
     assert [str(error) in each for each in caplog.messages] == [True]
 
