@@ -45,8 +45,9 @@ JOIN_S = 8.0
 LONG_POLL_S, TOGETHER_S = 5.0, 0.5
 #: Maximum number of messages to ask another endpoint for, and how long they may wait here for polls that are busy.
 MAX_ASKED, MAX_WAIT_S = 100, 1.0
-#: How long a stop waits for polls that cannot renew leases, and then for releases.
-STOP_S = 2.0
+#: How long a stop waits for polls that cannot renew leases, and then for releases. A message that was not released
+#: counts as received when its lease ends, although no client has seen it; so brokers may be silent for a moment.
+STOP_S = 4.0
 #: An answer to another endpoint ends with the message that reaches this size. The others stay in the consumer's buffer,
 #: because the tracker would have to write each released message again.
 MAX_ANSWER_BYTES = 4 << 20
@@ -150,6 +151,8 @@ class QueueReceiver:
         self.deleted = Deleted()
         #: Polls that wait now, how many messages they want, and when the last one ended.
         self._polls = self._wanted = 0
+        #: Polls on behalf of other endpoints.
+        self._peer_polls = 0
         self._poll_ended = asyncio.Event()
         #: The time limits of polls that wait, and whether they may get other endpoints' messages; moving a limit to now
         #: wakes its poll.
@@ -189,7 +192,12 @@ class QueueReceiver:
 
     async def poll_for_peer(self, most: int, wait_s: float) -> list[Delivery]:
         """Poll for another endpoint, without asking further ones; limit the size."""
-        return await self._poll(most, wait_s, alone=True)
+        self._peer_polls += 1
+        try:
+            return await self._poll(most, wait_s, alone=True)
+        finally:
+            self._peer_polls -= 1
+            self._poll_ended.set()
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Release messages that no client has seen, in the background; their attempts do not count."""
@@ -201,25 +209,39 @@ class QueueReceiver:
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
 
-    async def stop(self) -> None:
-        """Answer the polls that wait, and leave the group."""
+    async def end_polls(self) -> None:
+        """Answer the polls that wait; those that renew leases may take STOP_S."""
         self._stopping = True
-        self._started.set()
+        _end([limit for limit in self._waiting if not limit.expired()])
         clock = asyncio.get_running_loop().time
         until_s = clock() + STOP_S
-        _end([limit for limit in self._waiting if not limit.expired()])
-        while self._polls and (left_s := until_s - clock()) > 0:
+        while self._polls + self._peer_polls and (left_s := until_s - clock()) > 0:
             self._poll_ended.clear()
             await until_set(self._poll_ended, left_s, asyncio.sleep)
-        tasks = [self._serving, *self._asking.values()]
-        for task in tasks:
+
+    async def stop(self) -> None:
+        """Answer the polls, release the messages that no client gets, and leave the group."""
+        await self.end_polls()
+        self._serving.cancel()
+        await asyncio.gather(self._serving, return_exceptions=True)
+        until_s = asyncio.get_running_loop().time() + STOP_S
+        # Another endpoint may have answered already: if the connection were cut now, no client would get its messages
+        # before their leases end.
+        await self._ended(self._asking.values(), until_s)
+        for task in self._asking.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         self._release_foreign(self._foreign)
-        if self._settling:
-            await asyncio.wait(self._settling, timeout=STOP_S)
+        # In this order: while the consumer has the messages of a FIFO queue, releases need not ask a tracker first.
+        await self._ended(self._settling, until_s)
         if self._consumer is not None:
+            with suppress(MarqError):
+                await self._consumer.put_back(max(0.0, until_s - asyncio.get_running_loop().time()))
             await self._consumer.stop()
+
+    async def _ended(self, tasks: Iterable[asyncio.Task[None]], until_s: float) -> None:
+        """Wait for tasks until this time."""
+        if waited := list(tasks):
+            await asyncio.wait(waited, timeout=max(0.0, until_s - asyncio.get_running_loop().time()))
 
     # --- what differs for FIFO queues ---------------------------------------------------------------------------------
 
@@ -392,6 +414,8 @@ class Receivers:
     def __init__(self, new_receiver: Callable[[str], QueueReceiver]) -> None:
         self._new_receiver = new_receiver
         self._receivers: dict[str, QueueReceiver] = {}
+        #: The stops of receivers that were dropped.
+        self._dropping: set[asyncio.Task[None]] = set()
         #: True once the endpoint is stopping: polls get no more messages.
         self.stopped = False
 
@@ -411,16 +435,32 @@ class Receivers:
 
     async def drop_idle(self) -> None:
         """Stop receiving from queues that are no longer polled."""
-        for queue in [queue for queue, each in self._receivers.items() if each.idle_s > IDLE_S]:
-            await self.drop(queue)
+        for queue, receiver in list(self._receivers.items()):
+            # It may be polled by now, because each stop takes a moment.
+            if receiver.idle_s > IDLE_S and self._receivers.get(queue) is receiver:
+                await self.drop(queue)
 
     async def drop(self, queue: str) -> None:
         """Stop receiving from a queue."""
         receiver = self._receivers.pop(queue, None)
         if receiver is not None:
-            await receiver.stop()
+            dropping = asyncio.create_task(receiver.stop(), name="marq-sqs-drop")
+            self._dropping.add(dropping)
+            dropping.add_done_callback(self._dropping.discard)
+            # The endpoint's stop cancels this call, but the receiver still has to release its messages.
+            await asyncio.shield(dropping)
+
+    async def end_polls(self) -> None:
+        """Answer the polls that wait; later ones get no messages."""
+        self.stopped = True
+        await asyncio.gather(*[each.end_polls() for each in self._receivers.values()])
 
     async def stop(self) -> None:
+        """Stop receiving from all queues."""
         self.stopped = True
-        receivers, self._receivers = list(self._receivers.values()), {}
-        await asyncio.gather(*[each.stop() for each in receivers])
+        stopped = [each.stop() for each in self._receivers.values()]
+        for error in await asyncio.gather(*stopped, *self._dropping, return_exceptions=True):
+            if isinstance(error, BaseException):
+                log.error("a queue's receiver was not stopped: %r", error)
+        # Not before: until then, the outcomes of FIFO messages go to the receivers that hold them.
+        self._receivers = {}

@@ -133,6 +133,23 @@ class PolledConsumer(Consumer):
         now_s = running.cluster.now_s()
         return [message for message in messages if is_leased(message, now_s)]
 
+    async def put_back(self, limit_s: float) -> None:
+        """Release the messages that no poll has returned; return when that is durable, or after the limit.
+
+        For a stop, when no poll waits any longer. A message whose ACQUIRE is still being written when the consumer
+        stops, or whose release is not written, would count as received when its lease ends.
+        """
+        running = self._started()
+
+        async def released() -> None:
+            # No cycle follows, because no call asks for messages.
+            await running.receiver.revoked()
+            running.receiver.prefetch.release()
+            await running.receiver.acks.settled()
+
+        with suppress(TimeoutError):
+            await running.cluster.within(limit_s, released())
+
     def left_s(self, message: Message) -> float:
         """Return for how many seconds the lease of a polled message lasts from now on."""
         return message._expiry_s - self._started().cluster.now_s()

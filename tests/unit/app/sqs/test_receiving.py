@@ -129,6 +129,9 @@ class Idle:
     async def stop(self) -> None:
         return
 
+    async def put_back(self, limit_s: float) -> None:
+        return
+
     async def poll(self, most: int, *, max_bytes: int | None = None) -> list[Message]:
         return []
 
@@ -172,6 +175,12 @@ class Receiver(QueueReceiver):
 
     def _new_consumer(self) -> Any:
         return Idle()
+
+    async def stop(self) -> None:
+        # A stop waits for the answers.
+        for _ in self._asking:
+            self._other.answer()
+        await super().stop()
 
     async def _release(self, deliveries: Sequence[Delivery]) -> None:
         self._other.released += [each.id for each in deliveries]
@@ -394,6 +403,118 @@ async def test_a_stop_does_not_wait_forever_for_a_poll_that_cannot_renew_leases(
 
     receiver.renewed.set()
     assert await poll == []
+
+
+async def test_a_stop_releases_messages_that_another_endpoint_is_sending() -> None:
+    """Otherwise no client would get them before their leases end, which would count as a delivery."""
+    receiver = Receiver(other := OneOther())
+    poll = asyncio.create_task(receiver.poll(1, 30))
+    await other.asked.get()
+    stopping = asyncio.create_task(QueueReceiver.stop(receiver))
+    assert await poll == []
+    await spin()
+
+    other.answer("a")
+    await asyncio.wait_for(stopping, 5)
+
+    assert other.released == ["a"]
+
+
+async def test_a_stop_does_not_wait_forever_for_another_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "STOP_S", 0.02)
+    receiver = Receiver(other := OneOther())
+    poll = asyncio.create_task(receiver.poll(1, 30))
+    await other.asked.get()
+
+    await asyncio.wait_for(QueueReceiver.stop(receiver), 5)
+
+    assert await poll == []
+
+
+async def test_a_stop_releases_messages_before_their_consumer_stops() -> None:
+    """While it runs, it knows the messages; and it needs a moment for those that it is about to acquire."""
+    steps: list[str] = []
+
+    class Noting(Idle):
+        async def put_back(self, limit_s: float) -> None:
+            steps.append("put back")
+
+        async def stop(self) -> None:
+            steps.append("stop")
+
+    class Releasing(Receiver):
+        def _new_consumer(self) -> Any:
+            return Noting()
+
+        async def _release(self, deliveries: Sequence[Delivery]) -> None:
+            await spin()
+            steps.extend([f"release {each.id}" for each in deliveries])
+
+    receiver = Releasing(OneOther())
+    await receiver._started.wait()
+    receiver.release([delivery("a")])
+
+    await receiver.stop()
+
+    assert steps == ["release a", "put back", "stop"]
+
+
+async def test_outcomes_reach_a_receiver_until_it_has_stopped() -> None:
+    """It has the messages of a FIFO queue that clients delete meanwhile."""
+    receivers = Receivers(lambda queue: Slow(OneOther()))
+    receiver = receivers.of("emails")
+    poll = asyncio.create_task(receiver.poll(1, 0))
+    assert isinstance(receiver, Slow)
+    await receiver.renewing.wait()
+
+    stopping = asyncio.create_task(receivers.stop())
+    await spin()
+
+    assert receivers.known("emails") is receiver
+    receiver.renewed.set()
+    await stopping
+    assert receivers.known("emails") is None
+    assert await poll == []
+
+
+async def test_the_stop_of_an_endpoint_waits_for_receivers_that_are_being_dropped() -> None:
+    receivers = Receivers(lambda queue: Slow(OneOther()))
+    receiver = receivers.of("emails")
+    poll = asyncio.create_task(receiver.poll(1, 0))
+    assert isinstance(receiver, Slow)
+    await receiver.renewing.wait()
+    dropping = asyncio.create_task(receivers.drop("emails"))
+    await spin()
+    dropping.cancel()
+    await asyncio.gather(dropping, return_exceptions=True)
+
+    stopping = asyncio.create_task(receivers.stop())
+    await spin()
+
+    assert not stopping.done()
+    receiver.renewed.set()
+    await stopping
+    assert await poll == []
+
+
+async def test_a_receiver_that_cannot_be_stopped_keeps_no_other_from_it(caplog: pytest.LogCaptureFixture) -> None:
+    stopped: list[str] = []
+
+    class Stopping(Receiver):
+        async def stop(self) -> None:
+            await super().stop()
+            stopped.append(self._queue)
+            if len(stopped) == 1:
+                raise ZeroDivisionError
+
+    receivers = Receivers(lambda queue: Stopping(OneOther()))
+    receivers.of("emails")
+    receivers.of("orders")
+
+    await receivers.stop()
+
+    assert len(stopped) == 2
+    assert caplog.messages == ["a queue's receiver was not stopped: ZeroDivisionError()"]
 
 
 async def test_an_answer_to_another_endpoint_has_a_limit_and_the_next_one_has_the_other_messages(
