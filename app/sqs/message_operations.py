@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -30,6 +31,8 @@ from marq_worker.app.sqs.settling import Settlers, change_visibility
 from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.tasks import is_being_purged
 from marq_worker.app.sqs.visibility import VisibilityChanges
+
+log = logging.getLogger("marq.sqs")
 
 _LEAST_DELAY_S = 0.001
 #: How long a poll of a queue that is being purged waits, at most.
@@ -171,7 +174,11 @@ class MessageOperations:
         until_s = inf
         if deliveries and visibility_s != attributes.visibility_timeout_s:
             until_s = time.monotonic() + visibility_s if visibility_s else inf
-            await change_visibility(self._settlers.of(queue), deliveries, visibility_s)
+            try:
+                await change_visibility(self._settlers.of(queue), deliveries, visibility_s)
+            except SqsError as error:
+                log.info("queue %r: polled messages are released: %s", queue, error.message)
+                return []
         return [each for each in deliveries if each.is_leased and time.monotonic() < until_s]
 
     def _formatted(self, delivery: Delivery, visibility_s: int, parameters: Parameters) -> dict[str, Any]:

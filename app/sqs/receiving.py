@@ -132,7 +132,7 @@ def end_of_poll_s(now_s: float, wait_s: float) -> float:
     return until_s if wait_s < LONG_POLL_S else ceil(until_s / TOGETHER_S) * TOGETHER_S
 
 
-def _end(limits: Iterable[asyncio.Timeout]) -> None:
+def _end_waits(limits: Iterable[asyncio.Timeout]) -> None:
     """End waits now."""
     now_s = asyncio.get_running_loop().time()
     for limit in limits:
@@ -212,7 +212,7 @@ class QueueReceiver:
     async def end_polls(self) -> None:
         """Answer the polls that wait; those that renew leases may take STOP_S."""
         self._stopping = True
-        _end([limit for limit in self._waiting if not limit.expired()])
+        _end_waits([limit for limit in self._waiting if not limit.expired()])
         clock = asyncio.get_running_loop().time
         until_s = clock() + STOP_S
         while self._polls + self._peer_polls and (left_s := until_s - clock()) > 0:
@@ -342,7 +342,7 @@ class QueueReceiver:
 
     def _wake(self, count: int) -> None:
         """Wake the client polls that have waited longest."""
-        _end([limit for limit, of_client in self._waiting.items() if of_client and not limit.expired()][:count])
+        _end_waits([limit for limit, of_client in self._waiting.items() if of_client and not limit.expired()][:count])
 
     async def _take(self, most: int, *, alone: bool) -> list[Delivery]:
         """Return messages that are here and still leased; end those that were deleted meanwhile."""
@@ -356,8 +356,9 @@ class QueueReceiver:
             with suppress(MarqError):
                 deliveries = await self._receive(consumer, most, MAX_ANSWER_BYTES if alone else None)
         # Most of these releases have no effect. One that does saves an attempt, because no client has seen the message.
-        self.release([each for each in deliveries if not each.is_leased])
-        deliveries = [each for each in deliveries if each.is_leased]
+        ended = [each for each in deliveries if not each.is_leased]
+        self.release(ended)
+        deliveries = [each for each in deliveries if each not in ended]
         late = [each for each in deliveries if self.deleted.concerns(each)]
         if late:
             self._in_background(self._end_late(late))

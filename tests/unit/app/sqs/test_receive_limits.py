@@ -18,6 +18,7 @@ from marq.wire.errors import BrokerUnavailable, ConfigError, Forbidden, MarqErro
 from marq.wire.markers import Source
 from marq_worker.app.sqs import message_operations, receive_limits, receiving
 from marq_worker.app.sqs.attributes import QueueAttributes
+from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_operations import MessageOperations
 from marq_worker.app.sqs.receive_limits import LEAST_LEASE_S, UNMOVABLE_S, OldMessages, ReceiveLimits
 from marq_worker.app.sqs.receiving import Delivery
@@ -52,6 +53,8 @@ class Rig:
         #: If set, every poll finds this message.
         self.always: Delivery | None = None
         self.stopped = False
+        #: The errors of the next renewals.
+        self.refusals: list[SqsError] = []
         #: How long a renewal takes, and the time that has passed because of that.
         self.renewal_s = self.now_s = 0.0
         directory: Any = SimpleNamespace(
@@ -91,6 +94,8 @@ class Rig:
 
     async def renew(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
         self.now_s += self.renewal_s
+        if self.refusals:
+            raise self.refusals.pop()
         self.log += [f"leased {each.token.offset} for {lease_ms}" for each in deliveries]
 
     async def move(self, delivery: Delivery, queue: str, target: str) -> None:
@@ -312,3 +317,15 @@ async def test_a_timeout_that_was_over_before_it_was_durable_counts_as_ended(clo
     # This client wants it visible at once.
     answer = await clocked.operations.receive("emails", {"VisibilityTimeout": 0})
     assert [each["MessageId"] for each in answer["Messages"]] == ["marq.messages/0/2"]
+
+
+async def test_a_poll_goes_on_if_the_lease_of_a_fifo_message_ended_before_its_timeout_was_changed() -> None:
+    """The client has not asked for this message, so an error would tell it nothing."""
+    rig = Rig()
+    rig.polls = [[message(1, attempt=1), message(2, attempt=1)], [message(3, attempt=1)]]
+    rig.refusals = [SqsError("MessageNotInflight", "the visibility timeout of this delivery is over")]
+
+    answer = await rig.operations.receive("emails", {"MaxNumberOfMessages": 10, "VisibilityTimeout": 600})
+
+    assert [each["MessageId"] for each in answer["Messages"]] == ["marq.messages/0/3"]
+    assert rig.log == ["released 1", "released 2", "leased 3 for 600000"]
