@@ -140,12 +140,10 @@ class FifoReceiver(QueueReceiver):
         return PolledInOrder(self._queue, self._client, self._url)
 
     async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
-        messages = await consumer.poll(most, max_bytes=max_bytes)
-        received_ms = consumer.broker_ms() if messages else None
-        return [self._delivery(message, received_ms) for message in messages]
+        return [self._delivery(message, consumer) for message in await consumer.poll(most, max_bytes=max_bytes)]
 
-    def _delivery(self, message: Message, received_ms: int | None) -> Delivery:
-        delivery, own = Delivery.of(message, received_ms), own_headers(message)
+    def _delivery(self, message: Message, consumer: PolledConsumer) -> Delivery:
+        delivery, own = Delivery.of(message, consumer), own_headers(message)
         headers = {header: own[name] for header, name in _OWN_HEADERS.items() if name in own}
         # Messages without a deduplication id have no sequence.
         by_time = sequence_text(delivery.sent_ms * 1_000_000 + message.offset % 1_000_000).encode()

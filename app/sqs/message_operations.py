@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 from marq.client.receipt import Receipt
@@ -28,6 +31,8 @@ from marq_worker.app.sqs.settling import Settlers, change_visibility
 from marq_worker.app.sqs.sqs_queues import Directory
 from marq_worker.app.sqs.tasks import is_being_purged
 from marq_worker.app.sqs.visibility import VisibilityChanges
+
+log = logging.getLogger("marq.sqs")
 
 _LEAST_DELAY_S = 0.001
 #: How long a poll of a queue that is being purged waits, at most.
@@ -142,29 +147,39 @@ class MessageOperations:
         clock = asyncio.get_running_loop().time
         until_s = clock() + wait_s
         most = parameters.get("MaxNumberOfMessages", 1)
+        visibility_s = parameters.get("VisibilityTimeout", attributes.visibility_timeout_s)
         while polled := await receiver.poll(most, max(0.0, until_s - clock())):
             divided = self._limits.divide(polled, attributes)
             deliveries = divided.deliverable
             try:
                 await self._limits.end(queue, divided)
-                if deliveries:
-                    return await self._received(queue, deliveries, attributes, parameters)
+                deliveries = await self._hidden(queue, deliveries, visibility_s, attributes)
             except BaseException:
                 # The client gave up, or markers could not be written: it never sees these messages.
-                receiver.release(deliveries)
+                receiver.release(divided.deliverable)
                 raise
+            # A poll never returns a message whose lease has ended, also if that happened while markers were written.
+            receiver.release([each for each in divided.deliverable if each not in deliveries])
+            if deliveries:
+                return {"Messages": [self._formatted(each, visibility_s, parameters) for each in deliveries]}
             if clock() > until_s + SHORT_POLL_S:
                 # There may be any number of messages to end.
                 break
         return {}
 
-    async def _received(
-        self, queue: str, deliveries: Sequence[Delivery], attributes: QueueAttributes, parameters: Parameters
-    ) -> dict[str, Any]:
-        visibility_s = parameters.get("VisibilityTimeout", attributes.visibility_timeout_s)
-        if visibility_s != attributes.visibility_timeout_s:
-            await change_visibility(self._settlers.of(queue), deliveries, visibility_s)
-        return {"Messages": [self._formatted(delivery, visibility_s, parameters) for delivery in deliveries]}
+    async def _hidden(
+        self, queue: str, deliveries: Sequence[Delivery], visibility_s: int, attributes: QueueAttributes
+    ) -> list[Delivery]:
+        """Hide messages for this long; return those whose leases have not ended before that was durable."""
+        until_s = inf
+        if deliveries and visibility_s != attributes.visibility_timeout_s:
+            until_s = time.monotonic() + visibility_s if visibility_s else inf
+            try:
+                await change_visibility(self._settlers.of(queue), deliveries, visibility_s)
+            except SqsError as error:
+                log.info("queue %r: polled messages are released: %s", queue, error.message)
+                return []
+        return [each for each in deliveries if each.is_leased and time.monotonic() < until_s]
 
     def _formatted(self, delivery: Delivery, visibility_s: int, parameters: Parameters) -> dict[str, Any]:
         until_ms = delivery.received_ms and delivery.received_ms + visibility_s * 1000

@@ -112,18 +112,19 @@ class ReceiveLimits:
         return divided
 
     async def end(self, queue: str, divided: Divided) -> None:
-        """Delete and move messages, even if the client disconnects in the meantime.
+        """Begin to delete and move messages, in the background: a poll does not wait for a slow dead-letter queue.
 
-        If that fails, the messages stay hidden until their leases end. A later poll then tries again. If
-        there are messages to deliver, this does not wait: a slow dead-letter queue would use up their leases.
-        It then also leaves the others to a later poll if MAX_BEGUN calls are unfinished.
+        If that fails, the messages stay hidden until their leases end. A later poll then tries again. If MAX_BEGUN
+        calls are unfinished, messages to deliver leave the others to a later poll; a call without any waits for its
+        own.
         """
-        if not (divided.old or divided.dead) or (divided.deliverable and len(self._ending) >= MAX_BEGUN):
+        is_full = len(self._ending) >= MAX_BEGUN
+        if not (divided.old or divided.dead) or (divided.deliverable and is_full):
             return
         ending = asyncio.create_task(self._end(queue, divided), name="marq-sqs-limits")
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
-        if not divided.deliverable:
+        if is_full:
             await asyncio.shield(ending)
 
     async def stop(self) -> None:

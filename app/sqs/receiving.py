@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from typing import Any, NamedTuple, Self
 
 from marq.client import message_token
+from marq.client.background import until_set
 from marq.client.message_token import Token
 from marq.consumer.message import Message
 from marq.consumer.polled_consumer import PolledConsumer, TokenSettler, described
@@ -41,10 +43,11 @@ JOIN_S = 8.0
 #: Polls of at least this length end together, at the next multiple of the second number: waking up for each of them
 #: costs more than the rest of an idle poll.
 LONG_POLL_S, TOGETHER_S = 5.0, 0.5
-#: Maximum number of messages to ask another endpoint for, and how long they may wait here for a poll.
+#: Maximum number of messages to ask another endpoint for, and how long they may wait here for polls that are busy.
 MAX_ASKED, MAX_WAIT_S = 100, 1.0
-#: How long a stop waits for polls that cannot renew leases, and then for releases.
-STOP_S = 2.0
+#: How long a stop waits for polls that cannot renew leases, and then for releases. A message that was not released
+#: counts as received when its lease ends, although no client has seen it; so brokers may be silent for a moment.
+STOP_S = 4.0
 #: An answer to another endpoint ends with the message that reaches this size. The others stay in the consumer's buffer,
 #: because the tracker would have to write each released message again.
 MAX_ANSWER_BYTES = 4 << 20
@@ -67,18 +70,26 @@ class Delivery(NamedTuple):
     url: str = ""
     #: When it was received, by the brokers' clock; 0 if that is unknown.
     received_ms: int = 0
+    #: When its lease ends, in seconds of this machine's monotonic clock.
+    until_s: float = inf
 
     @classmethod
-    def of(cls, message: Message, received_ms: int | None) -> Self:
-        return cls(*described(message), received_ms=received_ms or 0)
+    def of(cls, message: Message, consumer: PolledConsumer) -> Self:
+        until_s = time.monotonic() + consumer.left_s(message)
+        return cls(*described(message), received_ms=consumer.broker_ms() or 0, until_s=until_s)
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether its lease has not ended. Otherwise no poll may return it: another client may have it already."""
+        return time.monotonic() < self.until_s
 
     @property
     def age_s(self) -> float:
         """For how long it has been available; 0 if that is unknown."""
         return (self.received_ms - self.available_ms) / 1000 if self.received_ms and self.available_ms else 0.0
 
-    def document(self) -> dict[str, Any]:
-        """Return the delivery for another endpoint, as JSON."""
+    def document(self, asked_s: float) -> dict[str, Any]:
+        """Return the delivery for another endpoint that has asked at this monotonic time, as JSON."""
         headers = {name: None if value is None else b64encode(value).decode() for name, value in self.headers.items()}
         return {
             "token": message_token.encode(self.token),
@@ -91,10 +102,13 @@ class Delivery(NamedTuple):
             "available_ms": self.available_ms,
             "url": self.url,
             "received_ms": self.received_ms,
+            "lease_ms": None if self.until_s == inf else round((self.until_s - asked_s) * 1000),
         }
 
     @classmethod
-    def read(cls, document: Mapping[str, Any]) -> Self:
+    def read(cls, document: Mapping[str, Any], asked_s: float) -> Self:
+        """Read the answer to a request that was sent at this time: before it arrived, so the lease ends too early."""
+        lease_ms = document.get("lease_ms")
         headers = {name: None if value is None else b64decode(value) for name, value in document["headers"].items()}
         return cls(
             message_token.decode(document["token"]),
@@ -108,6 +122,7 @@ class Delivery(NamedTuple):
             document.get("available_ms", 0),
             document["url"],
             document.get("received_ms", 0),
+            inf if lease_ms is None else asked_s + lease_ms / 1000,
         )
 
 
@@ -115,6 +130,13 @@ def end_of_poll_s(now_s: float, wait_s: float) -> float:
     """Return when a poll without messages ends."""
     until_s = now_s + wait_s
     return until_s if wait_s < LONG_POLL_S else ceil(until_s / TOGETHER_S) * TOGETHER_S
+
+
+def _end_waits(limits: Iterable[asyncio.Timeout]) -> None:
+    """End waits now."""
+    now_s = asyncio.get_running_loop().time()
+    for limit in limits:
+        limit.reschedule(now_s)
 
 
 class QueueReceiver:
@@ -129,11 +151,15 @@ class QueueReceiver:
         self.deleted = Deleted()
         #: Polls that wait now, how many messages they want, and when the last one ended.
         self._polls = self._wanted = 0
-        #: Polls on behalf of other endpoints, which get only the messages of this one.
+        #: Polls on behalf of other endpoints.
         self._peer_polls = 0
+        self._poll_ended = asyncio.Event()
+        #: The time limits of polls that wait, and whether they may get other endpoints' messages; moving a limit to now
+        #: wakes its poll.
+        self._waiting: dict[asyncio.Timeout, bool] = {}
         self._idle_since_s = asyncio.get_running_loop().time()
-        #: Messages that other endpoints sent, and when they arrived.
-        self._foreign: deque[tuple[float, Delivery]] = deque()
+        #: Messages that other endpoints sent and no poll has taken.
+        self._foreign: deque[Delivery] = deque()
         self._asking: dict[str, asyncio.Task[None]] = {}
         #: Tasks that release or end messages.
         self._settling: set[asyncio.Task[None]] = set()
@@ -159,8 +185,9 @@ class QueueReceiver:
         finally:
             self._polls -= 1
             self._wanted -= most
+            self._poll_ended.set()
             self._idle_since_s = asyncio.get_running_loop().time()
-            # A poll that was woken for another endpoint's messages may have been cancelled.
+            # It may have been woken for another endpoint's message, and then have been cancelled.
             self._offer_foreign()
 
     async def poll_for_peer(self, most: int, wait_s: float) -> list[Delivery]:
@@ -170,6 +197,7 @@ class QueueReceiver:
             return await self._poll(most, wait_s, alone=True)
         finally:
             self._peer_polls -= 1
+            self._poll_ended.set()
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Release messages that no client has seen, in the background; their attempts do not count."""
@@ -181,25 +209,39 @@ class QueueReceiver:
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
 
-    async def stop(self) -> None:
-        """Answer the polls that wait, and leave the group."""
+    async def end_polls(self) -> None:
+        """Answer the polls that wait; those that renew leases may take STOP_S."""
         self._stopping = True
-        self._started.set()
+        _end_waits([limit for limit in self._waiting if not limit.expired()])
         clock = asyncio.get_running_loop().time
         until_s = clock() + STOP_S
-        while self._polls and clock() < until_s:
-            if self._consumer is not None:
-                self._consumer.wake(self._polls)
-            await asyncio.sleep(0.01)
-        tasks = [self._serving, *self._asking.values()]
-        for task in tasks:
+        while self._polls + self._peer_polls and (left_s := until_s - clock()) > 0:
+            self._poll_ended.clear()
+            await until_set(self._poll_ended, left_s, asyncio.sleep)
+
+    async def stop(self) -> None:
+        """Answer the polls, release the messages that no client gets, and leave the group."""
+        await self.end_polls()
+        self._serving.cancel()
+        await asyncio.gather(self._serving, return_exceptions=True)
+        until_s = asyncio.get_running_loop().time() + STOP_S
+        # Another endpoint may have answered already: if the connection were cut now, no client would get its messages
+        # before their leases end.
+        await self._ended(self._asking.values(), until_s)
+        for task in self._asking.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._release_foreign()
-        if self._settling:
-            await asyncio.wait(self._settling, timeout=STOP_S)
+        self._release_foreign(self._foreign)
+        # In this order: while the consumer has the messages of a FIFO queue, releases need not ask a tracker first.
+        await self._ended(self._settling, until_s)
         if self._consumer is not None:
+            with suppress(MarqError):
+                await self._consumer.put_back(max(0.0, until_s - asyncio.get_running_loop().time()))
             await self._consumer.stop()
+
+    async def _ended(self, tasks: Iterable[asyncio.Task[None]], until_s: float) -> None:
+        """Wait for tasks until this time."""
+        if waited := list(tasks):
+            await asyncio.wait(waited, timeout=max(0.0, until_s - asyncio.get_running_loop().time()))
 
     # --- what differs for FIFO queues ---------------------------------------------------------------------------------
 
@@ -208,9 +250,7 @@ class QueueReceiver:
 
     async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
         """Return messages of the consumer. Raises MarqError if it can no longer receive."""
-        messages = await consumer.poll(most, max_bytes=max_bytes)
-        received_ms = consumer.broker_ms() if messages else None
-        return [Delivery.of(message, received_ms) for message in messages]
+        return [Delivery.of(message, consumer) for message in await consumer.poll(most, max_bytes=max_bytes)]
 
     async def _release(self, deliveries: Sequence[Delivery]) -> None:
         try:
@@ -257,55 +297,68 @@ class QueueReceiver:
 
     async def _poll(self, most: int, wait_s: float, *, alone: bool) -> list[Delivery]:
         clock = asyncio.get_running_loop().time
-        until_s = end_of_poll_s(clock(), max(wait_s, SHORT_POLL_S if self._started.is_set() else FIRST_POLL_S))
-        if not self._started.is_set():
-            # Even a short poll waits. Otherwise, each poll of a client that rarely polls would end during the join.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(JOIN_S):
-                    await self._started.wait()
-                until_s = max(until_s, clock() + SHORT_POLL_S)
+        joined_s = clock()
+        joins = not self._started.is_set()
+        until_s = end_of_poll_s(joined_s, max(wait_s, FIRST_POLL_S if joins else SHORT_POLL_S))
+        # Even a short poll waits. Otherwise, each poll of a client that rarely polls would end during the join.
+        join_s = joined_s + JOIN_S
         while not self._stopping:
             if deliveries := await self._take(most, alone=alone):
                 return deliveries
             if self._foreign and not alone:
                 # Other endpoints' messages arrived while the consumer renewed leases.
                 continue
-            left_s = until_s - clock()
-            if left_s <= 0:
+            if joins and self._started.is_set():
+                joins, until_s = False, max(until_s, clock() + SHORT_POLL_S)
+            left_s = max(until_s, join_s if joins else 0.0) - clock()
+            if left_s <= 0 or self._stopping:
                 break
-            consumer = self._consumer
-            if not alone and self._started.is_set():
+            if not alone:
                 self._ask_others()
-            try:
-                if consumer is None or not self._started.is_set():
-                    async with asyncio.timeout(left_s):
-                        await self._started.wait()
-                elif consumer.error is None:
-                    await consumer.wait(most, left_s)
-                else:
-                    # Another consumer is about to start.
-                    await asyncio.sleep(min(left_s, RETRY_S))
-            except TimeoutError:
-                continue
-            except MarqError:
-                # The consumer was stopped meanwhile.
-                await asyncio.sleep(min(left_s, RETRY_S))
+            consumer = self._consumer
+            if consumer is None or not self._started.is_set():
+                await self._wait(self._started.wait(), min(left_s, RETRY_S), alone=alone)
+            elif consumer.error is None:
+                await self._wait(consumer.wait(most, left_s), left_s, alone=alone)
+            else:
+                # Another consumer is about to start.
+                await self._wait(asyncio.sleep(RETRY_S), left_s, alone=alone)
         return []
 
+    async def _wait(self, waiting: Awaitable[object], limit_s: float, *, alone: bool) -> None:
+        """Wait up to this time; a client's poll also ends the wait when another endpoint's message arrives."""
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                self._waiting[limit] = not alone
+                try:
+                    await waiting
+                finally:
+                    self._waiting.pop(limit, None)
+        except TimeoutError:
+            return
+        except MarqError:
+            # The consumer was stopped meanwhile.
+            await asyncio.sleep(min(limit_s, RETRY_S))
+
+    def _wake(self, count: int) -> None:
+        """Wake the client polls that have waited longest."""
+        _end_waits([limit for limit, of_client in self._waiting.items() if of_client and not limit.expired()][:count])
+
     async def _take(self, most: int, *, alone: bool) -> list[Delivery]:
-        """Return messages that are here; end those that were deleted meanwhile."""
-        deliveries = [] if alone else self._take_foreign(most)
+        """Return messages that are here and still leased; end those that were deleted meanwhile."""
+        deliveries: list[Delivery] = []
         consumer = self._consumer
-        if consumer is not None and self._started.is_set() and len(deliveries) < most:
-            max_bytes = MAX_ANSWER_BYTES if alone else None
-            try:
-                # _serve() says why a consumer fails. It may renew leases while those of foreign messages run out.
-                with suppress(MarqError, TimeoutError):
-                    async with asyncio.timeout(MAX_WAIT_S if deliveries else None):
-                        deliveries += await self._receive(consumer, most - len(deliveries), max_bytes)
-            except BaseException:
-                self.release(deliveries)
-                raise
+        if self._foreign and not alone:
+            # At once: the consumer may have to renew leases first, and a later poll gets its messages.
+            deliveries = [self._foreign.popleft() for _ in range(min(most, len(self._foreign)))]
+        elif consumer is not None and self._started.is_set():
+            # _serve() says why a consumer fails.
+            with suppress(MarqError):
+                deliveries = await self._receive(consumer, most, MAX_ANSWER_BYTES if alone else None)
+        # Most of these releases have no effect. One that does saves an attempt, because no client has seen the message.
+        ended = [each for each in deliveries if not each.is_leased]
+        self.release(ended)
+        deliveries = [each for each in deliveries if each not in ended]
         late = [each for each in deliveries if self.deleted.concerns(each)]
         if late:
             self._in_background(self._end_late(late))
@@ -318,13 +371,6 @@ class QueueReceiver:
             await self._end(deliveries)
         except (MarqError, SqsError) as error:
             log.info("queue %r: redeliveries of deleted messages were not deleted: %s", self._queue, error)
-
-    def _take_foreign(self, most: int) -> list[Delivery]:
-        """Return messages of other endpoints; release those that have waited for long."""
-        taken = [self._foreign.popleft() for _ in range(min(most, len(self._foreign)))]
-        least_s = asyncio.get_running_loop().time() - MAX_WAIT_S
-        self.release([delivery for arrived_s, delivery in taken if arrived_s < least_s])
-        return [delivery for arrived_s, delivery in taken if arrived_s >= least_s]
 
     # --- other endpoints ----------------------------------------------------------------------------------------------
 
@@ -341,23 +387,26 @@ class QueueReceiver:
             log.warning("queue %r: the endpoint %s gave an unexpected answer: %r", self._queue, url, error)
 
     async def _ask(self, url: str) -> None:
+        asked_s = time.monotonic()
         documents = await self._peers.ask(url, self._queue, min(max(self._wanted, 1), MAX_ASKED))
-        now_s = asyncio.get_running_loop().time()
-        self._foreign.extend([(now_s, Delivery.read(each)) for each in documents])
-        self._offer_foreign()
+        arrived = [Delivery.read(each, asked_s) for each in documents]
+        if arrived:
+            self._foreign.extend(arrived)
+            self._offer_foreign()
+            asyncio.get_running_loop().call_later(MAX_WAIT_S, self._release_foreign, arrived)
 
     def _offer_foreign(self) -> None:
-        """Wake a poll for each message of other endpoints; release the messages if no poll can take them."""
-        if not self._polls or not self._started.is_set():
-            self._release_foreign()
-        elif self._foreign and self._consumer is not None:
-            # Polls for other endpoints may be woken first, and do not take them.
-            self._consumer.wake(len(self._foreign) + self._peer_polls)
+        """Wake a poll for each message of other endpoints; release the messages if there is no poll."""
+        if self._polls:
+            self._wake(len(self._foreign))
+        else:
+            self._release_foreign(self._foreign)
 
-    def _release_foreign(self) -> None:
-        """Release messages of other endpoints: a later poll could get them after their leases have ended."""
-        self.release([delivery for _, delivery in self._foreign])
-        self._foreign.clear()
+    def _release_foreign(self, deliveries: Iterable[Delivery]) -> None:
+        """Release those of these messages that no poll has taken: otherwise they would stay hidden."""
+        arrived = {id(each) for each in deliveries}
+        self.release([each for each in self._foreign if id(each) in arrived])
+        self._foreign = deque([each for each in self._foreign if id(each) not in arrived])
 
 
 class Receivers:
@@ -366,6 +415,8 @@ class Receivers:
     def __init__(self, new_receiver: Callable[[str], QueueReceiver]) -> None:
         self._new_receiver = new_receiver
         self._receivers: dict[str, QueueReceiver] = {}
+        #: The stops of receivers that were dropped.
+        self._dropping: set[asyncio.Task[None]] = set()
         #: True once the endpoint is stopping: polls get no more messages.
         self.stopped = False
 
@@ -385,16 +436,32 @@ class Receivers:
 
     async def drop_idle(self) -> None:
         """Stop receiving from queues that are no longer polled."""
-        for queue in [queue for queue, each in self._receivers.items() if each.idle_s > IDLE_S]:
-            await self.drop(queue)
+        for queue, receiver in list(self._receivers.items()):
+            # It may be polled by now, because each stop takes a moment.
+            if receiver.idle_s > IDLE_S and self._receivers.get(queue) is receiver:
+                await self.drop(queue)
 
     async def drop(self, queue: str) -> None:
         """Stop receiving from a queue."""
         receiver = self._receivers.pop(queue, None)
         if receiver is not None:
-            await receiver.stop()
+            dropping = asyncio.create_task(receiver.stop(), name="marq-sqs-drop")
+            self._dropping.add(dropping)
+            dropping.add_done_callback(self._dropping.discard)
+            # The endpoint's stop cancels this call, but the receiver still has to release its messages.
+            await asyncio.shield(dropping)
+
+    async def end_polls(self) -> None:
+        """Answer the polls that wait; later ones get no messages."""
+        self.stopped = True
+        await asyncio.gather(*[each.end_polls() for each in self._receivers.values()])
 
     async def stop(self) -> None:
+        """Stop receiving from all queues."""
         self.stopped = True
-        receivers, self._receivers = list(self._receivers.values()), {}
-        await asyncio.gather(*[each.stop() for each in receivers])
+        stopped = [each.stop() for each in self._receivers.values()]
+        for error in await asyncio.gather(*stopped, *self._dropping, return_exceptions=True):
+            if isinstance(error, BaseException):
+                log.error("a queue's receiver was not stopped: %r", error)
+        # Not before: until then, the outcomes of FIFO messages go to the receivers that hold them.
+        self._receivers = {}

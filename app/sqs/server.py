@@ -6,9 +6,10 @@ import asyncio
 import json
 import logging
 import resource
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from aiohttp.web import BaseRequest, Response, Server, ServerRunner, TCPSite
@@ -28,8 +29,12 @@ from marq_worker.app.web.sqs_metrics import CallMetrics
 
 log = logging.getLogger("marq.sqs")
 
+T = TypeVar("T")
+
 #: Connections in all and per address; each poller has one.
 MAX_CONNECTIONS, MAX_OF_ADDRESS = 10_000, 5_000
+#: How long a stop waits for calls, and then for changes whose clients have hung up or were cut off.
+STOP_S = 3.0
 
 
 class SqsServer:
@@ -59,6 +64,7 @@ class SqsServer:
         self._public_url = public_url
         self._metrics = metrics
         self._bodies = Bodies()
+        self._changes: set[asyncio.Future[Any]] = set()
         self._runner: ServerRunner | None = None
 
     async def start(self, bind: str, port: int) -> None:
@@ -72,7 +78,7 @@ class SqsServer:
             access_log=None,
             keepalive_timeout=IDLE_S,
         )
-        self._runner = ServerRunner(server)
+        self._runner = ServerRunner(server, shutdown_timeout=STOP_S)
         await self._runner.setup()
         Connections(room_for_connections(), MAX_OF_ADDRESS).limit(server)
         try:
@@ -81,8 +87,11 @@ class SqsServer:
             raise ConfigError(f"MARQ_SQS_PORT={port}: can't listen at {bind}: {error.strerror or error}") from error
 
     async def stop(self) -> None:
+        """Answer the calls that have begun; finish changes even if their clients are gone."""
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._changes:
+            await asyncio.wait(self._changes, timeout=STOP_S)
 
     async def _handle(self, request: BaseRequest) -> Response:
         request_id = str(uuid4())
@@ -125,9 +134,7 @@ class SqsServer:
             )
             if call.operation != "ReceiveMessage":
                 # A change is completed even if the client hangs up.
-                change = asyncio.ensure_future(answering)
-                change.add_done_callback(_look_at_error)
-                return 200, {}, answer(await asyncio.shield(change))
+                return 200, {}, answer(await self._completed(answering))
             return 200, {}, answer(await answering)
         except SqsError as error:
             return refusal(error)
@@ -155,6 +162,7 @@ class SqsServer:
 
     def _ask(self, asked: Mapping[str, Any], releases: list[Callable[[], None]]) -> Awaitable[list[Any]]:
         """Return messages for another endpoint, whose polls wait for messages that may be here."""
+        asked_s = time.monotonic()
         receiver = self._receivers.known(str(asked["queue"]))
         most, wait_s = int(asked["most"]), float(asked["wait"])
 
@@ -163,7 +171,7 @@ class SqsServer:
                 return []
             deliveries = await receiver.poll_for_peer(max(1, min(most, MAX_ASKED)), max(0.0, min(wait_s, ASK_S)))
             releases.append(partial(receiver.release, deliveries))
-            return [delivery.document() for delivery in deliveries]
+            return [delivery.document(asked_s) for delivery in deliveries]
 
         return ask()
 
@@ -171,16 +179,23 @@ class SqsServer:
         """Settle messages that this endpoint delivered, for clients of another one; return which were held here."""
         settled = [self._outcomes.settle_here(Outcome.read(document)) for document in documents]
         # All of them, even if the other endpoint hangs up.
-        return asyncio.shield(asyncio.gather(*settled))
+        return self._completed(asyncio.gather(*settled))
+
+    def _completed(self, change: Awaitable[T]) -> asyncio.Future[T]:
+        """Return the result of a change, which goes on if the call is cancelled, and for which a stop waits."""
+        changing = asyncio.ensure_future(change)
+        self._changes.add(changing)
+        changing.add_done_callback(self._changed)
+        return asyncio.shield(changing)
+
+    def _changed(self, change: asyncio.Future[Any]) -> None:
+        self._changes.discard(change)
+        if not change.cancelled():
+            # Keep asyncio from logging the error of a call whose client has hung up.
+            change.exception()
 
     def _base_url(self, request: BaseRequest) -> str:
         return self._public_url or f"{request.scheme}://{request.host}"
-
-
-def _look_at_error(change: asyncio.Future[Any]) -> None:
-    """Keep asyncio from logging the error of a call whose client has hung up."""
-    if not change.cancelled():
-        change.exception()
 
 
 def room_for_connections() -> int:

@@ -145,13 +145,21 @@ class SqsEndpoint(Service):
         if self._server is None:
             # A wrong setting has kept it from starting.
             return
-        # First the polls, because clients treat a cut connection as an error.
-        await asyncio.gather(self._runner.stop(), self._receivers.stop())
-        await self._server.stop()
-        await self._limits.stop()
-        await self._outcomes.stop()
-        await self._peers.stop()
-        await asyncio.gather(self._settler.stop(), self._questions.stop(), self._producer.stop())
+        for parts in (
+            # Polls before the server, because clients treat a cut connection as an error.
+            (self._runner.stop, self._receivers.end_polls),
+            (self._server.stop,),
+            # What calls have left behind: moves release messages, and releases are outcomes, which need the rest.
+            (self._limits.stop,),
+            (self._receivers.stop,),
+            (self._outcomes.stop,),
+            (self._peers.stop,),
+            (self._settler.stop, self._questions.stop, self._producer.stop),
+        ):
+            for error in await asyncio.gather(*[stop() for stop in parts], return_exceptions=True):
+                if isinstance(error, BaseException):
+                    # The parts that follow still have outcomes to write.
+                    log.error("a part of the SQS endpoint was not stopped: %r", error)
 
     def _new_receiver(self, url: str, queue: str) -> QueueReceiver:
         if is_fifo(queue):

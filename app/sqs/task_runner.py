@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from marq.wire.errors import MarqError
 from marq_worker.app.sqs.tasks import ACTIVE, RENEWAL_S, MoveTask, PurgeTask, Tasks
@@ -13,8 +14,8 @@ log = logging.getLogger("marq.sqs")
 
 #: Interval between checks for tasks that no endpoint works on, and the pause after an error.
 LOOK_S = 2.0
-#: How long a stop waits for messages that are being moved.
-STOP_S = 3.0
+#: How long a stop waits for messages that are being moved, and then until tasks have ended and are released.
+STOP_S, END_S = 3.0, 2.0
 
 
 class TaskRunner:
@@ -57,8 +58,12 @@ class TaskRunner:
             await asyncio.wait(running.values(), timeout=STOP_S)
         for task in running.values():
             task.cancel()
-        await asyncio.gather(*running.values(), return_exceptions=True)
-        await asyncio.gather(*[self._tasks.release(queue) for queue in running], return_exceptions=True)
+        ended = asyncio.gather(*running.values(), return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await asyncio.shield(ended)
+                # If they are not released, another endpoint continues them when the claims have expired.
+                await asyncio.gather(*[self._tasks.release(queue) for queue in running], return_exceptions=True)
 
     async def _look(self) -> None:
         while True:

@@ -133,6 +133,27 @@ class PolledConsumer(Consumer):
         now_s = running.cluster.now_s()
         return [message for message in messages if is_leased(message, now_s)]
 
+    async def put_back(self, limit_s: float) -> None:
+        """Release the messages that no poll has returned; return when that is durable, or after the limit.
+
+        For a stop, when no poll waits any longer. A message whose ACQUIRE is still being written when the consumer
+        stops, or whose release is not written, would count as received when its lease ends.
+        """
+        running = self._started()
+
+        async def released() -> None:
+            # No cycle follows, because no call asks for messages.
+            await running.receiver.revoked()
+            running.receiver.prefetch.release()
+            await running.receiver.acks.settled()
+
+        with suppress(TimeoutError):
+            await running.cluster.within(limit_s, released())
+
+    def left_s(self, message: Message) -> float:
+        """Return for how many seconds the lease of a polled message lasts from now on."""
+        return message._expiry_s - self._started().cluster.now_s()
+
     def broker_ms(self) -> int | None:
         """Return the milliseconds since 1970 by the brokers' clock; None before the first message."""
         return None if self._running is None else self._running.cluster.broker_ms()
@@ -143,15 +164,10 @@ class PolledConsumer(Consumer):
         return None if self._running is None else self._running.receiver.error
 
     async def wait(self, max_messages: int, wait_s: float) -> None:
-        """Ask for messages; return when a poll may find some, after :meth:`wake`, or after ``wait_s``."""
+        """Ask for messages; return when a poll may find some, or after ``wait_s``."""
         running = self._started()
         with suppress(TimeoutError):
             await running.cluster.within(wait_s, running.wait(max_messages))
-
-    def wake(self, count: int) -> None:
-        """Wake this many waiting calls."""
-        if self._running is not None:
-            self._running.buffer.wake(count)
 
 
 def _size(message: Message) -> int:

@@ -106,17 +106,6 @@ async def test_a_release_counts_the_attempt_unless_no_program_has_seen_the_messa
     await backend.statistics(queue, released=2, acked=1)
 
 
-async def test_a_wait_ends_early_when_it_is_woken(backend, settings) -> None:
-    queue = await backend.new_queue()
-    async with PolledConsumer(queue, settings) as consumer:
-        waits = [asyncio.create_task(consumer.wait(1, 10_000)) for _ in range(2)]
-        for count in (0, 1, 2):
-            for _ in range(5):
-                await asyncio.sleep(0)
-            assert sum(wait.done() for wait in waits) == count
-            consumer.wake(1)
-
-
 async def test_nothing_is_acquired_before_a_call_asks_for_it(backend, settings) -> None:
     queue = await backend.new_queue()
     await backend.producer.send_many(queue, [b"%d" % number for number in range(50)])

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import boto3
 import pytest
 
+from marq.consumer.polled_consumer import MAX_SHORTFALL, MAX_SHORTFALL_S
 from marq_worker.app.sqs.handles import Handles
 from rig.program import Program, stop_all
 from tests.sqs import environments
@@ -44,6 +45,8 @@ FAULTS = ("first", "second", "endpoint", "first", "second", "first", "endpoint",
 DELETE_S = 5.0
 #: How much earlier or later than the endpoint a worker may note a delivery or a delete.
 RACE_S = 0.5
+#: How much shorter than its queue's setting a lease may be, although the handle tells the setting.
+SHORTFALL_S = min(MAX_SHORTFALL_S, VISIBILITY_S * MAX_SHORTFALL)
 #: Maximum time from a kill until the redelivery from its aborted transaction is replaced and received.
 TAKEOVER_S = 120.0
 LIMIT_SECONDS = 400.0 + TASKS / 10 / PER_SECOND
@@ -274,7 +277,7 @@ def _cause(
     if first.attempt == second.attempt and first.token != second.token and killed_lately:
         # Cause 6 in docs/guarantees.md: two records of one attempt, one of them from an aborted transaction.
         return "tracker killed in a transaction"
-    if deleted.get(before["handle"], later["at"]) > first.until_ms / 1000 - RACE_S:
+    if deleted.get(before["handle"], later["at"]) > first.until_ms / 1000 - SHORTFALL_S - RACE_S:
         return "not deleted within the visibility timeout"
     return "unknown"
 

@@ -199,3 +199,26 @@ async def test_a_purged_message_that_has_waited_for_long_is_not_delivered() -> N
     [message] = await polled.poll()
     assert (first.offset, message.offset, message.attempt) == (0, 2, 1)
     await polled.stop()
+
+
+async def test_a_stop_releases_a_message_that_is_still_being_acquired() -> None:
+    """Otherwise its lease would end, and count as an attempt although no program has seen it."""
+    polled = Polled()
+    polled.rig.acquirer.gate.clear()
+    polled.rig.settler.gate.clear()
+    polled.rig.reader.add(P0, record(0, "a"))
+    wait = asyncio.create_task(polled.consumer.wait(10, LIMIT_S))
+    await spin(100)
+    wait.cancel()
+    await asyncio.gather(wait, return_exceptions=True)
+
+    stopping = asyncio.create_task(polled.consumer.put_back(LIMIT_S))
+    for gate in (polled.rig.acquirer.gate, polled.rig.settler.gate):
+        await spin(100)
+        assert not stopping.done()
+        gate.set()
+    await stopping
+
+    assert polled.rig.acquired == [0]
+    assert polled.rig.released == {0: (0, False, "")}
+    await polled.stop()

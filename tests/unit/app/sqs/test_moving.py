@@ -350,3 +350,13 @@ async def test_a_move_of_a_deleted_queue_fails(rig: Rig) -> None:
     task = await rig.run()
 
     assert (task.state, task.reason) == ("FAILED", NO_QUEUE)
+
+
+async def test_a_message_whose_lease_ended_before_its_renewal_is_not_sent(rig: Rig) -> None:
+    """Others may have it, and finish it: the copy would be a second message."""
+    rig.receiver.returns = False
+
+    await rig.run(letter(1)._replace(until_s=time.monotonic()), letter(2))
+
+    assert rig.sent == [("emails", 2)]
+    assert rig.receiver.released == [1]

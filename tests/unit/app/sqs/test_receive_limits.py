@@ -16,12 +16,14 @@ from marq.client.message_token import Token
 from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable, ConfigError, Forbidden, MarqError, MessageTooLarge
 from marq.wire.markers import Source
-from marq_worker.app.sqs import receive_limits
+from marq_worker.app.sqs import message_operations, receive_limits, receiving
 from marq_worker.app.sqs.attributes import QueueAttributes
+from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_operations import MessageOperations
 from marq_worker.app.sqs.receive_limits import LEAST_LEASE_S, UNMOVABLE_S, OldMessages, ReceiveLimits
 from marq_worker.app.sqs.receiving import Delivery
 from marq_worker.app.sqs.settling import Settlers
+from tests.unit.client.fakes import spin
 
 ATTRIBUTES = QueueAttributes(dead_letter_queue="dead", max_receive_count=1, retention_s=3600)
 #: The brokers' time; this machine's clock is days ahead.
@@ -51,6 +53,10 @@ class Rig:
         #: If set, every poll finds this message.
         self.always: Delivery | None = None
         self.stopped = False
+        #: The errors of the next renewals.
+        self.refusals: list[SqsError] = []
+        #: How long a renewal takes, and the time that has passed because of that.
+        self.renewal_s = self.now_s = 0.0
         directory: Any = SimpleNamespace(
             exists=lambda name: name == "dead", get=lambda name: SimpleNamespace(attributes=self.attributes)
         )
@@ -87,6 +93,9 @@ class Rig:
         self.log += [f"released {each.token.offset} counted={counted}" for each in deliveries]
 
     async def renew(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
+        self.now_s += self.renewal_s
+        if self.refusals:
+            raise self.refusals.pop()
         self.log += [f"leased {each.token.offset} for {lease_ms}" for each in deliveries]
 
     async def move(self, delivery: Delivery, queue: str, target: str) -> None:
@@ -156,6 +165,7 @@ async def test_short_leases_are_extended_before_messages_are_moved() -> None:
     rig.attributes = replace(ATTRIBUTES, visibility_timeout_s=1)
 
     await rig.limits.end("emails", rig.limits.divide([message(1), message(2)], rig.attributes))
+    await rig.limits.stop()
 
     leased = [f"leased {number} for {LEAST_LEASE_S * 1000}" for number in (1, 2)]
     assert rig.log == [*leased, "moved 1", "acked 1", "moved 2", "acked 2"]
@@ -200,7 +210,37 @@ async def test_a_slow_dead_letter_queue_does_not_hold_up_the_other_messages_of_p
     assert rig.log == ["moved 1", "acked 1"]
     rig.polls = [[message(3)]]
     assert await rig.operations.receive("emails", {"MaxNumberOfMessages": 10}) == {}
+    await rig.limits.stop()
     assert rig.log == ["moved 1", "acked 1", "moved 3", "acked 3"]
+
+
+async def test_a_poll_gets_messages_that_follow_dead_ones_while_these_are_moved() -> None:
+    rig = Rig()
+    rig.gate.clear()
+    rig.polls = [[message(1)], [message(2, attempt=1)]]
+
+    async with asyncio.timeout(LIMIT_S):
+        answer = await rig.operations.receive("emails", {"WaitTimeSeconds": 20})
+
+    assert [each["MessageId"] for each in answer["Messages"]] == ["marq.messages/0/2"]
+    rig.gate.set()
+    await rig.limits.stop()
+    assert rig.log == ["moved 1", "acked 1"]
+
+
+async def test_polls_begin_no_more_than_a_number_of_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint keeps the messages meanwhile."""
+    monkeypatch.setattr(receive_limits, "MAX_BEGUN", 1)
+    rig = Rig()
+    rig.gate.clear()
+    rig.polls = [[message(number)] for number in (1, 2, 3)]
+    call = asyncio.create_task(rig.operations.receive("emails", {}))
+    await rig.moving.wait()
+    await spin()
+
+    assert rig.polls == [[message(3)]]
+    rig.gate.set()
+    assert await call == {}
 
 
 @pytest.mark.parametrize(
@@ -213,6 +253,7 @@ async def test_a_message_that_can_t_be_moved_does_not_hold_up_the_others(error: 
     divided = rig.limits.divide([message(1), message(2)], ATTRIBUTES)
 
     await rig.limits.end("emails", divided)
+    await rig.limits.stop()
 
     assert rig.log == moved
 
@@ -227,6 +268,7 @@ async def test_a_message_that_can_never_be_moved_is_delivered_as_without_a_redri
     rig.limits._clock = lambda: now_s
     rig.errors[1] = error
     await rig.limits.end("emails", rig.limits.divide([message(1), message(2)], ATTRIBUTES))
+    await rig.limits.stop()
     assert rig.log == ["released 1 counted=False", "moved 2", "acked 2"]
     assert [str(error) in each for each in caplog.messages] == [True]
 
@@ -244,3 +286,46 @@ async def test_a_poll_ends_in_time_although_there_are_more_messages_to_delete() 
         assert await rig.operations.receive("emails", {"WaitTimeSeconds": 0}) == {}
 
     assert rig.log
+
+
+@pytest.fixture
+def clocked(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """Return a rig whose clock moves during renewals only."""
+    rig = Rig()
+    for module in (receiving, message_operations):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: rig.now_s))
+    return rig
+
+
+async def test_a_poll_returns_no_message_whose_lease_ended_while_its_timeout_was_changed(clocked: Rig) -> None:
+    """The redelivery may be with another client; if the change was in time after all, the release ends it."""
+    clocked.polls = [[message(1, attempt=1)._replace(until_s=3.0), message(2, attempt=1)._replace(until_s=3.1)]]
+    clocked.renewal_s = 3.0
+
+    answer = await clocked.operations.receive("emails", {"MaxNumberOfMessages": 10, "VisibilityTimeout": 600})
+
+    assert [each["MessageId"] for each in answer["Messages"]] == ["marq.messages/0/2"]
+    assert clocked.log == ["leased 1 for 600000", "leased 2 for 600000", "released 1"]
+
+
+async def test_a_timeout_that_was_over_before_it_was_durable_counts_as_ended(clocked: Rig) -> None:
+    clocked.polls = [[message(1, attempt=1)], [], [message(2, attempt=1)]]
+    clocked.renewal_s = 1.0
+
+    assert await clocked.operations.receive("emails", {"VisibilityTimeout": 1}) == {}
+    assert clocked.log == ["leased 1 for 1000", "released 1"]
+    # This client wants it visible at once.
+    answer = await clocked.operations.receive("emails", {"VisibilityTimeout": 0})
+    assert [each["MessageId"] for each in answer["Messages"]] == ["marq.messages/0/2"]
+
+
+async def test_a_poll_goes_on_if_the_lease_of_a_fifo_message_ended_before_its_timeout_was_changed() -> None:
+    """The client has not asked for this message, so an error would tell it nothing."""
+    rig = Rig()
+    rig.polls = [[message(1, attempt=1), message(2, attempt=1)], [message(3, attempt=1)]]
+    rig.refusals = [SqsError("MessageNotInflight", "the visibility timeout of this delivery is over")]
+
+    answer = await rig.operations.receive("emails", {"MaxNumberOfMessages": 10, "VisibilityTimeout": 600})
+
+    assert [each["MessageId"] for each in answer["Messages"]] == ["marq.messages/0/3"]
+    assert rig.log == ["released 1", "released 2", "leased 3 for 600000"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import pytest
@@ -41,18 +43,26 @@ def delivery(message_id: str = "marq.messages/3/7", attempt: int = 1) -> Deliver
 def test_a_delivery_passes_unchanged_between_endpoints(
     body: bytes, headers: dict[str, bytes | None], attempt: int
 ) -> None:
-    sent = Delivery(TOKEN, "marq.messages/3/7", attempt, 1_700_000_000_000, body, headers, 7, 5, "url", 9)
+    sent = Delivery(TOKEN, "marq.messages/3/7", attempt, 1_700_000_000_000, body, headers, 7, 5, "url", 9, 100.0)
 
-    assert Delivery.read(sent.document()) == sent
+    assert Delivery.read(sent.document(40.0), 40.0) == sent
 
 
 @pytest.mark.parametrize("member", ["available_ms", "received_ms"])
 def test_the_age_of_a_message_is_unknown_if_an_endpoint_of_an_earlier_version_sent_it(member: str) -> None:
-    document = delivery()._replace(available_ms=5_000, received_ms=7_000).document()
-    assert Delivery.read(document).age_s == 2
+    document = delivery()._replace(available_ms=5_000, received_ms=7_000).document(0)
+    assert Delivery.read(document, 0).age_s == 2
     del document[member]
 
-    assert Delivery.read(document).age_s == 0
+    assert Delivery.read(document, 0).age_s == 0
+
+
+def test_a_lease_seems_to_end_earlier_at_another_endpoint_by_the_time_that_its_request_took() -> None:
+    """Never later, although the clocks of the endpoints have nothing in common and an answer may wait for long."""
+    sent = delivery()._replace(until_s=1_000.0)
+
+    assert Delivery.read(sent.document(990.0), 7.0).until_s == 17.0
+    assert Delivery.read({**sent.document(990.0), "lease_ms": None}, 7.0).until_s == inf
 
 
 def test_only_later_deliveries_of_a_deleted_message_are_ended() -> None:
@@ -119,15 +129,15 @@ class Idle:
     async def stop(self) -> None:
         return
 
+    async def put_back(self, limit_s: float) -> None:
+        return
+
     async def poll(self, most: int, *, max_bytes: int | None = None) -> list[Message]:
         return []
 
     async def wait(self, most: int, wait_s: float) -> None:
         async with asyncio.timeout(wait_s):
             await self._buffer.wait()
-
-    def wake(self, count: int) -> None:
-        self._buffer.wake(count)
 
 
 class OneOther:
@@ -137,6 +147,7 @@ class OneOther:
         self.asked: asyncio.Queue[int] = asyncio.Queue()
         self.answers: asyncio.Queue[list[dict[str, Any]]] = asyncio.Queue()
         self.released: list[str] = []
+        self.has_released = asyncio.Event()
 
     def of(self, queue: str) -> Sequence[str]:
         return [OTHER]
@@ -146,7 +157,7 @@ class OneOther:
         return await self.answers.get()
 
     def answer(self, *message_ids: str) -> None:
-        self.answers.put_nowait([delivery(each).document() for each in message_ids])
+        self.answers.put_nowait([delivery(each).document(0) for each in message_ids])
 
 
 class Receiver(QueueReceiver):
@@ -165,8 +176,15 @@ class Receiver(QueueReceiver):
     def _new_consumer(self) -> Any:
         return Idle()
 
+    async def stop(self) -> None:
+        # A stop waits for the answers.
+        for _ in self._asking:
+            self._other.answer()
+        await super().stop()
+
     async def _release(self, deliveries: Sequence[Delivery]) -> None:
         self._other.released += [each.id for each in deliveries]
+        self._other.has_released.set()
 
 
 async def test_another_endpoint_is_asked_at_once_for_as_many_messages_as_polls_want() -> None:
@@ -271,7 +289,9 @@ async def test_a_message_of_another_endpoint_does_not_wait_for_the_consumer() ->
     assert await busy == []
 
 
-async def test_a_poll_gets_messages_of_another_endpoint_and_its_own_together() -> None:
+async def test_messages_of_another_endpoint_do_not_wait_for_the_consumer_of_their_poll() -> None:
+    """It may have to renew the leases of its own messages first; the next poll gets those."""
+
     class Both(Receiver):
         async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
             return [delivery("own")] if self.offered.is_set() else []
@@ -282,38 +302,73 @@ async def test_a_poll_gets_messages_of_another_endpoint_and_its_own_together() -
 
     other.answer("a")
 
-    assert [each.id for each in await asyncio.wait_for(poll, 5)] == ["a", "own"]
+    assert [each.id for each in await asyncio.wait_for(poll, 5)] == ["a"]
+    assert [each.id for each in await receiver.poll(10, 30)] == ["own"]
     await receiver.stop()
 
 
-async def test_a_message_of_another_endpoint_that_had_to_wait_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lease may have ended."""
-    monkeypatch.setattr(receiving, "MAX_WAIT_S", -1.0)
+async def test_a_message_of_another_endpoint_that_all_polls_are_too_busy_to_take_is_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise it would stay hidden until a poll takes it, or until its lease ends."""
+    monkeypatch.setattr(receiving, "MAX_WAIT_S", 0.0)
     receiver = Slow(other := OneOther())
     poll = asyncio.create_task(receiver.poll(1, 0))
     await receiver.gets("a")
 
+    await asyncio.wait_for(other.has_released.wait(), 5)
+    assert other.released == ["a"]
     receiver.renewed.set()
-
     assert await poll == []
     await receiver.stop()
-    assert other.released == ["a"]
 
 
-async def test_a_message_of_another_endpoint_is_released_while_there_is_no_consumer() -> None:
-    """No poll could take it before the next consumer has joined the group."""
+@pytest.mark.parametrize("ended_s", [0.0, 1.0])
+async def test_a_poll_returns_no_message_of_another_endpoint_whose_lease_has_ended(ended_s: float) -> None:
+    """A client of the other endpoint may have the redelivery already."""
     receiver = Receiver(other := OneOther())
-    poll = asyncio.create_task(receiver.poll(1, 30))
+    poll = asyncio.create_task(receiver.poll(2, 30))
     await other.asked.get()
-    receiver._started.clear()
+
+    ended = delivery("ended").document(0) | {"lease_ms": round(-ended_s * 1000)}
+    other.answers.put_nowait([ended, delivery("a").document(0)])
+
+    assert [each.id for each in await asyncio.wait_for(poll, 5)] == ["a"]
+    await receiver.stop()
+    assert other.released == ["ended"]
+
+
+async def test_a_poll_returns_no_message_of_its_own_whose_lease_has_ended() -> None:
+    class Late(Receiver):
+        async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
+            return [delivery("ended")._replace(until_s=time.monotonic()), delivery("a")]
+
+    receiver = Late(other := OneOther())
+
+    assert [each.id for each in await receiver.poll(2, 30)] == ["a"]
+    assert [each.id for each in await receiver.poll_for_peer(2, 30)] == ["a"]
+    await receiver.stop()
+    assert other.released == ["ended", "ended"]
+
+
+async def test_a_poll_gets_a_message_of_another_endpoint_while_there_is_no_consumer() -> None:
+    """A new consumer may need seconds to join the group."""
+
+    class Joining(Receiver):
+        def _new_consumer(self) -> Any:
+            consumer = Idle()
+            consumer.start = asyncio.Event().wait  # type: ignore[assignment,method-assign]
+            return consumer
+
+    receiver = Joining(other := OneOther())
+    poll = asyncio.create_task(receiver.poll(1, 0))
+    await other.asked.get()
 
     other.answer("a")
-    await receiver.offered.wait()
-    await spin()
 
-    assert other.released == ["a"]
+    assert [each.id for each in await asyncio.wait_for(poll, 5)] == ["a"]
     await receiver.stop()
-    assert await poll == []
+    assert other.released == []
 
 
 async def test_messages_do_not_wait_until_redeliveries_of_deleted_ones_are_ended() -> None:
@@ -348,6 +403,118 @@ async def test_a_stop_does_not_wait_forever_for_a_poll_that_cannot_renew_leases(
 
     receiver.renewed.set()
     assert await poll == []
+
+
+async def test_a_stop_releases_messages_that_another_endpoint_is_sending() -> None:
+    """Otherwise no client would get them before their leases end, which would count as a delivery."""
+    receiver = Receiver(other := OneOther())
+    poll = asyncio.create_task(receiver.poll(1, 30))
+    await other.asked.get()
+    stopping = asyncio.create_task(QueueReceiver.stop(receiver))
+    assert await poll == []
+    await spin()
+
+    other.answer("a")
+    await asyncio.wait_for(stopping, 5)
+
+    assert other.released == ["a"]
+
+
+async def test_a_stop_does_not_wait_forever_for_another_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "STOP_S", 0.02)
+    receiver = Receiver(other := OneOther())
+    poll = asyncio.create_task(receiver.poll(1, 30))
+    await other.asked.get()
+
+    await asyncio.wait_for(QueueReceiver.stop(receiver), 5)
+
+    assert await poll == []
+
+
+async def test_a_stop_releases_messages_before_their_consumer_stops() -> None:
+    """While it runs, it knows the messages; and it needs a moment for those that it is about to acquire."""
+    steps: list[str] = []
+
+    class Noting(Idle):
+        async def put_back(self, limit_s: float) -> None:
+            steps.append("put back")
+
+        async def stop(self) -> None:
+            steps.append("stop")
+
+    class Releasing(Receiver):
+        def _new_consumer(self) -> Any:
+            return Noting()
+
+        async def _release(self, deliveries: Sequence[Delivery]) -> None:
+            await spin()
+            steps.extend([f"release {each.id}" for each in deliveries])
+
+    receiver = Releasing(OneOther())
+    await receiver._started.wait()
+    receiver.release([delivery("a")])
+
+    await receiver.stop()
+
+    assert steps == ["release a", "put back", "stop"]
+
+
+async def test_outcomes_reach_a_receiver_until_it_has_stopped() -> None:
+    """It has the messages of a FIFO queue that clients delete meanwhile."""
+    receivers = Receivers(lambda queue: Slow(OneOther()))
+    receiver = receivers.of("emails")
+    poll = asyncio.create_task(receiver.poll(1, 0))
+    assert isinstance(receiver, Slow)
+    await receiver.renewing.wait()
+
+    stopping = asyncio.create_task(receivers.stop())
+    await spin()
+
+    assert receivers.known("emails") is receiver
+    receiver.renewed.set()
+    await stopping
+    assert receivers.known("emails") is None
+    assert await poll == []
+
+
+async def test_the_stop_of_an_endpoint_waits_for_receivers_that_are_being_dropped() -> None:
+    receivers = Receivers(lambda queue: Slow(OneOther()))
+    receiver = receivers.of("emails")
+    poll = asyncio.create_task(receiver.poll(1, 0))
+    assert isinstance(receiver, Slow)
+    await receiver.renewing.wait()
+    dropping = asyncio.create_task(receivers.drop("emails"))
+    await spin()
+    dropping.cancel()
+    await asyncio.gather(dropping, return_exceptions=True)
+
+    stopping = asyncio.create_task(receivers.stop())
+    await spin()
+
+    assert not stopping.done()
+    receiver.renewed.set()
+    await stopping
+    assert await poll == []
+
+
+async def test_a_receiver_that_cannot_be_stopped_keeps_no_other_from_it(caplog: pytest.LogCaptureFixture) -> None:
+    stopped: list[str] = []
+
+    class Stopping(Receiver):
+        async def stop(self) -> None:
+            await super().stop()
+            stopped.append(self._queue)
+            if len(stopped) == 1:
+                raise ZeroDivisionError
+
+    receivers = Receivers(lambda queue: Stopping(OneOther()))
+    receivers.of("emails")
+    receivers.of("orders")
+
+    await receivers.stop()
+
+    assert len(stopped) == 2
+    assert caplog.messages == ["a queue's receiver was not stopped: ZeroDivisionError()"]
 
 
 async def test_an_answer_to_another_endpoint_has_a_limit_and_the_next_one_has_the_other_messages(

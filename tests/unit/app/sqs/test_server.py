@@ -28,6 +28,7 @@ from marq_worker.app.sqs.receiving import Delivery, Receivers
 from marq_worker.app.sqs.server import SqsServer, room_for_connections
 from marq_worker.app.web.sqs_metrics import CallMetrics
 from marq_worker.broker.ports import free_port
+from tests.unit.client.fakes import spin
 
 LIMIT_S = 30.0
 SECRET = "s" * 20
@@ -301,3 +302,51 @@ def test_connections_leave_files_for_the_rest_of_the_worker(
 
     assert room_for_connections() == room
     assert set_limits == [(raised, limits[1])]
+
+
+class SlowChange:
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
+        self.done = False
+
+    async def answer(self, call: Call, key: Key | None, base_url: str) -> dict[str, Any]:
+        self.begun.set()
+        await self.goes_on.wait()
+        self.done = True
+        return {}
+
+
+async def delete_and_hang_up(endpoint: Endpoint, change: SlowChange) -> None:
+    endpoint.server._operations = change  # type: ignore[assignment]
+    _, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
+    body = b'{"QueueUrl": "http://localhost/000000000000/q", "ReceiptHandle": "x"}'
+    writer.write(endpoint.request(body, X_Amz_Target="AmazonSQS.DeleteMessage"))
+    async with asyncio.timeout(LIMIT_S):
+        await change.begun.wait()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_stop_waits_for_a_change_whose_client_has_hung_up(endpoint: Endpoint) -> None:
+    """The client may have got no answer because it was killed, and expects its message to be deleted."""
+    await delete_and_hang_up(endpoint, change := SlowChange())
+    stopping = asyncio.create_task(endpoint.server.stop())
+    await spin(100)
+    assert not stopping.done()
+
+    change.goes_on.set()
+    await stopping
+
+    assert change.done
+
+
+async def test_a_stop_does_not_wait_forever_for_a_change(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "STOP_S", 0.02)
+    await delete_and_hang_up(endpoint, change := SlowChange())
+
+    await asyncio.wait_for(endpoint.server.stop(), LIMIT_S)
+
+    assert not change.done
+    change.goes_on.set()

@@ -61,3 +61,45 @@ async def test_an_endpoint_that_a_wrong_setting_kept_from_starting_can_be_stoppe
     endpoint = SqsEndpoint(settings(), client, queues=client, statistics=client, metrics=client)
 
     await endpoint.on_stop()
+
+
+async def test_an_endpoint_whose_parts_fail_to_stop_still_writes_the_outcomes_of_clients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client: Any = None
+    endpoint = SqsEndpoint(settings(), client, queues=client, statistics=client, metrics=client)
+    stopped: list[str] = []
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        async def end_polls(self) -> None:
+            stopped.append("polls")
+
+        async def stop(self) -> None:
+            stopped.append(self._name)
+            if self._name == "receivers":
+                raise ZeroDivisionError
+
+    parts = ("runner", "receivers", "server", "limits", "outcomes", "peers", "settler", "questions", "producer")
+    for name in parts:
+        setattr(endpoint, f"_{name}", Part(name))
+
+    await endpoint.on_stop()
+
+    # Clients get the answers of polls and changes first; outcomes pass through all other parts.
+    order = [
+        "runner",
+        "polls",
+        "server",
+        "limits",
+        "receivers",
+        "outcomes",
+        "peers",
+        "settler",
+        "questions",
+        "producer",
+    ]
+    assert stopped == order
+    assert caplog.messages == ["a part of the SQS endpoint was not stopped: ZeroDivisionError()"]

@@ -296,6 +296,18 @@ async def test_a_stopped_runner_leaves_its_task_to_another(
     assert other.unclaimed() == ["dead"]
 
 
+async def test_a_stop_does_not_wait_forever_until_tasks_are_released(
+    tasks: Tasks, work: Work, runner: TaskRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an answer of the broker, another endpoint continues them when the claims have expired."""
+    monkeypatch.setattr(task_runner, "END_S", 0.01)
+    monkeypatch.setattr(tasks, "release", lambda queue: asyncio.Event().wait())
+    await tasks.start_move("dead", move())
+    assert await work.next() == "move dead a"
+
+    await asyncio.wait_for(runner.stop(), LIMIT_S)
+
+
 async def test_a_runner_that_lost_its_claim_stops(
     tasks: Tasks, other: Tasks, work: Work, runner: TaskRunner, clock: Clock
 ) -> None:
