@@ -14,6 +14,7 @@ from aiokafka.errors import KafkaError, KafkaTimeoutError
 
 from marq.kafka.connection import client_options, started, stop_consumer
 from marq.kafka.fetched_columns import fetch_records
+from marq.kafka.paced_clients import client_of
 from marq.kafka.records import Records
 from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
@@ -39,13 +40,21 @@ class LogReader:
     """Reads ranges of topics once (:meth:`read`), or follows partitions (:meth:`seek`, then :meth:`poll`).
 
     ``committed``: skip records of open and aborted transactions. All calls raise BrokerUnavailable, or Forbidden if the
-    permission to read a topic is missing.
+    permission to read a topic is missing. ``ends_apart``: look up offsets on a second connection, because a lookup on
+    the first one waits up to ``fetch_wait_ms``.
     """
 
     def __init__(
-        self, settings: ClientSettings, *, committed: bool, fetch_wait_ms: int = FETCH_WAIT_MS, **options: Any
+        self,
+        settings: ClientSettings,
+        *,
+        committed: bool,
+        fetch_wait_ms: int = FETCH_WAIT_MS,
+        ends_apart: bool = False,
+        **options: Any,
     ) -> None:
         self._settings = settings
+        self._ends_apart = ends_apart
         self._limit_s = settings.request_timeout_ms / 1000
         self._options = options | {
             "isolation_level": "read_committed" if committed else "read_uncommitted",
@@ -54,7 +63,9 @@ class LogReader:
         self._consumer: AIOKafkaConsumer | None = None
 
     async def start(self) -> None:
-        self._consumer = await started(self._make, self._settings, lambda consumer: stop_consumer(consumer, 0))
+        consumer = await started(self._make, self._settings, lambda consumer: stop_consumer(consumer, 0))
+        client_of(consumer).offsets_apart = self._ends_apart
+        self._consumer = consumer
 
     async def stop(self, limit_s: float = STOP_S) -> None:
         consumer, self._consumer = self._consumer, None

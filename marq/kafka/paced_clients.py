@@ -24,6 +24,7 @@ from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import CloseReason, collect_hosts
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
 
 from marq.kafka import client_logs
 from marq.kafka.broker_connections import open_connection
@@ -39,6 +40,9 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
     pacer: Pacer
     #: Set before its owner stops: a stop does not wait for a broker that is down.
     stopping: bool
+    #: Whether requests for offsets use a connection of their own: on a consumer's connection, a broker answers them
+    #: after the fetch before them, which waits for new records.
+    offsets_apart: bool = False
     _opening: defaultdict[Any, asyncio.Lock]
     _sync_task: asyncio.Task[None] | None
 
@@ -86,6 +90,12 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
             # As aiokafka does: the broker's partitions may have other leaders now.
             self.force_metadata_update()
             return None
+
+    async def send(self, node_id: Any, request: Any, *, group: ConnectionGroup = ConnectionGroup.DEFAULT) -> Any:
+        if self.offsets_apart and isinstance(request, OffsetRequest):
+            # Consumers without a group do not use this connection.
+            group = ConnectionGroup.COORDINATION
+        return await super().send(node_id, request, group=group)
 
     def set_topics(self, topics: Iterable[str]) -> Any:
         """Track these topics as aiokafka does, even if its periodic refresh is in progress."""

@@ -11,10 +11,14 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.errors import PolicyViolationError
 
 import marq
+from marq.queues import definition_log
 from marq.settings.definitions import sqs_key
 from tests.client.waiting import until
 from tests.effective import effective
 from tests.worker.harness import Namespace, eventually
+
+#: Shorter than the wait of a fetch.
+LIMIT_S = 10.0
 
 NOT_DEFINITIONS = [
     (b"", b"{}"),
@@ -50,6 +54,19 @@ async def test_records_of_one_definition_are_read_together(queues, servers, pref
         await until(lambda: other["emails"].lease == 7)
 
     assert seen == [(7, tags)]
+
+
+async def test_a_client_that_waits_for_new_definitions_can_tell_at_once_that_it_knows_all(
+    servers, prefix, monkeypatch
+) -> None:
+    monkeypatch.setattr(definition_log, "FETCH_WAIT_MS", 30_000)
+    async with marq.Queues(servers, prefix=prefix) as queues:
+        for number in range(1, 4):
+            await queues.change("emails", lease=number)
+
+            # The broker has nothing to return for the next fetch, which must not hold up the question about the end.
+            await queues.sync(LIMIT_S)
+            await queues.sync(LIMIT_S)
 
 
 async def test_records_that_are_not_definitions_are_named_and_passed_over(

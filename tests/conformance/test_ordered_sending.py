@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from marq.producer.ordered_sending import default_partition
 from marq.producer.shared import SharedProducer
 from marq.settings.ordering_keys import partition_of
 from tests.conformance.backend import Backend, Stored
-from tests.conformance.receiving import nothing_comes, take
+from tests.conformance.receiving import nothing_comes, served, take
+from tests.worker.harness import eventually
 
 KEYS = ["customer-1", "customer-2", "customer-3", "customer-4", "customer-5", b"\x00\xff"]
 
@@ -196,6 +198,7 @@ async def test_a_delayed_message_keeps_the_settings_that_decide_its_place(backen
 async def test_messages_that_ended_behind_a_blocked_key_are_not_delivered_again_without_ordering(
     backend: Backend,
 ) -> None:
+    log = backend.queues._follower._log
     queue = await backend.new_queue(ordering="key", max_attempts=1, on_dead_letter="block")
     blocking = await backend.producer.send(queue, b"blocks", ordering_key="k")
     for key in KEYS:
@@ -210,8 +213,11 @@ async def test_messages_that_ended_behind_a_blocked_key_are_not_delivered_again_
     unordered = {"ordering": "none", "on_dead_letter": None}
     with pytest.raises(marq.ConfigError, match=r"ordering can't change yet, because \d finished messages would be"):
         await backend.queues.change(queue, **unordered)  # type: ignore[arg-type]
-    async with backend.consumer(queue) as consumer:
-        await nothing_comes(backend, consumer)
+    async with served(backend.consumer(queue)) as receiving:
+        await backend.advance(backend.never_s)
+        # Until the consumer has committed, the change is refused like the first one.
+        await eventually(lambda: log.messages_of(queue, backend.queues.definitions), operator.not_)
+    assert receiving.seen == []
     await backend.queues.change(queue, **unordered)  # type: ignore[arg-type]
 
     async with backend.consumer(queue) as consumer:

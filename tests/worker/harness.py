@@ -142,12 +142,19 @@ class Worker(rig.worker.Worker):
     async def ready(self, partitions: int = 2, *, limit: float = LIMIT_SECONDS) -> Self:
         """Wait until this worker owns this many markers partitions at least."""
 
-        async def owned() -> int:
-            assert self.exit_code is None, f"the worker ended with exit code {self.exit_code}:\n{self.log()}"
-            return sum(part["state"] == "owner" for part in (await self.partitions()).values())
-
-        await eventually(owned, lambda count: count >= partitions, limit=limit)
+        await self.owned_partitions(partitions, limit=limit)
         return self
+
+    async def owned_partitions(self, count: int = 2, *, limit: float = LIMIT_SECONDS) -> dict[int, dict[str, Any]]:
+        """Wait like :meth:`ready`, and return :meth:`partitions`, of which there are none during a rebalance."""
+
+        async def found() -> dict[int, dict[str, Any]]:
+            assert self.exit_code is None, f"the worker ended with exit code {self.exit_code}:\n{self.log()}"
+            return await self.partitions()
+
+        return await eventually(
+            found, lambda each: sum(part["state"] == "owner" for part in each.values()) >= count, limit=limit
+        )
 
     def recovered(self) -> dict[int, int]:
         """Return each markers partition's applied offset at the time of this worker's take-over, from its log."""
@@ -216,6 +223,16 @@ class Worker(rig.worker.Worker):
     async def partitions(self) -> dict[int, dict[str, Any]]:
         """Return the statistics of this worker's markers partitions."""
         return await asyncio.to_thread(self.owned)
+
+
+async def shared_out(*together: Worker, total: int = 2) -> dict[str, Any]:
+    """Wait until these workers own all markers partitions, each at least one; return the statistics."""
+
+    def fits(counts: dict[str, Any]) -> bool:
+        owned = [[p["partition"] for p in w["partitions"] if p["state"] == "owner"] for w in counts.get("workers", [])]
+        return len(owned) == len(together) and all(owned) and sum(map(len, owned)) == total
+
+    return await eventually(together[0].published, fits)
 
 
 class Sent(NamedTuple):

@@ -34,7 +34,8 @@ async def test_a_partition_that_a_newer_version_stops_goes_on_without_a_restart_
         bad = [await marq.mark(value, number) for value in garbage]
         bad.append(await marq.producer.send_and_wait(worker.names.markers, None, b"a tombstone", partition=number))
         await marq.applied(bad[-1])
-        assert [(await partition())[name] for name in ("state", "quarantined", "alarm")] == ["owner", 6, ""]
+        before = (await worker.owned_partitions())[number]
+        assert (before["quarantined"], before["alarm"]) == (6, "")
         kept = await eventually(lambda: marq.records(worker.names.quarantine), lambda records: len(records) == 6)
         assert [record.value for record in kept] == [*garbage, b""]
         origins = [f"{worker.names.markers}/{number}/{each.offset}" for each in bad]
@@ -44,7 +45,7 @@ async def test_a_partition_that_a_newer_version_stops_goes_on_without_a_restart_
         # A record that a newer Marq may have written does, and each alarm says what to type.
         stop = await marq.mark(NEWER, number)
         await marq.acquire(behind, lease=0.2)
-        stopped = await eventually(partition, lambda found: found["alarm"])
+        stopped = await eventually(partition, lambda found: found.get("alarm"))
         typed = f"marq quarantine {number} {stop.offset}"
         assert (stopped["state"], stopped["applied_offset"] < stop.offset) == ("stopped", True)
         assert "marker version 2, and this Marq knows version 1" in stopped["alarm"]
@@ -60,7 +61,7 @@ async def test_a_partition_that_a_newer_version_stops_goes_on_without_a_restart_
         elsewhere = await marq.send("q", partition=1)
         assert (await marq.acquire(elsewhere, lease=0.2)).partition != number
         await eventually(lambda: marq.copies_of(elsewhere))
-        assert (await worker.partitions())[1 - number]["alarm"] == ""
+        assert (await worker.owned_partitions(1))[1 - number]["alarm"] == ""
         assert await marq.copies_of(behind) == []
         assert "upgrade the workers" in (await worker.page("/"))[1]
         assert (await marq.committed()).get(number, 0) <= stop.offset, "it must be read again after an upgrade"
@@ -79,7 +80,7 @@ async def test_a_partition_that_a_newer_version_stops_goes_on_without_a_restart_
 
         assert (told["applied"], told["why"]) == (True, "a typo")
         await eventually(lambda: marq.copies_of(behind))
-        assert await eventually(partition, lambda found: found["state"] == "owner" and not found["alarm"])
+        assert await eventually(partition, lambda found: found.get("state") == "owner" and not found["alarm"])
         # Called again it changes nothing, and what was ordered can be looked up.
         assert await shell.json("quarantine", str(number), str(stop.offset), "--yes") == told
         assert await shell.json("quarantine") == {"stopped": [], "quarantined": [told]}

@@ -39,7 +39,7 @@ async def test_after_kill_9_open_messages_come_back_once_and_finished_ones_never
         assert (never.get("acquired", 0), never.get("in_flight", 0)) == (0, 0)
         # State came from the table, not from a replay: exactly the markers after the applied offset were folded.
         await marq.folded_only_after(successor, applied)
-        recovered = [part["recovered_records"] for part in (await successor.partitions()).values()]
+        recovered = [part["recovered_records"] for part in (await successor.owned_partitions()).values()]
         # The position, the marks and the counters: no more than the last write, which the kill may have cut short.
         assert all(recovered) if data_directory == "deleted" else max(recovered) <= 4, recovered
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from marq.wire.markers import Fact, Kind, Tick
 from marq_worker.app.worker_exit_codes import EXIT_FENCED
 from marq_worker.broker import EmbeddedBroker
 from tests.worker.conftest import workers
-from tests.worker.harness import Namespace, Worker, eventually, kinds
+from tests.worker.harness import Namespace, Worker, eventually, kinds, shared_out
 from tests.worker.restarting import STATIC, came_back, half_done, ids, witness
 
 pytestmark = pytest.mark.verify
@@ -60,7 +59,7 @@ async def test_after_a_clean_stop_no_old_marker_is_read_again(new_worker: Make, 
         unread = await marq.markers_between(committed, ends)
         assert all(isinstance(marker, Fact | Tick) for marker in unread)
         assert unread == await marq.markers_between({number: offset + 1 for number, offset in durable.items()}, ends)
-        partitions = await successor.partitions()
+        partitions = await successor.owned_partitions()
         # A takeover may read again what it was given while it read the table.
         assert sum(part["skipped"] for part in partitions.values()) <= len(unread)
         await marq.folded_only_after(successor, durable)
@@ -123,16 +122,6 @@ async def test_a_worker_that_is_stopped_in_the_middle_of_a_transaction_ends_clea
 
 
 # --- two workers ------------------------------------------------------------------------------------------------------
-
-
-async def shared_out(*together: Worker, total: int = 2) -> dict[str, Any]:
-    """Wait until these workers own all markers partitions, each at least one; return the statistics."""
-
-    def fits(counts: dict[str, Any]) -> bool:
-        owned = [[p["partition"] for p in w["partitions"] if p["state"] == "owner"] for w in counts.get("workers", [])]
-        return len(owned) == len(together) and all(owned) and sum(map(len, owned)) == total
-
-    return await eventually(together[0].published, fits)
 
 
 @pytest.fixture(scope="module")

@@ -570,6 +570,21 @@ async def test_a_purged_message_that_became_the_first_of_its_key_during_the_paus
     await queue.stop()
 
 
+async def test_a_released_message_that_a_purge_ended_does_not_hold_up_its_key_until_the_next_regular_question() -> None:
+    queue = PurgedQueue()
+    first = await queue.first()
+    queue.tracker.open_messages = {0: (State.WAITING_IN_ORDER, 2, 60_000)}
+    await first.release(delay=60)
+    await queue.made.settled()
+    queue.pause(True)
+    await queue.purge(still_open=False)
+
+    queue.made.reader.add(P0, record(2, "a"))
+
+    assert [each.offset for each in await queue.made.take(1)] == [2]
+    await queue.stop()
+
+
 def test_a_record_with_a_large_key_can_be_acquired_again() -> None:
     row = Row(0, 1_000, b"k" * 80_000, b"v" * 960_000, ())
     again = delivered_again(P0, "q", row, 2, "boom", counted=True)
