@@ -253,7 +253,7 @@ class Consumer(Lifecycle[MemberSession]):
                 # The caller never sees them. Without a release they would be held until max_lease.
                 put_back(messages)
                 raise
-            # The leases may have ended before the renewal was confirmed. The tracker may have renewed them nevertheless.
+            # The leases may have ended before the renewal was confirmed. The tracker may still have renewed them.
             now_s = running.cluster.now_s()
             for message in messages:
                 if not is_leased(message, now_s):
