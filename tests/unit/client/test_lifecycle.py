@@ -13,6 +13,10 @@ from marq.client.lifecycle import Client as AnyClient
 from marq.client.lifecycle import Lifecycle
 from marq.consumer.session import ConsumerSession, MemberSession
 from marq.testing import Broker
+from marq.testing.cluster import MemoryWriter
+from marq.wire.marker_codec import decode
+from marq.wire.markers import Acquire
+from tests.unit.client.fakes import spin
 
 
 class Client(Lifecycle[str]):
@@ -215,6 +219,41 @@ async def test_a_consumer_whose_session_fails_to_start_or_stop_leaves_nothing_ru
         monkeypatch.setattr(ConsumerSession, step, fail)
         with pytest.raises(RuntimeError, match=f"no {step}"):
             await getattr(consumer, step)()
+
+
+async def test_a_stop_releases_prefetched_messages_before_the_cycles_in_progress_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write, stalled, go_on = MemoryWriter.write, asyncio.Event(), asyncio.Event()
+
+    async def slow_to_acquire(self: MemoryWriter, records: Any, limit_s: float) -> list[int]:
+        if any(isinstance(decode(value), Acquire) for _, value in records):
+            stalled.set()
+            await go_on.wait()
+        return await write(self, records, limit_s)
+
+    async with Broker(queues={"q": {"max_attempts": 1}}) as broker:
+        consumer = broker.consumer("q")
+        await consumer.start()
+        session = consumer._started()
+        session.buffer.handler_demand = 10
+        async with broker.producer() as producer:
+            await producer.send_many("q", [b"prefetched"] * 3)
+            await broker.settle()
+            monkeypatch.setattr(MemoryWriter, "write", slow_to_acquire)
+            await producer.send("q", b"being acquired")
+        await stalled.wait()
+        stopping = asyncio.create_task(consumer.stop())
+        await spin()
+        await session.receiver.acks.settled()
+        in_flight = broker.in_flight("q")
+        go_on.set()
+        await stopping
+
+        assert not in_flight
+        await broker.advance(3_600)
+        assert not broker.dead_letters("q")
+        assert [each.attempt for each in broker.messages("q")] == [1] * 4
 
 
 # --- producers --------------------------------------------------------------------------------------------------------
