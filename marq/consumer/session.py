@@ -34,7 +34,8 @@ from marq.wire.errors import BrokerUnavailable, ConfigError
 
 log = logging.getLogger("marq")
 
-#: Limits of the steps of a stop, so that it ends within 10 s even if the broker is gone.
+#: Limits of the steps of a stop, so that it ends within 10 s even if the broker is gone. Time that is left of the first
+#: step is added to the second one.
 STOP_READING_S, STOP_ACKS_S, STOP_CLIENT_S = 3.0, 2.0, 1.0
 #: Pause between two attempts to serve the queues of the current definitions.
 RETRY_S = 1.0
@@ -160,10 +161,12 @@ class ConsumerSession:
     async def stop(self, shutdown_s: float, *, release: bool = True) -> None:
         """Stop receiving, release prefetched messages, wait for handlers, and write their outcomes."""
         self.prefetch.close()
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + STOP_READING_S + STOP_ACKS_S
         handlers = [asyncio.create_task(pool.stop(shutdown_s)) for pool in self.pools]
         released, *_ = await asyncio.gather(self._stop_reading(handlers, release=release), *handlers)
         queues = ",".join(self.prefetch.buffers)
-        if not await self.receiver.stop(STOP_ACKS_S):
+        if not await self.receiver.stop(max(until_s - clock(), STOP_ACKS_S)):
             log.warning("stopped before all outcomes were written: queue=%s; their leases will expire", queues)
         elif released:
             log.info("released prefetched messages: queue=%s messages=%d", queues, released)
