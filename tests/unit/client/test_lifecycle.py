@@ -16,7 +16,7 @@ from marq.testing import Broker
 from marq.testing.cluster import MemoryWriter
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Acquire
-from tests.unit.client.fakes import spin
+from tests.unit.client.fakes import LIMIT_S, spin
 
 
 class Client(Lifecycle[str]):
@@ -254,6 +254,34 @@ async def test_a_stop_releases_prefetched_messages_before_the_cycles_in_progress
         await broker.advance(3_600)
         assert not broker.dead_letters("q")
         assert [each.attempt for each in broker.messages("q")] == [1] * 4
+
+
+async def test_a_stop_without_handlers_has_more_time_for_its_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    write, stalled, go_on = MemoryWriter.write, asyncio.Event(), asyncio.Event()
+
+    async def slow(self: MemoryWriter, records: Any, limit_s: float) -> list[int]:
+        stalled.set()
+        await go_on.wait()
+        return await write(self, records, limit_s)
+
+    async with Broker(queues={"q": {"max_attempts": 1}}) as broker:
+        consumer = broker.consumer("q")
+        await consumer.start()
+        consumer._started().buffer.handler_demand = 10
+        async with broker.producer() as producer:
+            await producer.send("q", b"prefetched")
+            await broker.settle()
+        monkeypatch.setattr("marq.consumer.session.STOP_READING_S", LIMIT_S)
+        monkeypatch.setattr("marq.consumer.session.STOP_ACKS_S", 0)
+        monkeypatch.setattr(MemoryWriter, "write", slow)
+        stopping = asyncio.create_task(consumer.stop())
+        await stalled.wait()
+        await spin(100)
+        go_on.set()
+        await stopping
+
+        assert not broker.in_flight("q")
+        assert [each.attempt for each in broker.messages("q")] == [1]
 
 
 # --- producers --------------------------------------------------------------------------------------------------------
