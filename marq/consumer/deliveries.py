@@ -13,6 +13,7 @@ from marq.consumer.cycles import Taking
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
 from marq.consumer.receiver_settings import ReceiverSettings
+from marq.consumer.settlement import put_back
 from marq.settings.queue import AT_MOST_ONCE
 
 if TYPE_CHECKING:
@@ -50,6 +51,17 @@ class Deliveries:
                 if self._settings.queue(held.queue).delivery == AT_MOST_ONCE:
                     held.at_most_once = self._at_most_once
                 self._buffer(held, records.offsets, records.values)
+
+    def release_ordered(self, taking: Taking, sent_s: float) -> None:
+        """Release the messages of ordered queues that a failed cycle may have acquired, uncounted.
+
+        The next reader finds them open, even if their offsets are not committed. Without ordering, it reads and takes
+        over messages whose offsets are not committed; after a RELEASE, they would be delivered twice.
+        """
+        for each in taking.acquisitions:
+            if each.lines is not None:
+                held = self._hold(each, sent_s)
+                put_back([Message(held, offset, None) for offset in each.messages.offsets])
 
     def deliver_first(self, runs: Iterable[Run]) -> None:
         """Deliver messages that are the first of their lines."""

@@ -22,7 +22,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from marq.client.background import failure_of
@@ -153,8 +153,8 @@ class Receiver:
         self._reading = asyncio.create_task(self._run_cycles(), name="marq-receiver")
         self._reading.add_done_callback(self._reading_ended)
 
-    async def stop_reading(self, limit_s: float) -> None:
-        """Stop fetching and dispatching; wait up to ``limit_s`` for cycles in progress."""
+    async def stop_reading(self, limit_s: float, handlers: Collection[asyncio.Task[None]] = ()) -> None:
+        """Stop fetching and dispatching; wait for cycles in progress up to ``limit_s``, and while ``handlers`` run."""
         self._stopping = True
         await self._at_most_once.stop()
         await self.ordering.stop()
@@ -163,21 +163,28 @@ class Receiver:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
         await self._fetching.stop()
+        put_back(self.ordering.undelivered)
         if cycles := self._cycles.tasks:
-            await asyncio.wait(cycles, timeout=limit_s)
-            for task in cycles:
+            # A slow broker may write an ACQUIRE after its cycle was given up. Its lease would end and count an attempt
+            # that no handler saw. A RELEASE does not help until the ACQUIRE is confirmed: it could be written first.
+            _, left = await asyncio.wait(cycles, timeout=limit_s)
+            while left and (running := [each for each in handlers if not each.done()]):
+                await asyncio.wait([*left, *running], return_when=asyncio.FIRST_COMPLETED)
+                left = {each for each in left if not each.done()}
+            for task in left:
                 task.cancel()
             await asyncio.gather(*cycles, return_exceptions=True)
-        put_back(self.ordering.undelivered)
+            put_back(self.ordering.undelivered)
 
     async def stop(self, limit_s: float) -> bool:
         """Write the outcomes and end; return whether all were written within ``limit_s``."""
         self.prefetch.close()
+        until_s = asyncio.get_running_loop().time() + limit_s
         # Leases must not end while their outcomes wait for a slow broker: the tracker would redeliver the messages.
         written = await self.acks.stop(limit_s)
         if self.ordering.moved and self._committed_to:
             with suppress(NotCommitted, TimeoutError):
-                async with asyncio.timeout(limit_s):
+                async with asyncio.timeout_at(until_s):
                     await self._reader.commit(self._committed_to, self.ordering.behind((), self._committed_to))
         await self.renewal.stop()
         return written
@@ -320,6 +327,9 @@ class Receiver:
         ``before`` is the previous cycle: ACQUIREs are written while it commits; nothing else overlaps.
         """
         try:
+            if self._stopping:
+                # Nothing is written yet.
+                return False
             sent_s = self._clock()
             try:
                 await taking.strategy.acquire(taking.markers, taking.limit_s)
@@ -333,6 +343,8 @@ class Receiver:
                 # them again takes over their leases.
                 if not isinstance(error, BeforeFailed):  # The previous cycle has logged the cause.
                     self._cycles.failed.write(self._clock(), taking, error)
+                if self._stopping:
+                    self.deliveries.release_ordered(taking, sent_s)
                 # If the previous cycle fails, too, it goes back for both: this one would go back later, and less far.
                 with suppress(BeforeFailed):
                     await ended(before)

@@ -34,8 +34,9 @@ from marq.wire.errors import BrokerUnavailable, ConfigError
 
 log = logging.getLogger("marq")
 
-#: Limits of the steps of a stop, so that it ends within 10 s even if the broker is gone.
-STOP_READING_S, STOP_ACKS_S, STOP_CLIENT_S = 1.0, 2.0, 1.0
+#: Limits of the steps of a stop, so that it ends within 10 s even if the broker is gone. Time that is left of the first
+#: step is added to the second one.
+STOP_READING_S, STOP_ACKS_S, STOP_CLIENT_S = 3.0, 2.0, 1.0
 #: Pause between two attempts to serve the queues of the current definitions.
 RETRY_S = 1.0
 #: The same while a queue's own topic can't be read. That may last for days.
@@ -160,21 +161,24 @@ class ConsumerSession:
     async def stop(self, shutdown_s: float, *, release: bool = True) -> None:
         """Stop receiving, release prefetched messages, wait for handlers, and write their outcomes."""
         self.prefetch.close()
-        pools = [pool.stop(shutdown_s) for pool in self.pools]
-        released, *_ = await asyncio.gather(self._stop_reading(release=release), *pools)
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + STOP_READING_S + STOP_ACKS_S
+        handlers = [asyncio.create_task(pool.stop(shutdown_s)) for pool in self.pools]
+        released, *_ = await asyncio.gather(self._stop_reading(handlers, release=release), *handlers)
         queues = ",".join(self.prefetch.buffers)
-        if not await self.receiver.stop(STOP_ACKS_S):
+        if not await self.receiver.stop(max(until_s - clock(), STOP_ACKS_S)):
             log.warning("stopped before all outcomes were written: queue=%s; their leases will expire", queues)
         elif released:
             log.info("released prefetched messages: queue=%s messages=%d", queues, released)
 
-    async def _stop_reading(self, *, release: bool) -> int:
+    async def _stop_reading(self, handlers: Collection[asyncio.Task[None]], *, release: bool) -> int:
         """Stop receiving, and release prefetched messages if asked to; return how many were released."""
-        # Not before the cycles in progress have delivered, or their messages would wait for their leases to end. Not
-        # after the handlers have ended: until then no other consumer could have the messages, and a lease that reaches
-        # `max_lease` meanwhile would count an attempt that no handler saw.
-        await self.receiver.stop_reading(STOP_READING_S)
-        return self.prefetch.release() if release else 0
+        # Not after the handlers have ended: until then no other consumer could have the messages, and a lease that
+        # reaches `max_lease` meanwhile would count an attempt that no handler saw.
+        released = self.prefetch.release() if release else 0
+        await self.receiver.stop_reading(STOP_READING_S, handlers)
+        # Again, because cycles in progress have delivered, and their messages would wait for their leases to end.
+        return released + (self.prefetch.release() if release else 0)
 
     def hurry(self) -> None:
         """Stop waiting for handlers during a stop."""

@@ -182,6 +182,53 @@ async def test_cycles_in_progress_end_before_the_stop(make_rig) -> None:
     assert rig.receiver.prefetch.release() == 2
 
 
+async def test_a_stop_gives_up_no_cycle_while_handlers_run(make_rig) -> None:
+    """A slow broker could write its ACQUIRE later, and the lease would count an attempt that no handler saw."""
+    rig = await with_cycles(make_rig, 1)
+    handled = asyncio.Event()
+    handler = asyncio.create_task(handled.wait())
+
+    stopping = asyncio.create_task(rig.receiver.stop_reading(0, [handler]))
+    await spin()
+    rig.acquirer.gate.set()
+    await stopping
+    rig.receiver.prefetch.release()
+    await rig.settled()
+
+    assert rig.released == {0: (0, False, "")}
+    handled.set()
+    await handler
+
+
+async def test_a_stop_gives_up_a_cycle_when_its_time_and_the_handlers_have_ended(make_rig) -> None:
+    rig = await with_cycles(make_rig, 1)
+
+    await rig.receiver.stop_reading(0, [asyncio.create_task(asyncio.sleep(0))])
+
+    assert rig.reader.committed == {}
+
+
+async def test_a_cycle_that_has_not_begun_at_the_stop_acquires_nothing(make_rig) -> None:
+    rig = make_rig()
+    rig.buffer.handler_demand = 10
+    begin, stops = rig.receiver._begin_cycle, []
+
+    def begin_and_stop(*arguments):
+        cycle = begin(*arguments)
+        rig.receiver._stopping = True
+        stops.append(cycle)
+        return cycle
+
+    rig.receiver._begin_cycle = begin_and_stop
+    rig.reader.add(P0, *records(0))
+    rig.receiver.demand()
+    await spin()
+    await rig.receiver.stop_reading(1)
+
+    assert [cycle.task.result() for cycle in stops] == [False]
+    assert (rig.acquirer.written, rig.reader.committed) == ([], {})
+
+
 async def with_cycles(make_rig, fetches: int) -> Rig:
     """A receiver that has read a record by each of some fetches, and writes ACQUIREs for the first two."""
     rig = make_rig()

@@ -13,6 +13,10 @@ from marq.client.lifecycle import Client as AnyClient
 from marq.client.lifecycle import Lifecycle
 from marq.consumer.session import ConsumerSession, MemberSession
 from marq.testing import Broker
+from marq.testing.cluster import MemoryWriter
+from marq.wire.marker_codec import decode
+from marq.wire.markers import Acquire
+from tests.unit.client.fakes import LIMIT_S, spin
 
 
 class Client(Lifecycle[str]):
@@ -117,6 +121,25 @@ async def test_a_stop_that_is_cancelled_hurries_and_still_closes_everything(clie
     assert client.events == [*OPENED, "hurry", *CLOSED]
 
 
+async def test_a_stop_that_is_cancelled_twice_ends_only_when_everything_is_closed(client: Client) -> None:
+    client.opening.set()
+    await client.start()
+    client.closing.clear()
+    client._hurry = lambda running: None  # type: ignore[method-assign]
+    stopping = asyncio.create_task(client.stop())
+    for _ in range(2):
+        await asyncio.sleep(0)
+        stopping.cancel()
+    await asyncio.sleep(0)
+    starting = asyncio.create_task(client.start())
+    await asyncio.sleep(0)
+    client.closing.set()
+    await starting
+
+    assert stopping.cancelled()
+    assert client.events == [*OPENED, *CLOSED, *OPENED]
+
+
 async def test_each_public_client_is_one_and_says_its_name() -> None:
     async with Broker() as broker:
         clients = {
@@ -196,6 +219,69 @@ async def test_a_consumer_whose_session_fails_to_start_or_stop_leaves_nothing_ru
         monkeypatch.setattr(ConsumerSession, step, fail)
         with pytest.raises(RuntimeError, match=f"no {step}"):
             await getattr(consumer, step)()
+
+
+async def test_a_stop_releases_prefetched_messages_before_the_cycles_in_progress_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write, stalled, go_on = MemoryWriter.write, asyncio.Event(), asyncio.Event()
+
+    async def slow_to_acquire(self: MemoryWriter, records: Any, limit_s: float) -> list[int]:
+        if any(isinstance(decode(value), Acquire) for _, value in records):
+            stalled.set()
+            await go_on.wait()
+        return await write(self, records, limit_s)
+
+    async with Broker(queues={"q": {"max_attempts": 1}}) as broker:
+        consumer = broker.consumer("q")
+        await consumer.start()
+        session = consumer._started()
+        session.buffer.handler_demand = 10
+        async with broker.producer() as producer:
+            await producer.send_many("q", [b"prefetched"] * 3)
+            await broker.settle()
+            monkeypatch.setattr(MemoryWriter, "write", slow_to_acquire)
+            await producer.send("q", b"being acquired")
+        await stalled.wait()
+        stopping = asyncio.create_task(consumer.stop())
+        await spin()
+        await session.receiver.acks.settled()
+        in_flight = broker.in_flight("q")
+        go_on.set()
+        await stopping
+
+        assert not in_flight
+        await broker.advance(3_600)
+        assert not broker.dead_letters("q")
+        assert [each.attempt for each in broker.messages("q")] == [1] * 4
+
+
+async def test_a_stop_without_handlers_has_more_time_for_its_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    write, stalled, go_on = MemoryWriter.write, asyncio.Event(), asyncio.Event()
+
+    async def slow(self: MemoryWriter, records: Any, limit_s: float) -> list[int]:
+        stalled.set()
+        await go_on.wait()
+        return await write(self, records, limit_s)
+
+    async with Broker(queues={"q": {"max_attempts": 1}}) as broker:
+        consumer = broker.consumer("q")
+        await consumer.start()
+        consumer._started().buffer.handler_demand = 10
+        async with broker.producer() as producer:
+            await producer.send("q", b"prefetched")
+            await broker.settle()
+        monkeypatch.setattr("marq.consumer.session.STOP_READING_S", LIMIT_S)
+        monkeypatch.setattr("marq.consumer.session.STOP_ACKS_S", 0)
+        monkeypatch.setattr(MemoryWriter, "write", slow)
+        stopping = asyncio.create_task(consumer.stop())
+        await stalled.wait()
+        await spin(100)
+        go_on.set()
+        await stopping
+
+        assert not broker.in_flight("q")
+        assert [each.attempt for each in broker.messages("q")] == [1]
 
 
 # --- producers --------------------------------------------------------------------------------------------------------

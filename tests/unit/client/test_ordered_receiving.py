@@ -95,6 +95,29 @@ async def test_only_the_first_message_of_a_key_is_delivered_until_its_ack_is_dur
     assert made.reader.behind[("q", P0)] == 1
 
 
+@pytest.mark.parametrize("failure", ["the ACQUIRE's confirmation", "the commit"])
+async def test_a_stop_releases_messages_uncounted_whose_cycle_fails_meanwhile(failure: str) -> None:
+    """Else the ends of their leases would count an attempt that no handler saw, maybe the last one."""
+    made, _ = ordered_rig()
+    made.buffer.handler_demand = 100
+    made.acquirer.gate.clear()
+    made.reader.add(P0, record(0, "a"), record(1, "a"), record(2, "b"))
+    made.receiver.start()
+    await spin()
+
+    stopping = asyncio.create_task(made.receiver.stop_reading(1))
+    await spin()
+    if failure == "the commit":
+        made.reader.refuse_commits = 1
+    else:
+        made.acquirer.refuse_written = 1
+    made.acquirer.gate.set()
+    await stopping
+    await made.receiver.stop(1)
+
+    assert made.released == dict.fromkeys(range(3), (0, False, ""))
+
+
 @pytest.mark.parametrize("kept", [0, 4])
 async def test_a_source_that_cannot_be_resumed_stops_no_other_and_misses_nothing(monkeypatch, kept: int) -> None:
     monkeypatch.setattr(cycles, "MAX_HELD_RECORDS", kept)
