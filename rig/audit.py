@@ -155,7 +155,7 @@ class Reading:
         elif "job" in told:
             self.job, self.message = told["job"], ""
             if self._progress is not None:
-                self._progress.phase(f"audit: {self.job}")
+                self._progress.phase(f"{'plots' if self.job in PLOTS_JOB else 'audit'}: {self.job}")
         else:
             self.message = line.strip() if not told else self.message
             if self._progress is not None:
