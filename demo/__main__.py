@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +39,9 @@ from proof.history import Event
 from rig.audit import Audit, audit
 from rig.program import RigError
 from rig.topics import delete_topics
+
+#: Events between two looks at the clock while a history is checked.
+CHECKED_EVENTS = 1_000
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def _run(plan: Plan, folder: Path, data: Path, notes: Console) -> Account:
         try:
             run = asyncio.run(_play(plan, settings, folder, partitions, display, broker))
             display.phase(f"check the history, {len(run.events):,} events")
-            account = Account(_judged(run, plan), run.events, None)
+            account = Account(_judged(run, plan, display), run.events, None)
             if os.environ.get("SPARK") != "skip":
                 shutil.rmtree(data, ignore_errors=True)
                 audited = audit(settings, data, run.events, display, plots=True, limit_s=plan.limit_seconds)
@@ -103,11 +106,17 @@ async def _play(
     return run
 
 
-def _judged(run: Run, plan: Plan) -> Result:
+def _judged(run: Run, plan: Plan, display: Display) -> Result:
+    def watched(events: Iterable[Event]) -> Iterator[Event]:
+        for number, event in enumerate(events):
+            if not number % CHECKED_EVENTS:
+                display.detail(f"checked {number:,} events")
+            yield event
+
     # Nothing of a history is garbage before its end, and looking for it takes a third of the time.
     gc.disable()
     try:
-        return result_of(run.events, run.kills, plan.least_held, run.seconds)
+        return result_of(run.events, run.kills, plan.least_held, run.seconds, watched)
     finally:
         gc.enable()
 

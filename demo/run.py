@@ -184,6 +184,9 @@ class Run(Stage):
         if self._asking is None and worker is not None:
             self._asking = asyncio.create_task(asyncio.to_thread(worker.statistics))
 
+    def show_read(self, events: int) -> None:
+        self._display.detail(f"read {events:,} records")
+
     # --- the run ------------------------------------------------------------------------------------------------------
 
     async def _send(self, producer: marq.Producer) -> None:

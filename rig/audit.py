@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -76,6 +77,7 @@ def audit(
     *,
     plots: bool = False,
     limit_s: float = LIMIT_SECONDS,
+    stop: threading.Event | None = None,
 ) -> Audit:
     """Ingest the topics of a namespace and its finished deliveries into a directory, and audit them.
 
@@ -86,6 +88,7 @@ def audit(
         progress: shows each job, and what it does.
         plots: whether to compute statistics and draw plots, too.
         limit_s: longest time without progress; then the audit fails.
+        stop: set by another thread to interrupt it; Ctrl-C reaches only the main thread.
     """
     jobs = [*AUDIT_JOBS, PLOTS_JOB] if plots else list(AUDIT_JOBS)
     with tempfile.TemporaryDirectory(prefix="marq-audit-", ignore_cleanup_errors=True) as folder:
@@ -98,7 +101,7 @@ def audit(
         try:
             _write_handled(data, finished(events))
             with program:
-                failure = _wait(program, reading, limit_s)
+                failure = _wait(program, reading, limit_s, stop or threading.Event())
         except KeyboardInterrupt:
             failure = f"{reading.job} was interrupted"
         except OSError as error:
@@ -106,7 +109,7 @@ def audit(
     return reading.audit(failure, plots=plots)
 
 
-def _wait(program: Program, reading: Reading, limit_s: float) -> str:
+def _wait(program: Program, reading: Reading, limit_s: float, stop: threading.Event) -> str:
     """Wait for the end of the jobs; return why it does not come, or ""."""
     until_s = time.monotonic() + limit_s
     while True:
@@ -117,7 +120,8 @@ def _wait(program: Program, reading: Reading, limit_s: float) -> str:
             return "" if program.exit_code == 0 else f"{reading.job}: {reading.message or _died(program.exit_code)}"
         if time.monotonic() > until_s:
             return f"{reading.job} made no progress for {limit_s:g} s"
-        time.sleep(_POLL_SECONDS)
+        if stop.wait(_POLL_SECONDS):
+            return f"{reading.job} was interrupted"
 
 
 def _died(exit_code: int | None) -> str:

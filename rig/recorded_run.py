@@ -199,7 +199,7 @@ class Stage:
         await asyncio.to_thread(stop_all, self.consumers)
         self.look()
         self.events.sort(key=lambda event: float(event["at_ms"]))
-        self.events += await read_logs(self.settings, readable)
+        self.events += await read_logs(self.settings, readable, self.show_read)
 
     async def drain(self, limit: float = DRAIN_SECONDS) -> None:
         """Wait until each message has ended."""
@@ -237,6 +237,9 @@ class Stage:
             for partition, offset in self._newest_messages.items()
             for queue in self.queues
         )
+
+    def show_read(self, events: int) -> None:
+        """Show how many events of the topics were read."""
 
     def write(self, path: Path) -> None:
         """Write the history to a file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from rig.audit import Reading, _wait
@@ -82,21 +83,31 @@ def program(folder: Path, text: str) -> Program:
 def test_a_job_that_fails_is_named_with_its_last_message(tmp_path: Path) -> None:
     text = "import sys; print('{\"job\": \"ingest\"}'); sys.exit('error: no broker')"
     with program(tmp_path, text) as failing:
-        failure = _wait(failing, Reading(failing.log_file), 60)
+        failure = _wait(failing, Reading(failing.log_file), 60, Event())
 
     assert failure == "ingest: error: no broker"
 
 
 def test_a_job_that_is_killed_is_named_with_its_exit_code(tmp_path: Path) -> None:
     with program(tmp_path, "import os; os.kill(os.getpid(), 9)") as failing:
-        failure = _wait(failing, Reading(failing.log_file), 60)
+        failure = _wait(failing, Reading(failing.log_file), 60, Event())
 
     assert failure == "ingest: its process ended with exit code -9"
 
 
 def test_a_job_without_progress_is_ended(tmp_path: Path) -> None:
     with program(tmp_path, "import time; time.sleep(600)") as stuck:
-        failure = _wait(stuck, Reading(stuck.log_file), 0.1)
+        failure = _wait(stuck, Reading(stuck.log_file), 0.1, Event())
 
     assert failure == "ingest made no progress for 0.1 s"
     assert not stuck.running
+
+
+def test_a_job_is_ended_when_another_thread_says_so(tmp_path: Path) -> None:
+    stop = Event()
+    stop.set()
+    with program(tmp_path, "import time; time.sleep(600)") as running:
+        failure = _wait(running, Reading(running.log_file), 60, stop)
+
+    assert failure == "ingest was interrupted"
+    assert not running.running

@@ -71,12 +71,18 @@ def test_a_late_check_is_a_stall_if_leases_may_have_ended_and_the_machine_gave_t
 
 
 async def test_a_blocking_handler_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = History()
-    # The kernel counts no wait for a thread that sleeps.
-    monkeypatch.setattr("rig.recorder.waited_s", lambda: 7.0)
+    told, readings = History(), list[float]()
+
+    def waited_s() -> float:
+        # The kernel counts no wait for a thread that sleeps.
+        readings.append(7.0)
+        return 7.0
+
+    monkeypatch.setattr("rig.recorder.waited_s", waited_s)
 
     async with recorded_stalls("one", lambda *event, **fields: told.add("one", *event, **fields), lease_s=0.1):
-        for _ in range(3):
+        # Each check takes two.
+        while len(readings) < 4:
             await asyncio.sleep(0)
             block()
 
