@@ -74,19 +74,19 @@ def how_to_retry(audit: Audit, data: Path, servers: str, prefix: str) -> str:
     """
     again = f"{_PIPELINE} audit --drained --data {shlex.quote(str(data))}"
     if audit.ingested:
-        return f"the data directory has the whole run; to try again: {again}"
+        return f"{data} is kept, and has the whole run; to try again: {again}"
     if not servers:
         return "the topics were deleted with the broker before they were ingested; to try again: make demo"
     variables = f"MARQ_BOOTSTRAP_SERVERS={shlex.quote(servers)} MARQ_PREFIX={prefix}"
     ingest = f"{_PIPELINE} ingest --data {shlex.quote(str(data))}"
-    return f"the topics {prefix}.* are kept; to try again: {variables} {ingest} && {again}"
+    return f"the topics {prefix}.* and {data} are kept; to try again: {variables} {ingest} && {again}"
 
 
 def _verdict(audit: Audit | None, differences: Sequence[str], data: Path, retry: str) -> list[str]:
     if audit is None:
         return ["audit: left out (SPARK=skip)"]
     if audit.failure:
-        return [f"audit: could not be made: {audit.failure}", f"  {data} is kept: {retry}"]
+        return [f"audit: could not be made: {audit.failure}", f"  {retry}"]
     again = f"{_PIPELINE} audit --drained --data {shlex.quote(str(data))}"
     told = ", ".join(f"{audit.statistics[name]:,} {name}" for name in SHARED)
     lines = [f"audit: the data pipeline's account is the same: {told}", f"  to see it again: {again}"]

@@ -66,7 +66,7 @@ def test_an_audit_that_could_not_be_made_is_no_difference_but_a_failure() -> Non
     code, text = shown(judged(clean()), Audit(failure="ingest: error: Java is not installed"))
 
     assert code == 2
-    assert "audit: could not be made: ingest: error: Java is not installed\n  data is kept: run it again" in text
+    assert "audit: could not be made: ingest: error: Java is not installed\n  run it again" in text
     assert last_line(text)["audit"] == "failed"
     assert "DIFFERS" not in text
 
@@ -87,7 +87,7 @@ def test_an_audit_is_repeated_from_the_ingested_data_else_from_the_topics_else_n
 
     assert how_to_retry(Audit(ingested=True), data, "", "demo-1").endswith(f"to try again: {again}")
     from_topics = how_to_retry(Audit(), data, "kafka:9092", "demo-1")
-    assert "the topics demo-1.* are kept" in from_topics
+    assert "the topics demo-1.* and my data are kept" in from_topics
     assert "MARQ_BOOTSTRAP_SERVERS=kafka:9092 MARQ_PREFIX=demo-1" in from_topics
     assert from_topics.endswith(f"pipeline ingest --data 'my data' && {again}")
     assert how_to_retry(Audit(), data, "", "demo-1").endswith("to try again: make demo")
