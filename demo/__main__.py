@@ -1,12 +1,14 @@
 """``python -m demo``: the main job, on an embedded broker or on the one in MARQ_BOOTSTRAP_SERVERS.
 
 Exit code 0: the checker and the data pipeline's audit account for each message. 1: one was lost, the two accounts
-differ, or the demo did not keep its own promises. 2: it could not be completed. 130: Ctrl-C.
+differ, or the demo did not keep its own promises. 2: the run or its audit could not be completed, which says nothing
+about the messages; ``"audit": "failed"`` in the last line if it was the audit. 130: Ctrl-C during the run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -14,8 +16,9 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -23,18 +26,32 @@ from rich.console import Console
 from demo.data_directory import PREFIX, data_directory
 from demo.plan import Plan, read_plan
 from demo.progress import Display
-from demo.report import show
+from demo.report import how_to_retry, show
 from demo.result import Result, result_of
 from demo.run import Run
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq_worker.broker import EmbeddedBroker
+from marq_worker.broker.embedded import START_LIMIT_SECONDS
 from marq_worker.broker.errors import BrokerError
 from proof.history import Event
 from rig.audit import Audit, audit
 from rig.program import RigError
 from rig.topics import delete_topics
+
+#: Events between two looks at the clock while a history is checked.
+CHECKED_EVENTS = 1_000
+
+
+@dataclass(frozen=True)
+class Account:
+    """What the demo has to report; ``retry``: how to repeat an audit that could not be made."""
+
+    result: Result
+    events: list[Event]
+    audit: Audit | None
+    retry: str = ""
 
 
 def main() -> int:
@@ -47,7 +64,7 @@ def main() -> int:
     notes, data = Console(stderr=True), data_directory()
     try:
         with tempfile.TemporaryDirectory(prefix="marq-demo-", ignore_cleanup_errors=True) as folder:
-            result, events, audited = _run(plan, Path(folder), data, notes)
+            account = _run(plan, Path(folder), data, notes)
     except (RigError, BrokerError, MarqError) as error:
         notes.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
         return 2
@@ -55,59 +72,75 @@ def main() -> int:
         notes.print("stopped; processes and files are gone")
         return 130
     # Without a terminal, a fixed width, so that tables are not wrapped.
-    right = show(result, events, audited, data, Console(width=None if sys.stdout.isatty() else 120))
-    return 0 if right else 1
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    return show(account.result, account.events, account.audit, data, console, account.retry)
 
 
-def _run(plan: Plan, folder: Path, data: Path, notes: Console) -> tuple[Result, list[Event], Audit | None]:
-    with _broker(notes) as (servers, check):
+def _run(plan: Plan, folder: Path, data: Path, notes: Console) -> Account:
+    with Display(notes, plan.messages) as display, _broker(plan, display) as (servers, broker):
         settings = ClientSettings.read(servers, {"prefix": f"{PREFIX}{secrets.token_hex(4)}"})
         # Checked here, so that a wrong address results in one sentence and not in five processes' logs.
         partitions = asyncio.run(ensure_topics(settings)).markers_partitions
+        account = None
         try:
-            with Display(notes, plan.messages) as display:
-                run = asyncio.run(_play(plan, settings, folder, partitions, display, check))
-            audited = None
+            run = asyncio.run(_play(plan, settings, folder, partitions, display, broker))
+            display.phase(f"check the history, {len(run.events):,} events")
+            account = Account(_judged(run, plan, display), run.events, None)
             if os.environ.get("SPARK") != "skip":
                 shutil.rmtree(data, ignore_errors=True)
-                audited = audit(settings, data, run.events, notes.print)
-            return result_of(run.events, run.kills, plan.least_held, run.seconds), run.events, audited
+                audited = audit(settings, data, run.events, display, plots=True, limit_s=plan.limit_seconds)
+                retry = how_to_retry(audited, data, _given_servers(), settings.names.prefix) if audited.failure else ""
+                account = replace(account, audit=audited, retry=retry)
+            return account
         finally:
-            _clean_up(settings, notes)
+            # An audit that has not read the topics can be repeated only if they stay.
+            if account is None or account.audit is None or not account.audit.failure or account.audit.ingested:
+                _clean_up(settings, display)
 
 
 async def _play(
-    plan: Plan, settings: ClientSettings, folder: Path, partitions: int, display: Display, check: Callable[[], None]
+    plan: Plan, settings: ClientSettings, folder: Path, partitions: int, display: Display, broker: EmbeddedBroker | None
 ) -> Run:
-    async with Run(plan, settings, folder, partitions, display, check) as run:
+    async with Run(plan, settings, folder, partitions, display, broker) as run:
         await run.carry_out()
     return run
 
 
-def _clean_up(settings: ClientSettings, notes: Console) -> None:
+def _judged(run: Run, plan: Plan, display: Display) -> Result:
+    def watched(events: Iterable[Event]) -> Iterator[Event]:
+        for number, event in enumerate(events):
+            if not number % CHECKED_EVENTS:
+                display.detail(f"checked {number:,} events")
+            yield event
+
+    # Nothing of a history is garbage before its end, and looking for it takes a third of the time.
+    gc.disable()
+    try:
+        return result_of(run.events, run.kills, plan.least_held, run.seconds, watched)
+    finally:
+        gc.enable()
+
+
+def _clean_up(settings: ClientSettings, display: Display) -> None:
     if _given_servers():
         failure = asyncio.run(delete_topics(settings))
         if failure is not None:
-            notes.print(f"warning: {failure}", highlight=False)
+            display.say(f"warning: {failure}")
 
 
 @contextmanager
-def _broker(notes: Console) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield the broker's address, and a function that raises if the broker has ended."""
+def _broker(plan: Plan, display: Display) -> Iterator[tuple[str, EmbeddedBroker | None]]:
+    """Yield the broker's address, and the broker if it is embedded."""
     given = _given_servers()
     if given:
-        yield given, lambda: None
+        yield given, None
         return
+    display.phase("start the broker")
     broker = EmbeddedBroker()
-
-    def check() -> None:
-        if not broker.running:
-            raise RigError(f"the broker is gone:\n{broker.log_tail()}")
-
     try:
-        broker.start()
-        notes.print(f"Kafka on {broker.bootstrap_servers}", highlight=False)
-        yield broker.bootstrap_servers, check
+        broker.start(max(START_LIMIT_SECONDS, plan.limit_seconds))
+        display.say(f"Kafka on {broker.bootstrap_servers}")
+        yield broker.bootstrap_servers, broker
     finally:
         # Its data is deleted, so it need not shut down cleanly; and a second Ctrl-C must not leave it running.
         former = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+from rig.audit import HANDLED
+
 #: First part of each run's prefix.
 PREFIX = "demo-"
 #: Directory of the pipeline's data: the pipeline's own, unless it holds other data.
@@ -16,6 +18,14 @@ def data_directory() -> Path:
     """Return the directory for this run's data; it replaces a former run's, but no other data."""
     given = os.environ.get(DATA_VARIABLE, "").strip()
     data = Path(given) if given else DEFAULT_DATA
-    about = data / "about.json"
-    ours = about.exists() and json.loads(about.read_text())["prefix"].startswith(PREFIX)
-    return data if "://" not in given and (ours or not data.exists()) else OTHER_DATA
+    return data if "://" not in given and (not data.exists() or _is_ours(data)) else OTHER_DATA
+
+
+def _is_ours(data: Path) -> bool:
+    try:
+        return str(json.loads((data / "about.json").read_text())["prefix"]).startswith(PREFIX)
+    except FileNotFoundError:
+        # A demo that was stopped before the pipeline's first job has left the deliveries of its handlers alone.
+        return data.is_dir() and {each.name for each in data.iterdir()} <= {HANDLED}
+    except (OSError, ValueError, TypeError, KeyError):
+        return False

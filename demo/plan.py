@@ -7,6 +7,7 @@ list.
 
 from __future__ import annotations
 
+import math
 import os
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,10 @@ FORGET_EVERY = 10
 FAIL_EVERY, FAIL_AT, FAIL_ATTEMPTS = 50, 7, 2
 HOPELESS_EVERY, HOPELESS_AT = 1_000, 13
 
+LEAST_LEASE_SECONDS = 0.5
+#: A day: clients take the limit as their timeout, too, in milliseconds.
+MOST_LIMIT_SECONDS = 86_400.0
+
 QUEUES_FILE = Path(__file__).with_name("queues.toml")
 
 
@@ -38,7 +43,11 @@ class Conduct(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a run; ``least_held`` is how many leases the killed consumer must hold."""
+    """Sizes of a run.
+
+    ``least_held`` is how many leases the killed consumer must hold; ``limit_seconds`` the longest time without
+    progress, because a busy machine makes a run longer, but not wrong.
+    """
 
     messages: int = 100_000
     queues: int = 20
@@ -95,7 +104,7 @@ _OPTIONS: Mapping[str, tuple[str, type, str]] = {
     "queues": ("queues", int, "queues to spread them over"),
     "lease": ("lease_seconds", float, "seconds of a lease"),
     "held": ("least_held", int, "leases that the consumer must hold that is killed"),
-    "limit": ("limit_seconds", float, "seconds after which the demo gives up"),
+    "limit": ("limit_seconds", float, "longest time without progress, in seconds"),
 }
 
 
@@ -106,12 +115,20 @@ def read_plan(arguments: Sequence[str], environment: Mapping[str, str] = os.envi
     for option, (field, kind, text) in _OPTIONS.items():
         variable = f"DEMO_{option.upper()}"
         default = environment.get(variable) or getattr(Plan, field)
+        about = f"{text} (default: ${variable}, else {getattr(Plan, field):g})"
         # A text default is parsed as if it had been typed, mistakes included.
-        parser.add_argument(f"--{option}", dest=field, type=kind, default=default, help=f"{text} ({variable})")
+        parser.add_argument(f"--{option}", dest=field, type=kind, default=default, help=about)
     values = vars(parser.parse_args(arguments))
     plan = Plan(**values)
-    if plan.messages < 1 or not 1 <= plan.queues <= plan.messages or plan.messages >= 10**_NUMBER_BYTES:
-        parser.error(f"expected 1 to {10**_NUMBER_BYTES - 1} messages and at most as many queues")
-    if plan.lease_seconds < 0.5 or plan.limit_seconds <= 0 or plan.least_held < 0:
-        parser.error("expected a lease of at least 0.5 s, a limit above 0 s, and held from 0 on")
+    most = 10**_NUMBER_BYTES - 1
+    if not 1 <= plan.messages <= most:
+        parser.error(f"--messages: expected 1 to {most}, got {plan.messages}")
+    if not 1 <= plan.queues <= plan.messages:
+        parser.error(f"--queues: expected 1 to the number of messages, {plan.messages}, got {plan.queues}")
+    if not LEAST_LEASE_SECONDS <= plan.lease_seconds < math.inf:
+        parser.error(f"--lease: expected at least {LEAST_LEASE_SECONDS:g} s, got {plan.lease_seconds:g}")
+    if plan.least_held < 0:
+        parser.error(f"--held: expected 0 or more leases, got {plan.least_held}")
+    if not 0 < plan.limit_seconds <= MOST_LIMIT_SECONDS:
+        parser.error(f"--limit: expected more than 0 s, at most {MOST_LIMIT_SECONDS:g} s, got {plan.limit_seconds:g}")
     return plan

@@ -1,4 +1,4 @@
-"""The progress bar; without a terminal, a line every few seconds."""
+"""Where the demo is: a line for each phase, and a progress bar; without a terminal, a line every few seconds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 LINE_SECONDS = 5.0
 _COUNTS = ("sent", "acks", "dead", "in_flight", "waiting", "redelivered")
+_STATISTICS = ("dead_lettered", "in_flight", "waiting_for_redelivery", "redelivered")
 _TEXT = (
     "sent {task.fields[sent]:,} · acks {task.fields[acks]:,} · dead {task.fields[dead]:,}"
     " · in flight {task.fields[in_flight]:,} · waiting {task.fields[waiting]:,}"
@@ -19,12 +20,12 @@ _TEXT = (
 
 
 class Display:
-    """Shows the counts of a run."""
+    """Shows the phases and counts of a run."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
         self._bar = Progress(
-            BarColumn(), TextColumn(_TEXT), TimeElapsedColumn(), console=console, transient=False,
+            BarColumn(20), TextColumn(_TEXT), TimeElapsedColumn(), console=console, transient=False,
             disable=not console.is_terminal,
         )  # fmt: skip
         # Any, because rich takes them as keyword arguments among its own.
@@ -32,27 +33,40 @@ class Display:
         self._task = self._bar.add_task("", total=total, **self._counts)
         self._began_s = self._line_s = time.monotonic()
 
+    def phase(self, text: str) -> None:
+        """Say what begins now."""
+        self._line_s = time.monotonic()
+        self.say(f"==> {text}")
+
+    def detail(self, text: str) -> None:
+        """Say what happens in a phase without counts, every few seconds."""
+        now_s = time.monotonic()
+        if now_s - self._line_s >= LINE_SECONDS:
+            self._line_s = now_s
+            self.say(text)
+
     def show(self, **counts: int) -> None:
         self._counts.update(counts)
         ended = self._counts["acks"] + self._counts["dead"]
         self._bar.update(self._task, completed=ended, **self._counts)
-        now_s = time.monotonic()
-        if not self._console.is_terminal and now_s - self._line_s >= LINE_SECONDS:
-            self._line_s = now_s
-            self.say(" · ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in self._counts.items()))
+        if not self._console.is_terminal:
+            self.detail(" · ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in self._counts.items()))
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self._console.print(f"{time.monotonic() - self._began_s:5.1f} s  {text}", highlight=False, soft_wrap=True)
+        line = f"{time.monotonic() - self._began_s:5.1f} s  {text}"
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def statistics(self, queues: Mapping[str, Mapping[str, float]]) -> None:
-        """Show the workers' statistics."""
+    def statistics(self, queues: Mapping[str, Mapping[str, float]]) -> tuple[int, int]:
+        """Show the workers' statistics; return those that only grow: dead letters and redeliveries."""
+        total = {name: int(sum(row[name] for row in queues.values())) for name in _STATISTICS}
         self.show(
-            dead=int(sum(row["dead_lettered"] for row in queues.values())),
-            in_flight=int(sum(row["in_flight"] for row in queues.values())),
-            waiting=int(sum(row["waiting_for_redelivery"] for row in queues.values())),
-            redelivered=int(sum(row["redelivered"] for row in queues.values())),
+            dead=total["dead_lettered"],
+            in_flight=total["in_flight"],
+            waiting=total["waiting_for_redelivery"],
+            redelivered=total["redelivered"],
         )
+        return total["dead_lettered"], total["redelivered"]
 
     def __enter__(self) -> Self:
         self._bar.start()

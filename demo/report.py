@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ from rig.audit import Audit
 
 #: Maximum findings and differences to list.
 MAX_LISTED = 10
+_PIPELINE = ".venv/bin/python -m pipeline"
 
 
-def show(result: Result, events: Sequence[Event], audit: Audit | None, data: Path, console: Console) -> bool:
+def show(
+    result: Result, events: Sequence[Event], audit: Audit | None, data: Path, console: Console, retry: str = ""
+) -> int:
     """Print the tables, the audit and the findings, then the JSON object as the last line.
 
     Args:
@@ -29,20 +33,26 @@ def show(result: Result, events: Sequence[Event], audit: Audit | None, data: Pat
         audit: the data pipeline's account; None if it was left out.
         data: directory of the pipeline's data.
         console: output.
+        retry: how to repeat an audit that could not be made.
 
     Returns:
-        Whether the checker and the audit found nothing wrong.
+        The exit code: 1 if the checker or the audit found something wrong, else 2 if there is no audit although it was
+        wanted, else 0.
     """
     statistics = result.statistics()
-    differences = [] if audit is None else audit.differences(statistics, {name: name for name in SHARED})
-    statistics["audit"] = "skipped" if audit is None else "differs" if differences else "agrees"
+    failed = audit is not None and bool(audit.failure)
+    differences = [] if audit is None or failed else audit.differences(statistics, {name: name for name in SHARED})
+    statistics["audit"] = "skipped" if audit is None else "failed" if failed else "differs" if differences else "agrees"
     console.print(_messages(statistics), _attempts(result), _lateness(result), _duplicates(result))
-    console.print(_verdict(audit, differences, data), highlight=False)
+    for line in _verdict(audit, differences, data, retry):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     for line in [*complaints(result, events), *_listed("THE AUDIT DIFFERS", differences)]:
-        console.print(line, style="bold red", highlight=False, soft_wrap=True)
+        console.print(line, style="bold red", highlight=False, markup=False, soft_wrap=True)
     console.file.write(json.dumps(statistics) + "\n")
     console.file.flush()
-    return not (result.report.violations or result.broken or differences)
+    if result.report.violations or result.broken or differences:
+        return 1
+    return 2 if failed else 0
 
 
 def complaints(result: Result, events: Sequence[Event]) -> list[str]:
@@ -53,14 +63,42 @@ def complaints(result: Result, events: Sequence[Event]) -> list[str]:
     return lines + told(result.report.findings[:MAX_LISTED], events)
 
 
-def _verdict(audit: Audit | None, differences: Sequence[str], data: Path) -> str:
+def how_to_retry(audit: Audit, data: Path, servers: str, prefix: str) -> str:
+    """Return how to repeat an audit that could not be made.
+
+    Args:
+        audit: the failed one.
+        data: directory of the pipeline's data.
+        servers: address of a broker that still has the topics; empty if they are gone.
+        prefix: their prefix.
+    """
+    again = f"{_PIPELINE} audit --drained --data {shlex.quote(str(data))}"
+    if audit.ingested:
+        return f"{data} is kept, and has the whole run; to try again: {again}"
+    if not servers:
+        return "the topics were deleted with the broker before they were ingested; to try again: make demo"
+    variables = f"MARQ_BOOTSTRAP_SERVERS={shlex.quote(servers)} MARQ_PREFIX={prefix}"
+    ingest = f"{_PIPELINE} ingest --data {shlex.quote(str(data))}"
+    return f"the topics {prefix}.* and {data} are kept; to try again: {variables} {ingest} && {again}"
+
+
+def _verdict(audit: Audit | None, differences: Sequence[str], data: Path, retry: str) -> list[str]:
     if audit is None:
-        return "audit: left out (SPARK=skip)"
-    if differences:
-        return "audit: the data pipeline's account differs"
+        return ["audit: left out (SPARK=skip)"]
+    if audit.failure:
+        return [f"audit: could not be made: {audit.failure}", f"  {retry}"]
+    again = f"{_PIPELINE} audit --drained --data {shlex.quote(str(data))}"
     told = ", ".join(f"{audit.statistics[name]:,} {name}" for name in SHARED)
-    again = f"to see it again: .venv/bin/python -m pipeline audit --data {data}"
-    return f"audit: the data pipeline's account is the same: {told}\n  {again}"
+    lines = [f"audit: the data pipeline's account is the same: {told}", f"  to see it again: {again}"]
+    if differences:
+        lines[0] = "audit: the data pipeline's account differs"
+    if audit.plots:
+        lines.append(f"plots of rates, times and lateness: {data / 'report.html'}")
+    elif audit.plots_failure:
+        lines.append(
+            f"no plots: {audit.plots_failure}; to try again: {_PIPELINE} stats --data {shlex.quote(str(data))}"
+        )
+    return lines
 
 
 def _listed(title: str, items: Sequence[str]) -> list[str]:

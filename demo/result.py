@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -58,7 +58,13 @@ class Result:
         return [each.late_ms for each in self.lateness if inherited is None or each.inherited is inherited]
 
 
-def result_of(events: Sequence[Event], kills: Sequence[Kill], least_held: int, seconds: float) -> Result:
+def result_of(
+    events: Sequence[Event],
+    kills: Sequence[Kill],
+    least_held: int,
+    seconds: float,
+    watched: Callable[[Iterable[Event]], Iterable[Event]] = iter,
+) -> Result:
     """Judge a run.
 
     Args:
@@ -66,9 +72,10 @@ def result_of(events: Sequence[Event], kills: Sequence[Kill], least_held: int, s
         kills: first the consumer's, then the worker's.
         least_held: number of leases that the consumer must have held.
         seconds: duration of the run.
+        watched: passes the events on, and shows how many the checker has read.
     """
     consumer, worker = kills
-    evidence = gather(events)
+    evidence = gather(watched(events))
     # Consumers record messages, not ACQUIREs. If no consumer recorded a holder, its messages never left the library:
     # the killed consumer had acquired them, and died before it delivered them.
     for event in events:

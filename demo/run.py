@@ -6,7 +6,7 @@ import asyncio
 import time
 import tomllib
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ import marq
 from demo.plan import QUEUES_FILE, Plan, make_value
 from demo.progress import Display
 from marq.settings.client import ClientSettings
+from marq_worker.broker import EmbeddedBroker
 from proof import history
 from proof.causes import EVERYBODY
 from proof.history import Event
 from rig.program import RigError
 from rig.recorded_run import SESSION_SECONDS, Stage
 from rig.recorder import Recorded, recorded
+from rig.starvation import BrokerWatch
 from rig.topics import Position, TopicReader
 from rig.worker import Worker
 
@@ -33,7 +35,7 @@ SEND_CHUNK = 2_000
 CONSUMER_KILL_SHARE, WORKER_KILL_SHARE = 0.1, 0.4
 #: Share at which they are killed even if they hold less than they must: the demo then fails, and says so.
 LATE_SHARE = 0.9
-#: Time limit until workers and consumers are ready.
+#: How long workers and consumers try to reach the broker, at least.
 START_SECONDS = 180.0
 #: A lease with less than this left may end before its consumer is killed.
 _MARGIN_SECONDS = 1.0
@@ -50,8 +52,9 @@ class Kill:
 
 
 def programs(plan: Plan, folder: Path, environment: Mapping[str, str]) -> tuple[list[Worker], list[Recorded]]:
-    # On a busy machine the new broker answers late: no program may fail before the demo does, after START_SECONDS.
-    environment = {"MARQ_CONNECT_TIMEOUT": f"{START_SECONDS:g}", **environment}
+    # On a busy machine the new broker answers late: no program may fail before the demo does.
+    connect_seconds = max(START_SECONDS, plan.limit_seconds)
+    environment = {"MARQ_CONNECT_TIMEOUT": f"{connect_seconds:g}", **environment}
     settings = {"MARQ_WEB_BIND": "127.0.0.1", "MARQ_QUEUES_FILE": str(QUEUES_FILE), **environment}
     workers = [Worker(f"worker-{n + 1}", folder, settings, temporary=[folder]) for n in range(WORKERS)]
     options = [f"--messages={plan.messages}", f"--queues={plan.queues}", f"--lease={plan.lease_seconds}"]
@@ -63,7 +66,7 @@ def programs(plan: Plan, folder: Path, environment: Mapping[str, str]) -> tuple[
 
 
 class Run(Stage):
-    """A run; ``check_broker`` raises if the broker has ended."""
+    """A run; ``broker`` is the embedded one, or None."""
 
     def __init__(
         self,
@@ -72,14 +75,18 @@ class Run(Stage):
         folder: Path,
         partitions: int,
         display: Display,
-        check_broker: Callable[[], None],
+        broker: EmbeddedBroker | None,
     ) -> None:
         super().__init__(settings, folder, plan.queue_names, partitions)
         self._plan = plan
         self._display = display
-        self._check_broker = check_broker
+        self._broker = broker
+        threads = Path(f"/proc/{broker.pid if broker is not None else None}/task")
+        self._broker_watch = BrokerWatch(threads, plan.lease_seconds, self._note_slow_broker)
         self._began_s = time.monotonic()
-        self._sent = self._acked = 0
+        self._sent = self._acked = self._owned = 0
+        #: Dead letters and redeliveries, by the workers' statistics.
+        self._counts: tuple[int, ...] = ()
         #: Times of the messages that each consumer forgot, by its name.
         self._forgotten: dict[str, deque[float]] = defaultdict(deque)
         self._asking: asyncio.Task[dict[str, Any]] | None = None
@@ -91,7 +98,7 @@ class Run(Stage):
         """Carry out the run.
 
         Raises:
-            RigError: a program ended by itself, or time ran out.
+            RigError: a program ended by itself, or there was no progress for the plan's limit.
         """
         try:
             await self._play()
@@ -104,19 +111,26 @@ class Run(Stage):
                 await asyncio.gather(self._asking, return_exceptions=True)
 
     async def _play(self) -> None:
+        self._display.phase("start workers and consumers")
         await self.start_programs()
         self._display.say(f"{len(self.workers)} workers and {len(self.consumers)} consumers are ready")
         async with (
             TopicReader(self.settings, self.settings.names.markers, committed=False) as markers,
             marq.Producer(self.servers, prefix=self.prefix) as producer,
         ):
+            self._display.phase(
+                f"send {self._plan.messages:,} messages to {self._plan.queues} queues, and receive them"
+            )
             self.load_with(self._send(producer))
             await self._kill_consumer(markers)
             await self._kill_worker(markers)
-            await self.until(lambda: self._sent == self._plan.messages, "all messages are sent", self._left_s)
-        await self.drain(self._left_s)
+            await self.until(lambda: self._sent == self._plan.messages, "all messages are sent", self._limit_s)
+        self._display.phase("drain: wait until each message is acknowledged or dead")
+        await self.drain(self._limit_s)
         self.seconds = time.monotonic() - self._began_s
-        await self.finish()
+        self._display.phase("stop the consumers, and read the topics")
+        await self.finish(limit=self._limit_s)
+        self.events = history.by_time(self.events, (time.time() - time.monotonic()) * 1000)
 
     async def start_programs(self) -> None:
         """Start workers and consumers, and wait until each worker has partitions."""
@@ -125,16 +139,28 @@ class Run(Stage):
         self.workers, self.consumers = programs(self._plan, self.folder, environment)
         for program in self.everybody:
             program.start()
-        await self.until(self._all_ready, "workers and consumers are ready", min(self._left_s, START_SECONDS))
+        await self.until(self._all_ready, "workers and consumers are ready", self._limit_s)
 
     async def _all_ready(self) -> bool:
         # Each worker must own partitions, so that killing one takes some of them away and leaves others.
         owned = await asyncio.gather(*[asyncio.to_thread(worker.owned) for worker in self.workers])
+        self._owned = max(self._owned, sum(map(len, owned)))
         return len(self.ready) == len(self.consumers) and all(owned) and await self.all_owned()
 
     @property
-    def _left_s(self) -> float:
-        return max(0.0, self._began_s + self._plan.limit_seconds - time.monotonic())
+    def _limit_s(self) -> float:
+        return self._plan.limit_seconds
+
+    def progress(self) -> object:
+        return self._sent, self._acked, self._owned, len(self.ready), self.delivered, self._counts
+
+    def _check_broker(self) -> None:
+        if self._broker is not None and not self._broker.running:
+            raise RigError(f"the broker is gone:\n{self._broker.log_tail()}")
+
+    def _note_slow_broker(self, since_s: float) -> None:
+        self.note("invoke", "pause", target=EVERYBODY, at_ms=since_s * 1000)
+        self.note("ok", "pause", target=EVERYBODY)
 
     # --- progress -----------------------------------------------------------------------------------------------------
 
@@ -147,15 +173,19 @@ class Run(Stage):
 
     def look(self) -> None:
         self._check_broker()
+        self._broker_watch.look()
         super().look()
         self._display.show(sent=self._sent, acks=self._acked)
         # Does not wait for the answer.
         if self._asking is not None and self._asking.done():
-            self._display.statistics(self._asking.result().get("queues", {}))
+            self._counts = self._display.statistics(self._asking.result().get("queues", {}))
             self._asking = None
         worker = next((worker for worker in self.workers if worker.running), None)
         if self._asking is None and worker is not None:
             self._asking = asyncio.create_task(asyncio.to_thread(worker.statistics))
+
+    def show_read(self, events: int) -> None:
+        self._display.detail(f"read {events:,} records")
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
@@ -191,11 +221,11 @@ class Run(Stage):
             share = self._acked / self._plan.messages
             return share >= LATE_SHARE or (share >= CONSUMER_KILL_SHARE and self._most_held()[0] >= needed)
 
-        await self.until(enough, f"a consumer holds {needed} leases", self._left_s)
+        await self.until(enough, f"a consumer holds {needed} leases", self._limit_s)
         held, consumer = self._most_held()
         await self.kill(consumer)
         self.kills.append(Kill(consumer.name, _now_ms(), await markers.end()))
-        self._display.say(f"kill -9 {consumer.name}, which holds at least {held} leases by its own history")
+        self._display.phase(f"kill -9 {consumer.name}, which holds at least {held} leases by its own history")
 
     def _most_held(self) -> tuple[int, Recorded]:
         since_s = time.monotonic() - self._plan.lease_seconds + _MARGIN_SECONDS
@@ -217,11 +247,11 @@ class Run(Stage):
                 rows[worker.name], owned[worker.name] = sum(part["unfinished"] for part in parts.values()), tuple(parts)
             return max(rows.values()) > 0 or self._acked >= self._plan.messages * LATE_SHARE
 
-        await self.until(enough, "a worker has rows open", self._left_s)
+        await self.until(enough, "a worker has rows open", self._limit_s)
         worker = max(self.workers, key=lambda each: rows[each.name])
         await self.kill(worker)
         self.kills.append(Kill(worker.name, _now_ms(), await markers.end(), owned[worker.name]))
-        self._display.say(f"kill -9 {worker.name}, which has {rows[worker.name]} rows open by /api/queues")
+        self._display.phase(f"kill -9 {worker.name}, which has {rows[worker.name]} rows open by /api/queues")
 
 
 def _settings() -> dict[str, Any]:

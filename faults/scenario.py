@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
@@ -17,7 +18,8 @@ from faults.stage import Stage, recovery_seconds
 from marq_worker.broker import EmbeddedBroker
 from proof.checker import check
 from proof.findings import told
-from rig.audit import audit as audited
+from rig.audit import Audit
+from rig.audit import audit as run_audit
 
 #: Statistics of both the checker and the audit: the checker's names, the audit's.
 AUDITED = {
@@ -146,7 +148,7 @@ async def play(scenario: Scenario, shared: Place, *, audit: bool = False) -> Res
                 report = check(stage.events)
                 wrong = told(report.findings[:5], stage.events)
                 if audit:
-                    account = await asyncio.to_thread(audited, stage.settings, folder / "data", stage.events)
+                    account = await _audit(stage, folder / "data")
                     wrong += account.differences(report.summary(), AUDITED)
     except Exception as error:
         return Result(scenario, time.monotonic() - began_s, wrong=[f"{type(error).__name__}: {error}", f"see {folder}"])
@@ -157,6 +159,15 @@ async def play(scenario: Scenario, shared: Place, *, audit: bool = False) -> Res
         stage.forget()
     recovery = recovery_seconds(stage.events)
     return Result(scenario, time.monotonic() - began_s, report.summary(), recovery, wrong)
+
+
+async def _audit(stage: Stage, data: Path) -> Audit:
+    stop = threading.Event()
+    try:
+        return await asyncio.to_thread(run_audit, stage.settings, data, stage.events, stop=stop)
+    finally:
+        # A thread does not notice Ctrl-C.
+        stop.set()
 
 
 #: A broker that the scenario may stop and kill.

@@ -41,14 +41,14 @@ _SHELL = "pyspark-shell"
 
 
 def main(words: Sequence[str]) -> int:
-    """Run one job and return the exit code."""
+    """Run one job as this process's only one, and return the exit code."""
     # A shell that starts us in the background leaves SIGINT ignored; SIGTERM ends a job like SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     # Without a handler, Python would print what the bridge to Java logs, which is also raised as an exception.
     logging.getLogger().addHandler(logging.NullHandler())
     try:
-        code = _run(words)
+        code = run(words)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -61,7 +61,8 @@ def main(words: Sequence[str]) -> int:
         _stop_spark()
 
 
-def _run(words: Sequence[str]) -> int:
+def run(words: Sequence[str]) -> int:
+    """Run one job and return the exit code; Spark is not stopped, so that a further job can use it."""
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: {PROGRAM} JOB …\n\nJobs on Marq's topics; each has --help.\n")
         print("\n".join(f"  {name:10} {text}" for name, text in JOBS.items()))

@@ -42,7 +42,7 @@ def why_expired(
     """Return why a holder's lease ran out, by the faults and failed writes until the tracker decided."""
     decided = [each.number for each in trail.decisions if each.holder == fact.holder]
     until = max(decided, default=fact.number)
-    since = min((number for number, each in trail.acquires if each == holder), default=min(trail.events))
+    since = _taken_at(trail, holder)
     befell = suffered(processes, (process_of.get(holder, ""), EVERYBODY), since, until)
     if "kill" in befell:
         return Why.KILLED
@@ -51,6 +51,17 @@ def why_expired(
         return _cause(trail, fact, in_hand)
     clock = suffered(processes, (fact.log, EVERYBODY), 0, until)
     return Why.CLOCK if "clock" in clock else None
+
+
+def _taken_at(trail: Trail, holder: str) -> int:
+    """Return the event with which a holder's lease began, at the latest.
+
+    A client that does not record its ACQUIREs has them in the log, where the event of a delivery may come first.
+    """
+    requests = [number for number, each in trail.acquires if each == holder]
+    deliveries = [each.number for each in trail.deliveries if each.holder == holder]
+    markers = [number for number, each in trail.acquired_by if each == holder]
+    return min(requests or [*deliveries, *markers], default=min(trail.events))
 
 
 def is_hindered(trail: Trail, befell: set[str]) -> bool:

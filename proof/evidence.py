@@ -342,6 +342,7 @@ class Evidence:
             trail.note_delay(event, index, number)
         elif bit == ACQUIRE:
             trail.acquired_at += (event["offset"],)
+            trail.acquired_by += ((number, intern(event["holder"])),)
             trail.say_content(number, event["contents"][index])
             trail.lease_ms = event["lease_ms"]
             # An ordered message is acquired again in its place, with the next attempt.

@@ -145,6 +145,8 @@ class Trail:
     facts: tuple[Fact, ...] = ()
     #: Offsets of its ACQUIREs; and whether one came after the tracker had decided.
     acquired_at: tuple[int, ...] = ()
+    #: Event and holder of each ACQUIRE in the log.
+    acquired_by: tuple[tuple[int, str], ...] = ()
     read_again: bool = False
     decisions: tuple[Decision, ...] = ()
     deaths: tuple[Event, ...] = ()

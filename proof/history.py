@@ -130,6 +130,28 @@ def read(paths: Sequence[Path]) -> Iterator[Event]:
     return heapq.merge(*map(_read, paths), key=lambda event: event.get("at_ms", 0))
 
 
+def by_time(events: Iterable[Event], began_ms: float) -> list[Event]:
+    """Return the events of a run on one machine, with those of its logs where they belong by time.
+
+    The faults during a lease are then the events between its ACQUIRE and the tracker's fact.
+
+    Args:
+        events: the history; events without ``at_ms`` are those of logs.
+        began_ms: time since 1970 at which ``at_ms`` was 0.
+    """
+    latest_ms: dict[str, float] = {}
+
+    def at_ms(event: Event) -> float:
+        if "at_ms" in event:
+            return float(event["at_ms"])
+        log = event["process"]
+        # A log stays in its own order, even if its clock was set back.
+        latest_ms[log] = max(event.get("time_ms", 0) - began_ms, latest_ms.get(log, 0.0))
+        return latest_ms[log]
+
+    return sorted(events, key=at_ms)
+
+
 def _read(path: Path) -> Iterator[Event]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import tempfile
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,17 +18,39 @@ import pyarrow.parquet as pq
 from marq.settings.client import ClientSettings
 from marq.wire.markers import LAST
 from proof.history import Event
-from rig.program import ROOT
+from rig.pipeline_jobs import DONE
+from rig.program import Program
 
-LIMIT_SECONDS = 300.0
+#: Longest time without progress. Spark needs a minute to start on a busy machine.
+LIMIT_SECONDS = 240.0
+_POLL_SECONDS = 0.2
+AUDIT_JOBS = (("ingest",), ("lifecycle",), ("audit", "--drained", "--json"))
+PLOTS_JOB = ("stats",)
+#: Directory of the deliveries that handlers finished, next to the pipeline's tables.
+HANDLED = "handled"
+
+
+class Progress(Protocol):
+    """Shows where an audit is."""
+
+    def phase(self, text: str) -> None: ...
+
+    def detail(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The pipeline's ``statistics``, or the reason why there are none."""
+    """The pipeline's ``statistics``, or the reason why there are none.
+
+    ``ingested``: whether the data directory has the whole run, so that the audit can be repeated without the topics.
+    """
 
     statistics: Mapping[str, Any] = field(default_factory=dict)
     failure: str = ""
+    ingested: bool = False
+    #: Whether the data directory has plots; if they were wanted, the reason why it has none.
+    plots: bool = False
+    plots_failure: str = ""
 
     def differences(self, own: Mapping[str, Any], shared: Mapping[str, str]) -> list[str]:
         """Return the audit's findings, and its differences from the checker's statistics.
@@ -47,31 +69,110 @@ class Audit:
         return lines + [f"{each['id']}: {each['state']}: {'; '.join(each['why'])}" for each in self.statistics["wrong"]]
 
 
-def audit(settings: ClientSettings, data: Path, events: Sequence[Event], say: Callable[[str], object] = str) -> Audit:
-    """Ingest the topics of a namespace and its finished deliveries into a directory, and audit them."""
-    _write_handled(data, finished(events))
-    environment = {
-        **os.environ,
-        "MARQ_BOOTSTRAP_SERVERS": settings.bootstrap_servers,
-        "MARQ_PREFIX": settings.names.prefix,
-        "PYTHONPATH": str(ROOT),
-    }
-    output = ""
-    for job in (["ingest"], ["audit", "--drained", "--json"]):
-        say(f"python -m pipeline {' '.join(job)}")
-        command = [sys.executable, "-m", "pipeline", *job, "--data", str(data)]
+def audit(
+    settings: ClientSettings,
+    data: Path,
+    events: Sequence[Event],
+    progress: Progress | None = None,
+    *,
+    plots: bool = False,
+    limit_s: float = LIMIT_SECONDS,
+    stop: threading.Event | None = None,
+) -> Audit:
+    """Ingest the topics of a namespace and its finished deliveries into a directory, and audit them.
+
+    Args:
+        settings: broker and prefix.
+        data: the directory.
+        events: the history, for the finished deliveries.
+        progress: shows each job, and what it does.
+        plots: whether to compute statistics and draw plots, too.
+        limit_s: longest time without progress; then the audit fails.
+        stop: set by another thread to interrupt it; Ctrl-C reaches only the main thread.
+    """
+    jobs = [*AUDIT_JOBS, PLOTS_JOB] if plots else list(AUDIT_JOBS)
+    with tempfile.TemporaryDirectory(prefix="marq-audit-", ignore_cleanup_errors=True) as folder:
+        environment = {"MARQ_BOOTSTRAP_SERVERS": settings.bootstrap_servers, "MARQ_PREFIX": settings.names.prefix}
+        words = json.dumps([[*job, "--data", str(data)] for job in jobs])
+        command = ["-m", "rig.pipeline_jobs", words]
+        program = Program("audit", command, environment, Path(folder) / "audit.log", temporary=[Path(folder)])
+        reading = Reading(program.log_file, progress)
+        failure = ""
         try:
-            ran = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return Audit(failure=f"{job[0]} took more than {LIMIT_SECONDS:g} s")
-        # Exit code 1: the audit has findings, and prints them.
-        if ran.returncode not in (0, 1):
-            lines = ran.stderr.strip().splitlines()
-            return Audit(failure=f"{job[0]}: {lines[-1] if lines else f'exit code {ran.returncode}'}")
-        output = ran.stdout
-    return Audit(json.loads(output))
+            _write_handled(data, finished(events))
+            with program:
+                failure = _wait(program, reading, limit_s, stop or threading.Event())
+        except KeyboardInterrupt:
+            failure = f"{reading.job} was interrupted"
+        except OSError as error:
+            failure = f"{data}: {error}"
+    return reading.audit(failure, plots=plots)
+
+
+def _wait(program: Program, reading: Reading, limit_s: float, stop: threading.Event) -> str:
+    """Wait for the end of the jobs; return why it does not come, or ""."""
+    until_s = time.monotonic() + limit_s
+    while True:
+        ended = not program.running
+        if reading.read():
+            until_s = time.monotonic() + limit_s
+        if ended:
+            return "" if program.exit_code == 0 else f"{reading.job}: {reading.message or _died(program.exit_code)}"
+        if time.monotonic() > until_s:
+            return f"{reading.job} made no progress for {limit_s:g} s"
+        if stop.wait(_POLL_SECONDS):
+            return f"{reading.job} was interrupted"
+
+
+def _died(exit_code: int | None) -> str:
+    return f"its process ended with exit code {exit_code}"
+
+
+class Reading:
+    """Reads what rig/pipeline_jobs.py writes, while it does."""
+
+    def __init__(self, log_file: Path, progress: Progress | None = None) -> None:
+        self._log_file = log_file
+        self._progress = progress
+        self._bytes_read = 0
+        self._outputs: dict[str, str] = {}
+        #: The current job, and the last message.
+        self.job = "ingest"
+        self.message = ""
+
+    def read(self) -> bool:
+        """Read new lines; return whether there were any."""
+        with self._log_file.open("rb") as file:
+            file.seek(self._bytes_read)
+            lines = file.read()
+        lines = lines[: lines.rfind(b"\n") + 1]
+        self._bytes_read += len(lines)
+        for line in lines.decode(errors="replace").splitlines():
+            self._take(line)
+        return bool(lines)
+
+    def _take(self, line: str) -> None:
+        told = json.loads(line) if line.startswith('{"') else {}
+        if "code" in told:
+            if told["code"] in DONE:
+                self._outputs[told["job"]] = told["output"]
+        elif "job" in told:
+            self.job, self.message = told["job"], ""
+            if self._progress is not None:
+                self._progress.phase(f"{'plots' if self.job in PLOTS_JOB else 'audit'}: {self.job}")
+        else:
+            self.message = line.strip() if not told else self.message
+            if self._progress is not None:
+                at = f"stage {told['stage']}, {told['done']} of {told['tasks']} tasks" if told else self.message
+                self._progress.detail(f"{self.job}: {at}")
+
+    def audit(self, failure: str, *, plots: bool) -> Audit:
+        """Return the result of the jobs that came to an end; ``failure``: why others did not."""
+        ingested, drawn = "ingest" in self._outputs, PLOTS_JOB[0] in self._outputs
+        if "audit" not in self._outputs:
+            return Audit(failure=failure or "the audit has no result", ingested=ingested)
+        statistics = json.loads(self._outputs["audit"])
+        return Audit(statistics, ingested=ingested, plots=drawn, plots_failure=failure if plots else "")
 
 
 def finished(events: Sequence[Event]) -> list[tuple[str, int, int]]:
@@ -106,6 +207,6 @@ def _write_handled(data: Path, records: Iterable[tuple[str, int, int]]) -> None:
     """Write topic, partition and offset of each finished delivery next to the pipeline's tables."""
     schema = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
     rows = [dict(zip(schema.names, record, strict=True)) for record in records]
-    folder = data / "handled"
+    folder = data / HANDLED
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / "handled.parquet")

@@ -144,6 +144,10 @@ class Stage:
         wanted = self.delivered + count
         await self.until(lambda: self.delivered >= wanted, f"{count} more messages are delivered", limit)
 
+    def progress(self) -> object:
+        """Return a value that changes whenever the run comes nearer to its end; limits of waits then start again."""
+        return None
+
     async def until(
         self, condition: Callable[[], bool | Awaitable[bool]], what: str, limit: float = LIMIT_SECONDS
     ) -> None:
@@ -152,14 +156,16 @@ class Stage:
         Raises:
             RigError: it does not hold within the limit, or a program ended by itself.
         """
-        until_s = time.monotonic() + limit
+        progress, until_s = self.progress(), time.monotonic() + limit
         while True:
             self.look()
+            if progress != self.progress():
+                progress, until_s = self.progress(), time.monotonic() + limit
             met = condition()
             if met if isinstance(met, bool) else await met:
                 return
             if time.monotonic() > until_s:
-                raise RigError(f"time ran out before {what} ({limit:.0f} s)\n{self.log_tails()}")
+                raise RigError(f"time ran out before {what}: no progress for {limit:g} s\n{self.log_tails()}")
             await asyncio.sleep(POLL_SECONDS)
 
     def look(self) -> None:
@@ -186,14 +192,14 @@ class Stage:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    async def finish(self, readable: Callable[[bytes], bytes] = bytes) -> None:
+    async def finish(self, readable: Callable[[bytes], bytes] = bytes, limit: float = DRAIN_SECONDS) -> None:
         """Stop the load, wait until each message has ended, stop the consumers, and read the topics."""
         await self.stop_load()
-        await self.drain()
+        await self.drain(limit)
         await asyncio.to_thread(stop_all, self.consumers)
         self.look()
         self.events.sort(key=lambda event: float(event["at_ms"]))
-        self.events += await read_logs(self.settings, readable)
+        self.events += await read_logs(self.settings, readable, self.show_read)
 
     async def drain(self, limit: float = DRAIN_SECONDS) -> None:
         """Wait until each message has ended."""
@@ -231,6 +237,9 @@ class Stage:
             for partition, offset in self._newest_messages.items()
             for queue in self.queues
         )
+
+    def show_read(self, events: int) -> None:
+        """Show how many events of the topics were read."""
 
     def write(self, path: Path) -> None:
         """Write the history to a file."""

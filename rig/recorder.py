@@ -14,6 +14,7 @@ from typing import Any
 
 from proof.history import Event
 from rig.program import Program
+from rig.starvation import Starvation, waited_s
 
 #: Interval between two checks of the event loop, in seconds.
 _CHECK_INTERVAL_S = 0.1
@@ -38,7 +39,9 @@ class Recorder:
 
 @asynccontextmanager
 async def recorded_stalls(process: str, add: Callable[..., None], lease_s: float) -> AsyncIterator[None]:
-    """Record a pause whenever the machine did not run this process for a while, until the context ends.
+    """Record a pause whenever the machine let this event loop wait for a CPU too long, until the context ends.
+
+    Too long is a quarter of a lease at once, or half a lease within the time of one.
 
     ``lease_s`` is the shortest lease of the messages that the process receives.
     """
@@ -50,21 +53,33 @@ async def recorded_stalls(process: str, add: Callable[..., None], lease_s: float
 
 
 async def _record_stalls(process: str, add: Callable[..., None], lease_s: float) -> None:
+    starvation, total_s = Starvation(lease_s), 0.0
     while True:
-        began_s, used_s = time.monotonic(), time.process_time()
+        began_s, used_s, before_s = time.monotonic(), time.process_time(), waited_s()
         await asyncio.sleep(_CHECK_INTERVAL_S)
-        late_s = time.monotonic() - began_s - _CHECK_INTERVAL_S
-        if is_stall(late_s, time.process_time() - used_s, lease_s):
-            add("invoke", "pause", target=process, at_ms=began_s * 1000)
+        now_s, after_s = time.monotonic(), waited_s()
+        late_s = now_s - began_s - _CHECK_INTERVAL_S
+        if before_s is None or after_s is None:
+            # The time in which the process neither slept nor used a CPU; without a count, blocking calls look the same.
+            wait_s = max(late_s - (time.process_time() - used_s), 0.0)
+        else:
+            wait_s = after_s - before_s
+        total_s += wait_s
+        since_s = starvation.take(now_s, total_s)
+        if since_s is None and is_stall(late_s, wait_s, lease_s):
+            since_s = began_s
+        if since_s is not None:
+            add("invoke", "pause", target=process, at_ms=since_s * 1000)
             add("ok", "pause", target=process)
 
 
-def is_stall(late_s: float, used_s: float, lease_s: float) -> bool:
+def is_stall(late_s: float, wait_s: float, lease_s: float) -> bool:
     """Whether a check of the event loop was so late that leases may have ended, and not by the process's own fault.
 
-    If the process used the CPU for most of the time (``used_s``), it blocked its own event loop: that excuses nothing.
+    If the process did not wait for a CPU for most of the time (``wait_s``), it blocked its own event loop, by computing
+    or by a blocking call: that excuses nothing.
     """
-    return late_s > lease_s / 4 and used_s < late_s / 2
+    return late_s > lease_s / 4 and wait_s > late_s / 2
 
 
 class Recorded(Program):

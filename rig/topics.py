@@ -70,12 +70,15 @@ class TopicReader:
                 return
 
 
-async def read_logs(settings: ClientSettings, readable: Callable[[bytes], bytes] = bytes) -> list[Event]:
+async def read_logs(
+    settings: ClientSettings, readable: Callable[[bytes], bytes] = bytes, seen: Callable[[int], object] = bool
+) -> list[Event]:
     """Return the events in the topics of a namespace.
 
     Args:
         settings: broker and prefix.
         readable: conversion of a marker's bytes before they are decoded.
+        seen: takes the number of events so far, again and again.
     """
     names = settings.names
     events: list[Event] = []
@@ -83,6 +86,7 @@ async def read_logs(settings: ClientSettings, readable: Callable[[bytes], bytes]
         committed = {(each.partition, each.offset) async for each in _records(settings, topic)}
         # Consumers do not wait for transactions to end, so they may receive a copy of an aborted one.
         async for each in _records(settings, topic, committed=False):
+            seen(len(events))
             log, whole = _log(topic, each), (each.partition, each.offset) in committed
             if op == "dead" and is_note(each):
                 events += [history.note(log, each.value)] if whole else []
@@ -90,6 +94,7 @@ async def read_logs(settings: ClientSettings, readable: Callable[[bytes], bytes]
             fields = (each.offset, each.timestamp, (each.key or b"").decode(), each.key, each.value, each.headers)
             events.append(history.record(log, *fields, committed=whole, op=op))
     async for each in _records(settings, names.markers):
+        seen(len(events))
         batch = _decoded(readable(each.value))
         events.append(history.marker(_log(names.markers, each), each.offset, each.timestamp, batch, each.value))
     async for each in _records(settings, names.quarantine):

@@ -65,11 +65,7 @@ def test_each_message_of_a_small_run_is_accounted_for(
 ) -> None:
     data = str(tmp_path_factory.mktemp("pipeline") / "data")
 
-    result = run(
-        *command(
-            broker, tmp_path, DEMO_MESSAGES="4000", DEMO_HELD="30", DEMO_LIMIT="400", MARQ_PIPELINE_DATA=data, SPARK=""
-        )
-    )
+    result = run(*command(broker, tmp_path, DEMO_MESSAGES="4000", DEMO_HELD="30", MARQ_PIPELINE_DATA=data, SPARK=""))
 
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
@@ -82,6 +78,16 @@ def test_each_message_of_a_small_run_is_accounted_for(
     assert found["rows_at_worker_kill"] > 0
     assert found["open_at_end"] == 0
     assert found["audit"] == "agrees"
+    assert f"{data}/report.html" in result.stdout
+    assert (Path(data) / "report.html").exists()
+    phases = [line.partition("==> ")[2] for line in result.stderr.splitlines() if "==> " in line]
+    assert [phase for phase in phases if phase.startswith(("drain", "audit: ", "plots: "))] == [
+        "drain: wait until each message is acknowledged or dead",
+        "audit: ingest",
+        "audit: lifecycle",
+        "audit: audit",
+        "plots: stats",
+    ]
     assert found["lateness_p50_ms"] is not None
     assert list(tmp_path.iterdir()) == []
     assert processes_below(tmp_path) == []

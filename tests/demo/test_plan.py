@@ -53,7 +53,18 @@ def test_sizes_come_from_the_command_line_then_from_the_environment() -> None:
     assert (plan.messages, plan.lease_seconds, plan.queues) == (500, 2.5, 20)
 
 
-@pytest.mark.parametrize("environment", [{"DEMO_MESSAGES": "many"}, {"DEMO_MESSAGES": "0"}, {"DEMO_QUEUES": "0"}])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"DEMO_MESSAGES": "many"},
+        {"DEMO_MESSAGES": "0"},
+        {"DEMO_QUEUES": "0"},
+        {"DEMO_LEASE": "nan"},
+        {"DEMO_LIMIT": "nan"},
+        {"DEMO_LIMIT": "inf"},
+        {"DEMO_HELD": "-1"},
+    ],
+)
 def test_a_wrong_size_is_refused(environment: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         read_plan([], environment)
@@ -62,9 +73,10 @@ def test_a_wrong_size_is_refused(environment: dict[str, str], capsys: pytest.Cap
     assert "error:" in capsys.readouterr().err
 
 
-def test_each_program_waits_for_the_broker_as_long_as_the_demo_does(tmp_path: Path) -> None:
-    workers, consumers = programs(Plan(), tmp_path, {"MARQ_BOOTSTRAP_SERVERS": "kafka:9092"})
+@pytest.mark.parametrize(("limit", "wait"), [(0.5, START_SECONDS), (900.0, 900.0)])
+def test_each_program_waits_for_the_broker_as_long_as_the_demo_does(tmp_path: Path, limit: float, wait: float) -> None:
+    workers, consumers = programs(Plan(limit_seconds=limit), tmp_path, {"MARQ_BOOTSTRAP_SERVERS": "kafka:9092"})
 
     for program in [*workers, *consumers]:
         settings = ClientSettings.read(None, {}, environment=program.environment)
-        assert (settings.bootstrap_servers, settings.connect_timeout_ms) == ("kafka:9092", START_SECONDS * 1000)
+        assert (settings.bootstrap_servers, settings.connect_timeout_ms) == ("kafka:9092", wait * 1000)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from demo.report import MAX_LISTED, complaints, show
+from demo.report import MAX_LISTED, complaints, how_to_retry, show
 from demo.result import SHARED, Result
 from proof.history import Event
 from rig.audit import Audit
@@ -17,10 +17,15 @@ from tests.demo.test_result import CONSUMER, judged
 from tests.unit.proof.story import clean, find
 
 
-def shown(result: Result, audit: Audit | None = None, events: list[Event] | None = None) -> tuple[bool, str]:
+def shown(result: Result, audit: Audit | None = None, events: list[Event] | None = None) -> tuple[int, str]:
     text = io.StringIO()
-    right = show(result, events or clean(), audit, Path("data"), Console(file=text, width=120))
-    return right, text.getvalue()
+    code = show(result, events or clean(), audit, Path("data"), Console(file=text, width=120), "run it again")
+    return code, text.getvalue()
+
+
+def last_line(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text.splitlines()[-1])
+    return found
 
 
 def audited(result: Result, **changed: Any) -> Audit:
@@ -29,10 +34,10 @@ def audited(result: Result, **changed: Any) -> Audit:
 
 
 def test_a_run_in_which_all_is_well_says_so_and_ends_with_one_json_object() -> None:
-    right, text = shown(judged(clean()))
+    code, text = shown(judged(clean()))
 
-    found = json.loads(text.splitlines()[-1])
-    assert right
+    found = last_line(text)
+    assert code == 0
     assert (found["sent"], found["acked"], found["dead"], found["lost"], found["audit"]) == (5, 3, 1, 0, "skipped")
     assert "1: killed" in text
 
@@ -40,37 +45,73 @@ def test_a_run_in_which_all_is_well_says_so_and_ends_with_one_json_object() -> N
 def test_an_audit_that_comes_to_the_same_is_said_to_agree() -> None:
     result = judged(clean())
 
-    right, text = shown(result, audited(result))
+    code, text = shown(result, audited(result))
 
-    assert right
-    assert json.loads(text.splitlines()[-1])["audit"] == "agrees"
+    assert code == 0
+    assert last_line(text)["audit"] == "agrees"
     assert "the data pipeline's account is the same: 5 sent, 3 acked, 1 dead" in text
 
 
 def test_an_audit_that_comes_to_something_else_makes_the_demo_fail_and_says_what() -> None:
     result = judged(clean())
 
-    right, text = shown(result, audited(result, acked=2))
+    code, text = shown(result, audited(result, acked=2))
 
-    assert not right
+    assert code == 1
     assert "acked: 3 by the checker, 2 by the audit" in text
-    assert json.loads(text.splitlines()[-1])["audit"] == "differs"
+    assert last_line(text)["audit"] == "differs"
 
 
-def test_an_audit_that_could_not_be_made_makes_the_demo_fail() -> None:
-    right, text = shown(judged(clean()), Audit(failure="ingest: error: Java is not installed"))
+def test_an_audit_that_could_not_be_made_is_no_difference_but_a_failure() -> None:
+    code, text = shown(judged(clean()), Audit(failure="ingest: error: Java is not installed"))
 
-    assert not right
-    assert "the audit could not be made: ingest: error: Java is not installed" in text
+    assert code == 2
+    assert "audit: could not be made: ingest: error: Java is not installed\n  run it again" in text
+    assert last_line(text)["audit"] == "failed"
+    assert "DIFFERS" not in text
+
+
+def test_a_lost_message_counts_more_than_an_audit_that_could_not_be_made() -> None:
+    events = clean()
+    events.remove(find(events, "marker", kind="ACK", offsets=[0]))
+
+    code, text = shown(judged(events), Audit(failure="ingest made no progress for 240 s"), events)
+
+    assert code == 1
+    assert last_line(text)["audit"] == "failed"
+
+
+def test_an_audit_is_repeated_from_the_ingested_data_else_from_the_topics_else_not_at_all() -> None:
+    again = ".venv/bin/python -m pipeline audit --drained --data 'my data'"
+    data = Path("my data")
+
+    assert how_to_retry(Audit(ingested=True), data, "", "demo-1").endswith(f"to try again: {again}")
+    from_topics = how_to_retry(Audit(), data, "kafka:9092", "demo-1")
+    assert "the topics demo-1.* and my data are kept" in from_topics
+    assert "MARQ_BOOTSTRAP_SERVERS=kafka:9092 MARQ_PREFIX=demo-1" in from_topics
+    assert from_topics.endswith(f"pipeline ingest --data 'my data' && {again}")
+    assert how_to_retry(Audit(), data, "", "demo-1").endswith("to try again: make demo")
+
+
+def test_the_place_of_the_plots_is_said_or_why_there_are_none() -> None:
+    result = judged(clean())
+    statistics = dict(audited(result).statistics)
+
+    drawn, with_plots = shown(result, Audit(statistics, ingested=True, plots=True))
+    failed, without = shown(result, Audit(statistics, ingested=True, plots_failure="stats: error: the disk is full"))
+
+    assert (drawn, failed) == (0, 0)
+    assert "plots of rates, times and lateness: data/report.html" in with_plots
+    assert "no plots: stats: error: the disk is full; to try again: .venv/bin/python -m pipeline stats" in without
 
 
 def test_a_lost_message_is_named_with_its_events() -> None:
     events = clean()
     events.remove(find(events, "marker", kind="ACK", offsets=[0]))
 
-    right, text = shown(judged(events), events=events)
+    code, text = shown(judged(events), events=events)
 
-    assert not right
+    assert code == 1
     assert "LOST: 1" in text
     assert "marq.messages/0/0 of q is neither acknowledged nor dead" in text
 
@@ -89,7 +130,7 @@ def test_findings_are_listed_up_to_a_limit() -> None:
 
 
 def test_a_promise_that_was_not_kept_makes_the_demo_fail() -> None:
-    right, text = shown(judged(clean(), CONSUMER, least_held=100))
+    code, text = shown(judged(clean(), CONSUMER, least_held=100))
 
-    assert not right
+    assert code == 1
     assert "NOT AS PROMISED: the consumer that was killed held 1 leases, not at least 100" in text

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,11 @@ for number in range(1000):
     recorder.add("ok", "deliver", number=number)
 recorder.die()
 """
+
+
+def block() -> None:
+    """Block the event loop by a call that waits."""
+    time.sleep(0.15)
 
 
 def program(folder: Path, *options: str) -> Recorded:
@@ -53,14 +60,55 @@ def test_a_line_that_is_not_written_to_its_end_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("late_s", "used_s", "stall"),
-    [(1.2, 0.0, True), (1.2, 1.2, False), (0.5, 0.0, False)],
-    ids=["not run", "busy itself", "short"],
+    ("late_s", "wait_s", "stall"),
+    [(1.2, 1.2, True), (1.2, 0.5, False), (1.2, 0.0, False), (0.5, 0.5, False)],
+    ids=["no CPU", "busy itself", "a blocking call", "short"],
 )
-def test_a_late_check_is_a_stall_if_leases_may_have_ended_and_the_process_did_not_use_the_cpu(
-    late_s: float, used_s: float, stall: bool
+def test_a_late_check_is_a_stall_if_leases_may_have_ended_and_the_machine_gave_the_process_no_cpu(
+    late_s: float, wait_s: float, stall: bool
 ) -> None:
-    assert is_stall(late_s, used_s, lease_s=3.0) is stall
+    assert is_stall(late_s, wait_s, lease_s=3.0) is stall
+
+
+async def test_a_blocking_handler_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, readings = History(), list[float]()
+
+    def waited_s() -> float:
+        # The kernel counts no wait for a thread that sleeps.
+        readings.append(7.0)
+        return 7.0
+
+    monkeypatch.setattr("rig.recorder.waited_s", waited_s)
+
+    async with recorded_stalls("one", lambda *event, **fields: told.add("one", *event, **fields), lease_s=0.1):
+        # Each check takes two.
+        while len(readings) < 4:
+            await asyncio.sleep(0)
+            block()
+
+    assert told.events == []
+
+
+async def test_waits_are_recorded_although_each_turn_of_the_event_loop_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = itertools.count(step=0.5)
+    monkeypatch.setattr("rig.recorder.waited_s", lambda: next(waits))
+    told, recorded = History(), asyncio.Event()
+
+    def add(type_: str, op: str, **fields: object) -> None:
+        told.add("one", type_, op, **fields)
+        if type_ == "ok":
+            recorded.set()
+
+    async with recorded_stalls("one", add, lease_s=600.0):
+        monkeypatch.setattr("rig.recorder._CHECK_INTERVAL_S", 0.0)
+        await recorded.wait()
+
+    assert [(each["op"], each["type"], each["target"]) for each in told.events[:2]] == [
+        ("pause", "invoke", "one"),
+        ("pause", "ok", "one"),
+    ]
 
 
 async def test_a_stall_is_recorded_as_a_pause_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

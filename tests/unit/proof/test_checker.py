@@ -10,9 +10,10 @@ import pytest
 from marq.wire.markers import Cause, Kind
 from proof import checker
 from proof.checker import check
-from proof.history import Event, holder_name
+from proof.history import Event, by_time, holder_name
 from tests.unit.proof import test_deduplication, test_delays, test_key_order, test_once
 from tests.unit.proof.story import (
+    DEAD,
     FIRST,
     LEASE_MS,
     LOG,
@@ -27,6 +28,7 @@ from tests.unit.proof.story import (
     Story,
     change,
     clean,
+    events_of,
     find,
     judged,
     keep,
@@ -491,6 +493,53 @@ def test_overlapping_pauses_do_not_explain_a_lease_that_begins_later() -> None:
         taken_and_expired(story)
 
     assert "unexplained" in judged(told).violations
+
+
+def starved_between_acquire_and_delivery(story: Story) -> None:
+    story.send(0)
+    story.acquire("first", FIRST, 0, 0)
+    starve(story, "first")
+    story.deliver("first", FIRST, 0, 0)
+    taken_and_expired(story)
+
+
+def starved_before_the_acquire(story: Story) -> None:
+    story.send(0)
+    starve(story, "first")
+    story.take("first", FIRST, 0, 0)
+    taken_and_expired(story)
+
+
+def starve(story: Story, process: str) -> None:
+    for type_ in ("invoke", "ok"):
+        story.history.add(process, type_, "pause", target=process)
+
+
+@pytest.mark.parametrize(
+    ("told", "unexplained"), [(starved_between_acquire_and_delivery, 0), (starved_before_the_acquire, 1)]
+)
+def test_a_lease_whose_acquire_only_the_log_shows_is_explained_by_starvation_from_then_on(
+    told: Callable[[Story], None], unexplained: int
+) -> None:
+    events = [event for event in events_of(told) if event["op"] not in ("acquire", "commit")]
+
+    report = check(events)
+
+    assert sum(str(finding).endswith("its lease ended without a cause") for finding in report.findings) == unexplained
+
+
+def test_events_of_logs_are_put_where_they_belong_by_time() -> None:
+    first: Event = {"process": "first", "at_ms": 10.0}
+    second: Event = {"process": "first", "at_ms": 30.0}
+    acquire: Event = {"process": MARKERS, "time_ms": 1_020}
+    tick: Event = {"process": MARKERS, "time_ms": 1_015}
+    note: Event = {"process": MARKERS}
+    other: Event = {"process": DEAD, "time_ms": 1_025}
+
+    events = by_time([first, second, acquire, tick, note, other], began_ms=1_000)
+
+    # The clock was set back between acquire and tick.
+    assert events == [first, acquire, tick, note, other, second]
 
 
 def test_a_tracker_is_judged_by_the_settings_that_it_has_heard_of() -> None:

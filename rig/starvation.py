@@ -1,0 +1,95 @@
+"""Whether the machine, and not the program, kept a program from running: by the time that it waited for a CPU.
+
+A thread that computes uses the CPU, and one that blocks sleeps; only a thread that could run and does not get a CPU
+waits for one. So this time is evidence that the machine was too busy, and a program cannot cause it by blocking its own
+event loop. The kernel counts it for each thread in ``/proc``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+#: The request threads of a Kafka broker, as the kernel abbreviates their names.
+_BROKER_THREADS = "data-plane-kafk"
+#: Interval between two readings of a broker, which has a hundred threads.
+_LOOK_INTERVAL_S = 0.5
+
+
+def waited_s(thread: Path = Path("/proc/thread-self")) -> float | None:
+    """Return for how long a thread has waited for a CPU since its start; None if the system does not tell."""
+    try:
+        return int((thread / "schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return None
+
+
+class Starvation:
+    """Readings of how long a thread has waited for a CPU.
+
+    Half a lease within the time of one lease counts, because then leases may end although each turn of the event loop
+    is short.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._readings: deque[tuple[float, float]] = deque()
+
+    def take(self, now_s: float, waited_s: float) -> float | None:
+        """Take a reading; return since when the thread has waited for half a lease, or None. Each wait counts once."""
+        readings = self._readings
+        readings.append((now_s, waited_s))
+        while readings[0][0] < now_s - self._lease_s and len(readings) > 2:
+            readings.popleft()
+        began_s, before_s = readings[0]
+        if waited_s - before_s < self._lease_s / 2:
+            return None
+        readings.clear()
+        readings.append((now_s, waited_s))
+        return began_s
+
+
+class BrokerWatch:
+    """Records a pause of all processes when the broker's request threads wait for a CPU.
+
+    Args:
+        threads: directory of the broker's threads, ``/proc/PID/task``.
+        lease_s: the shortest lease.
+        pause: takes the beginning of each pause, which ends now; on ``time.monotonic``.
+    """
+
+    def __init__(self, threads: Path, lease_s: float, pause: Callable[[float], None]) -> None:
+        self._threads = threads
+        self._lease_s = lease_s
+        self._pause = pause
+        self._readings: dict[str, Starvation] = {}
+        self._looked_s = -_LOOK_INTERVAL_S
+
+    def look(self) -> None:
+        if time.monotonic() < self._looked_s + _LOOK_INTERVAL_S:
+            return
+        self._looked_s = time.monotonic()
+        starved = [since_s for since_s in map(self._since_s, self._request_threads()) if since_s is not None]
+        if starved:
+            self._pause(min(starved))
+
+    def _request_threads(self) -> list[Path]:
+        try:
+            return [each for each in self._threads.iterdir() if _name(each) == _BROKER_THREADS]
+        except OSError:
+            return []
+
+    def _since_s(self, thread: Path) -> float | None:
+        waited = waited_s(thread)
+        if waited is None:
+            return None
+        return self._readings.setdefault(thread.name, Starvation(self._lease_s)).take(time.monotonic(), waited)
+
+
+def _name(thread: Path) -> str:
+    try:
+        return (thread / "comm").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,113 @@
+"""The jobs of the audit: how their output is read, and how they fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from rig.audit import Reading, _wait
+from rig.program import Program
+
+STATISTICS = {"sent": 5, "wrong": []}
+
+
+def ended(job: str, output: str = "", code: int = 0) -> list[dict[str, Any]]:
+    return [{"job": job}, {"job": job, "code": code, "output": output}]
+
+
+def lines(*told: dict[str, Any] | str) -> str:
+    return "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in told)
+
+
+class Seen:
+    """Keeps phases and details."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def phase(self, text: str) -> None:
+        self.texts.append(text)
+
+    detail = phase
+
+
+def test_an_audit_is_read_from_the_output_of_its_jobs(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(lines(*ended("ingest"), *ended("lifecycle"), *ended("audit", json.dumps(STATISTICS), 1)))
+    reading = Reading(log)
+
+    assert reading.read()
+    assert not reading.read()
+    audit = reading.audit("", plots=False)
+
+    assert (audit.statistics, audit.failure, audit.ingested, audit.plots) == (STATISTICS, "", True, False)
+
+
+def test_jobs_and_finished_tasks_are_shown(tmp_path: Path) -> None:
+    log, seen = tmp_path / "log", Seen()
+    log.write_text(lines({"job": "ingest"}, {"stage": 3, "done": 1, "tasks": 4}, "    7.0 s  markers: 5 rows") + "{cut")
+
+    Reading(log, seen).read()
+
+    assert seen.texts == ["audit: ingest", "ingest: stage 3, 1 of 4 tasks", "ingest: 7.0 s  markers: 5 rows"]
+
+
+def test_an_audit_whose_job_failed_after_the_ingestion_can_be_repeated_from_the_data(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(lines(*ended("ingest"), {"job": "lifecycle"}))
+    reading = Reading(log)
+    reading.read()
+
+    audit = reading.audit("lifecycle was interrupted", plots=True)
+
+    assert (audit.failure, audit.ingested) == ("lifecycle was interrupted", True)
+
+
+def test_missing_plots_leave_the_audit_as_it_is(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(lines(*ended("ingest"), *ended("audit", json.dumps(STATISTICS)), *ended("stats", code=2)))
+    reading = Reading(log)
+    reading.read()
+
+    audit = reading.audit("stats: error: the disk is full", plots=True)
+
+    assert (audit.failure, audit.plots, audit.plots_failure) == ("", False, "stats: error: the disk is full")
+
+
+def program(folder: Path, text: str) -> Program:
+    return Program("audit", ["-c", text], {}, folder / "log")
+
+
+def test_a_job_that_fails_is_named_with_its_last_message(tmp_path: Path) -> None:
+    text = "import sys; print('{\"job\": \"ingest\"}'); sys.exit('error: no broker')"
+    with program(tmp_path, text) as failing:
+        failure = _wait(failing, Reading(failing.log_file), 60, Event())
+
+    assert failure == "ingest: error: no broker"
+
+
+def test_a_job_that_is_killed_is_named_with_its_exit_code(tmp_path: Path) -> None:
+    with program(tmp_path, "import os; os.kill(os.getpid(), 9)") as failing:
+        failure = _wait(failing, Reading(failing.log_file), 60, Event())
+
+    assert failure == "ingest: its process ended with exit code -9"
+
+
+def test_a_job_without_progress_is_ended(tmp_path: Path) -> None:
+    with program(tmp_path, "import time; time.sleep(600)") as stuck:
+        failure = _wait(stuck, Reading(stuck.log_file), 0.1, Event())
+
+    assert failure == "ingest made no progress for 0.1 s"
+    assert not stuck.running
+
+
+def test_a_job_is_ended_when_another_thread_says_so(tmp_path: Path) -> None:
+    stop = Event()
+    stop.set()
+    with program(tmp_path, "import time; time.sleep(600)") as running:
+        failure = _wait(running, Reading(running.log_file), 60, stop)
+
+    assert failure == "ingest was interrupted"
+    assert not running.running

@@ -1,0 +1,116 @@
+"""The demo's exit codes, and what it keeps, without running anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import demo.__main__ as demo
+from demo.data_directory import OTHER_DATA, data_directory
+from demo.run import Kill
+from proof.history import Event
+from rig.audit import Audit
+from tests.demo.test_result import CONSUMER, WORKER
+from tests.unit.proof.story import clean
+
+
+@dataclass
+class Played:
+    """A run that has been played."""
+
+    events: list[Event] = field(default_factory=clean)
+    kills: tuple[Kill, ...] = (CONSUMER, WORKER)
+    seconds: float = 1.0
+
+
+@dataclass
+class Topics:
+    """The topics of a broker that goes on."""
+
+    markers_partitions: int = 4
+    deleted: bool = False
+
+
+@pytest.fixture
+def topics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Topics:
+    topics = Topics()
+
+    async def ensure_topics(*_: Any) -> Topics:
+        return topics
+
+    async def play(*_: Any) -> Played:
+        return Played()
+
+    async def delete_topics(*_: Any) -> None:
+        topics.deleted = True
+
+    monkeypatch.setattr(sys, "argv", ["demo", "--held", "1"])
+    monkeypatch.setattr(demo, "ensure_topics", ensure_topics)
+    monkeypatch.setattr(demo, "delete_topics", delete_topics)
+    monkeypatch.setattr(demo, "_play", play)
+    monkeypatch.setenv("MARQ_BOOTSTRAP_SERVERS", "kafka:9092")
+    monkeypatch.setenv("MARQ_PIPELINE_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("SPARK", raising=False)
+    return topics
+
+
+@pytest.mark.parametrize(
+    ("ingested", "deleted", "command"), [(False, False, "python -m pipeline ingest"), (True, True, "pipeline audit")]
+)
+def test_without_an_audit_the_exit_code_is_2_and_topics_that_were_not_ingested_stay(
+    topics: Topics,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ingested: bool,
+    deleted: bool,
+    command: str,
+) -> None:
+    failed = Audit(failure="a job was interrupted", ingested=ingested)
+    monkeypatch.setattr(demo, "audit", lambda *_, **__: failed)
+
+    code = demo.main()
+
+    output = capsys.readouterr().out
+    assert code == 2
+    assert json.loads(output.splitlines()[-1])["audit"] == "failed"
+    assert command in output
+    assert topics.deleted is deleted
+
+
+def test_an_audit_that_was_left_out_is_no_failure(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARK", "skip")
+
+    code = demo.main()
+
+    assert code == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["audit"] == "skipped"
+    assert topics.deleted
+
+
+@pytest.mark.parametrize(
+    ("about", "ours"),
+    [('{"prefix": "demo-1"}', True), ('{"prefix": "marq"}', False), ("{", False), ("[]", False), (None, True)],
+)
+def test_only_the_data_of_a_former_demo_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, about: str | None, ours: bool
+) -> None:
+    monkeypatch.setenv("MARQ_PIPELINE_DATA", str(tmp_path))
+    (tmp_path / "handled").mkdir()
+    if about is not None:
+        (tmp_path / "about.json").write_text(about)
+
+    assert data_directory() == (tmp_path if ours else OTHER_DATA)
+
+
+def test_other_files_are_not_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MARQ_PIPELINE_DATA", str(tmp_path))
+    (tmp_path / "letters").mkdir()
+
+    assert data_directory() == OTHER_DATA
