@@ -22,7 +22,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from marq.client.background import failure_of
@@ -153,7 +153,7 @@ class Receiver:
         self._reading = asyncio.create_task(self._run_cycles(), name="marq-receiver")
         self._reading.add_done_callback(self._reading_ended)
 
-    async def stop_reading(self, limit_s: float, handlers: Collection[asyncio.Task[None]] = ()) -> None:
+    async def stop_reading(self, limit_s: float, handlers: asyncio.Task[float] | None = None) -> None:
         """Stop fetching and dispatching; wait for cycles in progress up to ``limit_s``, and while ``handlers`` run."""
         self._stopping = True
         await self._at_most_once.stop()
@@ -168,8 +168,8 @@ class Receiver:
             # A slow broker may write an ACQUIRE after its cycle was given up. Its lease would end and count an attempt
             # that no handler saw. A RELEASE does not help until the ACQUIRE is confirmed: it could be written first.
             _, left = await asyncio.wait(cycles, timeout=limit_s)
-            while left and (running := [each for each in handlers if not each.done()]):
-                await asyncio.wait([*left, *running], return_when=asyncio.FIRST_COMPLETED)
+            while left and handlers is not None and not handlers.done():
+                await asyncio.wait([*left, handlers], return_when=asyncio.FIRST_COMPLETED)
                 left = {each for each in left if not each.done()}
             for task in left:
                 task.cancel()

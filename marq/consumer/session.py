@@ -34,9 +34,9 @@ from marq.wire.errors import BrokerUnavailable, ConfigError
 
 log = logging.getLogger("marq")
 
-#: Limits of the steps of a stop, so that it ends within 10 s even if the broker is gone. Time that is left of the first
-#: step is added to the second one.
-STOP_READING_S, STOP_ACKS_S, STOP_CLIENT_S = 3.0, 2.0, 1.0
+#: How long a stop waits for a broker that does not answer: in all, at least after the handlers have ended, and for each
+#: connection. It ends within 10 s even if the broker is gone.
+STOP_S, STOP_ACKS_S, STOP_CLIENT_S = 5.0, 2.0, 1.0
 #: Pause between two attempts to serve the queues of the current definitions.
 RETRY_S = 1.0
 #: The same while a queue's own topic can't be read. That may last for days.
@@ -162,21 +162,26 @@ class ConsumerSession:
         """Stop receiving, release prefetched messages, wait for handlers, and write their outcomes."""
         self.prefetch.close()
         clock = asyncio.get_running_loop().time
-        until_s = clock() + STOP_READING_S + STOP_ACKS_S
-        handlers = [asyncio.create_task(pool.stop(shutdown_s)) for pool in self.pools]
-        released, *_ = await asyncio.gather(self._stop_reading(handlers, release=release), *handlers)
+        until_s = clock() + STOP_S
+        handlers = asyncio.create_task(self._stop_handlers(shutdown_s))
+        released, ended_s = await asyncio.gather(self._stop_reading(handlers, release=release), handlers)
         queues = ",".join(self.prefetch.buffers)
-        if not await self.receiver.stop(max(until_s - clock(), STOP_ACKS_S)):
+        if not await self.receiver.stop(max(until_s, ended_s + STOP_ACKS_S) - clock()):
             log.warning("stopped before all outcomes were written: queue=%s; their leases will expire", queues)
         elif released:
             log.info("released prefetched messages: queue=%s messages=%d", queues, released)
 
-    async def _stop_reading(self, handlers: Collection[asyncio.Task[None]], *, release: bool) -> int:
+    async def _stop_handlers(self, shutdown_s: float) -> float:
+        """Stop the handler pools, and return when they had ended, in the event loop's time."""
+        await asyncio.gather(*[pool.stop(shutdown_s) for pool in self.pools])
+        return asyncio.get_running_loop().time()
+
+    async def _stop_reading(self, handlers: asyncio.Task[float], *, release: bool) -> int:
         """Stop receiving, and release prefetched messages if asked to; return how many were released."""
         # Not after the handlers have ended: until then no other consumer could have the messages, and a lease that
         # reaches `max_lease` meanwhile would count an attempt that no handler saw.
         released = self.prefetch.release() if release else 0
-        await self.receiver.stop_reading(STOP_READING_S, handlers)
+        await self.receiver.stop_reading(STOP_S, handlers)
         # Again, because cycles in progress have delivered, and their messages would wait for their leases to end.
         return released + (self.prefetch.release() if release else 0)
 

@@ -188,7 +188,7 @@ async def test_a_stop_gives_up_no_cycle_while_handlers_run(make_rig) -> None:
     handled = asyncio.Event()
     handler = asyncio.create_task(handled.wait())
 
-    stopping = asyncio.create_task(rig.receiver.stop_reading(0, [handler]))
+    stopping = asyncio.create_task(rig.receiver.stop_reading(0, handler))
     await spin()
     rig.acquirer.gate.set()
     await stopping
@@ -203,7 +203,7 @@ async def test_a_stop_gives_up_no_cycle_while_handlers_run(make_rig) -> None:
 async def test_a_stop_gives_up_a_cycle_when_its_time_and_the_handlers_have_ended(make_rig) -> None:
     rig = await with_cycles(make_rig, 1)
 
-    await rig.receiver.stop_reading(0, [asyncio.create_task(asyncio.sleep(0))])
+    await rig.receiver.stop_reading(0, asyncio.create_task(asyncio.sleep(0)))
 
     assert rig.reader.committed == {}
 

@@ -271,7 +271,7 @@ async def test_a_stop_without_handlers_has_more_time_for_its_releases(monkeypatc
         async with broker.producer() as producer:
             await producer.send("q", b"prefetched")
             await broker.settle()
-        monkeypatch.setattr("marq.consumer.session.STOP_READING_S", LIMIT_S)
+        monkeypatch.setattr("marq.consumer.session.STOP_S", LIMIT_S)
         monkeypatch.setattr("marq.consumer.session.STOP_ACKS_S", 0)
         monkeypatch.setattr(MemoryWriter, "write", slow)
         stopping = asyncio.create_task(consumer.stop())
