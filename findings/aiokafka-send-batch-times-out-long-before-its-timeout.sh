@@ -6,11 +6,11 @@
 # Expected: all 20 are written, as they are if the same producer gets the same values through send().
 # Seen: a call waits for each earlier batch in turn. After each wait it subtracts the time since the start of the call
 # from the timeout, not the time of that wait: 0.1 + 0.2 + 0.3 ... s. The sum grows with the square of the number of
-# batches. 10 batches are written; the other 10 calls raise KafkaTimeoutError after little more than a second. A burst
+# batches. 11 batches are written; the other 9 calls raise KafkaTimeoutError after little more than a second. A burst
 # of calls on a healthy broker looks like an outage. A message queue that writes with send_batch() needs one writer per
 # partition, and must not call it once per request.
 # Output seen:
-#   send_batch(): 10 written, 10 KafkaTimeoutError, the first after 1.1 s of 6 s
+#   send_batch(): 11 written, 9 KafkaTimeoutError, the first after 1.12 s of 6 s
 #   send():       20 written
 set -euo pipefail
 folder=$(mktemp -d)
