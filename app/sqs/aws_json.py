@@ -55,9 +55,14 @@ def operations() -> frozenset[str]:
     return frozenset(_readers())
 
 
-def wants_query(content_type: str | None) -> bool:
-    """Return whether a request uses the older query protocol, which is answered with :func:`query_refusal`."""
-    return _media_type(content_type) == _FORM_TYPE
+def wants_query(content_type: str | None, url_query: Mapping[str, str]) -> bool:
+    """Return whether a request uses the older query protocol, which is answered with :func:`query_refusal`.
+
+    Args:
+        content_type: the header ``Content-Type``.
+        url_query: the parameters in the URL, where a GET has its call.
+    """
+    return "Action" in url_query or _media_type(content_type) == _FORM_TYPE
 
 
 def read_call(target: str | None, content_type: str | None, body: bytes) -> Call:

@@ -118,12 +118,13 @@ class SqsServer:
         try:
             if request.method == "GET" and request.path == "/healthz":
                 return 200, {"Content-Type": "text/plain"}, b"ok"
-            if request.method != "POST":
+            is_query = wants_query(request.headers.get("Content-Type"), request.query)
+            if request.method != "POST" and not is_query:
                 raise SqsError("UnknownOperationException", "expected POST / with the header X-Amz-Target")
             body = await self._bodies.read(request)
             if request.path in (PATH, SETTLE_PATH):
                 return await self._answer_peer(request, body, releases)
-            if wants_query(request.headers.get("Content-Type")):
+            if is_query:
                 return query_refusal(request_id)
             if (encoding := request.headers.get("Content-Encoding", "identity").lower()) != "identity":
                 raise SqsError("SerializationException", f"the body is compressed ({encoding[:80]}); send it as it is")
