@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import boto3
 import pytest
@@ -182,7 +183,7 @@ async def test_a_message_is_sent_received_and_deleted(worker: Worker, sqs: Sqs) 
 
     [message] = await sqs.receive("one")
 
-    assert message["MessageId"] == sent["MessageId"]
+    assert message["MessageId"] == sent["MessageId"] == str(UUID(sent["MessageId"]))
     assert message["Body"] == "bödy"
     assert message["MD5OfBody"] == sent["MD5OfMessageBody"] == hashlib.md5("bödy".encode()).hexdigest()
     assert message["MD5OfMessageAttributes"] == sent["MD5OfMessageAttributes"]
@@ -207,7 +208,7 @@ async def test_the_visibility_timeout_ends_is_changed_and_ended(sqs: Sqs) -> Non
 
     received = [first, second, third, fourth]
     assert [each["Attributes"]["ApproximateReceiveCount"] for each in received] == ["1", "2", "3", "4"]
-    assert len({each["MessageId"] for each in received}) == 1
+    assert {each["MessageId"] for each in received} == {str(UUID(first["MessageId"]))}
     assert first_received_ms(second) == first_received_ms(third) == first_received_ms(fourth)
     # The endpoint acquires a message before it answers.
     assert sent_ms(first) + 1_000 <= first_received_ms(second) <= first_received_ms(first)

@@ -250,7 +250,7 @@ def read_and_checked(body: bytes, operation: str) -> str | SqsError:
 
 def test_an_answer_is_what_boto3_returns(client: Any, caught: Caught) -> None:
     message = {
-        "MessageId": "0-17",
+        "MessageId": "00000000-d25d-88e7-8000-000000000011",
         "ReceiptHandle": "h",
         "MD5OfBody": "0" * 32,
         "Body": TEXT,
