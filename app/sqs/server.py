@@ -17,7 +17,16 @@ from aiohttp.web import BaseRequest, Response, Server, ServerRunner, TCPSite
 from marq.wire.errors import ConfigError
 from marq_worker.app.sqs.access_keys import Key
 from marq_worker.app.sqs.authentication import Authentication
-from marq_worker.app.sqs.aws_json import CONTENT_TYPE, answer, query_refusal, read_call, refusal, wants_query
+from marq_worker.app.sqs.aws_json import (
+    CONTENT_TYPE,
+    TRACE,
+    add_trace,
+    answer,
+    query_refusal,
+    read_call,
+    refusal,
+    wants_query,
+)
 from marq_worker.app.sqs.bodies import Bodies
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.fifo import Outcome, Outcomes
@@ -130,6 +139,7 @@ class SqsServer:
                 raise SqsError("SerializationException", f"the body is compressed ({encoding[:80]}); send it as it is")
             key = self._authentication.identify(request, body)
             call = read_call(request.headers.get("X-Amz-Target"), request.headers.get("Content-Type"), body)
+            add_trace(call, request.headers.get(TRACE))
             answering = self._metrics.measured(
                 call.operation, self._operations.answer(call, key, self._base_url(request))
             )

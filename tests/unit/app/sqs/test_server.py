@@ -179,6 +179,15 @@ async def test_a_get_without_a_call_is_refused_in_json(endpoint: Endpoint) -> No
     assert b"com.amazonaws.sqs#UnknownOperationException" in answer
 
 
+async def test_the_messages_of_a_call_get_the_trace_in_its_header(endpoint: Endpoint) -> None:
+    target, trace = "AmazonSQS.SendMessage", "Root=1-5759e988-bd862e3fe1be46a994272793"
+    body = b'{"QueueUrl":"emails","MessageBody":"x"}'
+
+    answer = await endpoint.exchange(endpoint.request(body, X_Amz_Target=target, X_Amzn_Trace_Id=trace), until=b"}")
+
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["X-Amzn-Trace-Id"] == trace
+
+
 async def test_pipelined_requests_are_answered_in_their_order(endpoint: Endpoint) -> None:
     requests = [endpoint.request(json.dumps({"MaxResults": number}).encode()) for number in range(20)]
 
