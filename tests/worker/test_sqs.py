@@ -247,6 +247,21 @@ async def test_entries_of_a_batch_fail_one_by_one(sqs: Sqs) -> None:
     assert deleted["Failed"][0]["Code"] == "ReceiptHandleIsInvalid"
 
 
+async def test_a_batch_may_be_larger_than_the_largest_message(sqs: Sqs) -> None:
+    await sqs("create_queue", QueueName="large")
+    bodies = [name * 262_144 for name in "abcd"]
+    attributes = await sqs("get_queue_attributes", "large", AttributeNames=["MaximumMessageSize"])
+
+    entries = [{"Id": body[0], "MessageBody": body} for body in bodies]
+    sent = await sqs("send_message_batch", "large", Entries=entries)
+    received = await sqs.receive("large", 4)
+
+    assert int(attributes["Attributes"]["MaximumMessageSize"]) < sum(map(len, bodies))
+    assert [each["Id"] for each in sent["Successful"]] == [*"abcd"]
+    assert sorted(each["Body"] for each in received) == bodies
+    await sqs.delete("large", *received)
+
+
 async def test_delays_of_queue_and_message(sqs: Sqs) -> None:
     await sqs("create_queue", QueueName="delayed", Attributes={"DelaySeconds": "900"})
     for body, delay in (("queue's", None), ("none", 0), ("own", 1)):
