@@ -7,8 +7,8 @@ encryption at rest is accepted and reported, and changes nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marq.settings.queue import QueueSettings
@@ -48,9 +48,11 @@ class QueueAttributes:
     retention_s: int | None = 345_600
     wait_s: int = 0
     maximum_message_bytes: int = 1_048_576
-    #: Name of the queue in the redrive policy's ARN; both or neither are None.
+    #: Name of the queue in the redrive policy's ARN; all three or none are None.
     dead_letter_queue: str | None = None
     max_receive_count: int | None = None
+    #: As the client sent it, because some wait until they read what they set; the name alone tells queues apart.
+    dead_letter_arn: str | None = field(default=None, compare=False)
     #: JSON as the client sent it.
     redrive_allow_policy: str | None = None
     sqs_managed_sse: bool = True
@@ -62,13 +64,13 @@ class QueueAttributes:
         """Return whether a message that has been available for this long must not be delivered."""
         return self.retention_s is not None and age_s > self.retention_s
 
-    def to_attributes(self, arn: Callable[[str], str]) -> dict[str, str]:
-        """Return the attributes as GetQueueAttributes does; ``arn`` makes the ARN of a queue from its name."""
+    def to_attributes(self) -> dict[str, str]:
+        """Return the attributes as GetQueueAttributes does."""
         values = {name: getattr(self, field) for name, (field, _, _) in _INTEGERS.items()}
         attributes = {name: str(value) for name, value in values.items() if value is not None}
         attributes["SqsManagedSseEnabled"] = str(self.sqs_managed_sse).lower()
         if self.dead_letter_queue is not None:
-            policy = {"deadLetterTargetArn": arn(self.dead_letter_queue), "maxReceiveCount": self.max_receive_count}
+            policy = {"deadLetterTargetArn": self.dead_letter_arn, "maxReceiveCount": self.max_receive_count}
             attributes["RedrivePolicy"] = json.dumps(policy, separators=(",", ":"))
         if self.redrive_allow_policy is not None:
             attributes["RedriveAllowPolicy"] = self.redrive_allow_policy
@@ -121,20 +123,28 @@ def read_attributes(
     return result
 
 
-def differing_attribute(attributes: Mapping[str, str], existing: QueueAttributes) -> str | None:
+def differing_attribute(
+    attributes: Mapping[str, str], existing: QueueAttributes, maximum_bytes: int = 1_048_576
+) -> str | None:
     """Return the first attribute of a CreateQueue whose value differs from the existing queue's, or None.
 
     Attributes that the call does not name are not compared. Neither is a retention period if the queue has none.
-    Raises SqsError as :func:`read_attributes`.
+    Sizes above ``maximum_bytes``, the largest message that Kafka accepts, are equal. Raises SqsError as
+    :func:`read_attributes`.
     """
+    existing = _limited(existing, maximum_bytes)
     for name, value in attributes.items():
-        named = read_attributes({name: value}, fifo=existing.fifo, current=existing)
+        named = _limited(read_attributes({name: value}, fifo=existing.fifo, current=existing), maximum_bytes)
         if existing.retention_s is None:
             # CreateQueue does not change existing queues, and a call that names SQS's default must not fail.
             named = replace(named, retention_s=None)
         if named != existing:
             return name
     return None
+
+
+def _limited(attributes: QueueAttributes, maximum_bytes: int) -> QueueAttributes:
+    return replace(attributes, maximum_message_bytes=min(attributes.maximum_message_bytes, maximum_bytes))
 
 
 def queue_options(attributes: QueueAttributes, named: Mapping[str, str]) -> dict[str, Any]:
@@ -149,13 +159,12 @@ def queue_options(attributes: QueueAttributes, named: Mapping[str, str]) -> dict
     return options
 
 
-def with_settings(attributes: QueueAttributes, settings: QueueSettings, maximum_bytes: int) -> QueueAttributes:
-    """Return attributes with those that are settings of Marq, and with the size that Kafka accepts."""
+def with_settings(attributes: QueueAttributes, settings: QueueSettings) -> QueueAttributes:
+    """Return attributes with those that are settings of Marq."""
     return replace(
         attributes,
         visibility_timeout_s=settings.lease_ms // 1000,
         delay_s=attributes.delay_s if attributes.fifo else settings.delay_ms // 1000,
-        maximum_message_bytes=min(attributes.maximum_message_bytes, maximum_bytes),
     )
 
 
@@ -230,7 +239,7 @@ def _flag(name: str, value: str) -> bool:
 
 def _redrive_policy(value: str) -> dict[str, Any]:
     if not value:
-        return {"dead_letter_queue": None, "max_receive_count": None}
+        return {"dead_letter_queue": None, "max_receive_count": None, "dead_letter_arn": None}
     policy = _document("RedrivePolicy", value)
     arn, count = policy.get("deadLetterTargetArn"), policy.get("maxReceiveCount")
     if not isinstance(arn, str) or set(policy) != {"deadLetterTargetArn", "maxReceiveCount"}:
@@ -239,7 +248,7 @@ def _redrive_policy(value: str) -> dict[str, Any]:
     text = count if isinstance(count, str) else str(count)
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= _MAX_RECEIVES):
         raise _wrong_policy("RedrivePolicy", f"maxReceiveCount from 1 to {_MAX_RECEIVES}")
-    return {"dead_letter_queue": queue_of_arn(arn), "max_receive_count": int(text)}
+    return {"dead_letter_queue": queue_of_arn(arn), "max_receive_count": int(text), "dead_letter_arn": arn}
 
 
 def _redrive_allow_policy(value: str) -> str:

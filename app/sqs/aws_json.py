@@ -15,12 +15,26 @@ from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 from marq.wire.errors import ConfigError
+from marq_worker.app.sqs.characters import is_text
 from marq_worker.app.sqs.errors import SqsError
 
 #: SqsError is re-exported, because every caller of this module handles it.
-__all__ = ["CONTENT_TYPE", "Call", "SqsError", "answer", "operations", "query_refusal", "read_call", "refusal"]
+__all__ = [
+    "CONTENT_TYPE",
+    "TRACE",
+    "Call",
+    "SqsError",
+    "add_trace",
+    "answer",
+    "operations",
+    "query_refusal",
+    "read_call",
+    "refusal",
+]
 
 CONTENT_TYPE = "application/x-amz-json-1.0"
+#: The header with X-Ray's trace of a call. The messages of the call have it as a parameter of the same name.
+TRACE = "X-Amzn-Trace-Id"
 _JSON_TYPES = frozenset({CONTENT_TYPE, "application/x-amz-json-1.1", "application/json"})
 _FORM_TYPE = "application/x-www-form-urlencoded"
 _TARGET = "AmazonSQS."
@@ -55,9 +69,14 @@ def operations() -> frozenset[str]:
     return frozenset(_readers())
 
 
-def wants_query(content_type: str | None) -> bool:
-    """Return whether a request uses the older query protocol, which is answered with :func:`query_refusal`."""
-    return _media_type(content_type) == _FORM_TYPE
+def wants_query(content_type: str | None, url_query: Mapping[str, str]) -> bool:
+    """Return whether a request uses the older query protocol, which is answered with :func:`query_refusal`.
+
+    Args:
+        content_type: the header ``Content-Type``.
+        url_query: the parameters in the URL, where a GET has its call.
+    """
+    return "Action" in url_query or _media_type(content_type) == _FORM_TYPE
 
 
 def read_call(target: str | None, content_type: str | None, body: bytes) -> Call:
@@ -85,6 +104,14 @@ def read_call(target: str | None, content_type: str | None, body: bytes) -> Call
     except _WrongValue as wrong:
         name = ".".join(reversed(wrong.path)) or "the body"
         raise SqsError("SerializationException", f"{name}: expected {wrong.expected}") from None
+
+
+def add_trace(call: Call, trace: str | None) -> None:
+    """Add the header :data:`TRACE` to the messages that a call sends; each may still have its own AWSTraceHeader."""
+    # Proxies also write this header, so one that no message can have must not fail the call.
+    if trace and call.operation in ("SendMessage", "SendMessageBatch") and is_text(trace):
+        for message in call.parameters.get("Entries", [call.parameters]):
+            message[TRACE] = trace
 
 
 def answer(output: Mapping[str, Any]) -> bytes:

@@ -55,7 +55,7 @@ def check(call: Call, maximum_bytes: int = MAX_MESSAGE_BYTES) -> dict[str, SqsEr
     """Check a call against the limits that do not depend on the queue's settings.
 
     Args:
-        maximum_bytes: the size of the largest message, and of the largest batch, that is accepted (default 1 MiB).
+        maximum_bytes: the size of the largest message that is accepted (default 1 MiB).
 
     Returns:
         The errors of a batch's entries by their ids; empty for any other call.
@@ -91,9 +91,12 @@ def _check_batch(operation: str, parameters: Parameters, maximum_bytes: int) -> 
         if ids.count(entry_id) > 1:
             raise SqsError("BatchEntryIdsNotDistinct", f"Id {entry_id!r} occurs twice in the batch")
     if operation == "SendMessageBatch":
+        # Kafka's limit does not apply to the batch, because each entry becomes a record.
         size = sum(map(message_bytes, entries))
-        if size > maximum_bytes:
-            raise SqsError("BatchRequestTooLong", f"the batch has {size} bytes; at most {maximum_bytes} are allowed")
+        if size > MAX_MESSAGE_BYTES:
+            raise SqsError(
+                "BatchRequestTooLong", f"the batch has {size} bytes; at most {MAX_MESSAGE_BYTES} are allowed"
+            )
     check_entry = _ENTRIES[operation]
     errors = {}
     for entry in entries:

@@ -15,6 +15,7 @@ from marq.producer.shared import SharedProducer
 from marq.queues.queues import Queues
 from marq.wire.record_headers import sequence_text
 from marq_worker.app.sqs.attributes import QueueAttributes
+from marq_worker.app.sqs.aws_json import TRACE
 from marq_worker.app.sqs.characters import is_fifo
 from marq_worker.app.sqs.entries import Outcome, each_of, outcome_of
 from marq_worker.app.sqs.errors import SqsError
@@ -111,8 +112,9 @@ class MessageOperations:
         headers = to_headers(message_attributes) if message_attributes else []
         if (group := parameters.get("MessageGroupId")) is not None:
             headers.append((GROUP_HEADER, group.encode()))
-        if (trace := system.get("AWSTraceHeader")) is not None:
-            headers.append((TRACE_HEADER, trace["StringValue"].encode()))
+        trace = system["AWSTraceHeader"]["StringValue"] if system else parameters.get(TRACE)
+        if trace is not None:
+            headers.append((TRACE_HEADER, trace.encode()))
         delay: float | None = parameters.get("DelaySeconds")
         if delay == 0:
             # Only a delay above 0 replaces the queue's.

@@ -75,7 +75,7 @@ class QueueOperations:
         found = self._directory.get(queue)
         names = set(parameters.get("AttributeNames", ()))
         everything = asks_for_all(names)
-        attributes = found.attributes.to_attributes(arn_of) | {
+        attributes = found.attributes.to_attributes() | {
             "QueueArn": arn_of(queue),
             "CreatedTimestamp": str(found.created_s),
             "LastModifiedTimestamp": str(found.modified_s),

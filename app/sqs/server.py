@@ -17,7 +17,16 @@ from aiohttp.web import BaseRequest, Response, Server, ServerRunner, TCPSite
 from marq.wire.errors import ConfigError
 from marq_worker.app.sqs.access_keys import Key
 from marq_worker.app.sqs.authentication import Authentication
-from marq_worker.app.sqs.aws_json import CONTENT_TYPE, answer, query_refusal, read_call, refusal, wants_query
+from marq_worker.app.sqs.aws_json import (
+    CONTENT_TYPE,
+    TRACE,
+    add_trace,
+    answer,
+    query_refusal,
+    read_call,
+    refusal,
+    wants_query,
+)
 from marq_worker.app.sqs.bodies import Bodies
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.fifo import Outcome, Outcomes
@@ -118,17 +127,19 @@ class SqsServer:
         try:
             if request.method == "GET" and request.path == "/healthz":
                 return 200, {"Content-Type": "text/plain"}, b"ok"
-            if request.method != "POST":
+            is_query = wants_query(request.headers.get("Content-Type"), request.query)
+            if request.method != "POST" and not is_query:
                 raise SqsError("UnknownOperationException", "expected POST / with the header X-Amz-Target")
             body = await self._bodies.read(request)
             if request.path in (PATH, SETTLE_PATH):
                 return await self._answer_peer(request, body, releases)
-            if wants_query(request.headers.get("Content-Type")):
+            if is_query:
                 return query_refusal(request_id)
             if (encoding := request.headers.get("Content-Encoding", "identity").lower()) != "identity":
                 raise SqsError("SerializationException", f"the body is compressed ({encoding[:80]}); send it as it is")
             key = self._authentication.identify(request, body)
             call = read_call(request.headers.get("X-Amz-Target"), request.headers.get("Content-Type"), body)
+            add_trace(call, request.headers.get(TRACE))
             answering = self._metrics.measured(
                 call.operation, self._operations.answer(call, key, self._base_url(request))
             )

@@ -16,7 +16,7 @@ from marq.admin.purge import purge
 from marq.admin.purge_extent import Extent, extent_now
 from marq.consumer.lease_questions import LeaseQuestions
 from marq.consumer.polled_consumer import TokenSettler
-from marq.kafka.topics import ensure_topics
+from marq.kafka.topics import ensure_topics, topic_id
 from marq.producer.shared import SharedProducer
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
@@ -124,7 +124,7 @@ class SqsEndpoint(Service):
                 limits=limits,
                 visibility=VisibilityChanges(self._settler, self._questions),
                 handles=Handles(secret),
-                ids=MessageIds(names.messages),
+                ids=MessageIds(names.messages, await topic_id(client, names.messages)),
             ),
             MoveOperations(self._queues, directory, tasks, runner, count),
             directory,

@@ -37,7 +37,6 @@ from marq_worker.app.sqs.attributes import (
 from marq_worker.app.sqs.call_limits import check_tag_count
 from marq_worker.app.sqs.characters import is_fifo, is_queue_name
 from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.message_limits import MAX_MESSAGE_BYTES
 from marq_worker.app.sqs.tasks import is_being_deleted, is_recent
 
 #: How long the name of a deleted queue can't be used again.
@@ -124,9 +123,6 @@ class Directory:
             SqsError: the name or an attribute is invalid, or the queue has other attributes.
             MarqError: it is unknown whether the queue was created.
         """
-        size = attributes.get("MaximumMessageSize", "")
-        if len(size) <= 7 and size.isdecimal() and self._maximum_bytes < int(size) <= MAX_MESSAGE_BYTES:
-            attributes = {**attributes, "MaximumMessageSize": str(self._maximum_bytes)}
         await self._look_for_target(attributes)
         # Each call sees the queue that an earlier one creates.
         async with self._creating:
@@ -162,7 +158,7 @@ class Directory:
 
     def _check_same(self, name: str, attributes: Mapping[str, str]) -> None:
         """Raise SqsError unless a queue has these attributes."""
-        if (other := differing_attribute(attributes, self.get(name).attributes)) is not None:
+        if (other := differing_attribute(attributes, self.get(name).attributes, self._maximum_bytes)) is not None:
             raise SqsError("QueueNameExists", f"the queue {name!r} exists with another {other}")
 
     async def set_attributes(self, name: str, attributes: Mapping[str, str]) -> None:
@@ -231,7 +227,7 @@ class Directory:
             # The queue's owner relies on Kafka's retention, so a client's poll must not delete messages earlier.
             defaults = replace(defaults, retention_s=None)
         kept = read_attributes(document.get("attributes", {}), fifo=is_fifo(name), current=defaults)
-        attributes = with_settings(kept, settings, self._maximum_bytes)
+        attributes = with_settings(kept, settings)
         created_s = document.get("created", 0)
         return SqsQueue(
             name,

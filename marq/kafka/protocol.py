@@ -4,6 +4,7 @@
   transaction: the group refuses the commit of a member that it has expelled, and a member that reads the offsets waits
   for the transactions of the former owners of its partitions.
 * Allowed operations on topics and groups (KIP-430), and the instance ids of a group's members (KIP-345).
+* Ids of topics (KIP-516), which distinguish a topic from a deleted one of the same name.
 """
 
 from __future__ import annotations
@@ -132,6 +133,52 @@ _METADATA = _layout(
         ("cluster_authorized_operations", Int32),
     ),
 )
+#: aiokafka has no type for UUIDs.
+_TOPIC_ID = (("id_high", Int64), ("id_low", Int64))
+_TOPIC_IDS = _layout(
+    3,
+    10,
+    (
+        ("topics", CompactArray(*_TOPIC_ID, ("name", _TEXT), _TAGS)),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_cluster_authorized_operations", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+        _TAGS,
+    ),
+    (
+        _THROTTLE,
+        ("brokers", CompactArray(("node_id", Int32), ("host", _TEXT), ("port", Int32), ("rack", _TEXT), _TAGS)),
+        ("cluster_id", _TEXT),
+        ("controller_id", Int32),
+        (
+            "topics",
+            CompactArray(
+                _ERROR,
+                ("name", _TEXT),
+                *_TOPIC_ID,
+                ("is_internal", Boolean),
+                (
+                    "partitions",
+                    CompactArray(
+                        _ERROR,
+                        _PARTITION,
+                        ("leader", Int32),
+                        ("leader_epoch", Int32),
+                        ("replicas", CompactArray(Int32)),
+                        ("isr", CompactArray(Int32)),
+                        ("offline_replicas", CompactArray(Int32)),
+                        _TAGS,
+                    ),
+                ),
+                ("authorized_operations", Int32),
+                _TAGS,
+            ),
+        ),
+        ("cluster_authorized_operations", Int32),
+        _TAGS,
+    ),
+    flexible=True,
+)
 _MEMBER = (
     ("member_id", _STRING),
     ("group_instance_id", _STRING),
@@ -195,6 +242,11 @@ def stable_offsets(group: str, partitions: Iterable[TopicPartition]) -> HandMade
 def allowed_on_topics(topics: list[str]) -> HandMade:
     """Return the request for the allowed operations on topics, which Kafka 2.3 and newer answer; it creates none."""
     return HandMade([_METADATA], topics, False, False, True)
+
+
+def id_of_topic(topic: str) -> HandMade:
+    """Return the request for the id of a topic, which Kafka 2.8 and newer answer; it does not create the topic."""
+    return HandMade([_TOPIC_IDS], [(0, 0, topic, _NO_TAGS)], False, False, False, _NO_TAGS)
 
 
 async def describe_groups(

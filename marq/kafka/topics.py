@@ -29,6 +29,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.kafka.connection import admin_client, unavailable
+from marq.kafka.protocol import id_of_topic
 from marq.kafka.role_permissions import Kind, Permission, missing_permissions, principal, refused, tools
 from marq.settings.client import ClientSettings
 from marq.settings.topic_configs import (
@@ -108,6 +109,22 @@ async def topic_exists(settings: ClientSettings, topic: str) -> bool:
     """
     async with _admin(settings) as admin:
         return topic in await _Topics(admin, settings).describe([topic])
+
+
+async def topic_id(settings: ClientSettings, topic: str) -> str:
+    """Return the id of a topic, which differs from that of any other topic, also of a deleted one of the same name.
+
+    It is empty if the topic does not exist, or if the brokers have no such ids (before Kafka 2.8).
+
+    Raises BrokerUnavailable like :func:`ensure_topics`.
+    """
+    async with _admin(settings) as admin:
+        try:
+            answer = await admin._send_request(id_of_topic(topic))
+        except NotImplementedError:
+            return ""
+    [(_, _, high, low, *_)] = answer.topics
+    return f"{high % 2**64:016x}{low % 2**64:016x}" if high or low else ""
 
 
 async def offset_snapshot_topic(settings: ClientSettings, *, make: bool) -> bool:

@@ -9,7 +9,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 import marq
-from marq.kafka.topics import ensure_topics
+from marq.kafka.topics import ensure_topics, topic_id
 from marq.settings.client import ClientSettings
 from marq.wire.names import ENVELOPE_ROOM_BYTES
 
@@ -52,6 +52,28 @@ async def test_several_clients_that_start_at_once_make_the_topics_once(servers, 
     found = await asyncio.gather(*[ensure_topics(settings(servers, prefix)) for _ in range(5)])
 
     assert len(set(found)) == 1
+
+
+async def test_each_topic_has_its_own_id(servers, prefix, names) -> None:
+    client = settings(servers, prefix)
+    await ensure_topics(client)
+
+    messages, again, markers, missing = [
+        await topic_id(client, topic) for topic in (names.messages, names.messages, names.markers, f"{prefix}.none")
+    ]
+
+    assert messages == again != markers
+    assert len(messages) == len(markers) == 32
+    assert not missing
+
+
+async def test_the_id_of_a_topic_is_empty_if_brokers_have_none(servers, prefix, names, monkeypatch) -> None:
+    client = settings(servers, prefix)
+    await ensure_topics(client)
+    # Brokers before Kafka 2.8 support no version of the request that has ids.
+    monkeypatch.setattr("marq.kafka.protocol._TOPIC_IDS.API_VERSION", 99)
+
+    assert not await topic_id(client, names.messages)
 
 
 async def test_topics_that_are_there_keep_their_partitions(servers, prefix) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import boto3
 import pytest
@@ -182,7 +183,7 @@ async def test_a_message_is_sent_received_and_deleted(worker: Worker, sqs: Sqs) 
 
     [message] = await sqs.receive("one")
 
-    assert message["MessageId"] == sent["MessageId"]
+    assert message["MessageId"] == sent["MessageId"] == str(UUID(sent["MessageId"]))
     assert message["Body"] == "bödy"
     assert message["MD5OfBody"] == sent["MD5OfMessageBody"] == hashlib.md5("bödy".encode()).hexdigest()
     assert message["MD5OfMessageAttributes"] == sent["MD5OfMessageAttributes"]
@@ -207,7 +208,7 @@ async def test_the_visibility_timeout_ends_is_changed_and_ended(sqs: Sqs) -> Non
 
     received = [first, second, third, fourth]
     assert [each["Attributes"]["ApproximateReceiveCount"] for each in received] == ["1", "2", "3", "4"]
-    assert len({each["MessageId"] for each in received}) == 1
+    assert {each["MessageId"] for each in received} == {str(UUID(first["MessageId"]))}
     assert first_received_ms(second) == first_received_ms(third) == first_received_ms(fourth)
     # The endpoint acquires a message before it answers.
     assert sent_ms(first) + 1_000 <= first_received_ms(second) <= first_received_ms(first)
@@ -244,6 +245,21 @@ async def test_entries_of_a_batch_fail_one_by_one(sqs: Sqs) -> None:
         assert [each["Id"] for each in answer["Successful"]] == ["good"]
         assert [each["Id"] for each in answer["Failed"]] == ["bad"]
     assert deleted["Failed"][0]["Code"] == "ReceiptHandleIsInvalid"
+
+
+async def test_a_batch_may_be_larger_than_the_largest_message(sqs: Sqs) -> None:
+    await sqs("create_queue", QueueName="large")
+    bodies = [name * 262_144 for name in "abcd"]
+    attributes = await sqs("get_queue_attributes", "large", AttributeNames=["MaximumMessageSize"])
+
+    entries = [{"Id": body[0], "MessageBody": body} for body in bodies]
+    sent = await sqs("send_message_batch", "large", Entries=entries)
+    received = await sqs.receive("large", 4)
+
+    assert int(attributes["Attributes"]["MaximumMessageSize"]) < sum(map(len, bodies))
+    assert [each["Id"] for each in sent["Successful"]] == [*"abcd"]
+    assert sorted(each["Body"] for each in received) == bodies
+    await sqs.delete("large", *received)
 
 
 async def test_delays_of_queue_and_message(sqs: Sqs) -> None:

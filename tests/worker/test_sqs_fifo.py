@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 import pytest_asyncio
@@ -121,7 +122,7 @@ async def test_duplicates_are_dropped_within_a_group(worker: Worker) -> None:
     assert [each["Body"] for each in received if each not in of_group] == ["x"]
     numbers = [each["Attributes"]["SequenceNumber"] for each in of_group]
     assert numbers == [sent[index]["SequenceNumber"] for index in (0, 2, 3)] == sorted(numbers)
-    assert [each["MessageId"] for each in of_group] == [sent[index]["MessageId"] for index in (0, 2, 3)]
+    assert [each["MessageId"] for each in of_group] == [str(UUID(sent[index]["MessageId"])) for index in (0, 2, 3)]
     ids = [each["Attributes"]["MessageDeduplicationId"] for each in of_group]
     assert ids == [hashlib.sha256(b"x").hexdigest(), hashlib.sha256(b"y").hexdigest(), "1"]
     counted = await eventually(lambda: worker.queue("once.fifo"), lambda found: found.get("deduplicated") == 2)

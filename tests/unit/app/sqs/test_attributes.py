@@ -22,10 +22,6 @@ DEAD = "arn:aws:sqs:us-east-1:000000000000:dead"
 SOURCE = "arn:aws:sqs:us-east-1:000000000000:orders"
 
 
-def arn(queue: str) -> str:
-    return f"arn:aws:sqs:us-east-1:000000000000:{queue}"
-
-
 def policy(**members: Any) -> str:
     return json.dumps(members)
 
@@ -37,7 +33,7 @@ def refused(attributes: dict[str, str], *, fifo: bool = False) -> SqsError:
 
 
 def test_a_new_queue_has_the_defaults_of_sqs() -> None:
-    assert read_attributes({}, fifo=False).to_attributes(arn) == {
+    assert read_attributes({}, fifo=False).to_attributes() == {
         "VisibilityTimeout": "30",
         "DelaySeconds": "0",
         "MessageRetentionPeriod": "345600",
@@ -94,7 +90,8 @@ QUEUES = st.builds(
     sqs_managed_sse=st.booleans(),
 ) | st.builds(
     QueueAttributes,
-    dead_letter_queue=st.sampled_from(["dead", "dead.fifo"]),
+    dead_letter_queue=st.just("dead.fifo"),
+    dead_letter_arn=st.sampled_from(["arn:aws:sqs:us-east-1:000000000000:dead.fifo", "arn:aws:sqs:r:0:dead.fifo"]),
     max_receive_count=st.integers(1, 1_000),
     fifo=st.just(True),
     content_based_deduplication=st.booleans(),
@@ -104,17 +101,28 @@ QUEUES = st.builds(
 
 @given(QUEUES)
 def test_attributes_are_written_as_they_are_read(queue: QueueAttributes) -> None:
-    attributes = queue.to_attributes(arn)
+    attributes = queue.to_attributes()
 
-    assert read_attributes(attributes, fifo=queue.fifo) == queue
+    read = read_attributes(attributes, fifo=queue.fifo)
+    assert (read, read.dead_letter_arn) == (queue, queue.dead_letter_arn)
     assert set(attributes) <= NAMES
     assert differing_attribute(attributes, queue) is None
 
 
-def test_the_written_redrive_policy_has_arn_and_count() -> None:
-    written = QueueAttributes(dead_letter_queue="dead", max_receive_count=3).to_attributes(arn)["RedrivePolicy"]
+@pytest.mark.parametrize("arn", [DEAD, "arn:aws:sqs:eu-west-1:123456789012:dead"])
+def test_the_written_redrive_policy_has_the_arn_that_the_client_sent_and_the_count(arn: str) -> None:
+    attributes = {"RedrivePolicy": policy(maxReceiveCount="3", deadLetterTargetArn=arn)}
 
-    assert json.loads(written) == {"deadLetterTargetArn": DEAD, "maxReceiveCount": 3}
+    written = read_attributes(attributes, fifo=False).to_attributes()["RedrivePolicy"]
+
+    assert json.loads(written) == {"deadLetterTargetArn": arn, "maxReceiveCount": 3}
+
+
+def test_the_region_and_account_of_an_arn_do_not_make_another_redrive_policy() -> None:
+    existing = QueueAttributes(dead_letter_queue="dead", dead_letter_arn=DEAD, max_receive_count=3)
+    named = policy(maxReceiveCount=3, deadLetterTargetArn="arn:aws:sqs:eu-west-1:123456789012:dead")
+
+    assert differing_attribute({"RedrivePolicy": named}, existing) is None
 
 
 def test_setting_attributes_keeps_the_others() -> None:
@@ -175,7 +183,7 @@ def test_values_of_fifo_queues_are_checked(attributes: dict[str, str], text: str
 
 
 def test_deduplication_ids_of_a_fifo_queue_are_those_of_a_group() -> None:
-    assert read_attributes({}, fifo=True).to_attributes(arn)["DeduplicationScope"] == "messageGroup"
+    assert read_attributes({}, fifo=True).to_attributes()["DeduplicationScope"] == "messageGroup"
     error = refused({"DeduplicationScope": "queue"}, fifo=True)
     assert error.shape == "UnsupportedOperation"
     assert "leave the attribute out" in error.message

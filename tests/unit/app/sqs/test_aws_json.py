@@ -250,7 +250,7 @@ def read_and_checked(body: bytes, operation: str) -> str | SqsError:
 
 def test_an_answer_is_what_boto3_returns(client: Any, caught: Caught) -> None:
     message = {
-        "MessageId": "0-17",
+        "MessageId": "00000000-d25d-88e7-8000-000000000011",
         "ReceiptHandle": "h",
         "MD5OfBody": "0" * 32,
         "Body": TEXT,
@@ -347,16 +347,19 @@ def test_clients_of_the_query_protocol_read_their_refusal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content_type", "wants"),
+    ("content_type", "url_query", "wants"),
     [
-        ("application/x-www-form-urlencoded; charset=utf-8", True),
-        ("Application/X-WWW-Form-Urlencoded", True),
-        (CONTENT_TYPE, False),
-        (None, False),
+        ("application/x-www-form-urlencoded; charset=utf-8", {}, True),
+        ("Application/X-WWW-Form-Urlencoded", {}, True),
+        (None, {"Action": "ListQueues"}, True),
+        (CONTENT_TYPE, {"other": "x"}, False),
+        (None, {}, False),
     ],
 )
-def test_the_query_protocol_is_known_by_its_content_type(content_type: str | None, wants: bool) -> None:
-    assert aws_json.wants_query(content_type) is wants
+def test_the_query_protocol_is_known_by_its_content_type_or_by_the_action_in_the_url(
+    content_type: str | None, url_query: dict[str, str], wants: bool
+) -> None:
+    assert aws_json.wants_query(content_type, url_query) is wants
 
 
 # --- the model --------------------------------------------------------------------------------------------------------

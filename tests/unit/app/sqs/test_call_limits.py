@@ -280,9 +280,15 @@ def test_the_size_of_a_message_counts_bytes_of_body_names_types_and_values() -> 
     assert message_bytes(message) == 7 + (2 + 10 + 2) + (1 + 6 + 3)
 
 
-def test_the_endpoint_may_have_a_lower_limit_for_messages_and_batches() -> None:
+def test_the_endpoint_may_have_a_lower_limit_for_messages() -> None:
     assert check(sent(MessageBody="x" * 100), maximum_bytes=100) == {}
     assert refused(sent(MessageBody="x" * 101), maximum_bytes=100).shape == INVALID
-    assert check(batch(entry("a", MessageBody="x" * 50), entry("b", MessageBody="x" * 50)), maximum_bytes=100) == {}
-    over = batch(entry("a", MessageBody="x" * 50), entry("b", MessageBody="x" * 51))
-    assert refused(over, maximum_bytes=100).shape == "BatchRequestTooLong"
+    errors = check(batch(entry("a", MessageBody="x" * 100), entry("b", MessageBody="x" * 101)), maximum_bytes=100)
+    assert {name: error.shape for name, error in errors.items()} == {"b": INVALID}
+
+
+def test_a_batch_may_have_one_mebibyte_whatever_the_limit_of_a_message() -> None:
+    quarter, most = "x" * 262_144, 262_144
+    full = [entry(name, MessageBody=quarter) for name in "abcd"]
+    assert check(batch(*full), maximum_bytes=most) == {}
+    assert refused(batch(*full, entry("e", MessageBody="x")), maximum_bytes=most).shape == "BatchRequestTooLong"

@@ -1,8 +1,8 @@
-"""SQS message ids: of SQS's characters, one for each message, and back."""
+"""SQS message ids: UUIDs, one for each message."""
 
 from __future__ import annotations
 
-import re
+from uuid import RFC_4122, UUID
 
 import pytest
 from hypothesis import given
@@ -12,8 +12,7 @@ from marq.wire.markers import Source
 from marq.wire.record_headers import record_id
 from marq_worker.app.sqs.message_ids import MessageIds
 
-IDS = MessageIds("marq.messages")
-SQS_ID = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
+IDS = MessageIds("marq.messages", "topic-1")
 TOPICS = st.sampled_from(["marq.messages", "marq.messages2", "orders", "~0f3a", "~schedule/daily/ab12", "t" * 249])
 RECORD_IDS = st.builds(
     lambda topic, partition, offset: record_id(Source(topic, partition), offset),
@@ -28,28 +27,31 @@ ANY_IDS = RECORD_IDS | st.text(min_size=1) | st.text(min_size=1).map("marq.messa
 @pytest.mark.parametrize(
     ("marq_id", "message_id"),
     [
-        ("marq.messages/0/0", "0-0"),
-        ("marq.messages/31/123456789", "31-123456789"),
-        ("orders/3/17", "mb3JkZXJzLzMvMTc"),
-        ("marq.messages/03/17", "mbWFycS5tZXNzYWdlcy8wMy8xNw"),
-        ("marq.messages/3-17", "mbWFycS5tZXNzYWdlcy8zLTE3"),
-        ("x" * 59, "m" + "eHh4" * 19 + "eHg"),
-        # printf %060d 0 | sha256sum
-        ("0" * 60, "heb3e68a9f0448bba8e01933cf1cddf2c"),
+        # printf marq.messages/topic-1 | sha256sum
+        ("marq.messages/0/0", "00000000-d25d-88e7-8000-000000000000"),
+        ("marq.messages/31/123456789", "0000001f-d25d-88e7-8000-0000075bcd15"),
+        ("marq.messages/4294967295/1152921504606846975", "ffffffff-d25d-88e7-8fff-ffffffffffff"),
     ],
 )
-def test_ids_have_one_of_three_forms(marq_id: str, message_id: str) -> None:
+def test_the_id_of_a_message_in_the_messages_topic_shows_where_it_is(marq_id: str, message_id: str) -> None:
     assert IDS.of(marq_id) == message_id
-    assert len(message_id) <= 80
 
 
 @given(ANY_IDS)
-def test_every_id_is_one_that_sqs_allows_and_comes_back_if_it_fits(marq_id: str) -> None:
+def test_every_id_is_a_uuid_in_its_canonical_form(marq_id: str) -> None:
     message_id = IDS.of(marq_id)
+    read = UUID(message_id)
 
-    assert SQS_ID.fullmatch(message_id)
-    assert IDS.marq_id(message_id) == (None if message_id.startswith("h") else marq_id)
-    assert message_id.startswith("h") is (len(marq_id.encode()) > 59 and not message_id[0].isdigit())
+    assert str(read) == message_id
+    assert read.variant == RFC_4122
+    assert read.version in (5, 8)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**60 - 1))
+def test_partition_and_offset_can_be_read_from_an_id(partition: int, offset: int) -> None:
+    digits = IDS.of(f"marq.messages/{partition}/{offset}").replace("-", "")
+
+    assert (int(digits[:8], 16), int(digits[-15:], 16)) == (partition, offset)
 
 
 @given(ANY_IDS, ANY_IDS)
@@ -57,21 +59,20 @@ def test_two_messages_have_two_ids(one: str, other: str) -> None:
     assert (IDS.of(one) == IDS.of(other)) is (one == other)
 
 
-@given(st.text() | st.from_regex(SQS_ID, fullmatch=True) | st.from_regex(r"m[A-Za-z0-9_-]{1,60}", fullmatch=True))
-def test_no_other_text_stands_for_a_message(message_id: str) -> None:
-    marq_id = IDS.marq_id(message_id)
-
-    assert marq_id is None or IDS.of(marq_id) == message_id
-
-
 @pytest.mark.parametrize(
-    "message_id",
-    ["", "m", "0/0", "00-1", "1-01", "-1", "1-", "1-2-3", "\u0661-1", "m=", "mA", "m//8", "m_-8", "h0", "0-1\n"],
-)
-def test_texts_that_resemble_an_id_are_not_one(message_id: str) -> None:
-    assert IDS.marq_id(message_id) is None
+    "marq_id",
+    [
+        "orders/3/17", "~0f3a/3/17", "marq.messages/03/17", "marq.messages/3-17", "marq.messages/3/17/1",
+        "marq.messages/\u0663/17", "marq.messages/3/17\n", f"marq.messages/3/{2**60}", f"marq.messages/{2**32}/17",
+    ],
+)  # fmt: skip
+def test_an_id_that_is_not_of_the_messages_topic_is_hashed(marq_id: str) -> None:
+    assert UUID(IDS.of(marq_id)).version == 5
 
 
-def test_an_id_of_another_namespace_is_not_that_of_its_messages_topic() -> None:
-    assert MessageIds("shop.messages").of("marq.messages/3/17") != IDS.of("marq.messages/3/17")
-    assert MessageIds("shop.messages").marq_id("3-17") == "shop.messages/3/17"
+@pytest.mark.parametrize(("topic", "topic_id"), [("shop.messages", "topic-1"), ("marq.messages", "topic-2")])
+def test_other_namespaces_and_recreated_topics_have_other_ids(topic: str, topic_id: str) -> None:
+    other = MessageIds(topic, topic_id)
+
+    assert other.of(f"{topic}/3/17") != IDS.of("marq.messages/3/17")
+    assert other.of("~0f3a/3/17") != IDS.of("~0f3a/3/17")

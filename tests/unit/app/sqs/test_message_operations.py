@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from marq.client.receipt import Receipt
 from marq.settings.definitions import Definitions
 from marq_worker.app.sqs.attributes import QueueAttributes
+from marq_worker.app.sqs.aws_json import Call, add_trace
 from marq_worker.app.sqs.errors import SqsError
 from marq_worker.app.sqs.message_operations import MessageOperations
 
@@ -21,10 +23,15 @@ class Producer:
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
+        self.headers: list[Any] = []
 
     async def send(self, queue: str, data: bytes, **options: Any) -> Any:
         self.sent.append(data)
-        return SimpleNamespace(id="marq.messages/0/1", sequence=None)
+        self.headers.append(options["headers"])
+        return Receipt(queue, "marq.messages", 0, 1)
+
+    async def send_each(self, queue: str, messages: Sequence[tuple[bytes, Any]]) -> list[Any]:
+        return [await self.send(queue, data, headers=headers) for data, headers in messages]
 
 
 @pytest.fixture
@@ -72,3 +79,33 @@ async def test_an_entry_that_is_too_large_for_its_queue_fails_alone(
     assert isinstance(first, dict)
     assert isinstance(second, SqsError)
     assert producer.sent == [b"body-6"]
+
+
+async def test_a_message_has_the_trace_of_its_call_unless_it_has_its_own(
+    producer: Producer, operations: MessageOperations
+) -> None:
+    own = {"AWSTraceHeader": {"DataType": "String", "StringValue": "Root=own"}}
+    entry = {"MessageBody": "x"}
+    single = Call("SendMessage", {**entry})
+    several = Call("SendMessageBatch", {"Entries": [{**entry}, {**entry, "MessageSystemAttributes": own}]})
+    for call in single, several:
+        add_trace(call, "Root=call")
+
+    alone = await operations.send("emails", single.parameters)
+    [first, second] = await operations.send_batch("emails", several.parameters["Entries"])
+
+    assert producer.headers == [[("sqs-trace", trace)] for trace in (b"Root=call", b"Root=call", b"Root=own")]
+    # The checksum covers what the client sent as attributes.
+    assert ["MD5OfMessageSystemAttributes" in each for each in (alone, first, second)] == [False, False, True]
+
+
+@pytest.mark.parametrize("trace", [None, "", "Root=\udcff", "Root=\x01"])
+async def test_a_trace_that_no_message_can_have_is_left_out(
+    producer: Producer, operations: MessageOperations, trace: str | None
+) -> None:
+    call = Call("SendMessage", {"MessageBody": "x"})
+    add_trace(call, trace)
+
+    await operations.send("emails", call.parameters)
+
+    assert producer.headers == [[]]

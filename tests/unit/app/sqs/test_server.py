@@ -162,6 +162,32 @@ async def test_compressed_bodies_are_not_expanded(endpoint: Endpoint) -> None:
     assert b"the body is compressed (gzip)" in answer
 
 
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+async def test_a_call_of_the_query_protocol_in_the_url_is_refused_in_xml(endpoint: Endpoint, method: bytes) -> None:
+    request = endpoint.request(b"", "/?Action=ListQueues&Version=2012-11-05", Content_Type=None, X_Amz_Target=None)
+
+    answer = await endpoint.exchange(request.replace(b"POST", method, 1), until=b"</ErrorResponse>")
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"Content-Type: text/xml" in answer
+    assert b"<Code>AWS.SimpleQueueService.UnsupportedOperation</Code>" in answer
+
+
+async def test_a_get_without_a_call_is_refused_in_json(endpoint: Endpoint) -> None:
+    answer = await endpoint.exchange(endpoint.request(b"").replace(b"POST", b"GET", 1), until=b"}")
+
+    assert b"com.amazonaws.sqs#UnknownOperationException" in answer
+
+
+async def test_the_messages_of_a_call_get_the_trace_in_its_header(endpoint: Endpoint) -> None:
+    target, trace = "AmazonSQS.SendMessage", "Root=1-5759e988-bd862e3fe1be46a994272793"
+    body = b'{"QueueUrl":"emails","MessageBody":"x"}'
+
+    answer = await endpoint.exchange(endpoint.request(body, X_Amz_Target=target, X_Amzn_Trace_Id=trace), until=b"}")
+
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["X-Amzn-Trace-Id"] == trace
+
+
 async def test_pipelined_requests_are_answered_in_their_order(endpoint: Endpoint) -> None:
     requests = [endpoint.request(json.dumps({"MaxResults": number}).encode()) for number in range(20)]
 

@@ -58,12 +58,33 @@ async def test_creating_a_queue_again_with_the_largest_size_changes_nothing(queu
     for _ in range(2):
         await directory.create("emails", {"MaximumMessageSize": "1048576"}, {})
 
-    assert directory.get("emails").attributes.maximum_message_bytes == MAXIMUM_BYTES
+    # Terraform waits until it reads what it set.
+    assert directory.get("emails").attributes.maximum_message_bytes == 1_048_576
     with pytest.raises(SqsError, match="another MaximumMessageSize"):
         await directory.create("emails", {"MaximumMessageSize": "1024"}, {})
     for size in ("1048577", "9" * 5_000, "\u00b2"):
         with pytest.raises(SqsError, match="MaximumMessageSize"):
             await directory.create("others", {"MaximumMessageSize": size}, {})
+
+
+async def test_a_queue_without_a_size_of_its_own_has_what_kafka_accepts(queues: Queues) -> None:
+    directory = Directory(queues, MAXIMUM_BYTES)
+    await directory.create("emails", {}, {})
+
+    await directory.create("emails", {"MaximumMessageSize": "1048576"}, {})
+
+    assert directory.get("emails").attributes.maximum_message_bytes == MAXIMUM_BYTES
+    with pytest.raises(SqsError, match="another MaximumMessageSize"):
+        await directory.create("emails", {"MaximumMessageSize": str(MAXIMUM_BYTES - 1)}, {})
+
+
+async def test_a_size_above_what_kafka_accepts_is_reported_as_it_was_set(queues: Queues) -> None:
+    directory = Directory(queues, MAXIMUM_BYTES)
+    await directory.create("emails", {}, {})
+
+    await directory.set_attributes("emails", {"MaximumMessageSize": "1048576"})
+
+    assert directory.get("emails").attributes.to_attributes()["MaximumMessageSize"] == "1048576"
 
 
 async def test_only_queues_that_clients_created_or_whose_retention_they_set_have_one(queues: Queues) -> None:
@@ -77,7 +98,7 @@ async def test_only_queues_that_clients_created_or_whose_retention_they_set_have
 
     names = ("defined", "set", "created")
     assert [directory.get(name).attributes.retention_s for name in names] == [None, 60, 345_600]
-    assert "MessageRetentionPeriod" not in directory.get("defined").attributes.to_attributes(ARN.__add__)
+    assert "MessageRetentionPeriod" not in directory.get("defined").attributes.to_attributes()
 
 
 async def test_a_retention_period_is_not_compared_with_that_of_a_queue_that_only_marq_defined(queues: Queues) -> None:
