@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 #: are always interrupted, as in a deployment that keeps crashing, would be redelivered forever.
 MAX_UNCOUNTED = 100
 
-#: What interrupts a handler. Everything else is a failed attempt, even if it is no Exception: extensions written in Rust
-#: panic with a BaseException, and an uncounted release would let that message end its process again and again.
+#: What interrupts a handler. Everything else is a failed attempt, even if it is not an Exception: extensions written in
+#: Rust panic with a BaseException. Such a message would otherwise end its process again and again, uncounted.
 INTERRUPTIONS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
