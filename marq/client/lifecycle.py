@@ -127,12 +127,17 @@ class CodecClient(Lifecycle[R]):
 async def to_its_end(ending: Coroutine[Any, Any, None], hurry: Callable[[], None] = lambda: None) -> None:
     """Await something that takes a bounded time, and finish it even when cancelled, because it cleans up.
 
-    ``hurry`` is called then.
+    ``hurry`` is called at each cancellation.
     """
     task = asyncio.create_task(ending)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        hurry()
-        await asyncio.wait([task])
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            # A second one must not end the wait: the next start would begin while this stop still closes.
+            cancelled = error
+            hurry()
+    if cancelled is not None:
+        raise cancelled
+    task.result()

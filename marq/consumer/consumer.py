@@ -12,7 +12,7 @@ from marq.client import message_token
 from marq.client.codecs import Codec, check_codec
 from marq.client.hooks import point
 from marq.client.lifecycle import Lifecycle
-from marq.consumer.at_most_once import dispatched
+from marq.consumer.at_most_once import dispatched, is_leased
 from marq.consumer.handler_parameters import Handler, bound
 from marq.consumer.handler_pool import (
     DEFAULT_BATCH_CONCURRENCY,
@@ -195,7 +195,8 @@ class Consumer(Lifecycle[MemberSession]):
         if now_s - self._yielded_s > _YIELD_S:
             # A loop whose body never waits would starve acks, renewals and heartbeats.
             await asyncio.sleep(0)
-            self._yielded_s = now_s
+            # Again: another task may have blocked the loop until a lease ended.
+            self._yielded_s = now_s = running.cluster.now_s()
         while not buffer.closed:
             message = buffer.take(now_s)
             if message is not None:
@@ -252,6 +253,12 @@ class Consumer(Lifecycle[MemberSession]):
                 # The caller never sees them. Without a release they would be held until max_lease.
                 put_back(messages)
                 raise
+            # The leases may have ended before the renewal was confirmed. The tracker may still have renewed them.
+            now_s = running.cluster.now_s()
+            for message in messages:
+                if not is_leased(message, now_s):
+                    message._held.release(message._offset, 0, counted=False)
+            messages = [message for message in messages if is_leased(message, now_s)]
         return messages
 
     async def run(

@@ -241,7 +241,9 @@ class GroupReader:
 
     def assigned(self, sources: Sequence[Source]) -> None:
         """Pause new partitions until their places are known."""
-        assert self._consumer is not None
+        if self._consumer is None:
+            # A rebalance ended during the stop, which leaves the group next: the group assigns them to other members.
+            return
         self._changes += 1
         self._progress.clear()
         self._unplaced = set(sources)

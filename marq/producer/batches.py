@@ -14,6 +14,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from aiokafka.errors import KafkaError
@@ -62,9 +63,13 @@ class ProducerBatch:
         """Add a message; return None if the batch is full."""
         if self.batch.append(timestamp=None, key=key, value=value, headers=headers) is None:
             return None
-        future = asyncio.get_running_loop().create_future()
-        self.futures.append(future)
         self.count += 1
+        return self.future()
+
+    def future(self) -> asyncio.Future[int]:
+        """Return the future of the offset of the next message that has none."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.futures.append(future)
         return future
 
     def fill(self, key: bytes | None, values: Sequence[bytes], start: int, stop: int, headers: list[Header]) -> int:
@@ -139,9 +144,11 @@ class Batcher:
 
     def give_up(self) -> None:
         self._stopped = True
+        for batch in self._open.values():
+            self._fail(batch, _not_sent())
+        self._open.clear()
         for task in list(self._sending):
-            # After its first step: a task that is cancelled before never runs, and its callers would wait forever.
-            asyncio.get_running_loop().call_soon(task.cancel)
+            task.cancel()
 
     # --- one by one ---------------------------------------------------------------------------------------------------
 
@@ -168,7 +175,7 @@ class Batcher:
 
     def _open_batch(self, target: tuple[str, int]) -> ProducerBatch:
         if self._stopped:
-            raise MarqError("the producer was stopped: the message was not sent")
+            raise _not_sent()
         if not self._open:
             loop = asyncio.get_running_loop()
             if self._linger_s and self._sending:
@@ -184,18 +191,7 @@ class Batcher:
             self._submit(target)
 
     def _submit(self, target: tuple[str, int]) -> None:
-        self._track(self._deliver(self._open.pop(target)))
-
-    async def _deliver(self, batch: ProducerBatch) -> None:
-        try:
-            first_offset = await self._send(batch)
-        except BrokerUnavailable as error:
-            batch.fail(error)
-        except BaseException as error:
-            # On any error, because callers must not wait forever for their receipts.
-            batch.fail(self._unknown(batch, repr(error)))
-        else:
-            batch.confirm(first_offset)
+        self._begin(self._open.pop(target))
 
     # --- many ---------------------------------------------------------------------------------------------------------
 
@@ -204,7 +200,7 @@ class Batcher:
     ) -> tuple[list[Receipt | None], BaseException | None]:
         """Send messages of one queue; return the receipt of each, None if unknown, and the first failure."""
         share = max(1, -(-len(items) // route.cursor.partitions))
-        tasks: list[asyncio.Task[int]] = []
+        sends: list[asyncio.Future[int]] = []
         batches: list[tuple[str, int, int]] = []
         start, failure = 0, None
         while start < len(items):
@@ -215,19 +211,20 @@ class Batcher:
                 failure = error
                 break
             if self._stopped:
-                failure = MarqError("the producer was stopped")
+                failure = _not_sent()
                 break
             cursor = route.cursor
             partition = cursor.take()
             batch = ProducerBatch(self._sender, cursor.topic, partition, self._routes.placements)
             stop = batch.fill(route.key, items, start, min(start + share, len(items)), headers)
             # Accepted only after the partition's previous batch was sent, which bounds memory.
-            tasks.append(self._track(self._send(batch)))
+            sends.append(batch.future())
+            self._begin(batch)
             batches.append((cursor.topic, partition, stop - start))
             start = stop
-            if len(tasks) % (2 * cursor.partitions) == 0:
-                await asyncio.wait(tasks[-2 * cursor.partitions :], return_when=asyncio.FIRST_COMPLETED)
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            if len(sends) % (2 * cursor.partitions) == 0:
+                await asyncio.wait(sends[-2 * cursor.partitions :], return_when=asyncio.FIRST_COMPLETED)
+        outcomes = await asyncio.gather(*sends, return_exceptions=True)
         receipts: list[Receipt | None] = []
         for (topic, partition, count), outcome in zip(batches, outcomes, strict=True):
             if isinstance(outcome, BaseException):
@@ -251,14 +248,16 @@ class Batcher:
                 # For each batch, because the queue may move before the last items are sent.
                 route, headers = await find()
                 if self._stopped:
-                    raise MarqError("the producer was stopped")
+                    raise _not_sent()
                 topic, partition = route.cursor.topic, route.cursor.take()
                 # Earlier calls with this key may have messages in the open batch.
                 if (topic, partition) in self._open:
                     self._submit((topic, partition))
                 batch = ProducerBatch(self._sender, topic, partition, self._routes.placements)
                 batch.fill(route.key, items, len(receipts), len(items), headers)
-                offset = await self._track(self._send(batch))
+                sent = batch.future()
+                self._begin(batch)
+                offset = await sent
                 receipts += [Receipt(queue, topic, partition, offset + index) for index in range(batch.count)]
         except MarqError as error:
             return receipts + [None] * (len(items) - len(receipts)), error
@@ -272,18 +271,29 @@ class Batcher:
         task.add_done_callback(self._sending.discard)
         return task
 
+    def _begin(self, batch: ProducerBatch) -> None:
+        # In a callback, and not at the end of the task: a task that is cancelled before its first step never runs, and
+        # its callers would wait forever.
+        self._track(self._send(batch)).add_done_callback(partial(self._end, batch))
+
+    def _end(self, batch: ProducerBatch, task: asyncio.Task[int]) -> None:
+        if task.cancelled():
+            self._fail(batch, self._unknown(batch, "the producer was stopped"))
+        elif (error := task.exception()) is not None:
+            self._fail(batch, error if isinstance(error, MarqError) else self._unknown(batch, repr(error)))
+        else:
+            self._counts.sent += batch.count
+            batch.confirm(task.result())
+
+    def _fail(self, batch: ProducerBatch, error: MarqError) -> None:
+        self._counts.failed += batch.count
+        batch.fail(error)
+
     async def _send(self, batch: ProducerBatch) -> int:
         """Send a batch and return the offset of its first message."""
-        try:
-            first_offset = await self._send_to_kafka(batch)
-            if not await self._routes.still_hold(batch.placements, self._limit_s):
-                raise self._unknown(batch, "its queue has moved to other partitions")
-        except BaseException as error:
-            self._counts.failed += batch.count
-            if self._stopped and isinstance(error, asyncio.CancelledError):
-                raise self._unknown(batch, "the producer was stopped") from None
-            raise
-        self._counts.sent += batch.count
+        first_offset = await self._send_to_kafka(batch)
+        if not await self._routes.still_hold(batch.placements, self._limit_s):
+            raise self._unknown(batch, "its queue has moved to other partitions")
         return first_offset
 
     async def _send_to_kafka(self, batch: ProducerBatch) -> int:
@@ -329,3 +339,7 @@ class Batcher:
             f"topic {batch.topic}: the broker at {self._settings.bootstrap_servers} did not confirm within"
             f" {self._limit_s:g} s ({cause}): unknown whether the message was sent; retry if duplicates are acceptable"
         )
+
+
+def _not_sent() -> MarqError:
+    return MarqError("the producer was stopped: the message was not sent")

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from marq.backend.cluster import Cluster, Writer
@@ -56,14 +57,21 @@ class _Group(NamedTuple):
 
 
 class _Batch:
-    """Messages of one group, and the future of each receipt."""
+    """Messages of one group, the receipts of the confirmed ones, and the futures of those sent one by one."""
 
-    def __init__(self) -> None:
-        self.items: list[_Item] = []
+    def __init__(self, items: list[_Item]) -> None:
+        self.items = items
+        self.receipts: list[Receipt] = []
         self.futures: list[asyncio.Future[Receipt]] = []
 
-    def fail(self, error: BaseException, start: int = 0) -> None:
-        for future in self.futures[start:]:
+    def confirm(self, receipts: Sequence[Receipt]) -> None:
+        for future, receipt in zip(self.futures[len(self.receipts) :], receipts, strict=False):
+            if not future.done():
+                future.set_result(receipt)
+        self.receipts += receipts
+
+    def fail(self, error: BaseException) -> None:
+        for future in self.futures:
             if not future.done():
                 future.set_exception(error)
 
@@ -99,8 +107,7 @@ class Delays:
                     await asyncio.wait(self._sending)
         self._closed = True
         for task in list(self._sending):
-            # After its first step, see Batcher.give_up().
-            asyncio.get_running_loop().call_soon(task.cancel)
+            task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
         for group, batch in self._open.items():
             self._counts.failed += _undelayed(group, batch.items)
@@ -145,7 +152,7 @@ class Delays:
         group = _Group(queue, when.relative, where)
         batch = self._open.get(group)
         if batch is None:
-            batch = self._open[group] = _Batch()
+            batch = self._open[group] = _Batch([])
             if group not in self._busy:
                 loop.call_soon(self._submit)
         batch.items.append(_Item(value, headers, when.time_ms))
@@ -164,48 +171,48 @@ class Delays:
         for group in [group for group in self._open if group not in self._busy]:
             if group.where is not None:
                 self._busy.add(group)
-            task = asyncio.create_task(self._deliver(group, self._open.pop(group)), name="marq-delay")
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            self._begin(group, self._open.pop(group))
+
+    def _begin(self, group: _Group, batch: _Batch) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._deliver(group, batch), name="marq-delay")
+        self._sending.add(task)
+        # See Batcher._begin().
+        task.add_done_callback(partial(self._end, group, batch))
+        return task
+
+    def _end(self, group: _Group, batch: _Batch, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        if (error := _failure(task)) is not None:
+            self._counts.failed += _undelayed(group, batch.items[len(batch.receipts) :])
+            batch.fail(error)
+        if group in self._busy:
+            self._busy.remove(group)
+            self._submit()
 
     async def _deliver(self, group: _Group, batch: _Batch) -> None:
-        index = 0
-        try:
-            async for receipts in self._send(group, batch.items):
-                self._counts.sent += _undelayed(group, batch.items[index : index + len(receipts)])
-                for receipt in receipts:
-                    if not batch.futures[index].done():
-                        batch.futures[index].set_result(receipt)
-                    index += 1
-        except BaseException as error:
-            stopped = isinstance(error, asyncio.CancelledError)
-            failure = BrokerUnavailable("the producer was stopped: unknown whether the message was delayed")
-            self._counts.failed += _undelayed(group, batch.items[index:])
-            batch.fail(failure if stopped else error, index)
-            if stopped:
-                raise
-        finally:
-            if group in self._busy:
-                self._busy.remove(group)
-                self._submit()
+        async for receipts in self._send(group, batch.items):
+            done = len(batch.receipts)
+            self._counts.sent += _undelayed(group, batch.items[done : done + len(receipts)])
+            batch.confirm(receipts)
 
     # --- many ---------------------------------------------------------------------------------------------------------
 
     async def send_many(
         self, queue: str, values: Sequence[bytes], headers: Sequence[Header], whens: Sequence[When]
-    ) -> tuple[list[Receipt | None], MarqError | None]:
+    ) -> tuple[list[Receipt | None], BaseException | None]:
         """Delay messages; return the receipt of each, None if unknown, and the first failure."""
-        receipts: list[Receipt | None] = []
+        if self._stopped:
+            return [None] * len(values), _stopped()
         items = [_Item(value, headers, when.time_ms) for value, when in zip(values, whens, strict=True)]
+        batch = _Batch(items)
+        # A task of its own, so that a stop waits for it, and so that a cancellation here is the caller's.
+        task = self._begin(_Group(queue, whens[0].relative, None), batch)
         try:
-            self.check_running()
-            async for some in self._send(_Group(queue, whens[0].relative, None), items):
-                receipts += some
-                if len(receipts) < len(items):
-                    self.check_running()
-        except MarqError as error:
-            return receipts + [None] * (len(items) - len(receipts)), error
-        return receipts, None
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        return [*batch.receipts, *[None] * (len(items) - len(batch.receipts))], _failure(task)
 
     async def send_each(
         self, queue: str, items: Iterable[tuple[bytes, Sequence[Header], When, bytes]]
@@ -264,3 +271,9 @@ def _undelayed(group: _Group, items: Sequence[_Item]) -> int:
 
 def _stopped() -> MarqError:
     return MarqError("the producer was stopped: the message was not sent")
+
+
+def _failure(task: asyncio.Task[None]) -> BaseException | None:
+    if task.cancelled():
+        return BrokerUnavailable("the producer was stopped: unknown whether the message was delayed")
+    return task.exception()

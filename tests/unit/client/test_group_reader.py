@@ -9,7 +9,7 @@ import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
 from marq.kafka.committed_offsets import Place
-from marq.kafka.group_reader import GroupReader
+from marq.kafka.group_reader import GroupReader, _Listener
 from marq.kafka.queue_positions import Positions, Progress
 from marq.kafka.queue_records import serving
 from marq.kafka.records import Records
@@ -207,3 +207,20 @@ def test_a_queue_that_becomes_ordered_is_read_committed_from_then_on(transaction
     assert consumer.committed == [True, transactional]
     # Before the subscription, which drops fetches of the former level.
     assert (consumer.subscribed_before, consumer.subscribed) == (1, 2)
+
+
+async def test_a_rebalance_that_ends_while_the_reader_stops_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assignee = SimpleNamespace(assigned=lambda: None)
+    reader = GroupReader(ClientSettings(), "g", serving("t", ["q"], {}))
+    reader._consumer = consumer = FakeConsumer()  # type: ignore[assignment]
+    stopped: list[object] = []
+
+    async def stop_consumer(stopping: FakeConsumer, limit_s: float) -> None:
+        # As aiokafka's coordinator does before it leaves the group.
+        await _Listener(reader, assignee).on_partitions_assigned([TopicPartition(*P0)])
+        stopped.append(stopping)
+
+    monkeypatch.setattr("marq.kafka.group_reader.stop_consumer", stop_consumer)
+    await reader.stop(1)
+
+    assert stopped == [consumer]

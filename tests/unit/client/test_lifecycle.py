@@ -117,6 +117,25 @@ async def test_a_stop_that_is_cancelled_hurries_and_still_closes_everything(clie
     assert client.events == [*OPENED, "hurry", *CLOSED]
 
 
+async def test_a_stop_that_is_cancelled_twice_ends_only_when_everything_is_closed(client: Client) -> None:
+    client.opening.set()
+    await client.start()
+    client.closing.clear()
+    client._hurry = lambda running: None  # type: ignore[method-assign]
+    stopping = asyncio.create_task(client.stop())
+    for _ in range(2):
+        await asyncio.sleep(0)
+        stopping.cancel()
+    await asyncio.sleep(0)
+    starting = asyncio.create_task(client.start())
+    await asyncio.sleep(0)
+    client.closing.set()
+    await starting
+
+    assert stopping.cancelled()
+    assert client.events == [*OPENED, *CLOSED, *OPENED]
+
+
 async def test_each_public_client_is_one_and_says_its_name() -> None:
     async with Broker() as broker:
         clients = {
