@@ -1,6 +1,7 @@
 """The one error of everything around the broker, and its text when a broker does not start."""
 
 import errno
+import tempfile
 from pathlib import Path
 
 
@@ -9,10 +10,14 @@ class BrokerError(Exception):
 
 
 LOG_TAIL_LINES = 15
+#: A broker needs more than this to start.
+PROBE_BYTES = 64 << 10
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 # Output of Kafka or the JVM, and its meaning for the user; the first match counts.
+_FULL = "the disk of {directory} is full: free space there or choose another directory"
 _CAUSES = (
-    ("No space left on device", "the disk of {directory} is full: free space there or choose another directory"),
+    ("No space left on device", _FULL),
     ("Failed to acquire lock", "another broker uses {directory}: stop that one or choose another directory"),
     # A broker sees this while another one writes.
     (
@@ -52,8 +57,7 @@ def not_bound(host: str, port: int, error: OSError) -> str:
 
 def not_written(what: str, error: OSError) -> str:
     """Return why a file or directory of a broker cannot be written, and what to do."""
-    full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-    advice = "free space there" if full else "choose another directory"
+    advice = "free space there" if error.errno in _NO_SPACE else "choose another directory"
     return f"the broker cannot write its {what}: {error}; {advice} (TMPDIR for temporary brokers)"
 
 
@@ -65,8 +69,20 @@ def not_ready(exit_code: int | None, limit_seconds: float) -> str:
 
 def explain(what: str, log: str, *, directory: Path, address: str) -> str:
     """Return what happened, why, what to do, and the end of the log; the cause may be anywhere in the log."""
-    cause = next((means for printed, means in _CAUSES if printed in log), "see the end of its log")
+    cause = next((means for printed, means in _CAUSES if printed in log), None)
+    if cause is None:
+        # A full disk has no space for the log either.
+        cause = _FULL if is_full(directory) else "see the end of its log"
     return f"{what}; {cause.format(directory=directory, address=address)}\n{end(log)}"
+
+
+def is_full(directory: Path) -> bool:
+    """Whether the disk of a directory has no space."""
+    try:
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as probe:
+            return probe.write(bytes(PROBE_BYTES)) < PROBE_BYTES
+    except OSError as error:
+        return error.errno in _NO_SPACE
 
 
 def end(log: str) -> str:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 #: are always interrupted, as in a deployment that keeps crashing, would be redelivered forever.
 MAX_UNCOUNTED = 100
 
+#: What interrupts a handler. Everything else is a failed attempt, even if it is not an Exception: extensions written in
+#: Rust panic with a BaseException. Such a message would otherwise end its process again and again, uncounted.
+INTERRUPTIONS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
+
 
 @point("fail")
 def fail(message: Message, error: BaseException, call: Call | None = None) -> None:
@@ -42,7 +46,7 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> No
             held.release(offset, delay_ms)
         else:
             _release_failed(message, delay_ms, cause, call)
-    elif isinstance(error, Exception):
+    elif not isinstance(error, INTERRUPTIONS):
         policy = None if held.errors is None else held.errors.said_of(error)
         if isinstance(policy, str):
             held.reject(offset, text_of(error))
@@ -82,10 +86,11 @@ def _release_failed(message: Message, delay_ms: int, error: BaseException, call:
 
 def _reject_failed(message: Message, error: BaseException, call: Call | None) -> None:
     """Dead-letter a message of a queue that delivers at most once, because it must not be redelivered."""
-    if message._held.breaker is not None and isinstance(error, Exception):
+    interrupted = isinstance(error, INTERRUPTIONS)
+    if message._held.breaker is not None and not interrupted:
         (call or Call([message])).counts(message._held.breaker)
-    interrupted = "interrupted: it may have been processed in part"
-    message._held.reject(message._offset, text_of(error) if isinstance(error, Exception) else interrupted)
+    reason = "interrupted: it may have been processed in part" if interrupted else text_of(error)
+    message._held.reject(message._offset, reason)
 
 
 def _release_interrupted(message: Message) -> None:

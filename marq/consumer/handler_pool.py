@@ -234,7 +234,7 @@ class HandlerPool(ABC, Generic[Work]):
             replaced.__cause__, error = error, replaced
         decided = sum([message.offset in message._held.decided for message in messages])
         handler_failures.fail_all(messages, error, call or Call(messages), only_open=lost and not stopping)
-        if not isinstance(error, Exception):
+        if isinstance(error, handler_failures.INTERRUPTIONS):
             raise error
         if not (isinstance(error, Outcome) or (lost and cancelled)):
             # A traceback shows code but no values, so payloads stay out of the log.

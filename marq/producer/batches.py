@@ -22,6 +22,7 @@ from aiokafka.errors import KafkaError
 from marq.backend.cluster import Cluster, Sender
 from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
+from marq.kafka.produce_errors import refusal
 from marq.kafka.role_permissions import refused
 from marq.kafka.topics import Topics
 from marq.producer.routes import PartitionCursor, PlacementVersion, Route, Routes
@@ -312,8 +313,8 @@ class Batcher:
         except (TimeoutError, KafkaError, AssertionError) as error:
             # aiokafka asserts that the partition exists; a recreated topic may have fewer partitions.
             self._replace(batch.sender)
-            forbidden = refused(self._settings, error, "Write", batch.topic)
-            raise forbidden or self._unknown(batch, str(error) or type(error).__name__) from error
+            known = refused(self._settings, error, "Write", batch.topic) or refusal(batch.topic, error)
+            raise known or self._unknown(batch, str(error) or type(error).__name__) from error
 
     def _replace(self, sender: Sender) -> None:
         """Replace a connection that failed: it would retry messages that callers believe to have failed."""

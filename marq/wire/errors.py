@@ -40,6 +40,10 @@ class Forbidden(ConfigError, BrokerUnavailable):
     """The broker denies a permission; the text names it and the command that grants it."""
 
 
+class Refused(BrokerUnavailable):
+    """The broker refused records, so nothing was sent; the text says why and what to do."""
+
+
 class CorruptMarker(MarqError):
     """Bytes in the markers topic that are not a marker batch."""
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+import time
 from typing import Any
 
 import pytest
+from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 
 import marq
 from marq.producer.producer import SendManyFailed
+from marq.wire.errors import Refused
 from marq.wire.names import HEADER_ROOM_BYTES, Names
 from tests.client.waiting import read_all, until
+from tests.worker.harness import eventually
 
 
 async def stored(servers: str, names: Names) -> dict[tuple[int, int], Any]:
@@ -167,3 +171,28 @@ async def test_a_stop_that_is_cancelled_closes_all_connections_all_the_same(serv
         await asyncio.wait([stopping])
 
     await until(lambda: asyncio.all_tasks() == before)
+
+
+async def test_a_clock_that_is_ahead_is_named_and_nothing_is_sent(producer, servers, names, monkeypatch) -> None:
+    """Brokers refuse records whose time is more than an hour ahead."""
+    append = BatchBuilder.append
+
+    def append_ahead(self: BatchBuilder, **record: Any) -> Any:
+        return append(self, **{**record, "timestamp": int(time.time() * 1000) + 7_200_000})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BatchBuilder, "append", append_ahead)
+        with pytest.raises(Refused, match=r"refused the records, so nothing was sent: .* set the clock"):
+            await producer.send("q", b"early")
+
+    await eventually(lambda: sent(producer, b"now"))
+    assert [record.value for record in (await stored(servers, names)).values()] == [b"now"]
+
+
+async def sent(producer: marq.Producer, value: bytes) -> bool:
+    """Whether a send succeeds: until a failed connection is replaced, it fails at once."""
+    try:
+        await producer.send("q", value)
+    except marq.BrokerUnavailable:
+        return False
+    return True

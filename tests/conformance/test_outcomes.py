@@ -72,6 +72,29 @@ async def test_a_message_that_fails_its_last_attempt_is_dead_lettered_at_once(
     assert letter.attempt == 1
 
 
+class PanicException(BaseException):
+    """What extensions written in Rust raise."""
+
+
+async def test_a_panic_is_a_failed_attempt_and_the_consumer_goes_on(backend: Backend) -> None:
+    queue = await backend.new_queue(max_attempts=2, backoff=[0])
+
+    async def handle(message: marq.Message) -> None:
+        if message.value == b"poison":
+            raise PanicException("index out of bounds")
+
+    async with backend.consumer(queue) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        await backend.producer.send(queue, b"poison")
+        [letter] = await backend.dead_letters(queue)
+        await backend.producer.send(queue, b"other")
+        await backend.statistics(queue, acked=1, dead_lettered=1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    assert (letter.attempt, letter.error) == (2, "PanicException: index out of bounds")
+
+
 async def test_outcomes_may_be_told_twice_and_the_first_counts(backend: Backend) -> None:
     queue = backend.new_name()
     async with backend.consumer(queue) as consumer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -48,3 +49,16 @@ def test_an_address_that_stands_for_all_addresses_is_explained() -> None:
     message = errors.explain("it ended", log, directory=Path("/data"), address="0.0.0.0:9092")
 
     assert message.startswith("it ended; clients cannot connect to 0.0.0.0 or [::]: choose an address of this machine")
+
+
+def test_an_empty_log_is_explained_by_a_disk_without_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A full disk has no space for the log either."""
+    assert "see the end of its log" in errors.explain("it ended", "", directory=tmp_path, address="")
+
+    def on_full_disk(**_: object) -> IO[bytes]:
+        return Path("/dev/full").open("wb", buffering=0)
+
+    monkeypatch.setattr("tempfile.TemporaryFile", on_full_disk)
+
+    message = errors.explain("it ended", "", directory=tmp_path, address="")
+    assert message.startswith(f"it ended; the disk of {tmp_path} is full: free space there or choose another directory")

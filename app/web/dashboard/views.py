@@ -36,6 +36,8 @@ from marq_worker.config.settings import AppSettings
 _OF_PROGRAMS = frozenset({"scope", "only"})
 #: All files below /static/.
 _FILES = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
+#: aiohttp's own pattern for a part of a path excludes braces, which names of queues may contain.
+QUEUE = "/queues/{queue:[^/]+}"
 _NAVIGATION = (
     ("/", "Queues"),
     ("/dead-letters", "Dead letters"),
@@ -70,8 +72,8 @@ class DashboardViews:
         pages = self._pages
         for path, template, data in (
             ("/", "overview.html", pages.overview),
-            ("/queues/{queue}", "queue.html", pages.queue),
-            ("/queues/{queue}/messages", "messages.html", pages.messages),
+            (QUEUE, "queue.html", pages.queue),
+            (f"{QUEUE}/messages", "messages.html", pages.messages),
             ("/message", "message.html", pages.message),
             ("/dead-letters", "dead.html", pages.dead),
             ("/schedules", "schedules.html", pages.schedules),

@@ -15,6 +15,7 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
+from yarl import URL
 
 from marq.admin import purge as purging
 from marq.admin.purge import Purged
@@ -32,6 +33,7 @@ from marq_worker.app.web.dashboard.descriptions import consumer_names, consumer_
 from marq_worker.app.web.dashboard.forms import read_places, write_places
 from marq_worker.app.web.dashboard.tasks import Task
 from marq_worker.app.web.dashboard.views import Dashboard, twin
+from marq_worker.app.web.peers import path_segment
 from marq_worker.app.web.security import MAX_BODY_BYTES, VISITOR
 from tests.browser.pretend import DEAD_LETTERED, PAGES, PROCESS, SHARED_ID, PretendActor, PretendNamespace, site
 
@@ -116,6 +118,15 @@ async def test_each_address_answers_its_methods_only(
     answer = await client.request(method, address)
 
     assert (answer.status, answer.headers.get("Allow")) == (status, allowed)
+
+
+@pytest.mark.parametrize("queue", ["{{7*7}}", "a{b", "a/b", "50%", "ü😀", "messages?state=dead"])
+async def test_each_name_of_a_queue_has_pages_and_their_json(client: Client, namespace: Filtered, queue: str) -> None:
+    namespace.undefined.add(queue)
+
+    for page in (path_segment(queue), f"{path_segment(queue)}/messages?state=in_flight"):
+        for address in (f"/queues/{page}", f"/api/queues/{page}"):
+            assert (await client.get(URL(address, encoded=True))).status == 200, address
 
 
 async def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_is_stopped(

@@ -109,3 +109,12 @@ def test_a_service_without_the_library_defines_schedules_and_leaves_expressions_
     check_times(schedule("61 * * * *"), 0)
     with pytest.raises(marq.ConfigError, match=r"pip install 'marq\[schedules\]'"):
         next_time(schedule("1 * * * *"), 0)
+
+
+def test_of_two_restricted_day_fields_one_must_match_and_both_if_one_begins_with_a_star() -> None:
+    # The last day of June 2026 is a Tuesday, that of July a Friday; "L" and MON-THU are both restrictions.
+    assert following(schedule("0 8 L * MON-THU"), "2026-07-29T09:00:00+00:00", 3) == [
+        "07-30 08:00:00", "07-31 08:00:00", "08-03 08:00:00",
+    ]  # fmt: skip
+    # Fridays in February 2026: 6, 13, 20, 27.
+    assert following(schedule("0 0 */2 * FRI"), "2026-02-01T00:00:00+00:00", 2) == ["02-13 00:00:00", "02-27 00:00:00"]

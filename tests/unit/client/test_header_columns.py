@@ -83,3 +83,9 @@ def test_the_keys_of_lines(rows: list[Headers]) -> None:
     records = Records.of([FakeRecord(offset, headers=headers) for offset, headers in enumerate(rows)])
 
     assert line_keys(records, own_topic=False) == [ordering_key(headers) for headers in rows]
+
+
+def test_in_its_own_topic_the_record_key_is_the_ordering_key_and_an_empty_one_is_none() -> None:
+    records = Records.of([FakeRecord(offset, key=key) for offset, key in enumerate([b"a", b"", None, b"a"])])
+
+    assert line_keys(records, own_topic=True) == [b"a", None, None, b"a"]

@@ -51,10 +51,15 @@ class Waiting:
         await self.go_on.wait()
 
 
+class PanicException(BaseException):
+    """What extensions written in Rust raise."""
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         (KeyError("x"), (BACKOFF, True, "KeyError: 'x'")),
+        (PanicException("index"), (BACKOFF, True, "PanicException: index")),
         (SystemExit(4), (BACKOFF, True, "RuntimeError: SystemExit in the handler: 4")),
         (Retry(delay=3), (3_000, True, "")),
         (Retry(), (BACKOFF, True, "")),
@@ -235,19 +240,39 @@ async def test_a_worker_that_a_handler_has_cancelled_before_it_returned_goes_on(
     assert rig.acked == [0, 1]
 
 
-async def test_a_worker_that_ends_with_an_error_does_not_wait_for_the_others(make_rig) -> None:
-    class Fatal(BaseException):
-        pass
+@pytest.mark.parametrize("lists", [False, True])
+async def test_a_panic_of_a_plain_function_fails_its_messages_and_frees_its_task(make_rig, lists) -> None:
+    rig = make_rig()
+    rig.add(1)
 
-    async def handler(_: object) -> None:
-        raise Fatal
+    def handler(work) -> None:
+        messages = work if lists else [work]
+        if messages[0].offset == 0:
+            raise PanicException("index")
 
+    pool = rig.work_on_batches(handler) if lists else rig.work(handler)
+    await rig.settler.until(lambda: bool(rig.released))
+    rig.add([1])
+    await rig.settler.until(lambda: bool(rig.acked))
+    await pool.stop(1)
+
+    assert rig.released == {0: (BACKOFF, True, "PanicException: index")}
+    assert rig.acked == [1]
+
+
+async def test_a_pool_whose_task_fails_does_not_wait_for_the_others(make_rig, monkeypatch) -> None:
+    def defective(_: object) -> None:
+        raise RuntimeError("a defect of the pool")
+
+    async def handler(_: object) -> None: ...
+
+    monkeypatch.setattr("marq.consumer.settlement.finish", defective)
     rig = make_rig()
     rig.add(1)
     pool = rig.work(handler, concurrency=2)
 
     async with asyncio.timeout(LIMIT_S):
-        with pytest.raises(Fatal):
+        with pytest.raises(RuntimeError, match="a defect of the pool"):
             await pool.done()
     await pool.stop(0)
 

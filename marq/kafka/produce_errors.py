@@ -1,0 +1,44 @@
+"""Errors of produce requests with which a broker says that it has written nothing.
+
+A broker checks a batch before it appends it. The answer depends only on the batch, the topic and the clocks, so a
+repeated request cannot hide that an earlier one was written. After all others, such as a timeout, that is unknown.
+"""
+
+from __future__ import annotations
+
+from aiokafka.errors import (
+    CorruptRecordException,
+    InvalidMessageError,
+    InvalidTimestampError,
+    InvalidTopicError,
+    MessageSizeTooLargeError,
+    PolicyViolationError,
+    RecordListTooLargeError,
+    UnsupportedForMessageFormatError,
+)
+
+from marq.wire.errors import Refused
+
+_TOO_LARGE = "its batch is larger than the topic accepts (max.message.bytes): send smaller messages, or raise it"
+_INVALID = "it has an invalid record: compacted topics accept no record without a key"
+_REASONS: dict[type[BaseException], str] = {
+    InvalidTimestampError: (
+        "this machine's clock differs from the broker's by more than the topic accepts (message.timestamp.after.max.ms,"
+        " message.timestamp.before.max.ms): set the clock"
+    ),
+    MessageSizeTooLargeError: _TOO_LARGE,
+    RecordListTooLargeError: _TOO_LARGE,
+    CorruptRecordException: _INVALID,
+    InvalidMessageError: _INVALID,
+    InvalidTopicError: "the broker accepts no topic of this name: choose another one",
+    PolicyViolationError: "a policy of the broker forbids it: ask the broker's operators",
+    UnsupportedForMessageFormatError: "the topic's message.format.version is too old for headers: set 2.0 or newer",
+}
+
+
+def refusal(topic: str, error: BaseException) -> Refused | None:
+    """Return the error for records that the broker has refused, None if it is unknown whether they were written."""
+    reason = _REASONS.get(type(error))
+    if reason is None:
+        return None
+    return Refused(f"topic {topic}: the broker refused the records, so nothing was sent: {reason} ({error})")
