@@ -95,6 +95,7 @@ class ReceiveLimits:
         self._old_messages = old_messages
         self._clock = clock
         self._ending: set[asyncio.Task[None]] = set()
+        self._stopping = False
         #: The time of the failed move, by target and message id.
         self._unmovable: OrderedDict[tuple[str, str], float] = OrderedDict()
 
@@ -129,6 +130,7 @@ class ReceiveLimits:
 
     async def stop(self) -> None:
         """Finish moves whose clients do not wait: a message that was copied but not deleted would be moved again."""
+        self._stopping = True
         if self._ending:
             await asyncio.wait(self._ending, timeout=STOP_S)
         self._old_messages.stop()
@@ -146,15 +148,18 @@ class ReceiveLimits:
 
     async def _end(self, queue: str, divided: Divided) -> None:
         settler = self._settlers.of(queue)
-        leased = await self._lease(settler, queue, divided)
+        dead = await self._lease(settler, queue, divided)
         try:
             if divided.old:
                 await self._old_messages.delete(queue, divided.old)
         except (MarqError, SqsError) as error:
             log.warning("queue %r: %d old messages were not deleted: %s", queue, len(divided.old), error)
-        if not leased:
-            return
-        for delivery in divided.dead:
+        for delivery in dead:
+            if self._stopping:
+                break
+            if not delivery.is_leased:
+                # Another poll may have it by now, and would copy it a second time.
+                continue
             try:
                 # First the copy: a crash in between leaves two dead letters instead of none.
                 await self._dead_letters.move(delivery, queue, divided.target)
@@ -170,17 +175,19 @@ class ReceiveLimits:
                     self._note_unmovable(divided.target, delivery)
                     await self._release(settler, delivery)
 
-    async def _lease(self, settler: Settler, queue: str, divided: Divided) -> bool:
-        """Make leases last until their messages are moved; return False if that failed."""
+    async def _lease(self, settler: Settler, queue: str, divided: Divided) -> Sequence[Delivery]:
+        """Make leases last until their messages are moved; return the messages, none if that failed."""
+        until_s = time.monotonic() + LEAST_LEASE_S
         try:
-            if divided.dead and self._directory.get(queue).attributes.visibility_timeout_s < LEAST_LEASE_S:
-                await settler.renew(divided.dead, LEAST_LEASE_S * 1000)
+            if not divided.dead or self._directory.get(queue).attributes.visibility_timeout_s >= LEAST_LEASE_S:
+                return divided.dead
+            await settler.renew(divided.dead, LEAST_LEASE_S * 1000)
         except (MarqError, SqsError) as error:
             log.warning(
                 "queue %r: %d messages were not moved to %r: %s", queue, len(divided.dead), divided.target, error
             )
-            return False
-        return True
+            return []
+        return [each._replace(until_s=until_s) for each in divided.dead]
 
     async def _release(self, settler: Settler, delivery: Delivery) -> None:
         try:

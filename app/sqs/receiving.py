@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from math import ceil, inf
 from typing import Any, NamedTuple, Self
 
@@ -342,7 +343,8 @@ class QueueReceiver:
 
     def _wake(self, count: int) -> None:
         """Wake the client polls that have waited longest."""
-        _end_waits([limit for limit, of_client in self._waiting.items() if of_client and not limit.expired()][:count])
+        clients = (limit for limit, of_client in self._waiting.items() if of_client and not limit.expired())
+        _end_waits(list(islice(clients, count)))
 
     async def _take(self, most: int, *, alone: bool) -> list[Delivery]:
         """Return messages that are here and still leased; end those that were deleted meanwhile."""
@@ -397,6 +399,9 @@ class QueueReceiver:
 
     def _offer_foreign(self) -> None:
         """Wake a poll for each message of other endpoints; release the messages if there is no poll."""
+        if not self._foreign:
+            # At each end of a poll: looking at all that wait would take seconds when thousands end together.
+            return
         if self._polls:
             self._wake(len(self._foreign))
         else:

@@ -139,5 +139,8 @@ async def to_its_end(ending: Coroutine[Any, Any, None], hurry: Callable[[], None
             cancelled = error
             hurry()
     if cancelled is not None:
+        if not task.cancelled():
+            # Otherwise asyncio logs it when the task is collected.
+            task.exception()
         raise cancelled
     task.result()

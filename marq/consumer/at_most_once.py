@@ -165,5 +165,16 @@ class AtMostOnce:
             yield from marker_records(batch, self._settings.markers_partitions, self._settings.limit_bytes)
 
 
+def still_leased(messages: Sequence[Message], now_s: float) -> list[Message]:
+    """Return the messages whose leases have not ended before their renewal was confirmed; release the others.
+
+    The tracker may have renewed those, too. They would stay hidden, and then count an attempt that no program saw.
+    """
+    for message in messages:
+        if not is_leased(message, now_s):
+            message._held.release(message._offset, 0, counted=False)
+    return [message for message in messages if is_leased(message, now_s)]
+
+
 def is_leased(message: Message, now_s: float) -> bool:
     return message._expiry_s > now_s and message.offset in message._held.open

@@ -12,7 +12,7 @@ from marq.client import message_token
 from marq.client.codecs import Codec, check_codec
 from marq.client.hooks import point
 from marq.client.lifecycle import Lifecycle
-from marq.consumer.at_most_once import dispatched, is_leased
+from marq.consumer.at_most_once import dispatched, still_leased
 from marq.consumer.handler_parameters import Handler, bound
 from marq.consumer.handler_pool import (
     DEFAULT_BATCH_CONCURRENCY,
@@ -253,12 +253,7 @@ class Consumer(Lifecycle[MemberSession]):
                 # The caller never sees them. Without a release they would be held until max_lease.
                 put_back(messages)
                 raise
-            # The leases may have ended before the renewal was confirmed. The tracker may still have renewed them.
-            now_s = running.cluster.now_s()
-            for message in messages:
-                if not is_leased(message, now_s):
-                    message._held.release(message._offset, 0, counted=False)
-            messages = [message for message in messages if is_leased(message, now_s)]
+            messages = still_leased(messages, running.cluster.now_s())
         return messages
 
     async def run(

@@ -15,7 +15,7 @@ from marq.backend.cluster import Cluster, cluster_of, marker_writer
 from marq.client.lifecycle import Lifecycle
 from marq.client.message_token import Token
 from marq.consumer.ack_batcher import AckBatcher
-from marq.consumer.at_most_once import dispatched, is_leased
+from marq.consumer.at_most_once import dispatched, still_leased
 from marq.consumer.consumer import Consumer
 from marq.consumer.message import Message
 from marq.consumer.receiver_settings import ReceiverSettings
@@ -130,8 +130,7 @@ class PolledConsumer(Consumer):
         if not short:
             return messages
         await running.hold(short, lease_ms, ends=True)
-        now_s = running.cluster.now_s()
-        return [message for message in messages if is_leased(message, now_s)]
+        return still_leased(messages, running.cluster.now_s())
 
     async def put_back(self, limit_s: float) -> None:
         """Release the messages that no poll has returned; return when that is durable, or after the limit.
@@ -152,7 +151,8 @@ class PolledConsumer(Consumer):
 
     def left_s(self, message: Message) -> float:
         """Return for how many seconds the lease of a polled message lasts from now on."""
-        return message._expiry_s - self._started().cluster.now_s()
+        # Not the cluster's clock: the consumer may have been stopped while the poll renewed leases.
+        return message._expiry_s - message._held.acks.clock()
 
     def broker_ms(self) -> int | None:
         """Return the milliseconds since 1970 by the brokers' clock; None before the first message."""

@@ -92,6 +92,8 @@ class ProducerBatch:
         for future in self.futures:
             if not future.done():
                 future.set_exception(error)
+                # A caller that was cancelled does not ask for it; asyncio would log it when the future is collected.
+                future.exception()
 
 
 class Batcher:
