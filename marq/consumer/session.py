@@ -34,8 +34,8 @@ from marq.wire.errors import BrokerUnavailable, ConfigError
 
 log = logging.getLogger("marq")
 
-#: Limits of the steps of a stop, so that it ends within 10 s even if the broker is gone. Time that is left of the first
-#: step is added to the second one.
+#: Limits of the steps of a stop, so that it ends within 10 s even if the broker is gone. The second step also gets
+#: the time that the first one leaves.
 STOP_READING_S, STOP_ACKS_S, STOP_CLIENT_S = 3.0, 2.0, 1.0
 #: Pause between two attempts to serve the queues of the current definitions.
 RETRY_S = 1.0
@@ -173,11 +173,11 @@ class ConsumerSession:
 
     async def _stop_reading(self, handlers: Collection[asyncio.Task[None]], *, release: bool) -> int:
         """Stop receiving, and release prefetched messages if asked to; return how many were released."""
-        # Not after the handlers have ended: until then no other consumer could have the messages, and a lease that
+        # Do not wait for the handlers first. No other consumer could have the messages until then, and a lease that
         # reaches `max_lease` meanwhile would count an attempt that no handler saw.
         released = self.prefetch.release() if release else 0
         await self.receiver.stop_reading(STOP_READING_S, handlers)
-        # Again, because cycles in progress have delivered, and their messages would wait for their leases to end.
+        # Release again: cycles in progress have delivered messages, which would wait until their leases end.
         return released + (self.prefetch.release() if release else 0)
 
     def hurry(self) -> None:
