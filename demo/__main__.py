@@ -1,8 +1,8 @@
 """``python -m demo``: the main job, on an embedded broker or on the one in MARQ_BOOTSTRAP_SERVERS.
 
 Exit code 0: the checker and the data pipeline's audit account for each message. 1: one was lost, the two accounts
-differ, or the demo did not keep its own promises. 2: the run or its audit could not be completed, which says nothing
-about the messages; ``"audit": "failed"`` in the last line if it was the audit. 130: Ctrl-C during the run.
+differ, or the demo did not keep its own promises. 2: the run or its audit could not be completed, which does not
+mean that a message was lost. If the audit failed, the last line has ``"audit": "failed"``. 130: Ctrl-C during the run.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from rig.audit import Audit, audit
 from rig.program import RigError
 from rig.topics import delete_topics
 
-#: Events between two looks at the clock while a history is checked.
+#: Number of events that the checker reads between two updates of the display.
 CHECKED_EVENTS = 1_000
 
 
 @dataclass(frozen=True)
 class Account:
-    """What the demo has to report; ``retry``: how to repeat an audit that could not be made."""
+    """Results of the demo; ``retry`` says how to repeat a failed audit."""
 
     result: Result
     events: list[Event]
@@ -93,7 +93,7 @@ def _run(plan: Plan, folder: Path, data: Path, notes: Console) -> Account:
                 account = replace(account, audit=audited, retry=retry)
             return account
         finally:
-            # An audit that has not read the topics can be repeated only if they stay.
+            # An audit that failed before it had ingested the topics can be repeated only if they are kept.
             if account is None or account.audit is None or not account.audit.failure or account.audit.ingested:
                 _clean_up(settings, display)
 
@@ -113,7 +113,7 @@ def _judged(run: Run, plan: Plan, display: Display) -> Result:
                 display.detail(f"checked {number:,} events")
             yield event
 
-    # Nothing of a history is garbage before its end, and looking for it takes a third of the time.
+    # The check creates no garbage before its end, and garbage collection would take a third of the time.
     gc.disable()
     try:
         return result_of(run.events, run.kills, plan.least_held, run.seconds, watched)

@@ -25,7 +25,7 @@ def _is_ours(data: Path) -> bool:
     try:
         return str(json.loads((data / "about.json").read_text())["prefix"]).startswith(PREFIX)
     except FileNotFoundError:
-        # A demo that was stopped before the pipeline's first job has left the deliveries of its handlers alone.
+        # A demo that stopped before the pipeline's first job has written only the deliveries of its handlers.
         return data.is_dir() and {each.name for each in data.iterdir()} <= {HANDLED}
     except (OSError, ValueError, TypeError, KeyError):
         return False

@@ -27,7 +27,7 @@ FAIL_EVERY, FAIL_AT, FAIL_ATTEMPTS = 50, 7, 2
 HOPELESS_EVERY, HOPELESS_AT = 1_000, 13
 
 LEAST_LEASE_SECONDS = 0.5
-#: A day: clients take the limit as their timeout, too, in milliseconds.
+#: One day, because clients also use the limit as their timeout, in milliseconds.
 MOST_LIMIT_SECONDS = 86_400.0
 
 QUEUES_FILE = Path(__file__).with_name("queues.toml")
@@ -45,8 +45,8 @@ class Conduct(Enum):
 class Plan:
     """Sizes of a run.
 
-    ``least_held`` is how many leases the killed consumer must hold; ``limit_seconds`` the longest time without
-    progress, because a busy machine makes a run longer, but not wrong.
+    ``least_held`` is the number of leases that the killed consumer must hold. ``limit_seconds`` is the longest time
+    without progress, so that a run on a busy machine may take longer.
     """
 
     messages: int = 100_000
@@ -103,7 +103,7 @@ _OPTIONS: Mapping[str, tuple[str, type, str]] = {
     "messages": ("messages", int, "messages to send"),
     "queues": ("queues", int, "queues to spread them over"),
     "lease": ("lease_seconds", float, "seconds of a lease"),
-    "held": ("least_held", int, "leases that the consumer must hold that is killed"),
+    "held": ("least_held", int, "leases that the killed consumer must hold"),
     "limit": ("limit_seconds", float, "longest time without progress, in seconds"),
 }
 
@@ -130,5 +130,5 @@ def read_plan(arguments: Sequence[str], environment: Mapping[str, str] = os.envi
     if plan.least_held < 0:
         parser.error(f"--held: expected 0 or more leases, got {plan.least_held}")
     if not 0 < plan.limit_seconds <= MOST_LIMIT_SECONDS:
-        parser.error(f"--limit: expected more than 0 s, at most {MOST_LIMIT_SECONDS:g} s, got {plan.limit_seconds:g}")
+        parser.error(f"--limit: expected more than 0, at most {MOST_LIMIT_SECONDS:g} s, got {plan.limit_seconds:g}")
     return plan

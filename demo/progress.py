@@ -1,4 +1,4 @@
-"""Where the demo is: a line for each phase, and a progress bar; without a terminal, a line every few seconds."""
+"""The demo's display: a line for each phase, and a progress bar or, without a terminal, a line every few seconds."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Display:
         self._began_s = self._line_s = time.monotonic()
 
     def phase(self, text: str) -> None:
-        """Say what begins now."""
+        """Print the name of the phase that begins."""
         self._line_s = time.monotonic()
         self.say(f"==> {text}")
 
     def detail(self, text: str) -> None:
-        """Say what happens in a phase without counts, every few seconds."""
+        """Print a detail of the current phase, at most every few seconds."""
         now_s = time.monotonic()
         if now_s - self._line_s >= LINE_SECONDS:
             self._line_s = now_s

@@ -33,11 +33,11 @@ def show(
         audit: the data pipeline's account; None if it was left out.
         data: directory of the pipeline's data.
         console: output.
-        retry: how to repeat an audit that could not be made.
+        retry: instructions to repeat a failed audit.
 
     Returns:
-        The exit code: 1 if the checker or the audit found something wrong, else 2 if there is no audit although it was
-        wanted, else 0.
+        The exit code: 1 if the checker or the audit found something wrong, otherwise 2 if the audit failed, otherwise
+        0.
     """
     statistics = result.statistics()
     failed = audit is not None and bool(audit.failure)
@@ -64,17 +64,17 @@ def complaints(result: Result, events: Sequence[Event]) -> list[str]:
 
 
 def how_to_retry(audit: Audit, data: Path, servers: str, prefix: str) -> str:
-    """Return how to repeat an audit that could not be made.
+    """Return instructions to repeat a failed audit.
 
     Args:
-        audit: the failed one.
+        audit: the failed audit.
         data: directory of the pipeline's data.
         servers: address of a broker that still has the topics; empty if they are gone.
-        prefix: their prefix.
+        prefix: prefix of the topics.
     """
     again = f"{_PIPELINE} audit --drained --data {shlex.quote(str(data))}"
     if audit.ingested:
-        return f"{data} is kept, and has the whole run; to try again: {again}"
+        return f"{data} is kept and has all records of the run; to try again: {again}"
     if not servers:
         return "the topics were deleted with the broker before they were ingested; to try again: make demo"
     variables = f"MARQ_BOOTSTRAP_SERVERS={shlex.quote(servers)} MARQ_PREFIX={prefix}"
@@ -86,7 +86,7 @@ def _verdict(audit: Audit | None, differences: Sequence[str], data: Path, retry:
     if audit is None:
         return ["audit: left out (SPARK=skip)"]
     if audit.failure:
-        return [f"audit: could not be made: {audit.failure}", f"  {retry}"]
+        return [f"audit: failed: {audit.failure}", f"  {retry}"]
     again = f"{_PIPELINE} audit --drained --data {shlex.quote(str(data))}"
     told = ", ".join(f"{audit.statistics[name]:,} {name}" for name in SHARED)
     lines = [f"audit: the data pipeline's account is the same: {told}", f"  to see it again: {again}"]

@@ -72,7 +72,7 @@ def result_of(
         kills: first the consumer's, then the worker's.
         least_held: number of leases that the consumer must have held.
         seconds: duration of the run.
-        watched: passes the events on, and shows how many the checker has read.
+        watched: function that passes the events on, and shows how many the checker has read.
     """
     consumer, worker = kills
     evidence = gather(watched(events))

@@ -35,7 +35,7 @@ SEND_CHUNK = 2_000
 CONSUMER_KILL_SHARE, WORKER_KILL_SHARE = 0.1, 0.4
 #: Share at which they are killed even if they hold less than they must: the demo then fails, and says so.
 LATE_SHARE = 0.9
-#: How long workers and consumers try to reach the broker, at least.
+#: Minimum time for which workers and consumers try to reach the broker.
 START_SECONDS = 180.0
 #: A lease with less than this left may end before its consumer is killed.
 _MARGIN_SECONDS = 1.0
@@ -52,7 +52,7 @@ class Kill:
 
 
 def programs(plan: Plan, folder: Path, environment: Mapping[str, str]) -> tuple[list[Worker], list[Recorded]]:
-    # On a busy machine the new broker answers late: no program may fail before the demo does.
+    # On a busy machine, the new broker responds late. No program may give up before the demo does.
     connect_seconds = max(START_SECONDS, plan.limit_seconds)
     environment = {"MARQ_CONNECT_TIMEOUT": f"{connect_seconds:g}", **environment}
     settings = {"MARQ_WEB_BIND": "127.0.0.1", "MARQ_QUEUES_FILE": str(QUEUES_FILE), **environment}
@@ -66,7 +66,7 @@ def programs(plan: Plan, folder: Path, environment: Mapping[str, str]) -> tuple[
 
 
 class Run(Stage):
-    """A run; ``broker`` is the embedded one, or None."""
+    """A run; ``broker`` is the embedded broker, or None."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Run(Stage):
         self._broker_watch = BrokerWatch(threads, plan.lease_seconds, self._note_slow_broker)
         self._began_s = time.monotonic()
         self._sent = self._acked = self._owned = 0
-        #: Dead letters and redeliveries, by the workers' statistics.
+        #: Numbers of dead letters and redeliveries, from the workers' statistics.
         self._counts: tuple[int, ...] = ()
         #: Times of the messages that each consumer forgot, by its name.
         self._forgotten: dict[str, deque[float]] = defaultdict(deque)
@@ -98,7 +98,7 @@ class Run(Stage):
         """Carry out the run.
 
         Raises:
-            RigError: a program ended by itself, or there was no progress for the plan's limit.
+            RigError: a program ended by itself, or there was no progress within the plan's limit.
         """
         try:
             await self._play()
@@ -125,7 +125,7 @@ class Run(Stage):
             await self._kill_consumer(markers)
             await self._kill_worker(markers)
             await self.until(lambda: self._sent == self._plan.messages, "all messages are sent", self._limit_s)
-        self._display.phase("drain: wait until each message is acknowledged or dead")
+        self._display.phase("drain: wait until each message is acknowledged or dead-lettered")
         await self.drain(self._limit_s)
         self.seconds = time.monotonic() - self._began_s
         self._display.phase("stop the consumers, and read the topics")
@@ -156,7 +156,7 @@ class Run(Stage):
 
     def _check_broker(self) -> None:
         if self._broker is not None and not self._broker.running:
-            raise RigError(f"the broker is gone:\n{self._broker.log_tail()}")
+            raise RigError(f"the embedded broker has ended:\n{self._broker.log_tail()}")
 
     def _note_slow_broker(self, since_s: float) -> None:
         self.note("invoke", "pause", target=EVERYBODY, at_ms=since_s * 1000)
@@ -225,7 +225,7 @@ class Run(Stage):
         held, consumer = self._most_held()
         await self.kill(consumer)
         self.kills.append(Kill(consumer.name, _now_ms(), await markers.end()))
-        self._display.phase(f"kill -9 {consumer.name}, which holds at least {held} leases by its own history")
+        self._display.phase(f"kill -9 {consumer.name}, which holds at least {held} leases according to its own history")
 
     def _most_held(self) -> tuple[int, Recorded]:
         since_s = time.monotonic() - self._plan.lease_seconds + _MARGIN_SECONDS
@@ -247,11 +247,11 @@ class Run(Stage):
                 rows[worker.name], owned[worker.name] = sum(part["unfinished"] for part in parts.values()), tuple(parts)
             return max(rows.values()) > 0 or self._acked >= self._plan.messages * LATE_SHARE
 
-        await self.until(enough, "a worker has rows open", self._limit_s)
+        await self.until(enough, "a worker has open rows", self._limit_s)
         worker = max(self.workers, key=lambda each: rows[each.name])
         await self.kill(worker)
         self.kills.append(Kill(worker.name, _now_ms(), await markers.end(), owned[worker.name]))
-        self._display.phase(f"kill -9 {worker.name}, which has {rows[worker.name]} rows open by /api/queues")
+        self._display.phase(f"kill -9 {worker.name}, which has {rows[worker.name]} open rows according to /api/queues")
 
 
 def _settings() -> dict[str, Any]:

@@ -2,10 +2,10 @@
 # Shows that concurrent AIOKafkaProducer.send_batch() calls for one partition fail long before request_timeout_ms.
 #
 # aiokafka 0.14.0, confluent-kafka 2.16.1 (for its mock cluster). 20 concurrent calls for one partition, and a linger of
-# 100 ms, so one batch leaves every 100 ms. The timeout is 6 s; the last batch would leave after about 2 s.
-# Expected: all 20 are written, as they are if the same producer gets the same values through send().
-# Seen: a call waits for each earlier batch in turn. After each wait it subtracts the time since the start of the call
-# from the timeout, not the time of that wait: 0.1 + 0.2 + 0.3 ... s. The sum grows with the square of the number of
+# 100 ms, so the producer sends one batch every 100 ms. The timeout is 6 s; the last batch would leave after about 2 s.
+# Expected: the broker writes all 20, as it does if the same producer sends the same values with send().
+# Seen: a call waits for each earlier batch in turn. After each wait, it subtracts the time since the start of the call
+# from the timeout, not the duration of that wait: 0.1 + 0.2 + 0.3 ... s. The sum grows with the square of the number of
 # batches. 11 batches are written; the other 9 calls raise KafkaTimeoutError after little more than a second. A burst
 # of calls on a healthy broker looks like an outage. A message queue that writes with send_batch() needs one writer per
 # partition, and must not call it once per request.
@@ -42,7 +42,7 @@ async def main():
     # Each batch has room for one record, so send() waits for the batch before its own, too.
     async with AIOKafkaProducer(bootstrap_servers=servers, linger_ms=100, max_batch_size=SIZE + 200,
                                 request_timeout_ms=int(TIMEOUT_S * 1000)) as producer:
-        await producer.send_and_wait("t", b"", partition=0)  # Nothing below has to wait for metadata.
+        await producer.send_and_wait("t", b"", partition=0)  # Fetch metadata, so that no call below waits for it.
         batches = []
         for _ in range(CALLS):
             batches.append(producer.create_batch())
@@ -53,7 +53,7 @@ async def main():
     print(f"send_batch(): {CALLS - len(early)} written, {len(early)} KafkaTimeoutError, the first after",
           f"{min(early, default=0):.2f} s of {TIMEOUT_S:g} s")
     print(f"send():       {by_record.count(None)} written")
-    # On a slow machine fewer batches leave, but the first failure still comes far before the timeout.
+    # On a slow machine, fewer batches are sent, but the first call still fails long before the timeout.
     return len(early) > CALLS // 4 and min(early) < TIMEOUT_S / 2 and by_record.count(None) == CALLS
 
 sys.exit(not asyncio.run(main()))

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Shows that two aiokafka consumers with the same group_instance_id take the partition from each other without end.
+# Shows that two aiokafka consumers with the same group_instance_id keep taking the partition from each other.
 #
 # Kafka 4.4.0 (broker from Maven), aiokafka 0.14.0, confluent-kafka 2.16.1 (librdkafka, for comparison).
 # Expected (KIP-345): the second consumer wins. The first gets FENCED_INSTANCE_ID, a fatal error, as in librdkafka.
 # Seen: a heartbeat tells the first that its member id is unknown. aiokafka then joins again without a member id. The
 # broker takes this for a restart and replaces the second consumer, which does the same. getmany() raises no error. At
-# each turn the new owner reads again what is not committed yet, here one record. While two processes share an instance
-# id (a pod and its replacement), they repeat each other's messages. A message queue must fence such a member itself.
+# each turn, the new owner reads all uncommitted records again, here one. While two processes share an instance id (a
+# pod and its replacement), they repeat each other's messages. A message queue must fence such a member itself.
 # Output seen:
 #   aiokafka: the only record was read 5 and 5 times, errors: none
 #   librdkafka: the first got Fatal error: Broker: Static consumer fenced by other consumer with same group.instance.id

@@ -4,10 +4,10 @@
 # faust-streaming 0.15.3, mode-streaming 0.7.1, aiokafka 0.14.0, confluent-kafka 2.16.1 (for its mock cluster).
 # Expected: a rebalance clears the buffers of topics, because Kafka delivers those records again. It keeps the values of
 # a channel that exists only in memory, because they cannot be read again.
-# Seen: Faust clears the channel, too, without a log line. The records behind the values are acknowledged and committed,
-# because the agent that read them has gone on. A hand-over between two agents loses messages at each scale-out. A task
-# that waits for room in the channel gets a CancelledError, although no code cancelled it. A message queue must not
-# acknowledge a message that it has only put into a channel.
+# Seen: Faust also clears the channel, without a log line. The records behind the values are acknowledged and committed,
+# because the agent that read them has continued. If one agent passes values to another through a channel, each
+# scale-out loses messages. A task that waits for room in the channel gets a CancelledError, although no code cancelled
+# it. A message queue must not acknowledge a message that it has only put into a channel.
 # Output seen:
 #   lost: 01 02 03 04 05 next committed offset: 20 interrupted while it waited for room: 06
 set -euo pipefail

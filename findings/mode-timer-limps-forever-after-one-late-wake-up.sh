@@ -7,8 +7,8 @@
 # Seen: the next pause is 0.1 s shorter (max_drift_correction). The timer counts that as an early wake-up, so the pause
 # after it is 0.1 s longer, and so on until the end of the run, 10,000 rounds later. The half second is never made up.
 # Each timer above 0.1 s is affected; the effect is greatest for short ones. One stall (garbage collection, a slow disk)
-# thus changes a worker until its restart. In a message queue, a flush or lease check with @app.timer(0.15) is late by
-# up to 0.1 s every other time.
+# thus changes a worker until its restart. In a message queue, a flush or lease check with @app.timer(0.15) runs up to
+# 0.1 s late every other time.
 # Output seen:
 #   pauses before: 0.15 0.149 0.15, after the late one: 0.05 0.249 0.05 0.249, the last: 0.249 0.05 0.249 0.05
 set -euo pipefail

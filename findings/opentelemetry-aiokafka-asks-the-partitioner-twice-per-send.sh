@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Shows that tracing an aiokafka producer with OpenTelemetry changes the partitions of its messages, here all to one.
+# Shows that tracing an aiokafka producer with OpenTelemetry changes the partitions of its messages, here to one only.
 #
 # opentelemetry-instrumentation-aiokafka 0.66b1, opentelemetry-sdk 1.45.1, aiokafka 0.14.0, confluent-kafka 2.16.1 (for
 # its mock cluster).
 # Expected: an instrumentation observes calls and adds a header. It does not affect the choice of the partition.
 # Seen: to name the partition in its span, it serializes key and value and calls the producer's partitioner. Then send()
-# does both again. A partitioner with state advances twice per message; users write their own round robin, because
-# aiokafka has none. It uses one of two partitions, and two of four. The span names the other partition, where the
-# message is not. A message queue that spreads messages by round robin loses half of its parallelism when tracing is
-# switched on.
+# does both again. A partitioner with state advances twice per message. For example, users write a round-robin
+# partitioner, because aiokafka has none. It then uses only one of two partitions, or two of four. The span names the
+# partition that does not have the message. A message queue that distributes messages by round robin loses half of its
+# parallelism when tracing is switched on.
 # Output seen:
 #   plain:  partitions {0: 10, 1: 10}, value serializer called 20 times
 #   traced: partitions {1: 20}, value serializer called 40 times, partition in the spans {'0': 20}

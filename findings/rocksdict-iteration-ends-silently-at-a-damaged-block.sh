@@ -4,8 +4,8 @@
 # rocksdict 0.3.29. The script inverts 64 bytes in the middle of an .sst file that it has written, like a bad disk.
 # Expected: items(), keys() and values() raise, as get() does, because RocksDB verifies a checksum for each block.
 # Seen: get() raises for the 35 rows of that block. A loop stops there, forwards and backwards, and skips the undamaged
-# half behind it. A loop cannot see the difference: only the low-level iter() has status(), which raises. A seek to a
-# later row works. A message queue that rebuilds its list of open messages with such a loop starts with half of them,
+# half behind it. A loop cannot detect this: only the low-level iter() has status(), which raises. A seek to a later
+# row works. A message queue that rebuilds its list of open messages with such a loop starts with half of them,
 # never redelivers the others and reports success. Use iter(), and call status() once valid() is false.
 # Output seen:
 #   rows 20000, get() raised for 35

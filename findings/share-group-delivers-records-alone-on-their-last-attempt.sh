@@ -5,9 +5,9 @@
 # time, as it would while a service that it needs is down. share.delivery.count.limit is 5, the default.
 # Expected: each attempt delivers the 200 records in one poll, as the first does.
 # Seen: attempts 1 to 3 take one poll each, attempt 4 takes two polls of 100, and attempt 5 takes 200 polls of 1. The
-# broker isolates records that may be poisonous, even if all were released for the same reason. The description of the
-# limit does not mention it, and librdkafka's mock cluster does not do it. After a short outage, a backlog needs one
-# poll per record. A benchmark of a message queue against share groups must state the attempt that it measures.
+# broker isolates possible poison records, even if all were released for the same reason. The description of the limit
+# does not mention this, and librdkafka's mock cluster does not do it. After a short outage, a backlog needs one poll
+# per record. A benchmark of a message queue against share groups must state the attempt that it measures.
 # Output seen:
 #   attempt 1: 1 polls of 200; attempt 2: 1 polls of 200; attempt 3: 1 polls of 200; attempt 4: 2 polls of 100;
 #   attempt 5: 200 polls of 1;

@@ -41,7 +41,7 @@ _SHELL = "pyspark-shell"
 
 
 def main(words: Sequence[str]) -> int:
-    """Run one job as this process's only one, and return the exit code."""
+    """Run one job, the only one of this process, and return the exit code."""
     # A shell that starts us in the background leaves SIGINT ignored; SIGTERM ends a job like SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
@@ -62,7 +62,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def run(words: Sequence[str]) -> int:
-    """Run one job and return the exit code; Spark is not stopped, so that a further job can use it."""
+    """Run one job and return the exit code; do not stop Spark, so that another job can use it."""
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: {PROGRAM} JOB …\n\nJobs on Marq's topics; each has --help.\n")
         print("\n".join(f"  {name:10} {text}" for name, text in JOBS.items()))

@@ -54,9 +54,9 @@ def why_expired(
 
 
 def _taken_at(trail: Trail, holder: str) -> int:
-    """Return the event with which a holder's lease began, at the latest.
+    """Return the number of the event by which a holder's lease had begun.
 
-    A client that does not record its ACQUIREs has them in the log, where the event of a delivery may come first.
+    If a client does not record its ACQUIREs, only the log has them, and the event of a delivery may come first.
     """
     requests = [number for number, each in trail.acquires if each == holder]
     deliveries = [each.number for each in trail.deliveries if each.holder == holder]

@@ -131,12 +131,12 @@ def read(paths: Sequence[Path]) -> Iterator[Event]:
 
 
 def by_time(events: Iterable[Event], began_ms: float) -> list[Event]:
-    """Return the events of a run on one machine, with those of its logs where they belong by time.
+    """Return the events of a run on one machine, including those of its logs, in order of time.
 
     The faults during a lease are then the events between its ACQUIRE and the tracker's fact.
 
     Args:
-        events: the history; events without ``at_ms`` are those of logs.
+        events: the history; events without ``at_ms`` come from logs.
         began_ms: time since 1970 at which ``at_ms`` was 0.
     """
     latest_ms: dict[str, float] = {}
@@ -145,7 +145,7 @@ def by_time(events: Iterable[Event], began_ms: float) -> list[Event]:
         if "at_ms" in event:
             return float(event["at_ms"])
         log = event["process"]
-        # A log stays in its own order, even if its clock was set back.
+        # The events of a log keep their order, even if its clock was set back.
         latest_ms[log] = max(event.get("time_ms", 0) - began_ms, latest_ms.get(log, 0.0))
         return latest_ms[log]
 

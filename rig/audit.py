@@ -31,7 +31,7 @@ HANDLED = "handled"
 
 
 class Progress(Protocol):
-    """Shows where an audit is."""
+    """Shows the progress of an audit."""
 
     def phase(self, text: str) -> None: ...
 
@@ -48,7 +48,7 @@ class Audit:
     statistics: Mapping[str, Any] = field(default_factory=dict)
     failure: str = ""
     ingested: bool = False
-    #: Whether the data directory has plots; if they were wanted, the reason why it has none.
+    #: Whether the data directory has plots; if plots were requested and are missing, the reason.
     plots: bool = False
     plots_failure: str = ""
 
@@ -60,7 +60,7 @@ class Audit:
             shared: names of statistics that both have: the checker's, the audit's.
         """
         if self.failure:
-            return [f"the audit could not be made: {self.failure}"]
+            return [f"the audit failed: {self.failure}"]
         lines = [
             f"{theirs}: {own[ours]:,} by the checker, {self.statistics[theirs]:,} by the audit"
             for ours, theirs in shared.items()
@@ -84,11 +84,11 @@ def audit(
     Args:
         settings: broker and prefix.
         data: the directory.
-        events: the history, for the finished deliveries.
-        progress: shows each job, and what it does.
-        plots: whether to compute statistics and draw plots, too.
-        limit_s: longest time without progress; then the audit fails.
-        stop: set by another thread to interrupt it; Ctrl-C reaches only the main thread.
+        events: the history, which has the finished deliveries.
+        progress: display of each job and its progress.
+        plots: whether to compute statistics and draw plots as well.
+        limit_s: longest time without progress, after which the audit fails.
+        stop: event that another thread sets to interrupt the audit, because Ctrl-C reaches only the main thread.
     """
     jobs = [*AUDIT_JOBS, PLOTS_JOB] if plots else list(AUDIT_JOBS)
     with tempfile.TemporaryDirectory(prefix="marq-audit-", ignore_cleanup_errors=True) as folder:
@@ -110,7 +110,7 @@ def audit(
 
 
 def _wait(program: Program, reading: Reading, limit_s: float, stop: threading.Event) -> str:
-    """Wait for the end of the jobs; return why it does not come, or ""."""
+    """Wait until the jobs have ended; return why they failed, or ""."""
     until_s = time.monotonic() + limit_s
     while True:
         ended = not program.running
@@ -129,7 +129,7 @@ def _died(exit_code: int | None) -> str:
 
 
 class Reading:
-    """Reads what rig/pipeline_jobs.py writes, while it does."""
+    """Reads the output of rig/pipeline_jobs.py while it runs."""
 
     def __init__(self, log_file: Path, progress: Progress | None = None) -> None:
         self._log_file = log_file
@@ -167,7 +167,7 @@ class Reading:
                 self._progress.detail(f"{self.job}: {at}")
 
     def audit(self, failure: str, *, plots: bool) -> Audit:
-        """Return the result of the jobs that came to an end; ``failure``: why others did not."""
+        """Return the result of the jobs that finished; ``failure`` says why others did not."""
         ingested, drawn = "ingest" in self._outputs, PLOTS_JOB[0] in self._outputs
         if "audit" not in self._outputs:
             return Audit(failure=failure or "the audit has no result", ingested=ingested)

@@ -1,8 +1,9 @@
-"""``python -m rig.pipeline_jobs JOBS``: jobs of the data pipeline one after the other, in one Spark session.
+"""``python -m rig.pipeline_jobs JOBS``: run jobs of the data pipeline one after the other, in one Spark session.
 
-JOBS is a JSON array with the words of each job. The output has one JSON object per line: ``job`` when a job begins;
-``stage``, ``done`` and ``tasks`` whenever Spark has finished some of its tasks; ``job``, ``code`` and ``output`` when a
-job has ended. Other lines are messages of the jobs. The exit code is that of the first job that failed, or 0.
+JOBS is a JSON array with the words of each job. The output has one JSON object per line. Its fields are ``job`` when a
+job begins, and ``stage``, ``done`` and ``tasks`` when Spark has finished some tasks. When a job has ended, they are
+``job``, ``code`` and ``output``. Other lines are messages of the jobs. The exit code is that of the first job that
+failed, or 0.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _newest_stage() -> tuple[int, int, int] | None:
 
 
 def _tell(**fields: Any) -> None:
-    # Not sys.stdout, which collects the output of a job meanwhile; one write, so that lines of threads do not mix.
+    # Not sys.stdout, which collects a job's output. One write, so that the lines of threads do not mix.
     sys.__stdout__.write(json.dumps(fields) + "\n")  # type: ignore[union-attr]
     sys.__stdout__.flush()  # type: ignore[union-attr]
 

@@ -145,7 +145,7 @@ class Stage:
         await self.until(lambda: self.delivered >= wanted, f"{count} more messages are delivered", limit)
 
     def progress(self) -> object:
-        """Return a value that changes whenever the run comes nearer to its end; limits of waits then start again."""
+        """Return a value that changes whenever the run makes progress; each change restarts the limit of a wait."""
         return None
 
     async def until(
@@ -239,7 +239,7 @@ class Stage:
         )
 
     def show_read(self, events: int) -> None:
-        """Show how many events of the topics were read."""
+        """Show the number of events that were read from the topics."""
 
     def write(self, path: Path) -> None:
         """Write the history to a file."""

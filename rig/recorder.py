@@ -39,9 +39,9 @@ class Recorder:
 
 @asynccontextmanager
 async def recorded_stalls(process: str, add: Callable[..., None], lease_s: float) -> AsyncIterator[None]:
-    """Record a pause whenever the machine let this event loop wait for a CPU too long, until the context ends.
+    """Record a pause whenever this event loop waits for a CPU too long, until the context ends.
 
-    Too long is a quarter of a lease at once, or half a lease within the time of one.
+    Too long is a quarter of a lease at once, or half a lease within the duration of one lease.
 
     ``lease_s`` is the shortest lease of the messages that the process receives.
     """
@@ -60,7 +60,8 @@ async def _record_stalls(process: str, add: Callable[..., None], lease_s: float)
         now_s, after_s = time.monotonic(), waited_s()
         late_s = now_s - began_s - _CHECK_INTERVAL_S
         if before_s is None or after_s is None:
-            # The time in which the process neither slept nor used a CPU; without a count, blocking calls look the same.
+            # The time in which the process neither slept nor used a CPU. Without the kernel's count, a blocking call
+            # looks like a wait.
             wait_s = max(late_s - (time.process_time() - used_s), 0.0)
         else:
             wait_s = after_s - before_s
@@ -76,8 +77,8 @@ async def _record_stalls(process: str, add: Callable[..., None], lease_s: float)
 def is_stall(late_s: float, wait_s: float, lease_s: float) -> bool:
     """Whether a check of the event loop was so late that leases may have ended, and not by the process's own fault.
 
-    If the process did not wait for a CPU for most of the time (``wait_s``), it blocked its own event loop, by computing
-    or by a blocking call: that excuses nothing.
+    If most of the delay was not a wait for a CPU (``wait_s``), the process blocked its own event loop, by computing or
+    by a blocking call. That does not explain a duplicate.
     """
     return late_s > lease_s / 4 and wait_s > late_s / 2
 

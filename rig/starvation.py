@@ -1,8 +1,8 @@
-"""Whether the machine, and not the program, kept a program from running: by the time that it waited for a CPU.
+"""Measurement of how long a program waits for a CPU, which tells a busy machine from a slow program.
 
-A thread that computes uses the CPU, and one that blocks sleeps; only a thread that could run and does not get a CPU
-waits for one. So this time is evidence that the machine was too busy, and a program cannot cause it by blocking its own
-event loop. The kernel counts it for each thread in ``/proc``.
+A thread that computes uses a CPU, and a thread that blocks sleeps. Only a thread that could run, but gets no CPU, waits
+for one. So this time is evidence that the machine was too busy. A program cannot cause it by blocking its own event
+loop. The kernel counts it for each thread in ``/proc``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOOK_INTERVAL_S = 0.5
 
 
 def waited_s(thread: Path = Path("/proc/thread-self")) -> float | None:
-    """Return for how long a thread has waited for a CPU since its start; None if the system does not tell."""
+    """Return the seconds that a thread has waited for a CPU since its start; None if they are not counted."""
     try:
         return int((thread / "schedstat").read_bytes().split()[1]) / 1e9
     except (OSError, IndexError):
@@ -29,8 +29,8 @@ def waited_s(thread: Path = Path("/proc/thread-self")) -> float | None:
 class Starvation:
     """Readings of how long a thread has waited for a CPU.
 
-    Half a lease within the time of one lease counts, because then leases may end although each turn of the event loop
-    is short.
+    Half a lease within the duration of one lease counts, because leases may then end although each turn of the event
+    loop is short.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -57,7 +57,7 @@ class BrokerWatch:
     Args:
         threads: directory of the broker's threads, ``/proc/PID/task``.
         lease_s: the shortest lease.
-        pause: takes the beginning of each pause, which ends now; on ``time.monotonic``.
+        pause: function that takes the start of each pause, on ``time.monotonic``; the pause ends with the call.
     """
 
     def __init__(self, threads: Path, lease_s: float, pause: Callable[[float], None]) -> None:

@@ -78,7 +78,7 @@ async def read_logs(
     Args:
         settings: broker and prefix.
         readable: conversion of a marker's bytes before they are decoded.
-        seen: takes the number of events so far, again and again.
+        seen: function that is called repeatedly with the number of events so far.
     """
     names = settings.names
     events: list[Event] = []

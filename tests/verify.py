@@ -1,7 +1,7 @@
-"""``python -m tests.verify [PART,PART]``: the tests that `make test` leaves out, and what each part of them took.
+"""``python -m tests.verify [PART,PART]``: run the tests that `make test` leaves out; print a row for each part.
 
 A part is a folder of tests, or ``oldest``: the library's tests with the oldest aiokafka that pyproject.toml allows. All
-folders run in one pytest, because Spark's tests leave a core idle.
+folders run in one pytest process, because Spark's tests leave a core idle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PYTEST = ("-m", "pytest", "-q", "-n", "3", "--no-loadscope-reorder", "--duration
 
 @dataclass
 class Part:
-    """How many tests of a part passed, failed or were skipped, and the seconds that all of them took."""
+    """Numbers of tests of a part that passed, failed or were skipped, and the sum of their seconds."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -41,7 +41,7 @@ def parts() -> list[str]:
 
 
 def chosen(arguments: Sequence[str]) -> list[str]:
-    """Return the parts that the command line names; without any, all. Raises ValueError."""
+    """Return the parts that the command line names, or all if it names none. Raises ValueError."""
     known, names = parts(), [name for argument in arguments for name in argument.split(",") if name]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"ONLY={','.join(names)}: unknown part {unknown[0]!r}; the parts are {', '.join(known)}")
@@ -60,7 +60,7 @@ def read(report: Path) -> dict[str, Part]:
 
 
 def run(names: Sequence[str]) -> dict[str, Part]:
-    """Run parts; one that did not come to its end has failed."""
+    """Run parts; a part that did not finish has failed."""
     results: dict[str, Part] = {}
     folders = [name for name in names if name != OLDEST]
     if folders:

@@ -160,7 +160,7 @@ class MessageOperations:
                 # The client gave up, or markers could not be written: it never sees these messages.
                 receiver.release(divided.deliverable)
                 raise
-            # A poll never returns a message whose lease has ended, also if that happened while markers were written.
+            # Never return a message whose lease has ended, even if it ended while markers were being written.
             receiver.release([each for each in divided.deliverable if each not in deliveries])
             if deliveries:
                 return {"Messages": [self._formatted(each, visibility_s, parameters) for each in deliveries]}
@@ -172,14 +172,14 @@ class MessageOperations:
     async def _hidden(
         self, queue: str, deliveries: Sequence[Delivery], visibility_s: int, attributes: QueueAttributes
     ) -> list[Delivery]:
-        """Hide messages for this long; return those whose leases have not ended before that was durable."""
+        """Set the visibility timeout of messages; return those whose leases lasted until that was durable."""
         until_s = inf
         if deliveries and visibility_s != attributes.visibility_timeout_s:
             until_s = time.monotonic() + visibility_s if visibility_s else inf
             try:
                 await change_visibility(self._settlers.of(queue), deliveries, visibility_s)
             except SqsError as error:
-                log.info("queue %r: polled messages are released: %s", queue, error.message)
+                log.info("queue %r: a poll releases its messages: %s", queue, error.message)
                 return []
         return [each for each in deliveries if each.is_leased and time.monotonic() < until_s]
 

@@ -155,7 +155,8 @@ class Mover:
         expired, rest = without_old(older, attributes)
         try:
             await self._settlers.of(queue).renew(rest, LEASE_S * 1000)
-            # The former lease counts until that is durable. Later, others may have the message, and it would be copied.
+            # The previous lease applies until the renewal is durable. Once it has ended, another client may have the
+            # message, and a move would duplicate it.
             receiver.release([each for each in rest if not each.is_leased])
             rest = [each for each in rest if each.is_leased]
             targets = [self._target(task, each) for each in rest]

@@ -113,11 +113,11 @@ class ReceiveLimits:
         return divided
 
     async def end(self, queue: str, divided: Divided) -> None:
-        """Begin to delete and move messages, in the background: a poll does not wait for a slow dead-letter queue.
+        """Start to delete and move messages in the background: a poll does not wait for a slow dead-letter queue.
 
         If that fails, the messages stay hidden until their leases end. A later poll then tries again. If MAX_BEGUN
-        calls are unfinished, messages to deliver leave the others to a later poll; a call without any waits for its
-        own.
+        calls are unfinished, a poll with messages to deliver leaves the others to a later poll. A poll without such
+        messages waits until its own are deleted and moved.
         """
         is_full = len(self._ending) >= MAX_BEGUN
         if not (divided.old or divided.dead) or (divided.deliverable and is_full):

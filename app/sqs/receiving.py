@@ -44,10 +44,10 @@ JOIN_S = 8.0
 #: Polls of at least this length end together, at the next multiple of the second number: waking up for each of them
 #: costs more than the rest of an idle poll.
 LONG_POLL_S, TOGETHER_S = 5.0, 0.5
-#: Maximum number of messages to ask another endpoint for, and how long they may wait here for polls that are busy.
+#: Maximum number of messages to ask another endpoint for, and how long they may wait here while all polls are busy.
 MAX_ASKED, MAX_WAIT_S = 100, 1.0
-#: How long a stop waits for polls that cannot renew leases, and then for releases. A message that was not released
-#: counts as received when its lease ends, although no client has seen it; so brokers may be silent for a moment.
+#: How long a stop waits for polls that cannot renew leases, and then for releases. It outlasts a short outage of the
+#: brokers: a message that was not released counts as received when its lease ends, although no client has seen it.
 STOP_S = 4.0
 #: An answer to another endpoint ends with the message that reaches this size. The others stay in the consumer's buffer,
 #: because the tracker would have to write each released message again.
@@ -81,7 +81,7 @@ class Delivery(NamedTuple):
 
     @property
     def is_leased(self) -> bool:
-        """Whether its lease has not ended. Otherwise no poll may return it: another client may have it already."""
+        """Whether its lease has not ended. Otherwise, no poll may return it, because another client may have it."""
         return time.monotonic() < self.until_s
 
     @property
@@ -90,7 +90,7 @@ class Delivery(NamedTuple):
         return (self.received_ms - self.available_ms) / 1000 if self.received_ms and self.available_ms else 0.0
 
     def document(self, asked_s: float) -> dict[str, Any]:
-        """Return the delivery for another endpoint that has asked at this monotonic time, as JSON."""
+        """Return the delivery as JSON for another endpoint, whose request arrived at this monotonic time."""
         headers = {name: None if value is None else b64encode(value).decode() for name, value in self.headers.items()}
         return {
             "token": message_token.encode(self.token),
@@ -108,7 +108,10 @@ class Delivery(NamedTuple):
 
     @classmethod
     def read(cls, document: Mapping[str, Any], asked_s: float) -> Self:
-        """Read the answer to a request that was sent at this time: before it arrived, so the lease ends too early."""
+        """Read the answer to a request that was sent at this monotonic time.
+
+        The request arrived later, so the lease seems to end too early, but never too late.
+        """
         lease_ms = document.get("lease_ms")
         headers = {name: None if value is None else b64decode(value) for name, value in document["headers"].items()}
         return cls(
@@ -134,7 +137,7 @@ def end_of_poll_s(now_s: float, wait_s: float) -> float:
 
 
 def _end_waits(limits: Iterable[asyncio.Timeout]) -> None:
-    """End waits now."""
+    """End these waits now."""
     now_s = asyncio.get_running_loop().time()
     for limit in limits:
         limit.reschedule(now_s)
@@ -155,11 +158,11 @@ class QueueReceiver:
         #: Polls on behalf of other endpoints.
         self._peer_polls = 0
         self._poll_ended = asyncio.Event()
-        #: The time limits of polls that wait, and whether they may get other endpoints' messages; moving a limit to now
-        #: wakes its poll.
+        #: The time limit of each waiting poll, and whether the poll may return other endpoints' messages. Moving a
+        #: limit to the present wakes its poll.
         self._waiting: dict[asyncio.Timeout, bool] = {}
         self._idle_since_s = asyncio.get_running_loop().time()
-        #: Messages that other endpoints sent and no poll has taken.
+        #: Messages that other endpoints sent and that no poll has taken yet.
         self._foreign: deque[Delivery] = deque()
         self._asking: dict[str, asyncio.Task[None]] = {}
         #: Tasks that release or end messages.
@@ -188,7 +191,7 @@ class QueueReceiver:
             self._wanted -= most
             self._poll_ended.set()
             self._idle_since_s = asyncio.get_running_loop().time()
-            # It may have been woken for another endpoint's message, and then have been cancelled.
+            # This poll may have been woken for another endpoint's message and then cancelled.
             self._offer_foreign()
 
     async def poll_for_peer(self, most: int, wait_s: float) -> list[Delivery]:
@@ -211,7 +214,7 @@ class QueueReceiver:
         task.add_done_callback(self._settling.discard)
 
     async def end_polls(self) -> None:
-        """Answer the polls that wait; those that renew leases may take STOP_S."""
+        """Answer the waiting polls; wait up to STOP_S for those that renew leases."""
         self._stopping = True
         _end_waits([limit for limit in self._waiting if not limit.expired()])
         clock = asyncio.get_running_loop().time
@@ -221,18 +224,18 @@ class QueueReceiver:
             await until_set(self._poll_ended, left_s, asyncio.sleep)
 
     async def stop(self) -> None:
-        """Answer the polls, release the messages that no client gets, and leave the group."""
+        """Answer the polls, release the messages that no client has received, and leave the group."""
         await self.end_polls()
         self._serving.cancel()
         await asyncio.gather(self._serving, return_exceptions=True)
         until_s = asyncio.get_running_loop().time() + STOP_S
-        # Another endpoint may have answered already: if the connection were cut now, no client would get its messages
-        # before their leases end.
+        # Another endpoint may already have answered. If this closed the connection now, no client would receive those
+        # messages before their leases end.
         await self._ended(self._asking.values(), until_s)
         for task in self._asking.values():
             task.cancel()
         self._release_foreign(self._foreign)
-        # In this order: while the consumer has the messages of a FIFO queue, releases need not ask a tracker first.
+        # Before the consumer stops: while it has the messages of a FIFO queue, releases need not ask a tracker.
         await self._ended(self._settling, until_s)
         if self._consumer is not None:
             with suppress(MarqError):
@@ -240,7 +243,7 @@ class QueueReceiver:
             await self._consumer.stop()
 
     async def _ended(self, tasks: Iterable[asyncio.Task[None]], until_s: float) -> None:
-        """Wait for tasks until this time."""
+        """Wait for tasks, but only until this time."""
         if waited := list(tasks):
             await asyncio.wait(waited, timeout=max(0.0, until_s - asyncio.get_running_loop().time()))
 
@@ -327,7 +330,7 @@ class QueueReceiver:
         return []
 
     async def _wait(self, waiting: Awaitable[object], limit_s: float, *, alone: bool) -> None:
-        """Wait up to this time; a client's poll also ends the wait when another endpoint's message arrives."""
+        """Wait up to ``limit_s``; another endpoint's message also ends the wait of a client's poll."""
         try:
             async with asyncio.timeout(limit_s) as limit:
                 self._waiting[limit] = not alone
@@ -347,17 +350,17 @@ class QueueReceiver:
         _end_waits(list(islice(clients, count)))
 
     async def _take(self, most: int, *, alone: bool) -> list[Delivery]:
-        """Return messages that are here and still leased; end those that were deleted meanwhile."""
+        """Return available messages whose leases have not ended; end those that were deleted meanwhile."""
         deliveries: list[Delivery] = []
         consumer = self._consumer
         if self._foreign and not alone:
-            # At once: the consumer may have to renew leases first, and a later poll gets its messages.
+            # Return them at once: the consumer may have to renew leases first, and a later poll gets its messages.
             deliveries = [self._foreign.popleft() for _ in range(min(most, len(self._foreign)))]
         elif consumer is not None and self._started.is_set():
-            # _serve() says why a consumer fails.
+            # _serve() logs why a consumer fails.
             with suppress(MarqError):
                 deliveries = await self._receive(consumer, most, MAX_ANSWER_BYTES if alone else None)
-        # Most of these releases have no effect. One that does saves an attempt, because no client has seen the message.
+        # Most of these releases have no effect. If one has, the attempt does not count: no client saw the message.
         ended = [each for each in deliveries if not each.is_leased]
         self.release(ended)
         deliveries = [each for each in deliveries if each not in ended]
@@ -408,7 +411,7 @@ class QueueReceiver:
             self._release_foreign(self._foreign)
 
     def _release_foreign(self, deliveries: Iterable[Delivery]) -> None:
-        """Release those of these messages that no poll has taken: otherwise they would stay hidden."""
+        """Release these messages unless a poll has taken them; otherwise, they would stay hidden."""
         arrived = {id(each) for each in deliveries}
         self.release([each for each in self._foreign if id(each) in arrived])
         self._foreign = deque([each for each in self._foreign if id(each) not in arrived])
@@ -420,7 +423,7 @@ class Receivers:
     def __init__(self, new_receiver: Callable[[str], QueueReceiver]) -> None:
         self._new_receiver = new_receiver
         self._receivers: dict[str, QueueReceiver] = {}
-        #: The stops of receivers that were dropped.
+        #: Tasks that stop the dropped receivers.
         self._dropping: set[asyncio.Task[None]] = set()
         #: True once the endpoint is stopping: polls get no more messages.
         self.stopped = False
@@ -442,7 +445,7 @@ class Receivers:
     async def drop_idle(self) -> None:
         """Stop receiving from queues that are no longer polled."""
         for queue, receiver in list(self._receivers.items()):
-            # It may be polled by now, because each stop takes a moment.
+            # A client may poll it by now, because each stop takes a moment.
             if receiver.idle_s > IDLE_S and self._receivers.get(queue) is receiver:
                 await self.drop(queue)
 
@@ -453,11 +456,11 @@ class Receivers:
             dropping = asyncio.create_task(receiver.stop(), name="marq-sqs-drop")
             self._dropping.add(dropping)
             dropping.add_done_callback(self._dropping.discard)
-            # The endpoint's stop cancels this call, but the receiver still has to release its messages.
+            # The endpoint's stop cancels this call, but the receiver must still release its messages.
             await asyncio.shield(dropping)
 
     async def end_polls(self) -> None:
-        """Answer the polls that wait; later ones get no messages."""
+        """Answer the waiting polls; later polls get no messages."""
         self.stopped = True
         await asyncio.gather(*[each.end_polls() for each in self._receivers.values()])
 
@@ -468,5 +471,5 @@ class Receivers:
         for error in await asyncio.gather(*stopped, *self._dropping, return_exceptions=True):
             if isinstance(error, BaseException):
                 log.error("a queue's receiver was not stopped: %r", error)
-        # Not before: until then, the outcomes of FIFO messages go to the receivers that hold them.
+        # Not earlier: until they have stopped, receivers need the outcomes of the FIFO messages that they have.
         self._receivers = {}

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 #: Connections in all and per address; each poller has one.
 MAX_CONNECTIONS, MAX_OF_ADDRESS = 10_000, 5_000
-#: How long a stop waits for calls, and then for changes whose clients have hung up or were cut off.
+#: How long a stop waits for calls, and then for changes whose clients have disconnected or were disconnected.
 STOP_S = 3.0
 
 
@@ -96,7 +96,7 @@ class SqsServer:
             raise ConfigError(f"MARQ_SQS_PORT={port}: can't listen at {bind}: {error.strerror or error}") from error
 
     async def stop(self) -> None:
-        """Answer the calls that have begun; finish changes even if their clients are gone."""
+        """Answer the calls that have begun; finish changes even if their clients have disconnected."""
         if self._runner is not None:
             await self._runner.cleanup()
         if self._changes:
@@ -193,7 +193,7 @@ class SqsServer:
         return self._completed(asyncio.gather(*settled))
 
     def _completed(self, change: Awaitable[T]) -> asyncio.Future[T]:
-        """Return the result of a change, which goes on if the call is cancelled, and for which a stop waits."""
+        """Return the result of a change. The change continues if the call is cancelled, and a stop waits for it."""
         changing = asyncio.ensure_future(change)
         self._changes.add(changing)
         changing.add_done_callback(self._changed)
@@ -202,7 +202,7 @@ class SqsServer:
     def _changed(self, change: asyncio.Future[Any]) -> None:
         self._changes.discard(change)
         if not change.cancelled():
-            # Keep asyncio from logging the error of a call whose client has hung up.
+            # Keep asyncio from logging the error of a call whose client has disconnected.
             change.exception()
 
     def _base_url(self, request: BaseRequest) -> str:

@@ -146,10 +146,11 @@ class SqsEndpoint(Service):
             # A wrong setting has kept it from starting.
             return
         for parts in (
-            # Polls before the server, because clients treat a cut connection as an error.
+            # Polls before the server, because clients treat a closed connection as an error.
             (self._runner.stop, self._receivers.end_polls),
             (self._server.stop,),
-            # What calls have left behind: moves release messages, and releases are outcomes, which need the rest.
+            # Then the work that calls have started. Moves release messages, and a release is an outcome, which needs
+            # the remaining parts.
             (self._limits.stop,),
             (self._receivers.stop,),
             (self._outcomes.stop,),
@@ -158,7 +159,7 @@ class SqsEndpoint(Service):
         ):
             for error in await asyncio.gather(*[stop() for stop in parts], return_exceptions=True):
                 if isinstance(error, BaseException):
-                    # The parts that follow still have outcomes to write.
+                    # Continue, because the other parts still have outcomes to write.
                     log.error("a part of the SQS endpoint was not stopped: %r", error)
 
     def _new_receiver(self, url: str, queue: str) -> QueueReceiver:

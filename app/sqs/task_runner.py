@@ -14,7 +14,7 @@ log = logging.getLogger("marq.sqs")
 
 #: Interval between checks for tasks that no endpoint works on, and the pause after an error.
 LOOK_S = 2.0
-#: How long a stop waits for messages that are being moved, and then until tasks have ended and are released.
+#: How long a stop waits for messages that are being moved, and then for tasks to end and their claims to be released.
 STOP_S, END_S = 3.0, 2.0
 
 
@@ -62,7 +62,7 @@ class TaskRunner:
         with suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 await asyncio.shield(ended)
-                # If they are not released, another endpoint continues them when the claims have expired.
+                # If a claim is not released, another endpoint continues the task when the claim has expired.
                 await asyncio.gather(*[self._tasks.release(queue) for queue in running], return_exceptions=True)
 
     async def _look(self) -> None:

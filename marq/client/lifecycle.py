@@ -135,7 +135,7 @@ async def to_its_end(ending: Coroutine[Any, Any, None], hurry: Callable[[], None
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError as error:
-            # A second one must not end the wait: the next start would begin while this stop still closes.
+            # A second cancellation must not end the wait: the next start would begin while this stop is still closing.
             cancelled = error
             hurry()
     if cancelled is not None:

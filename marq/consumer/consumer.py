@@ -195,7 +195,7 @@ class Consumer(Lifecycle[MemberSession]):
         if now_s - self._yielded_s > _YIELD_S:
             # A loop whose body never waits would starve acks, renewals and heartbeats.
             await asyncio.sleep(0)
-            # Again: another task may have blocked the loop until a lease ended.
+            # Read the clock again: another task may have blocked the loop until a lease ended.
             self._yielded_s = now_s = running.cluster.now_s()
         while not buffer.closed:
             message = buffer.take(now_s)

@@ -53,10 +53,11 @@ class Deliveries:
                 self._buffer(held, records.offsets, records.values)
 
     def release_ordered(self, taking: Taking, sent_s: float) -> None:
-        """Release the messages of ordered queues that a failed cycle may have acquired, uncounted.
+        """Release messages of ordered queues that a failed cycle may have acquired; their attempts do not count.
 
-        The next reader finds them open, even if their offsets are not committed. Without ordering, it reads and takes
-        over messages whose offsets are not committed; after a RELEASE, they would be delivered twice.
+        The next reader finds them open, even if their offsets are not committed. In other queues, the next reader reads
+        messages with uncommitted offsets again and takes over their leases. After a RELEASE, it would deliver them
+        twice.
         """
         for each in taking.acquisitions:
             if each.lines is not None:

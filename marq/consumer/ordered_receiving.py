@@ -144,8 +144,8 @@ class Ordering:
             if self._purged.deliver(queue, [lines for lines in self._lines.values() if lines.queue == queue]):
                 self._ask += [each for each in self._again if each[0].queue == queue]
                 self._again = [each for each in self._again if each[0].queue != queue]
-                # Or released ones that wait for their next attempt: later messages of their keys must not wait with
-                # them until the next regular question.
+                # The purge may also have ended released messages that wait for their next attempt. Later messages of
+                # their keys must not wait until the next regular question.
                 self._later = [(0.0, *each[1:]) if each[2].queue == queue else each for each in self._later]
                 heapq.heapify(self._later)
         self._wake.set()

@@ -135,8 +135,8 @@ class PolledConsumer(Consumer):
     async def put_back(self, limit_s: float) -> None:
         """Release the messages that no poll has returned; return when that is durable, or after the limit.
 
-        For a stop, when no poll waits any longer. A message whose ACQUIRE is still being written when the consumer
-        stops, or whose release is not written, would count as received when its lease ends.
+        Call this before a stop, when no poll waits any longer. A message whose ACQUIRE is still being written when the
+        consumer stops, or whose release is not written, would count as received when its lease ends.
         """
         running = self._started()
 
@@ -150,7 +150,7 @@ class PolledConsumer(Consumer):
             await running.cluster.within(limit_s, released())
 
     def left_s(self, message: Message) -> float:
-        """Return for how many seconds the lease of a polled message lasts from now on."""
+        """Return the seconds until the lease of a polled message ends."""
         # Not the cluster's clock: the consumer may have been stopped while the poll renewed leases.
         return message._expiry_s - message._held.acks.clock()
 

@@ -154,7 +154,7 @@ class Receiver:
         self._reading.add_done_callback(self._reading_ended)
 
     async def stop_reading(self, limit_s: float, handlers: asyncio.Task[float] | None = None) -> None:
-        """Stop fetching and dispatching; wait for cycles in progress up to ``limit_s``, and while ``handlers`` run."""
+        """Stop fetching and dispatching; wait for cycles for up to ``limit_s``, and longer while ``handlers`` run."""
         self._stopping = True
         await self._at_most_once.stop()
         await self.ordering.stop()
@@ -328,7 +328,7 @@ class Receiver:
         """
         try:
             if self._stopping:
-                # Nothing is written yet.
+                # No ACQUIRE has been written yet.
                 return False
             sent_s = self._clock()
             try:

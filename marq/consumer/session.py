@@ -178,11 +178,11 @@ class ConsumerSession:
 
     async def _stop_reading(self, handlers: asyncio.Task[float], *, release: bool) -> int:
         """Stop receiving, and release prefetched messages if asked to; return how many were released."""
-        # Not after the handlers have ended: until then no other consumer could have the messages, and a lease that
+        # Do not wait for the handlers first. No other consumer could have the messages until then, and a lease that
         # reaches `max_lease` meanwhile would count an attempt that no handler saw.
         released = self.prefetch.release() if release else 0
         await self.receiver.stop_reading(STOP_S, handlers)
-        # Again, because cycles in progress have delivered, and their messages would wait for their leases to end.
+        # Release again: cycles in progress have delivered messages, which would wait until their leases end.
         return released + (self.prefetch.release() if release else 0)
 
     def hurry(self) -> None:

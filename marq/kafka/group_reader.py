@@ -242,7 +242,7 @@ class GroupReader:
     def assigned(self, sources: Sequence[Source]) -> None:
         """Pause new partitions until their places are known."""
         if self._consumer is None:
-            # A rebalance ended during the stop, which leaves the group next: the group assigns them to other members.
+            # A rebalance ended during the stop. The stop leaves the group next, and other members get the partitions.
             return
         self._changes += 1
         self._progress.clear()

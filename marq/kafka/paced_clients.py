@@ -40,8 +40,8 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
     pacer: Pacer
     #: Set before its owner stops: a stop does not wait for a broker that is down.
     stopping: bool
-    #: Whether requests for offsets use a connection of their own: on a consumer's connection, a broker answers them
-    #: after the fetch before them, which waits for new records.
+    #: Whether requests for offsets use a separate connection. On a consumer's connection, the broker answers them only
+    #: after the previous fetch, which waits for new records.
     offsets_apart: bool = False
     _opening: defaultdict[Any, asyncio.Lock]
     _sync_task: asyncio.Task[None] | None
@@ -93,7 +93,7 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
 
     async def send(self, node_id: Any, request: Any, *, group: ConnectionGroup = ConnectionGroup.DEFAULT) -> Any:
         if self.offsets_apart and isinstance(request, OffsetRequest):
-            # Consumers without a group do not use this connection.
+            # Consumers without a group do not use this connection otherwise.
             group = ConnectionGroup.COORDINATION
         return await super().send(node_id, request, group=group)
 

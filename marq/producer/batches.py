@@ -68,7 +68,7 @@ class ProducerBatch:
         return self.future()
 
     def future(self) -> asyncio.Future[int]:
-        """Return the future of the offset of the next message that has none."""
+        """Return a new future for the offset of the first message that has none."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.futures.append(future)
         return future
@@ -275,8 +275,8 @@ class Batcher:
         return task
 
     def _begin(self, batch: ProducerBatch) -> None:
-        # In a callback, and not at the end of the task: a task that is cancelled before its first step never runs, and
-        # its callers would wait forever.
+        # Confirm or fail the batch in a callback, not in the task: a task that is cancelled before its first step never
+        # runs, and its callers would wait forever.
         self._track(self._send(batch)).add_done_callback(partial(self._end, batch))
 
     def _end(self, batch: ProducerBatch, task: asyncio.Task[int]) -> None:

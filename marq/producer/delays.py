@@ -205,7 +205,7 @@ class Delays:
             return [None] * len(values), _stopped()
         items = [_Item(value, headers, when.time_ms) for value, when in zip(values, whens, strict=True)]
         batch = _Batch(items)
-        # A task of its own, so that a stop waits for it, and so that a cancellation here is the caller's.
+        # Send in a separate task, so that a stop waits for it, and only the caller can cause a cancellation here.
         task = self._begin(_Group(queue, whens[0].relative, None), batch)
         try:
             await asyncio.wait([task])

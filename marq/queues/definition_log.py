@@ -112,7 +112,7 @@ class KafkaDefinitionLog:
         self._settings = settings
         self._source = Source(settings.names.queues, 0)
         # No client writes transactions here; an open one of another program must not block all readers.
-        # Ends apart: a purge, for example, looks for the end of the log many times while its queue is paused.
+        # A purge looks up the end of the log many times while its queue is paused, so a lookup must not wait.
         self._reader = LogReader(settings, committed=False, fetch_wait_ms=FETCH_WAIT_MS, ends_apart=True)
 
     async def make(self) -> None:

@@ -65,7 +65,7 @@ def test_an_audit_whose_job_failed_after_the_ingestion_can_be_repeated_from_the_
     assert (audit.failure, audit.ingested) == ("lifecycle was interrupted", True)
 
 
-def test_missing_plots_leave_the_audit_as_it_is(tmp_path: Path) -> None:
+def test_missing_plots_do_not_change_the_audit(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(lines(*ended("ingest"), *ended("audit", json.dumps(STATISTICS)), *ended("stats", code=2)))
     reading = Reading(log)

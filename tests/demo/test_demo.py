@@ -82,7 +82,7 @@ def test_each_message_of_a_small_run_is_accounted_for(
     assert (Path(data) / "report.html").exists()
     phases = [line.partition("==> ")[2] for line in result.stderr.splitlines() if "==> " in line]
     assert [phase for phase in phases if phase.startswith(("drain", "audit: ", "plots: "))] == [
-        "drain: wait until each message is acknowledged or dead",
+        "drain: wait until each message is acknowledged or dead-lettered",
         "audit: ingest",
         "audit: lifecycle",
         "audit: audit",

@@ -1,4 +1,4 @@
-"""The demo's exit codes, and what it keeps, without running anything."""
+"""The demo's exit codes, and the data that it keeps, without a real run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.proof.story import clean
 
 @dataclass
 class Played:
-    """A run that has been played."""
+    """A finished run."""
 
     events: list[Event] = field(default_factory=clean)
     kills: tuple[Kill, ...] = (CONSUMER, WORKER)
@@ -30,7 +30,7 @@ class Played:
 
 @dataclass
 class Topics:
-    """The topics of a broker that goes on."""
+    """The topics of a broker that keeps running."""
 
     markers_partitions: int = 4
     deleted: bool = False
@@ -82,7 +82,7 @@ def test_without_an_audit_the_exit_code_is_2_and_topics_that_were_not_ingested_s
     assert topics.deleted is deleted
 
 
-def test_an_audit_that_was_left_out_is_no_failure(
+def test_a_skipped_audit_is_not_a_failure(
     topics: Topics, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SPARK", "skip")

@@ -1,4 +1,4 @@
-"""Limits of waits: they are times without progress, not times of a run."""
+"""Limits of waits, which count only the time without progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT_SECONDS, LOOKS = 5.0, 100
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that is a second later each time that a wait looks at it."""
+    """A clock that advances by a second each time a wait reads it."""
     seconds = itertools.count()
     monkeypatch.setattr("rig.recorded_run.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     monkeypatch.setattr("rig.recorded_run.POLL_SECONDS", 0.0)

@@ -62,16 +62,16 @@ def test_an_audit_that_comes_to_something_else_makes_the_demo_fail_and_says_what
     assert last_line(text)["audit"] == "differs"
 
 
-def test_an_audit_that_could_not_be_made_is_no_difference_but_a_failure() -> None:
+def test_a_failed_audit_is_reported_as_a_failure_and_not_as_a_difference() -> None:
     code, text = shown(judged(clean()), Audit(failure="ingest: error: Java is not installed"))
 
     assert code == 2
-    assert "audit: could not be made: ingest: error: Java is not installed\n  run it again" in text
+    assert "audit: failed: ingest: error: Java is not installed\n  run it again" in text
     assert last_line(text)["audit"] == "failed"
     assert "DIFFERS" not in text
 
 
-def test_a_lost_message_counts_more_than_an_audit_that_could_not_be_made() -> None:
+def test_a_lost_message_takes_precedence_over_a_failed_audit() -> None:
     events = clean()
     events.remove(find(events, "marker", kind="ACK", offsets=[0]))
 
@@ -81,7 +81,7 @@ def test_a_lost_message_counts_more_than_an_audit_that_could_not_be_made() -> No
     assert last_line(text)["audit"] == "failed"
 
 
-def test_an_audit_is_repeated_from_the_ingested_data_else_from_the_topics_else_not_at_all() -> None:
+def test_an_audit_is_repeated_from_the_ingested_data_or_the_topics_if_they_exist() -> None:
     again = ".venv/bin/python -m pipeline audit --drained --data 'my data'"
     data = Path("my data")
 
@@ -93,7 +93,7 @@ def test_an_audit_is_repeated_from_the_ingested_data_else_from_the_topics_else_n
     assert how_to_retry(Audit(), data, "", "demo-1").endswith("to try again: make demo")
 
 
-def test_the_place_of_the_plots_is_said_or_why_there_are_none() -> None:
+def test_the_report_says_where_the_plots_are_or_why_there_are_none() -> None:
     result = judged(clean())
     statistics = dict(audited(result).statistics)
 

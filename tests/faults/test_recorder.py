@@ -27,7 +27,7 @@ recorder.die()
 
 
 def block() -> None:
-    """Block the event loop by a call that waits."""
+    """Block the event loop with a call that waits."""
     time.sleep(0.15)
 
 

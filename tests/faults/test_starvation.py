@@ -1,4 +1,4 @@
-"""Waits for a CPU, which show that the machine and not the program was too slow."""
+"""Waits for a CPU, which show that the machine was too slow, not the program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_half_a_lease_of_many_short_waits_is_a_pause_since_the_first() -> None:
     assert pauses((10, 0.0), (11, 0.7), (12, 1.4), (13, 2.1)) == [None, None, None, 10]
 
 
-def test_the_same_waits_over_a_longer_time_are_none() -> None:
+def test_the_same_waits_over_a_longer_time_are_not_a_pause() -> None:
     assert pauses(*[(10 + second, 0.4 * second) for second in range(20)]) == [None] * 20
 
 

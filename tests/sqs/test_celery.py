@@ -45,7 +45,7 @@ FAULTS = ("first", "second", "endpoint", "first", "second", "first", "endpoint",
 DELETE_S = 5.0
 #: How much earlier or later than the endpoint a worker may note a delivery or a delete.
 RACE_S = 0.5
-#: How much shorter than its queue's setting a lease may be, although the handle tells the setting.
+#: How much shorter than its queue's setting a lease may be, although the handle states the setting.
 SHORTFALL_S = min(MAX_SHORTFALL_S, VISIBILITY_S * MAX_SHORTFALL)
 #: Maximum time from a kill until the redelivery from its aborted transaction is replaced and received.
 TAKEOVER_S = 120.0

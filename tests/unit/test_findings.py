@@ -1,4 +1,4 @@
-"""``findings/run``, on findings of this test."""
+"""``findings/run``, with findings of this test."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Worker(rig.worker.Worker):
         return self
 
     async def owned_partitions(self, count: int = 2, *, limit: float = LIMIT_SECONDS) -> dict[int, dict[str, Any]]:
-        """Wait like :meth:`ready`, and return :meth:`partitions`, of which there are none during a rebalance."""
+        """Wait like :meth:`ready`, and return :meth:`partitions`, which has none during a rebalance."""
 
         async def found() -> dict[int, dict[str, Any]]:
             assert self.exit_code is None, f"the worker ended with exit code {self.exit_code}:\n{self.log()}"

@@ -97,7 +97,7 @@ async def test_only_the_first_message_of_a_key_is_delivered_until_its_ack_is_dur
 
 @pytest.mark.parametrize("failure", ["the ACQUIRE's confirmation", "the commit"])
 async def test_a_stop_releases_messages_uncounted_whose_cycle_fails_meanwhile(failure: str) -> None:
-    """Else the ends of their leases would count an attempt that no handler saw, maybe the last one."""
+    """Otherwise, their leases would end and count an attempt that no handler saw, perhaps the last one."""
     made, _ = ordered_rig()
     made.buffer.handler_demand = 100
     made.acquirer.gate.clear()

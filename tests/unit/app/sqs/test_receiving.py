@@ -497,7 +497,7 @@ async def test_the_stop_of_an_endpoint_waits_for_receivers_that_are_being_droppe
     assert await poll == []
 
 
-async def test_a_receiver_that_cannot_be_stopped_keeps_no_other_from_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_receiver_that_fails_to_stop_does_not_keep_others_running(caplog: pytest.LogCaptureFixture) -> None:
     stopped: list[str] = []
 
     class Stopping(Receiver):

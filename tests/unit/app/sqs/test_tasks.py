@@ -299,7 +299,7 @@ async def test_a_stopped_runner_leaves_its_task_to_another(
 async def test_a_stop_does_not_wait_forever_until_tasks_are_released(
     tasks: Tasks, work: Work, runner: TaskRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without an answer of the broker, another endpoint continues them when the claims have expired."""
+    """If the broker does not respond, another endpoint continues them when the claims have expired."""
     monkeypatch.setattr(task_runner, "END_S", 0.01)
     monkeypatch.setattr(tasks, "release", lambda queue: asyncio.Event().wait())
     await tasks.start_move("dead", move())
