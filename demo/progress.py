@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 LINE_SECONDS = 5.0
 _COUNTS = ("sent", "acks", "dead", "in_flight", "waiting", "redelivered")
@@ -25,8 +26,8 @@ class Display:
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
         self._bar = Progress(
-            BarColumn(20), TextColumn(_TEXT), TimeElapsedColumn(), console=console, transient=False,
-            disable=not console.is_terminal,
+            TimeElapsedColumn(Column(min_width=7)), TextColumn(_TEXT), BarColumn(20), console=console,
+            transient=False, disable=not console.is_terminal,
         )  # fmt: skip
         # Any, because rich takes them as keyword arguments among its own.
         self._counts: dict[str, Any] = dict.fromkeys(_COUNTS, 0)

@@ -93,7 +93,7 @@ def audit(
     jobs = [*AUDIT_JOBS, PLOTS_JOB] if plots else list(AUDIT_JOBS)
     with tempfile.TemporaryDirectory(prefix="marq-audit-", ignore_cleanup_errors=True) as folder:
         environment = {"MARQ_BOOTSTRAP_SERVERS": settings.bootstrap_servers, "MARQ_PREFIX": settings.names.prefix}
-        words = json.dumps([[*job, "--data", str(data)] for job in jobs])
+        words = json.dumps([[*job, "--data", str(data.absolute())] for job in jobs])
         command = ["-m", "rig.pipeline_jobs", words]
         program = Program("audit", command, environment, Path(folder) / "audit.log", temporary=[Path(folder)])
         reading = Reading(program.log_file, progress)
