@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 LINE_SECONDS = 5.0
 _COUNTS = ("sent", "acks", "dead", "in_flight", "waiting", "redelivered")
 _STATISTICS = ("dead_lettered", "in_flight", "waiting_for_redelivery", "redelivered")
 _TEXT = (
-    "sent {task.fields[sent]:,} · acks {task.fields[acks]:,} · dead {task.fields[dead]:,}"
+    "{task.elapsed:5.1f} s  sent {task.fields[sent]:,} · acks {task.fields[acks]:,} · dead {task.fields[dead]:,}"
     " · in flight {task.fields[in_flight]:,} · waiting {task.fields[waiting]:,}"
     " · redelivered {task.fields[redelivered]:,}"
 )
@@ -25,8 +25,7 @@ class Display:
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
         self._bar = Progress(
-            BarColumn(20), TextColumn(_TEXT), TimeElapsedColumn(), console=console, transient=False,
-            disable=not console.is_terminal,
+            TextColumn(_TEXT), BarColumn(20), console=console, transient=False, disable=not console.is_terminal,
         )  # fmt: skip
         # Any, because rich takes them as keyword arguments among its own.
         self._counts: dict[str, Any] = dict.fromkeys(_COUNTS, 0)

@@ -93,7 +93,7 @@ def audit(
     jobs = [*AUDIT_JOBS, PLOTS_JOB] if plots else list(AUDIT_JOBS)
     with tempfile.TemporaryDirectory(prefix="marq-audit-", ignore_cleanup_errors=True) as folder:
         environment = {"MARQ_BOOTSTRAP_SERVERS": settings.bootstrap_servers, "MARQ_PREFIX": settings.names.prefix}
-        words = json.dumps([[*job, "--data", str(data)] for job in jobs])
+        words = json.dumps([[*job, "--data", str(data.absolute())] for job in jobs])
         command = ["-m", "rig.pipeline_jobs", words]
         program = Program("audit", command, environment, Path(folder) / "audit.log", temporary=[Path(folder)])
         reading = Reading(program.log_file, progress)
@@ -117,15 +117,19 @@ def _wait(program: Program, reading: Reading, limit_s: float, stop: threading.Ev
         if reading.read():
             until_s = time.monotonic() + limit_s
         if ended:
-            return "" if program.exit_code == 0 else f"{reading.job}: {reading.message or _died(program.exit_code)}"
+            return _ending(program.exit_code, reading)
         if time.monotonic() > until_s:
             return f"{reading.job} made no progress for {limit_s:g} s"
         if stop.wait(_POLL_SECONDS):
             return f"{reading.job} was interrupted"
 
 
-def _died(exit_code: int | None) -> str:
-    return f"its process ended with exit code {exit_code}"
+def _ending(exit_code: int | None, reading: Reading) -> str:
+    if exit_code == 0:
+        return ""
+    # A job that was killed had no time to say why: its last message is about something else.
+    failed = exit_code is not None and exit_code > 0
+    return f"{reading.job}: {(reading.message if failed else '') or f'its process ended with exit code {exit_code}'}"
 
 
 class Reading:

@@ -89,7 +89,7 @@ def test_a_job_that_fails_is_named_with_its_last_message(tmp_path: Path) -> None
 
 
 def test_a_job_that_is_killed_is_named_with_its_exit_code(tmp_path: Path) -> None:
-    with program(tmp_path, "import os; os.kill(os.getpid(), 9)") as failing:
+    with program(tmp_path, "import os; print('1 dead letter', flush=True); os.kill(os.getpid(), 9)") as failing:
         failure = _wait(failing, Reading(failing.log_file), 60, Event())
 
     assert failure == "ingest: its process ended with exit code -9"
