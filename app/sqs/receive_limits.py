@@ -95,7 +95,7 @@ class ReceiveLimits:
         self._old_messages = old_messages
         self._clock = clock
         self._ending: set[asyncio.Task[None]] = set()
-        self._stopping = False
+        self._stopped = False
         #: The time of the failed move, by target and message id.
         self._unmovable: OrderedDict[tuple[str, str], float] = OrderedDict()
 
@@ -130,9 +130,10 @@ class ReceiveLimits:
 
     async def stop(self) -> None:
         """Finish moves whose clients do not wait: a message that was copied but not deleted would be moved again."""
-        self._stopping = True
         if self._ending:
             await asyncio.wait(self._ending, timeout=STOP_S)
+        # Copies that are made later could not be acked.
+        self._stopped = True
         self._old_messages.stop()
 
     def _is_unmovable(self, target: str, delivery: Delivery) -> bool:
@@ -155,7 +156,7 @@ class ReceiveLimits:
         except (MarqError, SqsError) as error:
             log.warning("queue %r: %d old messages were not deleted: %s", queue, len(divided.old), error)
         for delivery in dead:
-            if self._stopping:
+            if self._stopped:
                 break
             if not delivery.is_leased:
                 # Another poll may have it by now, and would copy it a second time.

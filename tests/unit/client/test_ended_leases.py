@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from marq.consumer.polled_consumer import PolledConsumer
+from marq.settings.client import ClientSettings
 from marq.testing import Broker
 from marq.testing.cluster import MemoryWriter
 from marq.wire.marker_codec import decode
@@ -67,3 +69,41 @@ async def test_receive_with_a_lease_releases_messages_whose_renewal_came_too_lat
         await consumer.ack(message)
         # The tracker had renewed the lease, and an expiry would have counted an attempt that the program did not see.
         assert message.attempt == 1
+
+
+async def test_a_poll_releases_messages_whose_renewal_came_too_late(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = MemoryWriter.write
+
+    async def slow(self: MemoryWriter, records: Any, limit_s: float) -> list[int]:
+        written = await write(self, records, limit_s)
+        if any(isinstance(decode(value), Renew) for _, value in records):
+            # The tracker has renewed the lease, but the confirmation comes after the former lease has ended.
+            block(broker, 0.9 * LEASE_S)
+        return written
+
+    consumer = PolledConsumer("q", ClientSettings.read(broker.address, {}, owner="test"))
+    async with broker.producer() as producer, consumer:
+        await producer.send("q", b"x")
+        await consumer.wait(1, LEASE_S)
+        block(broker, 0.2 * LEASE_S)
+        monkeypatch.setattr(MemoryWriter, "write", slow)
+
+        assert await consumer.poll(1) == []
+        monkeypatch.undo()
+        await consumer.flush()
+        await consumer.wait(1, LEASE_S)
+        (message,) = await consumer.poll(1)
+        # An expiry would have counted an attempt that no program saw.
+        assert message.attempt == 1
+
+
+async def test_the_lease_of_a_polled_message_is_known_after_its_consumer_has_stopped(broker: Broker) -> None:
+    consumer = PolledConsumer("q", ClientSettings.read(broker.address, {}, owner="test"))
+    async with broker.producer() as producer, consumer:
+        await producer.send("q", b"x")
+        await consumer.wait(1, LEASE_S)
+        (message,) = await consumer.poll(1)
+
+    assert 0 < consumer.left_s(message) <= LEASE_S

@@ -135,6 +135,30 @@ async def test_each_message_is_deleted_as_soon_as_it_was_moved() -> None:
     assert rig.log == ["acked 3", "moved 1", "acked 1", "moved 4", "acked 4"]
 
 
+async def test_a_message_whose_lease_has_ended_is_not_moved_because_another_poll_may_have_it() -> None:
+    rig = Rig()
+    ended = message(1)._replace(until_s=time.monotonic() - 1)
+
+    await rig.limits.end("emails", rig.limits.divide([ended, message(2)], ATTRIBUTES))
+    await rig.limits.stop()
+
+    assert rig.log == ["moved 2", "acked 2"]
+
+
+async def test_no_move_begins_after_a_stop_because_it_could_not_be_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receive_limits, "STOP_S", 0)
+    rig = Rig()
+    rig.gate.clear()
+    await rig.limits.end("emails", rig.limits.divide([message(1), message(2)], ATTRIBUTES))
+    await rig.moving.wait()
+
+    await rig.limits.stop()
+    rig.gate.set()
+    await spin()
+
+    assert rig.log == ["moved 1", "acked 1"]
+
+
 async def test_deleted_messages_are_logged_at_once_and_then_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,12 +225,8 @@ async def test_a_slow_dead_letter_queue_does_not_hold_up_the_other_messages_of_p
         answers = [await rig.operations.receive("emails", {"MaxNumberOfMessages": 10}) for _ in range(2)]
     ids = [[each["MessageId"] for each in answer["Messages"]] for answer in answers]
     assert ids == [["marq.messages/0/2"], ["marq.messages/0/4"]]
-    stopping = asyncio.create_task(rig.limits.stop())
-    await asyncio.sleep(0)
-    assert not stopping.done()
     rig.gate.set()
-
-    await stopping
+    await asyncio.wait(rig.limits._ending)
     assert rig.log == ["moved 1", "acked 1"]
     rig.polls = [[message(3)]]
     assert await rig.operations.receive("emails", {"MaxNumberOfMessages": 10}) == {}

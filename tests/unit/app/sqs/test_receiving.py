@@ -200,6 +200,18 @@ async def test_another_endpoint_is_asked_at_once_for_as_many_messages_as_polls_w
     assert other.released == []
 
 
+async def test_a_poll_that_ends_does_not_look_at_all_others_if_no_message_is_there() -> None:
+    """Thousands of long polls end together: looking at all that wait each time would block the loop for seconds."""
+    receiver = Receiver(OneOther())
+    woken: list[int] = []
+    receiver._wake = woken.append  # type: ignore[method-assign]
+
+    await asyncio.gather(*[receiver.poll(1, 0) for _ in range(3)])
+    await receiver.stop()
+
+    assert woken == []
+
+
 async def test_messages_of_another_endpoint_do_not_stay_when_no_poll_waits() -> None:
     receiver = Receiver(other := OneOther())
     waiting, leaving = [asyncio.create_task(receiver.poll(1, 10)) for _ in range(2)]
