@@ -106,8 +106,12 @@ class Message(Hinted, Generic[T_co]):
 
     @property
     def sent_at(self) -> datetime:
-        """When the message was first sent, by its sender's clock (UTC)."""
-        return datetime.fromtimestamp(self._origin.first_sent_ms / 1000, UTC)
+        """When the message was first sent, by its sender's clock (UTC); at most the last moment of the year 9999."""
+        try:
+            return datetime.fromtimestamp(self._origin.first_sent_ms / 1000, UTC)
+        except (ValueError, OverflowError, OSError):
+            # Some programs write microseconds. Middleware that measures ages must not fail their messages.
+            return datetime.max.replace(tzinfo=UTC)
 
     @property
     def lease_expires_at(self) -> datetime:

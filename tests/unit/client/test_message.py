@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -174,3 +175,14 @@ async def test_messages_held_for_a_lease_of_their_own_are_renewed_by_it(make_rig
     await short.ack()
     await other.ack()
     assert long.lease_expires_at is not None
+
+
+@pytest.mark.parametrize("timestamp", [1_700_000_000_000_000, 1_700_000_000_000_000_000, 2**63 - 1])
+async def test_a_time_that_no_calendar_has_is_the_last_one_of_the_calendar(make_rig, timestamp) -> None:
+    """Some programs write microseconds or nanoseconds; a middleware that measures ages must not fail their messages."""
+    rig = make_rig()
+    rig.reader.add(P0, FakeRecord(0, timestamp=timestamp))
+
+    (message,) = await rig.take(1)
+
+    assert (message.sent_at.year, message.sent_at.utcoffset()) == (9999, timedelta(0))
