@@ -13,7 +13,6 @@ from aiokafka.errors import KafkaError
 
 from marq.kafka.broker_clock import BrokerClock
 from marq.kafka.connection import abandon_producer, client_options, started, stop_producer
-from marq.kafka.produce_errors import refusal
 from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
@@ -113,7 +112,7 @@ class KafkaMarkerWriter:
                 self._producer = None
                 await abandon_producer(producer)
             cause = refused(self._settings, error, "Write", self._topic) or str(error) or type(error).__name__
-            raise refusal(self._topic, error) or BrokerUnavailable(
+            raise BrokerUnavailable(
                 f"{len(records)} marker batches for {self._topic} are not known to be written at"
                 f" {self._settings.bootstrap_servers} after {limit_s:g} s at most: {cause}"
             ) from error
@@ -193,13 +192,9 @@ async def write_once(
             written = await asyncio.gather(*sent)
             return {key: int(record.offset) for key, record in zip(records, written, strict=True)}
     except (KafkaError, TimeoutError) as error:
-        raise (
-            refused(settings, error, "Write", topic)
-            or refusal(topic, error)
-            or BrokerUnavailable(
-                f"topic {topic} at {settings.bootstrap_servers}: it could not be written"
-                f" ({str(error) or type(error).__name__})"
-            )
+        raise refused(settings, error, "Write", topic) or BrokerUnavailable(
+            f"topic {topic} at {settings.bootstrap_servers}: it could not be written"
+            f" ({str(error) or type(error).__name__})"
         ) from error
     finally:
         await stop_producer(producer, _STOP_S)

@@ -1,7 +1,8 @@
-"""Errors of produce requests with which a broker says that it has written nothing.
+"""Errors with which a broker says that it has not written a record batch.
 
 A broker checks a batch before it appends it. The answer depends only on the batch, the topic and the clocks, so a
-repeated request cannot hide that an earlier one was written. After all others, such as a timeout, that is unknown.
+repeated request gets the same one. After all other errors, such as a timeout, it is unknown whether the batch was
+written. These errors say nothing about other batches, so a write of several batches cannot use them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _REASONS: dict[type[BaseException], str] = {
 
 
 def refusal(topic: str, error: BaseException) -> Refused | None:
-    """Return the error for records that the broker has refused, None if it is unknown whether they were written."""
+    """Return the error for a batch that the broker refused, or None if it is unknown whether the batch was written."""
     reason = _REASONS.get(type(error))
     if reason is None:
         return None
