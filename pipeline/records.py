@@ -26,6 +26,7 @@ from marq.wire.names import (
     RESERVED_HEADER,
     SETTLED_HEADER,
 )
+from marq.wire.record_headers import SENDERS_HEADERS
 from pipeline.tables import DEAD_LETTERS, LAST_MS, MESSAGES, MOST_ATTEMPTS, PAYLOAD
 
 #: "topic/partition/offset".
@@ -34,9 +35,10 @@ _PLACE = r"^(.+)/([0-9]{1,10})/([0-9]{1,19})$"
 
 def messages(records: DataFrame, messages_topic: str, *, payload: bool = False) -> DataFrame:
     """Return the rows of :data:`~pipeline.tables.MESSAGES`; only in the messages topic a record's key is its queue."""
-    queue = F.when(F.col("topic") == messages_topic, _queue())
+    shared = F.col("topic") == messages_topic
+    queue = F.when(shared, _queue())
     columns = {"queue": queue, "deliver_at": header_time(DELIVER_AT_HEADER), "error": header_text(ERROR_HEADER)}
-    return _rows(with_own_headers(records), columns, MESSAGES, payload)
+    return _rows(_without_copied(with_own_headers(records), shared), columns, MESSAGES, payload)
 
 
 def dead_letters(records: DataFrame, *, payload: bool = False) -> DataFrame:
@@ -72,6 +74,13 @@ def with_own_headers(records: DataFrame) -> DataFrame:
     """Separate Marq's own headers: most records have none, and are then not searched."""
     own = F.filter("headers", lambda header: header["key"].startswith(RESERVED_HEADER))
     return records.withColumn("own", F.when(F.size("headers") > 0, own))
+
+
+def _without_copied(records: DataFrame, shared: Column) -> DataFrame:
+    """Leave out the headers of copied records, as :func:`marq.wire.record_headers.without_copied` does."""
+    dead_lettered = F.exists("own", lambda header: header["key"] == DEAD_LETTERED_AT_HEADER)
+    senders = F.filter("own", lambda header: header["key"].isin(*SENDERS_HEADERS))
+    return records.withColumn("own", F.when(~shared | dead_lettered, senders).otherwise(F.col("own")))
 
 
 def is_note() -> Column:

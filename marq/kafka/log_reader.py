@@ -129,11 +129,16 @@ class LogReader:
                 consumer.seek(TopicPartition(*source), offset)
 
     async def poll(self, wait_s: float = READ_WAIT_S) -> dict[Source, Records]:
-        """Return the next records, or nothing if none came in time."""
+        """Return the next records, or nothing if none came in time; messages without the headers of copied records."""
         try:
-            return await fetch_records(self._running(), wait_s, MAX_RECORDS)
+            fetched = await fetch_records(self._running(), wait_s, MAX_RECORDS)
         except KafkaError as error:
             raise self._failed(self._topics(), error) from error
+        names = self._settings.names
+        for source, read in fetched.items():
+            if source.topic == names.messages or names.is_senders_topic(source.topic):
+                fetched[source] = read.without_copied_headers(own_topic=source.topic != names.messages)
+        return fetched
 
     async def positions(self) -> dict[Source, int]:
         """Return the offset to read next in each partition, which also moves past hidden records."""

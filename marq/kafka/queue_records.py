@@ -61,8 +61,10 @@ class Serving:
         return self.queues if owner is None else (owner,)
 
     def own(self, source: Source, read: Records) -> Iterator[tuple[str, Records]]:
-        """Yield the records of each queue among those of one partition."""
+        """Yield the records of each queue among those of one partition, without the headers of copied records."""
         owner = self._owners.get(source.topic)
+        # Here, because all that follows reads them: attempts, markers, and the redeliveries made from these.
+        read = read.without_copied_headers(own_topic=owner is not None)
         if owner is not None:
             yield owner, read
             return

@@ -15,6 +15,7 @@ from typing import NamedTuple, overload
 from marq.kafka import header_columns
 from marq.kafka.header_columns import OneHeader, column_of
 from marq.wire.markers import Headers, Record
+from marq.wire.record_headers import are_copied, without_copied
 
 _name_of = itemgetter(0)
 
@@ -145,6 +146,13 @@ class Records(Sequence[Row]):
         if headers is self.headers:
             return self
         return Records(self.offsets, self.timestamps, self.keys, self.values, headers if any(headers) else None)
+
+    def without_copied_headers(self, *, own_topic: bool) -> Records:
+        """Return the same records without Marq's headers that came with copies; itself if there are none."""
+        if self.headers is None or not are_copied(self._header_names(self.headers), own_topic=own_topic):
+            return self
+        headers = header_columns.column_of([without_copied(row, own_topic=own_topic) for row in self.headers])
+        return Records(self.offsets, self.timestamps, self.keys, self.values, headers)
 
     def with_keys(self, keys: Sequence[bytes | None]) -> Records:
         """Return the same records under other keys."""

@@ -33,7 +33,7 @@ from marq.testing.worker import Handled, Worker
 from marq.wire.dead_letter_notes import is_note
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Payload, Source
-from marq.wire.names import ID_HEADER, check_queue_name, check_topic_name, is_scheduled
+from marq.wire.names import check_queue_name, check_topic_name, is_scheduled
 from marq.wire.record_headers import record_id
 
 #: How long calls wait, in real seconds, for running handlers; enough for many messages on a slow machine.
@@ -272,10 +272,10 @@ class Broker:
         """
         check, names = check_codec(codec), self._namespace.names
         records = [
-            seen(names, queue, source, record, check)
+            message
             for source in self._memory.sources(self._namespace, queue)
             for record in self._memory.records(self._namespace, queue, source)
-            if all(name != ID_HEADER for name, _ in record.headers)
+            if (message := seen(names, queue, source, record, check)).id == record_id(source, record.offset)
         ]
         markers = self._namespace.sent_as_markers(queue)
         return records + [

@@ -60,7 +60,8 @@ def seen(
 ) -> SeenMessage:
     """Return a record as a message of a queue; ``attempt`` overrides the record's."""
     own_topic = names.is_senders_topic(source.topic)
-    return SeenMessage(**_parts(queue, source, record, codec, attempt, own_topic=own_topic))
+    [row] = Records.of([record]).without_copied_headers(own_topic=own_topic)
+    return SeenMessage(**_parts(queue, source, row, codec, attempt, own_topic=own_topic))
 
 
 def dead_letter(source: Source, record: Record, codec: Codec | None) -> DeadLetter:

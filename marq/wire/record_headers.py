@@ -9,19 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from marq.wire.markers import MAX_TIME_MS, NOW, Payload, Source
+from marq.wire.markers import MAX_TIME_MS, NOW, Headers, Payload, Source
 from marq.wire.names import (
     ATTEMPT_HEADER,
+    DEAD_LETTERED_AT_HEADER,
     DEDUPLICATION_ID_HEADER,
     DELIVER_AT_HEADER,
     FIRST_RECEIVED_HEADER,
     FIRST_SENT_HEADER,
     ID_HEADER,
+    KEY_HEADER,
     ORDERING_KEY_HEADER,
     PREVIOUS_HEADER,
     RESERVED_HEADER,
     UNCOUNTED_HEADER,
 )
+
+#: Marq's headers that any sender may write.
+SENDERS_HEADERS = frozenset({DELIVER_AT_HEADER, ORDERING_KEY_HEADER, DEDUPLICATION_ID_HEADER})
 
 
 class Origin(NamedTuple):
@@ -42,6 +47,26 @@ def origin(source: Source, offset: int, timestamp_ms: int, headers: Iterable[tup
     identity = values.get(ID_HEADER, b"").decode("utf-8", "replace") or record_id(source, offset)
     attempt = _number(values.get(ATTEMPT_HEADER), 1)
     return Origin(identity, attempt if 0 < attempt < 2**32 else 1, _number(values.get(FIRST_SENT_HEADER), timestamp_ms))
+
+
+def are_copied(names: Iterable[str], *, own_topic: bool) -> bool:
+    """Return whether Marq's headers among these came with a copy of another record.
+
+    Trackers write nothing to a queue's own topic, and no dead letters to the messages topic, so an operator or another
+    program has copied such a record. It is a new message, which must not begin with the attempts of the old one.
+    """
+    if own_topic:
+        return any(name.startswith(RESERVED_HEADER) and name not in SENDERS_HEADERS for name in names)
+    return DEAD_LETTERED_AT_HEADER in names
+
+
+def without_copied(headers: Headers, *, own_topic: bool) -> Headers:
+    """Return the headers of a record without those of Marq that came with a copy (:func:`are_copied`)."""
+    if not are_copied([name for name, _ in headers], own_topic=own_topic):
+        return headers
+    # In the messages topic, the record key is the queue's name, so only the header has the sender's key.
+    kept = SENDERS_HEADERS if own_topic else SENDERS_HEADERS | {KEY_HEADER}
+    return tuple([each for each in headers if each[0] in kept or not each[0].startswith(RESERVED_HEADER)])
 
 
 def sequence(delay_offset: int, number: int) -> int:

@@ -82,6 +82,31 @@ async def test_other_readers_of_the_topic_see_what_its_senders_wrote_and_nothing
     assert records == [(0, 0, b"0"), (0, 1, b"1"), (1, 0, b"2")]
 
 
+async def test_a_dead_letter_that_another_program_copies_back_is_a_new_message(backend: Backend) -> None:
+    queue, topic = await own(backend)
+    await backend.queues.change(queue, max_attempts=2, backoff={"base": 0})
+    async with backend.consumer(queue) as consumer:
+        first = await backend.produce(topic, b"x", b"customer", [("a", b"1")])
+        for attempt in (1, 2):
+            [message] = await take(consumer, 1)
+            assert message.attempt == attempt
+            await message.release(0)
+        await backend.dead_letters(queue)
+        [letter] = [each for each in await backend.records(backend.names.dead_letters) if each.key == queue.encode()]
+        headers = [(name, value or b"") for name, value in letter.headers]
+        assert dict(headers)["marq-id"] == first.encode()
+
+        for destination in (topic, backend.names.messages):
+            copy = await backend.produce(destination, letter.value, letter.key, headers, partition=1)
+            for attempt in (1, 2):
+                [message] = await take(consumer, 1)
+                assert (message.id, message.attempt, message.last_error) == (copy, attempt, None)
+                assert message.key == (queue.encode() if destination == topic else b"customer")
+                assert message.headers == {"a": b"1"}
+                await (message.release(0) if attempt == 1 else message.ack())
+    await backend.statistics(queue, acked=2, dead_lettered=1)
+
+
 async def test_a_topic_that_is_not_there_is_named(backend: Backend) -> None:
     queue = backend.new_name()
     await backend.queues.change(queue, topic="no-such-topic")

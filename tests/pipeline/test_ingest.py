@@ -121,6 +121,11 @@ def messages_of(made: Namespace) -> dict[Place, dict[str, Any]]:
         of(("marq-first-sent", b"99999999999999999999")): {"first_sent_at": None},
         of(("marq-deliver-at", b"253402300799999")): {"deliver_at": datetime(9999, 12, 31, 23, 59, 59, 999000)},  # noqa: DTZ001
         of(("marq-deliver-at", b"253402300800000")): {"deliver_at": None},
+        # A dead letter that another program has copied is a new message.
+        of(("marq-id", b"a/0/1"), ("marq-attempt", b"2"), ("marq-dead-lettered-at", b"1")): {
+            "id": None,
+            "attempt": None,
+        },
     }
 
 
@@ -157,7 +162,7 @@ def test_dead_letters_come_with_their_origin_and_without_notes(ingested: Ingeste
 
 
 def test_corrupt_markers_are_counted_and_set_aside(ingested: Ingested) -> None:
-    assert ingested.counts == {"markers": 2, "corrupt": 4, "messages": 25, "dead_letters": 5}
+    assert ingested.counts == {"markers": 2, "corrupt": 4, "messages": 26, "dead_letters": 5}
     found = table(ingested.lake, "corrupt").orderBy("log_offset").collect()
     assert [None if row.raw is None else bytes(row.raw) for row in found] == GARBAGE
     assert all(row.error for row in found)

@@ -70,22 +70,6 @@ async def test_a_message_outlives_its_topic(
     assert (again.value, again.key, again.attempt, again.id) == (b"value", b"customer", 2, message.id)
 
 
-async def test_redeliveries_that_an_earlier_version_wrote_into_the_topic_are_messages(
-    namespace: Namespace, shared_worker: Worker, topic: str, queue: str
-) -> None:
-    headers = [("marq-id", f"{topic}/0/7".encode()), ("marq-attempt", b"2"), ("marq-first-sent", b"5")]
-    await namespace.producer.send_and_wait(topic, b"value", key=b"customer", headers=headers, partition=1)
-    async with marq.Consumer(queue, **client_of(shared_worker), lease=600) as consumer:
-        [message] = await consumer.receive(1, wait=LIMIT_SECONDS)
-        await message.release(0)
-
-        [again] = await consumer.receive(1, wait=LIMIT_SECONDS)
-        await again.ack()
-
-    assert (message.id, message.key, message.attempt) == (f"{topic}/0/7", b"customer", 2)
-    assert (again.id, again.key, again.attempt) == (message.id, b"customer", 3)
-
-
 async def test_a_replay_and_a_purge_know_messages_of_both_topics(
     namespace: Namespace, shared_worker: Worker, queues: marq.Queues, topic: str, queue: str
 ) -> None:

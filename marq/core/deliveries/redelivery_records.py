@@ -77,8 +77,9 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
         ]
     if fire.lease.state is State.RELEASED and not fire.lease.counted:
         own.append((UNCOUNTED_HEADER, b"%d" % (uncounted(payload.headers) + 1)))
-    # Only notes have the header of a note, which a sender may have written nevertheless.
-    replaced = {UNCOUNTED_HEADER, SETTLED_HEADER, *(name for name, _ in own)}
+    # A sender may have written the header of a note or a dead letter. With the latter, each redelivery would count as a
+    # copy of a dead letter, and so as the first attempt.
+    replaced = {UNCOUNTED_HEADER, SETTLED_HEADER, DEAD_LETTERED_AT_HEADER, *(name for name, _ in own)}
     kept: Headers = [header for header in payload.headers if header[0] not in replaced]
     return Redelivery(fire.destination, name, payload.value, [*kept, *own])  # type: ignore[list-item]
 

@@ -45,6 +45,41 @@ def test_in_its_own_topic_every_record_belongs_to_the_queue(served: Serving) -> 
     assert served.end(OWN, read, 2) == 2
 
 
+DEAD_LETTER = [
+    ("tenant", b"x"),
+    ("marq-deliver-at", b"1"),
+    ("marq-ordering-key", b"customer"),
+    ("marq-id", b"orders/0/7"),
+    ("marq-attempt", b"5"),
+    ("marq-key", b"customer"),
+    ("marq-dead-lettered-at", b"9"),
+]
+REDELIVERY = DEAD_LETTER[:-1]
+
+
+@pytest.mark.parametrize(
+    ("source", "headers", "kept"),
+    [
+        (OWN, DEAD_LETTER, ["tenant", "marq-deliver-at", "marq-ordering-key"]),
+        (OWN, REDELIVERY, ["tenant", "marq-deliver-at", "marq-ordering-key"]),
+        (OWN, [("marq-attempt", b"5")], []),
+        (SHARED, DEAD_LETTER, ["tenant", "marq-deliver-at", "marq-ordering-key", "marq-key"]),
+        (SHARED, REDELIVERY, [name for name, _ in REDELIVERY]),
+        (SHARED, [("marq-attempt", b"5")], ["marq-attempt"]),
+    ],
+)
+def test_a_copied_record_loses_the_headers_of_the_record_that_it_was_copied_from(
+    served: Serving, source: Source, headers: list[tuple[str, bytes | None]], kept: list[str]
+) -> None:
+    plain = FakeRecord(1, b"orders", headers=[("marq-deliver-at", b"2")])
+    read = Records.of([FakeRecord(0, b"orders", headers=headers), plain])
+
+    [(queue, own)] = served.own(source, read)
+
+    assert queue == "orders"
+    assert [[name for name, _ in row.headers] for row in own] == [kept, ["marq-deliver-at"]]
+
+
 def test_room_ends_before_the_first_record_of_ours_that_has_none(served: Serving) -> None:
     read = records(b"x", b"a", b"x", b"b", b"x", b"a", b"x")
 

@@ -123,6 +123,11 @@ def test_a_senders_header_of_a_note_is_dropped(destination: Destination) -> None
     assert made.headers[0] == ("a", b"1")
 
 
+def test_a_redelivery_is_never_taken_for_a_copy_of_a_dead_letter() -> None:
+    """Otherwise each of its attempts would count as the first one, and it would be redelivered endlessly."""
+    assert "marq-dead-lettered-at" not in dict(copy_of(fire(), ("marq-dead-lettered-at", b"1")).headers)
+
+
 def test_the_error_of_a_release_travels_and_replaces_the_one_before() -> None:
     made = copy_of(fire(state=State.RELEASED, text="ValueError: ü"), ("marq-error", b"older"))
 
