@@ -62,6 +62,7 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         if self.app.group_assignor is not None:
             consumer._partition_assignment_strategy = (self.app.group_assignor,)
         consumer.__class__ = GroupConsumer
+        consumer.messages_topic = self.app.client.names.messages
         consumer.on_fenced = self.app.fenced
         return paced(consumer)
 
@@ -144,6 +145,11 @@ class BatchThread(driver.AIOKafkaConsumerThread):
     def failure(self) -> BaseException | None:
         """Why the consumer can no longer receive; None if it can, or is not running."""
         return None if self._consumer is None else self._consumer.failure
+
+    @property
+    def reads_committed(self) -> bool:
+        """Whether records behind an open transaction wait for its end."""
+        return self._consumer is not None and self._consumer.reads_committed
 
     @property
     def generation(self) -> Generation:

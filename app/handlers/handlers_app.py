@@ -103,7 +103,7 @@ class HandlersApp(MarqApp):
             return {Rebalance(self.conf.id): ProgressReport((self.rebalancing_count,), owes="it does not end")}
         if reader is None:
             return {}
-        committed = self.group.committed
+        committed = self.group.committed or self.consumer.thread.reads_committed
         return {Messages(*source, committed): standing for source, standing in reader.standings().items()}
 
     async def on_stop(self) -> None:

@@ -12,10 +12,11 @@ from collections.abc import Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, for_code
 
 from marq.kafka.connection import client_options, plain_admin, stop_consumer, stop_producer
+from marq.kafka.foreign_transactions import CautiousConsumer
 from marq.kafka.paced_clients import paced
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
@@ -101,10 +102,12 @@ class BrokerProbe:
         self, source: TopicPartition, position: int | None, isolation: str, *others: TopicPartition
     ) -> Answer:
         consumer = paced(
-            AIOKafkaConsumer(
+            CautiousConsumer(
                 enable_auto_commit=False,
                 isolation_level=isolation,
                 auto_offset_reset="earliest",
+                # Records that the worker may not read yet do not wait for it.
+                messages_topic=self.client.names.messages,
                 **client_options(self.client),
             )
         )

@@ -215,6 +215,7 @@ class GroupReader:
             session_timeout_ms=self._settings.session_timeout_ms,
             heartbeat_interval_ms=self._settings.session_timeout_ms // 3,
             rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
+            messages_topic=self._serving.messages,
         )
 
     @property

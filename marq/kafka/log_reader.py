@@ -14,6 +14,7 @@ from aiokafka.errors import KafkaError, KafkaTimeoutError
 
 from marq.kafka.connection import client_options, started, stop_consumer
 from marq.kafka.fetched_columns import fetch_records
+from marq.kafka.foreign_transactions import CautiousConsumer
 from marq.kafka.paced_clients import client_of
 from marq.kafka.records import Records
 from marq.kafka.role_permissions import refused
@@ -39,7 +40,8 @@ Positions = Mapping[Source, int]
 class LogReader:
     """Reads ranges of topics once (:meth:`read`), or follows partitions (:meth:`seek`, then :meth:`poll`).
 
-    ``committed``: skip records of open and aborted transactions. All calls raise BrokerUnavailable, or Forbidden if the
+    ``committed``: skip records of open and aborted transactions. Without it, only records of other programs'
+    transactions are skipped, and reading waits for open ones. All calls raise BrokerUnavailable, or Forbidden if the
     permission to read a topic is missing. ``ends_apart``: look up offsets on a second connection, because a lookup on
     the first one waits up to ``fetch_wait_ms``.
     """
@@ -194,8 +196,12 @@ class LogReader:
         return {partition.topic for partition in self._running().assignment()}
 
     def _make(self) -> AIOKafkaConsumer:
-        return AIOKafkaConsumer(
-            **client_options(self._settings), **self._options, auto_offset_reset="earliest", enable_auto_commit=False
+        return CautiousConsumer(
+            **client_options(self._settings),
+            **self._options,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            messages_topic=self._settings.names.messages,
         )
 
     def _failed(self, topics: Iterable[str], error: BaseException) -> Exception:

@@ -6,16 +6,21 @@ How such queues are sent to, received and redelivered is in tests/conformance/te
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 import pytest_asyncio
 from aiohttp import ClientSession
+from aiokafka import AIOKafkaProducer
 
 import marq
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.conftest import client_of
+from tests.worker.handling import Handlers
 from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, delete_topic, eventually, make_topic, take
 from tests.worker.shell import Shell
 
@@ -158,3 +163,24 @@ async def test_pages_and_commands_concern_the_message_of_one_queue_of_a_topic(
         [again] = await take(second, 1)
         assert (again.id, again.attempt) == (ids[0], 2)
         await again.ack()
+
+
+async def test_a_handler_gets_no_records_of_aborted_transactions_and_they_do_not_count_as_waiting(
+    new_worker: Callable[..., Worker], broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    handlers, topic = Handlers(tmp_path / "handlers"), f"own-{uuid.uuid4().hex}"
+    await make_topic(broker.bootstrap_servers, topic, 1)
+    settings = f'[queues.orders]\nhandler = "handlers_of_the_test:coroutine"\ntopic = "{topic}"\n'
+    worker = await new_worker(queues=settings, environment=handlers.environment).start().ready()
+    program = AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id=topic)
+    await program.start()
+    try:
+        for value, end in ((b"aborted", program.abort_transaction), (b"committed", program.commit_transaction)) * 2:
+            await program.begin_transaction()
+            await program.send_and_wait(topic, value, partition=0)
+            await end()
+    finally:
+        await program.stop()
+
+    await eventually(lambda: worker.queue("orders"), lambda found: (found.get("acked"), found.get("waiting")) == (2, 0))
+    assert [each["value"] for each in await handlers.noted("orders")] == ["committed"] * 2

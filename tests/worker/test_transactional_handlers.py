@@ -32,10 +32,11 @@ handler = "handlers_of_the_test:coroutine"
 
 
 async def send(producer: AIOKafkaProducer, names: Names, queue: str, number: int) -> None:
-    """Send one message that is aborted, and then one that is not."""
+    """Send one redelivery that is aborted, as by a tracker that was killed, and then one that is not."""
+    headers = [("marq-id", f"{names.messages}/0/0".encode()), ("marq-attempt", b"2")]
     for value, end in ((b"aborted", producer.abort_transaction), (b"kept %d" % number, producer.commit_transaction)):
         await producer.begin_transaction()
-        await producer.send_and_wait(names.messages, value, key=queue.encode(), partition=0)
+        await producer.send_and_wait(names.messages, value, key=queue.encode(), partition=0, headers=headers)
         await end()
 
 
