@@ -22,8 +22,8 @@ def create_app() -> "MarqApp":
     from marq_worker.app.handlers import handlers_app
     from marq_worker.config.settings import load_client_settings, load_settings
 
-    # uvloop's timers and sockets use less CPU time than those of asyncio's own loop.
-    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    # The loop that Faust runs. uvloop's timers and sockets use less CPU time than those of asyncio's own loop.
+    asyncio.set_event_loop(uvloop.new_event_loop())
     settings = load_settings()
     client = load_client_settings(settings)
     process = handlers_app.HandlersProcess.read(os.environ)

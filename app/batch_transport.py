@@ -20,6 +20,7 @@ from time import monotonic
 from typing import Any, cast
 
 import aiokafka
+import uvloop
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 from faust import Event, Schema
@@ -207,7 +208,11 @@ class BatchConsumer(driver.Consumer):
         super().__init__(*args, **kwargs)
 
     def _new_consumer_thread(self) -> BatchThread:
-        return BatchThread(self, loop=self.loop, beacon=self.beacon)
+        # Without a loop from us, mode would make one of asyncio's own.
+        thread = BatchThread(self, loop=self.loop, thread_loop=uvloop.new_event_loop(), beacon=self.beacon)
+        # As mode does with a loop that it has made.
+        thread._close_thread_loop_on_stop = True
+        return thread
 
     def resume_partitions(self, tps: Iterable[TP]) -> None:
         super().resume_partitions(tps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import uuid
@@ -37,11 +36,6 @@ class Schedule(LoadFileScheduling):  # type: ignore[misc]
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule:
     return Schedule(config, log)
-
-
-def pytest_collection_finish() -> None:
-    """Run tests on asyncio's own loop, as most programs do, although a file has imported a worker's application."""
-    asyncio.set_event_loop_policy(None)
 
 
 @pytest.fixture(scope="session")

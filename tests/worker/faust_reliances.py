@@ -80,6 +80,7 @@ RELIANCES = (
     Reliance(_CONSUMER, "callback", "instance attribute", "takes a ConsumerMessage"),
     Reliance(_CONSUMER, "consumer_stopped_errors", "class attribute", "expected while stopping"),
     Reliance(_CONSUMER, "_thread", "instance attribute", "our BatchThread"),
+    Reliance(_THREAD, "_close_thread_loop_on_stop", "instance attribute", "it closes the loop that we give it"),
     Reliance(_CONSUMER, "_acked", "instance attribute", "acknowledged offsets by partition"),
     Reliance(_CONSUMER, "_acked_index", "instance attribute", "the same, as sets"),
     Reliance(_CONSUMER, "_read_offset", "instance attribute", "the last offset delivered, by partition"),

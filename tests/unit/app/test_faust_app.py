@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,3 +55,16 @@ async def test_a_process_whose_consumer_has_failed_ends_with_a_code_of_its_own(
     assert (signals, app.exit_code) == ([signal.SIGTERM], EXIT_STALLED)
     assert "group t-app: the consumer receives nothing more after an error" in caplog.text
     assert "SyncGroup was refused" in caplog.text
+
+
+def test_a_worker_runs_on_uvloop_and_other_loops_of_its_process_are_asyncios() -> None:
+    """Python 3.14 deprecates event loop policies, which would change all loops."""
+    program = """
+import asyncio
+from mode.utils.loops import get_event_loop
+from marq_worker.app import app
+print(type(get_event_loop()).__module__, type(asyncio.new_event_loop()).__module__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=False)
+
+    assert done.stdout == "uvloop asyncio.unix_events\n", done.stderr
