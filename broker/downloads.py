@@ -19,7 +19,7 @@ from xml.sax.saxutils import escape
 
 from marq_worker.broker.errors import BrokerError
 
-VERSION = "4.3.1"
+VERSION = "4.4.0"
 SUMS = Path(__file__).with_name("kafka.sha256")
 LOCKS = Path(__file__).with_name("locks")
 LIMIT_SECONDS = 900.0

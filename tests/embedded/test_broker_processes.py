@@ -99,7 +99,7 @@ def test_python_m_broker_serves_until_sigterm(tmp_path: Path) -> None:
     with subprocess.Popen(command, env=environment, stdin=PIPE, stdout=PIPE) as server:
         assert server.stdout is not None
         lines = iter(server.stdout.readline, b"")
-        assert any(line.startswith(f"Kafka 4.3.1 on {address}".encode()) for line in lines)
+        assert any(line.startswith(f"Kafka 4.4.0 on {address}".encode()) for line in lines)
         assert ports.is_ready(*ports.split_address(address), FIRST_NODE_ID, limit_seconds=30)
 
         server.send_signal(signal.SIGTERM)
