@@ -53,6 +53,8 @@ class AppSettings(BaseModel):
 
     bootstrap_servers: str = "127.0.0.1:9092"
     prefix: str = "marq"
+    #: Names the project whose definitions this worker publishes; only a start of the same project removes them.
+    project: str = ""
     #: Parent of the RocksDB files; each worker on a machine takes a folder of its own below it.
     data_dir: Path = Path(".marq/data")
     #: Where queues and schedules are defined.
@@ -102,6 +104,17 @@ class AppSettings(BaseModel):
             return Names(prefix).prefix
         except ConfigError as error:
             raise ValueError(PREFIX_RULE) from error
+
+    @field_validator("project")
+    @classmethod
+    def _check_project(cls, project: str) -> str:
+        # It is part of names of groups and keys.
+        if project:
+            try:
+                Names(project)
+            except ConfigError as error:
+                raise ValueError("expected 1 to 100 of the characters a-z A-Z 0-9 . _ -") from error
+        return project
 
     @field_validator("roles", mode="before")
     @classmethod

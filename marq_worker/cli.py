@@ -159,7 +159,7 @@ def _check_start() -> None:
     # A handlers process gets its settings from its worker, because the file may have changed since.
     if HANDLERS_PROCESS not in os.environ:
         settings = load_settings()
-        load_queues(settings.queues_file, None)
+        load_queues(settings.queues_file, None, settings.project)
         for module in settings.handlers:
             check_exists(module)
 

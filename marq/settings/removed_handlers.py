@@ -46,8 +46,14 @@ class Confirmations:
         return {module: unconfirmed_s for module, (_, unconfirmed_s) in self._seen.items()}
 
 
-def handler_of(definitions: Definitions, queue: str, own: Mapping[str, str]) -> str | None:
-    """Return the handler that a worker runs for a queue, if any; ``own``: those of its MARQ_HANDLERS."""
+def handler_of(definitions: Definitions, queue: str, own: Mapping[str, str], project: str | None = "") -> str | None:
+    """Return the handler that a worker of a project runs for a queue, if any; ``own``: those of its MARQ_HANDLERS.
+
+    It does not have the code of another project's handlers. ``project`` is None for a worker that has neither a name
+    nor a marq.toml, and so has no code but that of its MARQ_HANDLERS.
+    """
+    if queue not in own and definitions.project(queue) not in (None, project):
+        return None
     layers = [definitions.layer(name, queue) or {} for name in _FOR_ALL]
     return definitions.settings(queue).handler if any("handler" in layer for layer in layers) else own.get(queue)
 
@@ -62,13 +68,24 @@ def module_of(handler: str) -> str:
     return handler.partition(":")[0]
 
 
+def confirmed_name(project: str, handler: str) -> str:
+    """Return the name under which workers of a project confirm the module of a handler."""
+    return f"{project}/{module_of(handler)}" if project else module_of(handler)
+
+
+def confirmed_names(definitions: Definitions) -> dict[str, str]:
+    """Return the name under which each queue's decorated handler is confirmed."""
+    handlers = decorated(definitions)
+    return {queue: confirmed_name(definitions.publisher("handler", queue) or "", handlers[queue]) for queue in handlers}
+
+
 def removal(definitions: Definitions, modules: Iterable[str]) -> dict[bytes, Mapping[str, Any] | None]:
-    """Return the records that remove the layers of modules.
+    """Return the records that remove the layers of modules, by the names under which they are confirmed.
 
     They also take back the confirmations: a worker that does run the handlers, but could not confirm them, sees that
     and publishes them again.
     """
     gone = set(modules)
-    queues = [queue for queue, handler in decorated(definitions).items() if module_of(handler) in gone]
+    queues = [queue for queue, name in confirmed_names(definitions).items() if name in gone]
     confirmations = [confirmed_key(module) for module in sorted(gone)]
     return dict.fromkeys([*confirmations, *[layer_key("handler", queue) for queue in queues]])

@@ -27,7 +27,7 @@ from marq.settings.definitions import layer_key
 from marq.settings.removed_handlers import CONFIRM_S, EXPIRY_S, REMOVED_S
 from marq_worker.agents.handler_groups import handler_groups
 from marq_worker.agents.handler_watch import RemovedHandlers
-from marq_worker.app.handlers.handlers_role import HandlersRole, modules_of
+from marq_worker.app.handlers.handlers_role import HandlersRole, confirmed_by
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import numbered, send, served
 
@@ -185,7 +185,7 @@ async def test_a_handler_that_old_workers_of_a_rolling_deployment_run_does_not_e
 async def test_only_one_of_many_workers_confirms(backend: Backend, make_worker: MakeWorker) -> None:
     queue = backend.new_name("shared")
     workers = [await make_worker(queue) for _ in range(3)]
-    [module] = modules_of(workers[0].documents)
+    [module] = confirmed_by(workers[0].documents, "")
     for worker in workers:
         await worker.confirm(0.0)
     numbers = [backend.queues.definitions.confirmed(module)]
