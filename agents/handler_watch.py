@@ -20,7 +20,6 @@ from marq.settings.removed_handlers import (
     EXPIRY_S,
     REMOVED_S,
     Confirmations,
-    confirmed_names,
     decorated,
     module_of,
     removal,
@@ -69,20 +68,20 @@ class RemovedHandlers(Service):
         ``passed_s``: seconds since the last check in which confirmations could be read.
         """
         definitions = self._queues.definitions
-        handlers, names = decorated(definitions), confirmed_names(definitions)
-        unconfirmed_s = self._confirmations.look(definitions, set(names.values()), passed_s)
+        handlers = decorated(definitions)
+        unconfirmed_s = self._confirmations.look(definitions, handlers, passed_s)
         before, self._removed = self._removed, {}
         for queue, handler in handlers.items():
-            seconds = unconfirmed_s[names[queue]]
+            seconds = unconfirmed_s[queue]
             # A handler that another layer names runs in all workers.
             if seconds >= REMOVED_S and definitions.origin(queue, "handler") == "handler":
                 self._removed[queue] = {"handler": handler, "seconds": seconds}
                 if queue not in before:
                     log.warning("queue %s: %s", queue, removed(queue, handler, seconds))
-        expired = [name for name, seconds in unconfirmed_s.items() if seconds >= EXPIRY_S]
+        expired = [queue for queue, seconds in unconfirmed_s.items() if seconds >= EXPIRY_S]
         if expired and self._keeps():
-            await self._queues.publish(removal(definitions, expired))
-            gone = [f"{queue} ({handler})" for queue, handler in handlers.items() if names[queue] in expired]
+            await self._queues.publish(removal(expired))
+            gone = [f"{queue} ({handlers[queue]})" for queue in expired]
             log.warning(
                 "handlers that no worker has run for %.0f min were removed from the settings of their queues, which"
                 " consumers may serve from now on: %s",

@@ -42,7 +42,7 @@ async def publish(queues: Queues, names: Names, file: QueuesFile) -> None:
             await queues.publish(documents)
         except ConfigError as error:
             raise ConfigError(f"{file.path}: {error}") from error
-        log.info("%s published: %s", file.path, listed(documents))
+        log.info("%s published: %s", file.path, listed(key for key in documents if documents[key] is not None))
     if removed := [key for key in replaced if documents[key] is None]:
         log.warning(
             "project %s removed definitions that %s no longer has: %s", file.project, file.path, listed(removed)

@@ -18,7 +18,6 @@ from marq.settings.removed_handlers import (
     CONFIRM_S,
     EXPIRY_S,
     Confirmations,
-    confirmed_name,
     decorated,
     module_of,
 )
@@ -100,11 +99,10 @@ class HandlersRole(Service):
     async def confirm(self, passed_s: float) -> None:
         """Confirm our handlers if no worker has done so for a while, so that their layers do not expire."""
         definitions = self._queues.definitions
-        ours = confirmed_by(self.documents, self.project or "")
-        unconfirmed_s = self._confirmations.look(definitions, ours, passed_s)
-        if all(definitions.confirmed(module) for module in unconfirmed_s):
-            due = [name for name, seconds in unconfirmed_s.items() if seconds >= CONFIRM_S]
-            await self._queues.publish({confirmed_key(name): {} for name in due})
+        unconfirmed_s = self._confirmations.look(definitions, self.documents, passed_s)
+        if all(definitions.confirmed(queue) for queue in unconfirmed_s):
+            due = [queue for queue, seconds in unconfirmed_s.items() if seconds >= CONFIRM_S]
+            await self._queues.publish({confirmed_key(queue): {} for queue in due})
         else:
             # A tracker has removed them, because this worker was cut off for long.
             await self.publish()
@@ -126,14 +124,12 @@ def publication(
     """Return the records that publish the handlers of ``modules``, by queue, and confirm that a worker has them.
 
     Layers of other modules and projects stay: other workers may run them. A layer of ours that no handler defines any
-    more is removed, unless our project has no name: another project may have a module of the same name.
+    more is removed, unless our project has no name: another project may have a module of the same name. It expires.
 
     Raises ConfigError if a queue is another project's.
     """
     ours = {*modules, *(module_of(str(document["handler"])) for document in documents.values())}
-    layers: dict[bytes, Mapping[str, Any] | None] = {
-        confirmed_key(name): {} for name in confirmed_by(documents, project)
-    }
+    layers: dict[bytes, Mapping[str, Any] | None] = {confirmed_key(queue): {} for queue in documents}
     for queue, handler in decorated(definitions).items():
         removed = queue not in documents and any(f"{module_of(handler)}.".startswith(f"{m}.") for m in ours)
         if removed and project and definitions.publisher("handler", queue) == project:
@@ -144,11 +140,6 @@ def publication(
         if definitions.layer("handler", queue) != document or publisher != project:
             layers[key] = with_project(document, project)
     return layers
-
-
-def confirmed_by(documents: Mapping[str, Mapping[str, Any]], project: str) -> list[str]:
-    """Return the names under which a worker of a project confirms the handlers in these layers, sorted."""
-    return sorted({confirmed_name(project, str(document["handler"])) for document in documents.values()})
 
 
 def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Mapping[str, str]) -> None:

@@ -13,8 +13,7 @@ The topic is compacted. Each record is one layer of one queue or schedule, or th
 * ``sqs:NAME``: data of a queue that only SQS clients use, or when it was deleted (app/sqs/sqs_queues.py);
 * ``sqs-tasks:NAME``: tasks that endpoints carry out on a queue on behalf of SQS clients (app/sqs/tasks.py);
 * ``quarantine:PARTITION/OFFSET``: a request to quarantine one marker record (:mod:`marq.wire.quarantines`);
-* ``confirmed:MODULE``, ``confirmed:PROJECT/MODULE``: a worker that runs the decorated handlers in this module, of this
-  project, was alive (agents/handler_watch.py);
+* ``confirmed:NAME``: a worker that runs the decorated handler of the queue was alive (agents/handler_watch.py);
 * ``schedule-file:NAME``, ``schedule:NAME``: schedules (:mod:`marq.settings.schedule_definitions`), from the file and at
   run time;
 * ``check``: never with a value.
@@ -95,8 +94,8 @@ def quarantine_key(quarantine: Quarantine) -> bytes:
     return layer_key(_QUARANTINE, quarantine.place)
 
 
-def confirmed_key(module: str) -> bytes:
-    return layer_key(_CONFIRMED, module)
+def confirmed_key(queue: str) -> bytes:
+    return layer_key(_CONFIRMED, queue)
 
 
 class Definitions:
@@ -302,9 +301,9 @@ class Definitions:
         """Return all queues with such tasks, sorted."""
         return sorted(self._sqs_tasks)
 
-    def confirmed(self, module: str) -> int:
-        """Return a number that changes when a worker confirms the handlers of a module, 0 if they were removed."""
-        return self._confirmed.get(module, 0)
+    def confirmed(self, queue: str) -> int:
+        """Return a number that changes when a worker confirms a queue's decorated handler, 0 if it was removed."""
+        return self._confirmed.get(queue, 0)
 
     def quarantines(self) -> list[Quarantine]:
         """Return all quarantine requests, by partition and offset."""

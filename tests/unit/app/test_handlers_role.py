@@ -57,7 +57,7 @@ def test_what_is_said_of_decorated_handlers_is_said_once(make_module: Callable[.
     said = {each.queue: each.document for each in load_modules(("mail_of_the_test",))}
     document = {"handler": "mail_of_the_test:send", "concurrency": 3}
 
-    confirmed = {b"confirmed:mail_of_the_test": {}}
+    confirmed = {b"confirmed:emails": {}}
     assert publication(Definitions(), said, ["mail_of_the_test"]) == confirmed | {b"handler:emails": document}
     assert publication(defined(handler__emails=document), said, ["mail_of_the_test"]) == confirmed
 
@@ -89,7 +89,7 @@ def test_a_handler_of_a_queue_of_another_project_is_refused_with_both_names() ->
     ):
         publication(theirs, ours, ["tasks"], "billing")
     assert publication(theirs, ours, ["tasks"], "shop") == {
-        b"confirmed:shop/tasks": {},
+        b"confirmed:emails": {},
         b"handler:emails": {"handler": "tasks:send", "project": "shop"},
     }
 
