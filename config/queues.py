@@ -74,7 +74,7 @@ class QueuesFile:
         return definitions
 
 
-def load_queues(path: Path, decorated: Collection[str] | None = (), project: str = "") -> QueuesFile:
+def load_queues(path: Path, decorated: Collection[str] | None = (), project: str | None = None) -> QueuesFile:
     """Read a file of queue definitions of a project; a missing file defines nothing.
 
     ``decorated``: queues that have a handler in code; None if not known, in which case mixed groups are not rejected.
@@ -103,7 +103,7 @@ def load_queues(path: Path, decorated: Collection[str] | None = (), project: str
         defaults,
         {check_queue_name(name): check_document(queue, f"{path}: [queues.{name}]") for name, queue in queues.items()},
         _schedules(path, document.get("schedules", {})),
-        project,
+        project or "",
         present,
     )
     try:

@@ -54,7 +54,7 @@ class AppSettings(BaseModel):
     bootstrap_servers: str = "127.0.0.1:9092"
     prefix: str = "marq"
     #: Names the project whose definitions this worker publishes; only a start of the same project removes them.
-    project: str = ""
+    project: str | None = None
     #: Parent of the RocksDB files; each worker on a machine takes a folder of its own below it.
     data_dir: Path = Path(".marq/data")
     #: Where queues and schedules are defined.
@@ -107,7 +107,7 @@ class AppSettings(BaseModel):
 
     @field_validator("project")
     @classmethod
-    def _check_project(cls, project: str) -> str:
+    def _check_project(cls, project: str | None) -> str | None:
         # It is part of names of groups and keys.
         if project:
             try:
