@@ -304,7 +304,7 @@ def test_a_change_of_another_file_does_not_restart_the_worker(
     monkeypatch.setenv("MARQ_BOOTSTRAP_SERVERS", "127.0.0.1:1")
     (directory / "tasks.py").touch()
 
-    with pytest.raises(BrokerError, match="^enough$"):
+    with pytest.raises(BrokerError, match="enough"):
         dev.develop(["tasks"], Path("data"), "warn")
 
     assert looks == [0, 1]
