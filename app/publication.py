@@ -35,7 +35,9 @@ async def publish(queues: Queues, names: Names, file: QueuesFile) -> None:
     check_topics(after, names, file)
     if not file.present:
         log.info("%s does not exist: this worker publishes no settings of queues", file.path.absolute())
-    replaced = [key for key in documents if key in published(before)]
+    known = published(before)
+    # New defaults change queues that others may have defined.
+    replaced = [key for key in documents if key in known or (key == DEFAULTS_KEY and before.names())]
     if documents:
         check_combinations(after)
         try:
@@ -63,8 +65,10 @@ def differences(definitions: Definitions, file: QueuesFile) -> dict[bytes, Recor
         return {}
     known, wanted = published(definitions), _wanted(definitions, file)
     for key in wanted:
-        if key in known:
-            check_owner(key, project_of(known[key]), file.project, f"{file.path}: ")
+        check_owner(key, project_of(known.get(key)), file.project, f"{file.path}: ")
+    for queue in file.queues:
+        # A decorator of another project may define it.
+        check_owner(layer_key("file", queue), definitions.project(queue), file.project, f"{file.path}: ")
     ours = [key for key, document in known.items() if file.project and project_of(document) == file.project]
     return {
         **{key: None for key in ours if key not in wanted},
@@ -98,9 +102,12 @@ def published(definitions: Definitions) -> dict[bytes, Record]:
 def _wanted(definitions: Definitions, file: QueuesFile) -> dict[bytes, Record]:
     records = file.records
     owner, same = definitions.defaults_owner, definitions.defaults() == file.defaults
-    # The first project to publish decides about the queues that no project defines: a later one must not change what
-    # others use. A project that gets its name takes over its own defaults.
-    if file.project and records and (owner in (None, file.project) or (owner == "" and same)):
+    # The first project decides about the queues that no named project defines: a later one must not change what others
+    # use. A project that gets its name takes over its own defaults.
+    first = owner is None and all(
+        definitions.project(queue) == file.project or queue in file.queues for queue in definitions.names()
+    )
+    if file.project and records and (first or owner == file.project or (owner == "" and same)):
         records[DEFAULTS_KEY] = with_project(file.defaults, file.project)
     elif not file.project and owner and same:
         records.pop(DEFAULTS_KEY, None)

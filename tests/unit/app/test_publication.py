@@ -109,6 +109,25 @@ def test_each_project_has_defaults_of_its_own_and_the_first_one_those_of_undefin
     )
 
 
+@pytest.mark.parametrize("key", [b"handler:emails", b"change:emails"])
+def test_a_later_project_does_not_change_the_defaults_of_queues_that_were_there_before(key: bytes) -> None:
+    # given: a queue of a program without a marq.toml, or one that was created at run time
+    known = Definitions()
+    known.fold(key, {"handler": "tasks:send"})
+
+    later = known.after(differences(known, of("shop", {"max_attempts": 1}, orders={})))
+
+    assert [later(queue).max_attempts for queue in ("emails", "unknown", "orders")] == [5, 5, 1]
+
+
+def test_a_queue_that_code_of_another_project_defines_is_refused() -> None:
+    known = Definitions()
+    known.fold(b"handler:emails", {"handler": "tasks:send", "project": "shop"})
+
+    with pytest.raises(ConfigError, match="queue 'emails' is defined by project 'shop' and by project 'billing'"):
+        differences(known, of("billing", emails={}))
+
+
 @pytest.mark.parametrize(
     ("second", "this"),
     [(of("billing", emails={}), "project 'billing'"), (file(emails={}), "this project, which has no name")],
