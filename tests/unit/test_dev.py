@@ -176,6 +176,13 @@ def test_ports_that_were_asked_for_are_not_replaced(started: list[Any], monkeypa
     assert started == []
 
 
+def test_the_settings_that_a_killed_one_left_are_ignored(directory: Path) -> None:
+    (directory / ".marq").mkdir()
+    (directory / ".marq" / "dev.env").write_text("MARQ_BOOTSTRAP_SERVERS=127.0.0.1:9093\n")
+
+    assert marq_settings() == {}
+
+
 def test_a_second_one_in_the_directory_is_refused(started: list[Any]) -> None:
     with dev._only_one():
         run_dev("marq dev already runs in this directory: stop it first")
