@@ -11,7 +11,8 @@ from marq.settings.definitions import Definitions
 from marq.testing import Broker
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
-from marq_worker.app.check.queues import look_at_file
+from marq_worker.app.check.findings import Level
+from marq_worker.app.check.queues import judge_file, look_at_file
 from marq_worker.app.publication import check_topics, differences, publish
 from marq_worker.config.queues import QueuesFile
 
@@ -151,6 +152,23 @@ def test_a_schedule_and_defaults_of_another_project_are_refused_too() -> None:
     with pytest.raises(ConfigError, match=r"\[defaults\]: project 'shop' has published those of this namespace"):
         differences(known, file({"lease": 4}))
     assert differences(known, file({"lease": 3})) == {}
+
+
+def test_check_says_what_a_start_would_remove_refuse_or_leave() -> None:
+    def found(known: Definitions, mine: QueuesFile) -> list[tuple[Level, str]]:
+        return [(each.level, each.found) for each in judge_file(known, Names(), mine, published_by=1)]
+
+    [(level, text)] = found(after(of("shop", a={}, b={})), of("shop", a={}))
+    assert (level, "file:b (removed)" in text) == (Level.WARNING, True)
+    [(level, text)] = found(after(of("shop", a={})), of("billing", a={}))
+    assert (level, "by project 'shop' and by project 'billing'" in text) == (Level.PROBLEM, True)
+    [(level, text)] = found(after(file(a={})), file())
+    assert (level, text) == (
+        Level.WARNING,
+        "does not define file:a, which no start removes, because they name no project",
+    )
+    # then: a directory without a file has nothing to say
+    assert found(after(file(a={})), QueuesFile(Path("marq.toml"), {}, {}, present=False)) == []
 
 
 def test_a_project_that_gets_its_name_takes_over_what_it_defines() -> None:
