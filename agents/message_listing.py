@@ -141,11 +141,16 @@ async def open_messages(owners: TrackerOwners, choice: Choice, redaction: Redact
 def open_message(
     owners: TrackerOwners, queue: str, source: Source, number: int, redaction: Redaction
 ) -> dict[str, Any] | None:
-    """Return one open message, of ANY_QUEUE or of one queue; None if this worker does not own it."""
+    """Return one open message, of ANY_QUEUE or of one queue; None if this worker does not own it.
+
+    Without the id of its topic's incarnation, the source stands for any incarnation.
+    """
     for owner in owners.owned.values():
-        lease = owner.tracker.book.open_in(queue, source).get(number)
-        if lease is not None:
-            return described(lease.due_ms, source, number, lease, owner, redaction)
+        book = owner.tracker.book
+        for place in (source, *book.incarnations(source)):
+            lease = book.open_in(queue, place).get(number)
+            if lease is not None:
+                return described(lease.due_ms, place, number, lease, owner, redaction)
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +11,7 @@ from aiokafka import TopicPartition
 
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
-from marq.wire.names import Names
+from marq.wire.names import Names, incarnation
 from marq_worker.agents import counted_sources
 from marq_worker.agents.counted_sources import CountedSource, CountedSources, CountedTopics
 from marq_worker.agents.tracker import TrackerOwners
@@ -39,6 +39,18 @@ class Consumer:
 
     async def beginning_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(partitions, 0)
+
+
+@pytest.fixture(autouse=True)
+def ids(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The ids of topics."""
+    topic_ids: dict[str, str] = {}
+
+    async def refreshed(consumer: Consumer, topics: Collection[str]) -> dict[str, str]:
+        return {topic: incarnation(topic, topic_ids[topic]) for topic in topics if topic in topic_ids}
+
+    monkeypatch.setattr(counted_sources, "refreshed", refreshed)
+    return topic_ids
 
 
 async def test_a_missing_topic_is_one_warning_that_says_what_to_do_and_is_not_asked_about(
