@@ -67,7 +67,9 @@ class LeaseBook(DueMessages):
         super().__init__(settings)
         self._replies = PendingReplies()
         self.invalid_times = InvalidTimes()
-        #: Queues with sources whose topics were created again, since the last :meth:`take_recreated`.
+        #: When this book noticed that a queue's own topic was created again, by queue and topic.
+        self.recreated: dict[tuple[str, str], int] = {}
+        #: The sources of such topics, by queue, since the last :meth:`take_recreated`.
         self._recreated: set[tuple[str, Source]] = set()
 
     def fold(self, batch: Batch, append_time_ms: int, offset: int) -> int:
@@ -97,6 +99,7 @@ class LeaseBook(DueMessages):
             for former in self.former_incarnations(batch.queue, source)
         ):
             self._recreated.add((batch.queue, source))
+            self.recreated[batch.queue, source.log.topic] = self.clock.now_ms
         opened, marks = self._of(batch.queue, source), self._marks_of(batch.queue, source)
         if offsets[0] >= marks.end:
             self._acquire(opened, batch, NEW, offsets)
