@@ -155,7 +155,7 @@ def open_message(
 
 
 async def sources_of(owners: TrackerOwners, queue: str) -> list[dict[str, Any]]:
-    """Return the sources of a queue's open messages in this worker's partitions.
+    """Return the partitions of a queue's open messages, those of this worker, without ids of incarnations.
 
     For each source: the numbers of messages in flight and waiting, the offset of the first open message, and the age
     of the oldest in seconds.
@@ -166,7 +166,7 @@ async def sources_of(owners: TrackerOwners, queue: str) -> list[dict[str, Any]]:
         for source, some in in_pieces(owner):
             ours = [(number, lease) for number, lease in some if lease.queue == queue]
             if ours:
-                _add_source(by_source, source, ours, now_ms)
+                _add_source(by_source, source.log, ours, now_ms)
             await asyncio.sleep(0)
     return list(by_source.values())
 
