@@ -93,6 +93,25 @@ async def test_log_pages_and_check_tell_that_a_topic_was_created_again(
         assert f"queue {queue}: {sentence}" in (await shell("check")).out
 
 
+async def test_a_purge_skips_no_record_of_a_topic_that_is_created_again(
+    namespace: Namespace, shared_worker: Worker, topic: str, queue: str
+) -> None:
+    for number in range(3):
+        await namespace.producer.send_and_wait(topic, b"former %d" % number, partition=0)
+    async with Shell(shared_worker) as shell:
+        assert "3 messages purged" in (await shell("purge", queue, "--yes")).out
+    await delete_topic(namespace.bootstrap_servers, topic)
+    await make_topic(namespace.bootstrap_servers, topic, 3)
+
+    for number in range(2):
+        await namespace.producer.send_and_wait(topic, b"new %d" % number, partition=0)
+
+    async with marq.Consumer(queue, **client_of(shared_worker), lease=600) as consumer:
+        messages = await take(consumer, 2)
+        assert {message.value for message in messages} == {b"new 0", b"new 1"}
+        await consumer.ack(messages)
+
+
 async def test_redeliveries_that_an_earlier_version_wrote_into_the_topic_are_messages(
     namespace: Namespace, shared_worker: Worker, topic: str, queue: str
 ) -> None:
