@@ -101,7 +101,10 @@ class Incarnations:
                     ids = await self._topic_ids(partitions)
                 self._check_known(fetched, ids)
             except (TimeoutError, KafkaError) as error:
-                log.warning("topic ids are unknown, reading again: %r", error)
+                # Without records nothing is held up, and an outage has log lines of its own.
+                log.log(
+                    logging.WARNING if fetched else logging.DEBUG, "topic ids are unknown, reading again: %r", error
+                )
                 self._go_back({partition: read.offsets[0] for partition, read in self._fetched.items()})
                 self._fetched = {}
                 await asyncio.sleep(PAUSE_S)

@@ -111,6 +111,18 @@ async def test_records_whose_topic_has_an_unknown_id_are_read_again(error: Excep
     assert reading.went_back == [{ORDERS: 20, MESSAGES: 7}]
 
 
+async def test_an_outage_without_new_records_is_no_warning_of_its_own(
+    caplog: pytest.LogCaptureFixture, logged: Callable[[], list[str]]
+) -> None:
+    reading = Reading()
+    reading.error = KafkaConnectionError("gone")
+
+    with caplog.at_level(logging.WARNING):
+        assert await reading.checked({}) == {}
+
+    assert logged() == []
+
+
 async def test_brokers_without_ids_are_asked_in_vain() -> None:
     reading = Reading()
     reading.incarnations.begin(ORDERS, "")
