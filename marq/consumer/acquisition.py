@@ -96,6 +96,8 @@ class Acquisition:
             columns,
             self.dues_ms,
             self.lines is not None,
+            # Prefetched messages are counted when user code has them.
+            not self.settings.prefetch,
         )
 
 

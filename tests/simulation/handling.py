@@ -111,7 +111,7 @@ class Handlers:
                     # The consumer is stopped, and settles the message.
                     self._tell_failed(message)
                     raise
-                if not stubborn or message._held.at_most_once is not None:
+                if not stubborn or message._held.at_most_once:
                     raise
                 if self._world.faults.forgotten:
                     # In a task of its own, or messages would wait for the handler until they can't be renewed.
@@ -135,7 +135,7 @@ class Handlers:
         delay_ms = rng.choice([0, 0, rng.randint(1, 400), None])
         delay_s = None if delay_ms is None else delay_ms / 1000
         world.stats["released"] += 1
-        how = 1.0 if message._held.at_most_once is not None else rng.random()
+        how = 1.0 if message._held.at_most_once else rng.random()
         if how < 0.3 and message._held.decide(message.offset):
             # As the library does with messages that no handler has seen.
             settlement.put_back([message], delay_ms or 0)
@@ -173,7 +173,7 @@ class Handlers:
 
     def _tell_failed(self, message: Message) -> None:
         """Note what the library makes of an exception."""
-        self._tell_later("release" if message._held.at_most_once is None else "reject", message)
+        self._tell_later("reject" if message._held.at_most_once else "release", message)
 
     def _tell_later(self, op: str, message: Message) -> None:
         """Note an outcome that follows from how the handler ends, and when it is durable."""

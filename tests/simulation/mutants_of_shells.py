@@ -32,7 +32,7 @@ _DELIVERIES = "marq.consumer.deliveries"
 _ENGINE = "marq.owner.engine"
 _STARTING, _GROUP = _SIMULATION + "starting", _SIMULATION + "group"
 _RECEIVER, _RENEWAL = "marq.consumer.receiver", "marq.consumer.renewal"
-_ACK_BATCHER, _AT_MOST_ONCE = "marq.consumer.ack_batcher", "marq.consumer.at_most_once"
+_ACK_BATCHER, _STARTS = "marq.consumer.ack_batcher", "marq.consumer.starts"
 _HANDLER_POOL = "marq.consumer.handler_pool"
 _ACQUISITION, _STRATEGIES = "marq.consumer.acquisition", "marq.kafka.acquire_strategies"
 _WRITING, _TABLE = _SIMULATION + "writing", _SIMULATION + "table"
@@ -246,26 +246,26 @@ SHELL_MUTANTS = (
         _HANDLER_POOL,
         "dispatched",
         (
-            (
-                "                    if not await held.at_most_once.dispatch([message]):\n"
-                "                        continue\n"
-            ),
-            "                    asyncio.ensure_future(held.at_most_once.dispatch([message]))\n",
+            ("                    if not await held.starts.start([message]):\n                        continue\n"),
+            "                    asyncio.ensure_future(held.starts.start([message]))\n",
         ),
     ),
     mutant(
         AT_MOST_ONCE,
         "a message is delivered although its DISPATCH came too late",
-        _AT_MOST_ONCE,
+        _STARTS,
         "dispatched attempts",
-        ("or message in written) and is_leased(message, now_s)", "or message in written)"),
+        (
+            "if (message in written or not _comes_first(message)) and is_leased(message, now_s)",
+            "if message in written or not _comes_first(message)",
+        ),
         renew_failed=0.9,
         marker_slow=0.9,
     ),
     mutant(
         AT_MOST_ONCE,
         "a message that was not dispatched is delivered",
-        _AT_MOST_ONCE,
+        _STARTS,
         "dispatched",
         ("            await self._sleep(RETRY_S)\n", "            return set(live)\n"),
     ),
