@@ -260,6 +260,8 @@ class Prefetch:
         self._suspects: deque[tuple[Message, bool]] = deque()
         self._suspects_here: list[Message] = []
         self._alone = False
+        #: Set while suspects may wait.
+        self.waiting = asyncio.Event()
         self.serve(queues)
 
     def serve(self, queues: Iterable[str]) -> None:
@@ -310,6 +312,7 @@ class Prefetch:
         for message, apart in messages:
             if self.buffers[message.queue].handler_demand:
                 self._suspects.append((message, apart))
+                self.waiting.set()
             else:
                 self._begin(message)
         self._next_suspects()
@@ -367,6 +370,21 @@ class Prefetch:
         for buffer in self.distinct:
             buffer.close()
 
+    def release_suspects(self) -> float | None:
+        """Release suspects that have waited for half a lease, as another process may have none.
+
+        Return how long the next one may wait, or None if none waits.
+        """
+        while self._suspects:
+            held = self._suspects[0][0]._held
+            left_s = held.taken_s + held.lease_s / 2 - self._clock()
+            if left_s > 0:
+                return left_s
+            put_back([self._suspects.popleft()[0]], int(held.lease_s * 1000))
+            log.info("suspect has waited, released: queue=%s", held.queue)
+        self.waiting.clear()
+        return None
+
     # --- releases -----------------------------------------------------------------------------------------------------
 
     def release(self) -> int:
@@ -377,7 +395,6 @@ class Prefetch:
     def release_unwanted(self, now_s: float) -> None:
         """Release messages that were not taken during a whole lease, and those that slow handlers do not get to."""
         patience_s = self._settings.default_lease_ms / 1000
-        self._release_suspects(now_s)
         for buffer in self.distinct:
             if buffer.handler_demand or buffer.call_demand:
                 buffer.wanted_s = now_s
@@ -385,16 +402,6 @@ class Prefetch:
             elif buffer.ready and now_s - buffer.wanted_s > patience_s:
                 count = _release(buffer, now_s)
                 log.info("prefetched messages were not received, released: queue=%s messages=%d", buffer.queue, count)
-
-    def _release_suspects(self, now_s: float) -> None:
-        """Release suspects that have waited for half a lease: another process may have none."""
-        late = [message for message, _ in self._suspects if now_s - message._held.taken_s > message._held.lease_s / 2]
-        if late:
-            gone = set(map(id, late))
-            self._suspects = deque([each for each in self._suspects if id(each[0]) not in gone])
-            for message in late:
-                put_back([message], int(message._held.lease_s * 1000))
-            log.info("suspects have waited, released: queue=%s messages=%d", late[0].queue, len(late))
 
 
 def _release(buffer: PrefetchBuffer, now_s: float) -> int:

@@ -91,7 +91,7 @@ class Starts:
         #: The batch that is being written, then the one that callers add to.
         self._batches: list[_Batch] = []
         self._task: asyncio.Task[None] | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
         #: Messages that calls have returned since the last look, and those whose starts are noted next.
         self._returned: list[Message] = []
         self._noting: list[Message] = []
@@ -103,8 +103,12 @@ class Starts:
         if not self._settings.prefetch:
             # Their attempts count from the beginning.
             return
-        self._watch = asyncio.create_task(self._note(), name="marq-starts")
-        self._watch.add_done_callback(self._watch_ended)
+        self._watches = [
+            asyncio.create_task(self._note(), name="marq-starts"),
+            asyncio.create_task(self._release_suspects(), name="marq-suspects"),
+        ]
+        for watch in self._watches:
+            watch.add_done_callback(self._watch_ended)
 
     def _watch_ended(self, task: asyncio.Task[None]) -> None:
         if (error := failure_of(task, stopping=self._stopped)) is not None:
@@ -112,7 +116,7 @@ class Starts:
 
     def returned(self, messages: Sequence[Message]) -> None:
         """Note that a call returns messages to user code."""
-        if self._watch is not None:
+        if self._watches:
             self._returned += messages
             self._prefetch.taken.set()
 
@@ -152,9 +156,10 @@ class Starts:
 
     async def end(self) -> None:
         """Write the starts of messages that stay leased after a stop, because calls have returned them."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
+        if self._watches:
+            for watch in self._watches:
+                watch.cancel()
+            await asyncio.wait(self._watches)
             await self._write_late([*self._noting, *self._returned])
 
     # --- starts that come first ---------------------------------------------------------------------------------------
@@ -222,6 +227,11 @@ class Starts:
             await self._sleep(NOTED_AFTER_S)
             await self._write_late([*[each for each in self._running() if id(each) in before], *self._noting])
             self._noting = []
+
+    async def _release_suspects(self) -> None:
+        while True:
+            await self._prefetch.waiting.wait()
+            await self._sleep(self._prefetch.release_suspects() or 0)
 
     def _running(self) -> list[Message]:
         return [message for pool in self._prefetch.pools for message in pool.running]
