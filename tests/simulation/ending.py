@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from marq.core.storage.rows import IN_ORDER, parse_row_key
 from marq.wire.markers import Source
+from marq.wire.names import REASON_HEADER
 from proof import history
+from tests.simulation.handling import KILLER
 from tests.simulation.oracle import Violation, table_difference
 from tests.simulation.table import LocalTable
 
@@ -100,8 +102,21 @@ def _what_is_left(world: World) -> str:
     return f"unsent {world.producer.unsent}, {delayed}tracker lags {lags}, open {books}, offsets {offsets}"
 
 
+def _check_blame(world: World) -> None:
+    """Check that the message whose handler ends its process uses up no suspect's last attempt."""
+    for record in world.dead_letters.records:
+        if record is None or not record.committed or record.value == KILLER:
+            continue
+        why = dict(record.headers).get(REASON_HEADER) or b""
+        limit = world.definitions.versions[-1].settings((record.key or b"").decode()).max_attempts
+        if b"its lease ran out, as" in why and limit > 1:
+            raise Violation("blamed", f"a message that ends no process is dead: {record.key!r} {record.value!r} {why!r}")
+
+
 def check_end(world: World) -> None:
     """Check what only the simulation can see: changelogs hold the folds of their logs, and tables the changelogs."""
+    if world.faults.killer:
+        _check_blame(world)
     for partition, changelog in enumerate(world.changelogs):
         owner = world.owners[partition]
         if owner.halted:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from tests.simulation.consumer import Consumer
 
 
+#: The value of the message whose handler ends its process.
+KILLER = b"0"
+
+
 class Handlers:
     """The handler of all queues of one consumer."""
 
@@ -65,6 +69,11 @@ class Handlers:
         world.stats["handed_out"] += 1
         lease_ms = world.definitions.of(consumer).settings(queue).lease_ms
         choice = rng.random() if world.faulty else 1.0
+        if message._raw == KILLER and world.hit(world.faults.killer):
+            await self._work(message, rng.choice([0, 60, 300]))
+            world.stats["killed"] += 1
+            world.schedule(0, consumer.end_process)
+            await asyncio.Event().wait()
         if world.hit(world.faults.forgotten):
             # It hangs, perhaps for longer than its lease can be renewed, but returns in the end.
             world.history.add(consumer.name, "ok", "hang", queue=queue, record=name)
