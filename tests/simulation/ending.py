@@ -110,7 +110,9 @@ def _check_blame(world: World) -> None:
         why = dict(record.headers).get(REASON_HEADER) or b""
         limit = world.definitions.versions[-1].settings((record.key or b"").decode()).max_attempts
         if b"its lease ran out, as" in why and limit > 1:
-            raise Violation("blamed", f"a message that ends no process is dead: {record.key!r} {record.value!r} {why!r}")
+            raise Violation(
+                "blamed", f"a message that ends no process is dead: {record.key!r} {record.value!r} {why!r}"
+            )
 
 
 def check_end(world: World) -> None:
