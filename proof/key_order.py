@@ -313,7 +313,9 @@ def _is_started(trail: Trail, former: Delivery, delivery: Delivery) -> bool:
         and standing.state in _LEASED
         and (standing.holder, standing.attempt) == (former.holder, former.attempt)
     ]
-    return bool(held) and held[-1].counted
+    # A consumer acquires a message again under its old holder, and with the same attempt if that did not count.
+    former_lease = [each for each in held if each.since_ms < held[-1].since_ms] or held
+    return bool(former_lease) and former_lease[-1].counted
 
 
 def _gave_up(trail: Trail, former: Delivery, until: Delivery) -> bool:
