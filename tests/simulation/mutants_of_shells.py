@@ -9,6 +9,7 @@ from tests.simulation.mutant import (
     AT_MOST_ONCE,
     CHANGELOG_FIRST,
     FENCE_FIRST,
+    KILLERS,
     LEASE_LOST,
     MARKER_FIRST,
     OLD_STATE,
@@ -275,6 +276,49 @@ SHELL_MUTANTS = (
         _RECEIVER,
         "dispatched",
         ("self._transactional if at_most_once else self._strategy", "self._strategy"),
+    ),
+    # --- handlers that end their process ------------------------------------------------------------------------------
+    mutant(
+        KILLERS,
+        "the attempts of prefetched messages count",
+        _ACQUISITION,
+        "blamed",
+        ("            counted or not settings.prefetch,\n", "            True,\n"),
+        killer=1.0,
+    ),
+    mutant(
+        KILLERS,
+        "suspects that have used up attempts run together",
+        _STARTS,
+        "blamed",
+        ("return suspect.attempt >= min(2, max_attempts)", "return False"),
+        killer=1.0,
+    ),
+    mutant(
+        KILLERS,
+        "a suspect runs apart only from those that have used up attempts, too",
+        "marq.consumer.prefetch",
+        "blamed",
+        (
+            "if here and (apart or self._alone):\n                    return\n",
+            "if here and apart and self._alone:\n                    return\n",
+        ),
+        killer=1.0,
+    ),
+    mutant(
+        KILLERS,
+        "a suspect is handled before its start is durable",
+        _STARTS,
+        "stuck",
+        ("return held.at_most_once or (held.starts is not None and is_suspect(message))", "return held.at_most_once"),
+        killer=1.0,
+    ),
+    mutant(
+        KILLERS,
+        "a tracker overlooks that user code has a message",
+        "marq.core.lease_book",
+        "book-differs",
+        ("counted = lease.counted or started", "counted = lease.counted"),
     ),
     # --- cycles -------------------------------------------------------------------------------------------------------
     mutant(

@@ -321,6 +321,7 @@ async def test_a_handler_that_fails_after_its_lease_has_ended_does_not_end_the_n
     made.reader.add(P0, record(0, "a"))
     made.receiver.start()
     [first] = await made.take(1)
+    first._held.note_start(first.offset)
     tracker.open_messages = {0: (State.LEASED_IN_ORDER, 1, 0)}
     await made.clock.advance(31)
     [second] = await made.take(1)
