@@ -296,20 +296,9 @@ SHELL_MUTANTS = (
     ),
     mutant(
         KILLERS,
-        "a suspect runs apart only from those that have used up attempts, too",
-        "marq.consumer.prefetch",
-        "blamed",
-        (
-            "if here and (apart or self._alone):\n                    return\n",
-            "if here and apart and self._alone:\n                    return\n",
-        ),
-        killer=1.0,
-    ),
-    mutant(
-        KILLERS,
         "a suspect is handled before its start is durable",
         _STARTS,
-        "stuck",
+        "unblamed",
         ("return held.at_most_once or (held.starts is not None and is_suspect(message))", "return held.at_most_once"),
         killer=1.0,
     ),
