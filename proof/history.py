@@ -250,6 +250,8 @@ def _columns(batch: Batch) -> Event:
             read_from["dues_ms"] = list(batch.dues_ms)
         if batch.in_order:
             read_from["in_order"] = True
+        if not batch.counted:
+            read_from["counted"] = False
         return {**read_from, **_payloads(batch.queue, batch.payloads)}
     if isinstance(batch, Delay):
         known = {"from_offset": batch.from_offset, "timestamps_ms": [each.timestamp_ms for each in batch.payloads]}
@@ -259,6 +261,8 @@ def _columns(batch: Batch) -> Event:
         return _times(batch)
     if isinstance(batch, Answer):
         return {"outcomes": [Outcome(outcome).name for outcome in batch.outcomes]}
+    if isinstance(batch, Renew) and batch.started:
+        return {"lease_ms": batch.lease_ms, "started": True}
     if isinstance(batch, Renew | Dispatch):
         return {"lease_ms": batch.lease_ms}
     if isinstance(batch, Release):

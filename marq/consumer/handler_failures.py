@@ -37,7 +37,7 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> No
         return
     if isinstance(error, Reject):
         held.reject(offset, error.reason)
-    elif held.at_most_once is not None:
+    elif held.at_most_once:
         _reject_failed(message, error, call)
     elif isinstance(error, Retry):
         cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -17,7 +17,7 @@ from marq.core.redeliver_or_dead_letter import release_delay_ms
 from marq.core.request_answers import PendingReplies
 from marq.core.storage.invalid_times import InvalidTimes
 from marq.core.storage.open_messages import OpenMessages
-from marq.core.storage.rows import IN_ORDER, LeaseRow, State, row_key
+from marq.core.storage.rows import IN_ORDER, OUT_OF_LINE, LeaseRow, State, row_key
 from marq.core.transitions import END, ENDED, HOLDER_ONLY, NEW, TRANSITIONS, Absent, Marker, Moves
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import (
@@ -120,8 +120,7 @@ class LeaseBook(DueMessages):
         if batch.in_order and state in IN_ORDER:
             taken = [offset for offset in offsets if follows(batch.holder, opened.leases[offset].holder)]
         elif batch.in_order and state is State.LEASED:
-            # Uncounted: a RESUME removed it from its line, because its record is gone.
-            taken = [offset for offset in offsets if opened.leases[offset].counted]
+            taken = [offset for offset in offsets if opened.leases[offset].text != OUT_OF_LINE]
         for attempt, due_ms, group in group_by_due(batch, taken):
             if state in IN_ORDER and batch.in_order:
                 group = self._not_overtaken(opened, batch.holder, attempt, group)
@@ -133,7 +132,7 @@ class LeaseBook(DueMessages):
                 continue
             holder = self.applied if early else batch.holder
             due_ms = early_due_at(now_ms, due_ms) if early else now_ms + batch.lease_ms
-            lease = LeaseRow(batch.queue, holder, attempt, due_ms, now_ms, to)
+            lease = LeaseRow(batch.queue, holder, attempt, due_ms, now_ms, to, batch.counted or early)
             if isinstance(state, State):
                 redelivered += self._count_redelivered(opened, group, lease)
                 self._replace(opened, group, lease)
@@ -211,11 +210,13 @@ class LeaseBook(DueMessages):
 
     def _fold_renew(self, batch: Renew | Dispatch) -> None:
         due_ms = self.clock.now_ms + batch.lease_ms
+        started = isinstance(batch, Renew) and batch.started
         moved, _ = self._moves(batch, Marker.DISPATCH if isinstance(batch, Dispatch) else Marker.RENEW)
         for opened, lease, offsets, to in moved:
             self._count(lease.queue).renewed += len(offsets)
+            counted = lease.counted or started
             renewed = LeaseRow(
-                lease.queue, lease.holder, lease.attempt, due_ms, lease.since_ms, to, lease.counted, lease.text
+                lease.queue, lease.holder, lease.attempt, due_ms, lease.since_ms, to, counted, lease.text
             )  # fmt: skip
             self._replace(opened, offsets, renewed)
 
@@ -303,13 +304,13 @@ class LeaseBook(DueMessages):
                 groups.setdefault(lease, []).append(offset)
         for lease, offsets in groups.items():
             to = State(moves[lease.state])
-            # A handler may or may not have seen a leased one, so its attempt does not count.
-            holder, counted = (lease.holder, False) if to is State.LEASED else (0, lease.counted)
+            holder, counted, text = 0, lease.counted, lease.text
+            if to is State.LEASED:
+                # A handler may or may not have seen it, so its attempt does not count.
+                holder, counted, text = lease.holder, False, OUT_OF_LINE
             # Out of its line, a blocking message is not shown to operators, so none would end its delay.
             due_ms = self.clock.now_ms if lease.blocks(self.clock.now_ms) else lease.due_ms
-            again = LeaseRow(
-                lease.queue, holder, lease.attempt, due_ms, lease.since_ms, to, counted, lease.text
-            )  # fmt: skip
+            again = LeaseRow(lease.queue, holder, lease.attempt, due_ms, lease.since_ms, to, counted, text)
             self._replace(opened, offsets, again)
 
     def _moves(self, batch: _Selective, marker: Marker) -> tuple[_Moved, list[int]]:

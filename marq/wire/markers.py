@@ -165,6 +165,7 @@ class Acquire(_Markers):
     message that is not leased yet, and :data:`NOW` for the others; None if all are leased.
     :data:`DUE_AT_ONCE` stands for the log's clock at this marker.
     With ``in_order`` the messages keep their places: consumers, not the tracker, deliver them again.
+    Unless ``counted``, the attempt counts only after a RENEW that says that user code has the messages.
     """
 
     lease_ms: int
@@ -172,6 +173,7 @@ class Acquire(_Markers):
     payloads: Sequence[Payload]
     dues_ms: Sequence[int] | None = None
     in_order: bool = False
+    counted: bool = True
 
     @property
     def attempts(self) -> Sequence[int] | None:
@@ -220,9 +222,10 @@ class Discard(_Markers):
 
 @dataclass(frozen=True, slots=True)
 class Renew(_Markers):
-    """The holder keeps these messages for ``lease_ms`` from now on."""
+    """The holder keeps these messages for ``lease_ms`` from now on; if ``started``, user code has them."""
 
     lease_ms: int
+    started: bool = False
 
 
 @dataclass(frozen=True, slots=True)

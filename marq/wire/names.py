@@ -24,6 +24,8 @@ REASON_HEADER = "marq-reason"
 ERROR_HEADER = "marq-error"
 #: Number of consecutive releases that did not count.
 UNCOUNTED_HEADER = "marq-uncounted"
+#: Number of consecutive deliveries whose leases have expired.
+EXPIRED_HEADER = "marq-expired"
 ORIGIN_HEADER = "marq-origin"
 DEAD_LETTERED_AT_HEADER = "marq-dead-lettered-at"
 #: The disposition in a note about dead letters (:mod:`marq.wire.dead_letter_notes`).

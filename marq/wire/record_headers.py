@@ -15,6 +15,7 @@ from marq.wire.names import (
     ATTEMPT_HEADER,
     DEDUPLICATION_ID_HEADER,
     DELIVER_AT_HEADER,
+    EXPIRED_HEADER,
     FIRST_RECEIVED_HEADER,
     FIRST_SENT_HEADER,
     ID_HEADER,
@@ -107,6 +108,11 @@ def deduplication_id(headers: Iterable[tuple[str, bytes | None]]) -> bytes | Non
 def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:
     """Return how many consecutive releases of a message did not count."""
     return _number(last_value(headers, UNCOUNTED_HEADER), 0)
+
+
+def expired(headers: Iterable[tuple[str, bytes | None]]) -> int:
+    """Return how many consecutive deliveries of a message ended with the end of their leases."""
+    return _number(last_value(headers, EXPIRED_HEADER), 0)
 
 
 def first_received_ms(headers: Iterable[tuple[str, bytes | None]]) -> int:

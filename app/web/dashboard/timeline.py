@@ -232,6 +232,8 @@ def _told(batch: Batch, index: int) -> _Told:
     match batch:
         case Acquire():
             return _acquired(batch, index)
+        case Renew(started=True):
+            return _Told(f"In the handler of {_CONSUMER}", "the attempt counts from here on")
         case Renew():
             return _Told(f"Lease renewed by {_CONSUMER}", f"for {_seconds(batch.lease_ms)} each time")
         case Dispatch():

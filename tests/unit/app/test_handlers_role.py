@@ -57,23 +57,56 @@ def test_what_is_said_of_decorated_handlers_is_said_once(make_module: Callable[.
     said = {each.queue: each.document for each in load_modules(("mail_of_the_test",))}
     document = {"handler": "mail_of_the_test:send", "concurrency": 3}
 
-    confirmed = {b"confirmed:mail_of_the_test": {}}
+    confirmed = {b"confirmed:emails": {}}
     assert publication(Definitions(), said, ["mail_of_the_test"]) == confirmed | {b"handler:emails": document}
     assert publication(defined(handler__emails=document), said, ["mail_of_the_test"]) == confirmed
 
 
 def test_what_our_modules_say_no_more_is_removed_and_what_others_say_stays() -> None:
     definitions = defined(
-        handler__emails={"handler": "services.mail:send"},
-        handler__letters={"handler": "services.post.letters:send"},
-        handler__orders={"handler": "services_of_others:handle"},
-        file__reports={"handler": "services.mail:report"},
+        handler__emails={"handler": "services.mail:send", "project": "shop"},
+        handler__letters={"handler": "services.post.letters:send", "project": "shop"},
+        handler__orders={"handler": "services_of_others:handle", "project": "shop"},
+        handler__bills={"handler": "services.mail:send", "project": "billing"},
+        handler__sms={"handler": "services.mail:send"},
+        file__reports={"handler": "services.mail:report", "project": "shop"},
     )
 
-    assert publication(definitions, {}, ["services.mail", "services.post"]) == {
+    assert publication(definitions, {}, ["services.mail", "services.post"], "shop") == {
         b"handler:emails": None,
         b"handler:letters": None,
     }
+    # then: another project without a name may have a module of the same name
+    assert publication(definitions, {}, ["services.mail", "services.post"]) == {}
+
+
+def test_a_handler_of_a_queue_of_another_project_is_refused_with_both_names() -> None:
+    theirs = defined(file__emails={"project": "shop"})
+    ours = {"emails": {"handler": "tasks:send"}}
+
+    with pytest.raises(
+        ConfigError, match="handler tasks:send: queue 'emails' is defined by project 'shop' and by project 'billing'"
+    ):
+        publication(theirs, ours, ["tasks"], "billing")
+    assert publication(theirs, ours, ["tasks"], "shop") == {
+        b"confirmed:emails": {},
+        b"handler:emails": {"handler": "tasks:send", "project": "shop"},
+    }
+
+
+def test_projects_that_share_a_group_are_refused_with_both_names(make_module: Callable[..., ModuleType]) -> None:
+    make_module()
+    definitions = defined(
+        file__emails={"handler": "mail_of_the_test:send", "group": "background", "project": "shop"},
+        file__bills={"handler": "tasks:bill", "group": "background", "project": "billing"},
+    )
+
+    groups = handler_groups(definitions, {}, project="shop")
+
+    with pytest.raises(
+        ConfigError, match="'background' has queue 'emails' of project 'shop' and queue 'bills' of project 'billing'"
+    ):
+        check(definitions, groups, {})
 
 
 def test_a_queue_with_a_handler_in_the_file_and_another_in_code_has_two(make_module: Callable[..., ModuleType]) -> None:

@@ -390,3 +390,47 @@ def test_a_delivery_time_that_can_not_be_read_is_counted_once_for_each_message()
     assert log.book.counts[QUEUE].invalid_deliver_at == 2
     assert log.book.invalid_times.take() == {QUEUE: (2, f"{SOURCE.topic}/{SOURCE.partition}/0")}
     assert log.book.invalid_times.take() == {}
+
+
+def test_an_attempt_that_no_user_code_has_started_does_not_count() -> None:
+    log = Log()
+    log.fold(dataclasses.replace(acquire([1, 2]), counted=False))
+    log.fold(dataclasses.replace(renew([2]), started=True))
+
+    fires = {fire.offset: (fire.destination, fire.attempt, fire.cause) for fire in log.book.due(T0 + LEASE_MS)}
+
+    assert fires == {1: (Destination.QUEUE, 1, Cause.EXPIRED), 2: (Destination.QUEUE, 2, Cause.EXPIRED)}
+
+
+def test_a_last_attempt_that_no_user_code_has_started_is_not_the_last() -> None:
+    log = Log()
+    log.fold(dataclasses.replace(acquire([1, 2], attempt=3), counted=False))
+    log.fold(dataclasses.replace(renew([2]), started=True))
+
+    fires = {fire.offset: (fire.destination, fire.attempt) for fire in log.book.due(T0 + LEASE_MS)}
+
+    assert fires == {1: (Destination.QUEUE, 3), 2: (Destination.DEAD_LETTERS, 3)}
+
+
+def test_a_renewal_by_another_holder_starts_nothing() -> None:
+    log = Log()
+    log.fold(dataclasses.replace(acquire([1]), counted=False))
+    log.fold(dataclasses.replace(renew([1], holder=OTHER), started=True))
+
+    [fire] = log.book.due(T0 + LEASE_MS)
+
+    assert fire.attempt == 1
+
+
+def test_a_start_is_kept_in_the_table() -> None:
+    log = Log()
+    log.fold(dataclasses.replace(acquire([1]), counted=False))
+    log.write()
+    log.fold(dataclasses.replace(renew([1]), started=True))
+    log.write()
+
+    restored = book()
+    restored.restore(sorted(log.table.items()))
+
+    [(_, _, lease)] = restored.open_leases()
+    assert lease.counted

@@ -11,7 +11,7 @@ from marq.core import request_answers
 from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import Destination
-from marq.core.storage.rows import Counts, LeaseRow, State
+from marq.core.storage.rows import OUT_OF_LINE, Counts, LeaseRow, State
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings
 from marq.wire.marker_codec import decode, encode
@@ -552,7 +552,7 @@ def test_messages_whose_records_are_gone_are_redelivered_when_their_leases_and_d
     assert fired(T0 + 700) == {2: (Destination.QUEUE, 2, "why"), 3: (Destination.QUEUE, 1, "")}
     # It is not known whether a handler has seen 1, 5 and 9, so that attempt does not count.
     again = {
-        **dict.fromkeys([1, 5, 9], (Destination.QUEUE, 1, "")),
+        **dict.fromkeys([1, 5, 9], (Destination.QUEUE, 1, OUT_OF_LINE)),
         **dict.fromkeys([6, 8], (Destination.QUEUE, 2, "")),
     }
     assert fired(T0 + LEASE_MS) == again
