@@ -215,8 +215,10 @@ class LeaseBook(DueMessages):
         for opened, lease, offsets, to in moved:
             self._count(lease.queue).renewed += len(offsets)
             counted = lease.counted or started
+            # A start does not shorten a lease: a longer RENEW may have been on its way when it was sent.
+            until_ms = max(due_ms, lease.due_ms) if started else due_ms
             renewed = LeaseRow(
-                lease.queue, lease.holder, lease.attempt, due_ms, lease.since_ms, to, counted, lease.text
+                lease.queue, lease.holder, lease.attempt, until_ms, lease.since_ms, to, counted, lease.text
             )  # fmt: skip
             self._replace(opened, offsets, renewed)
 

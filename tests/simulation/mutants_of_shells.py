@@ -309,6 +309,13 @@ SHELL_MUTANTS = (
         "book-differs",
         ("counted = lease.counted or started", "counted = lease.counted"),
     ),
+    mutant(
+        KILLERS,
+        "a start shortens a lease",
+        "marq.core.lease_book",
+        "book-differs",
+        ("until_ms = max(due_ms, lease.due_ms) if started else due_ms", "until_ms = due_ms"),
+    ),
     # --- cycles -------------------------------------------------------------------------------------------------------
     mutant(
         MARKER_FIRST,

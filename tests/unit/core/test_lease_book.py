@@ -434,3 +434,12 @@ def test_a_start_is_kept_in_the_table() -> None:
 
     [(_, _, lease)] = restored.open_leases()
     assert lease.counted
+
+
+def test_a_start_does_not_shorten_a_lease() -> None:
+    """Found by seed 20217: a start was written behind a renewal that had been sent at the same time."""
+    log = Log()
+    log.fold(dataclasses.replace(acquire([1]), counted=False), renew([1], lease_ms=2 * LEASE_MS))
+    log.fold(dataclasses.replace(renew([1], lease_ms=1), started=True))
+
+    assert log.book.due(T0 + LEASE_MS) == []
