@@ -69,6 +69,8 @@ class Acquisition:
     lines: Lines | None = None
     #: True if the messages already have a place in their lines.
     again: bool = False
+    #: False if the attempts count only when user code has the messages.
+    counted: bool = False
 
     def __str__(self) -> str:
         first, last = self.offsets[0], self.offsets[-1]
@@ -96,6 +98,7 @@ class Acquisition:
             columns,
             self.dues_ms,
             self.lines is not None,
+            self.counted,
         )
 
 
@@ -167,6 +170,7 @@ def acquisitions(
     own_topic: bool,
     lines: Lines | None = None,
     again: bool = False,
+    counted: bool = False,
 ) -> Iterator[Acquisition]:
     """Split the messages of one queue and partition into ACQUIREs; raise ConfigError if one message does not fit."""
     queue, source = key
@@ -179,8 +183,10 @@ def acquisitions(
         parks = rules.paused and lines is None
         dues_ms = _parked_ms(piece, rules.delay_ms) if parks else _dues_ms(piece, rules.delay_ms)
         yield Acquisition(
-            queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic, lines, again
-        )
+            queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic, lines, again,
+            # Messages that calls poll are counted from the beginning.
+            counted or not settings.prefetch,
+        )  # fmt: skip
         from_offset = offsets[-1] + 1
 
 
@@ -201,10 +207,16 @@ def _fitting(queue: str, source: Source, messages: Records) -> Records:
 
 def acquisitions_again(lines: Lines, places: Iterable[Place], settings: ReceiverSettings) -> Iterator[Acquisition]:
     """Return ACQUIREs for messages that keep their places in lines."""
-    records = Records.of(sorted([place.row for place in places], key=attrgetter("offset")))
-    begin, own_topic = records.offsets[0], lines.own_topic
-    key = lines.queue, lines.source
-    return acquisitions(key, lines.holder, records, begin, settings, own_topic=own_topic, lines=lines, again=True)
+    ordered = sorted(places, key=attrgetter("offset"))
+    for last in (False, True):
+        rows = [place.row for place in ordered if (place.last is not None) is last]
+        if rows:
+            records, key = Records.of(rows), (lines.queue, lines.source)
+            # The attempt of one that becomes a dead letter is used up.
+            yield from acquisitions(
+                key, lines.holder, records, rows[0].offset, settings,
+                own_topic=lines.own_topic, lines=lines, again=True, counted=last,
+            )  # fmt: skip
 
 
 def unskipped(purge: Purge | None, source: Source, own: Records) -> tuple[Records, int]:

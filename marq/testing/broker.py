@@ -148,6 +148,14 @@ class Broker:
         """
         self._memory.make_topic(check_topic_name(name), partitions)
 
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its records; it may be created again.
+
+        Raises:
+            ConfigError: :meth:`create_topic` has not created it.
+        """
+        self._memory.delete_topic(name)
+
     def produce(
         self,
         topic: str,
@@ -275,7 +283,7 @@ class Broker:
             message
             for source in self._memory.sources(self._namespace, queue)
             for record in self._memory.records(self._namespace, queue, source)
-            if (message := seen(names, queue, source, record, check)).id == record_id(source, record.offset)
+            if (message := seen(names, queue, source, record, check)).id == record_id(source.log, record.offset)
         ]
         markers = self._namespace.sent_as_markers(queue)
         return records + [

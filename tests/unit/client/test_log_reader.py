@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from aiokafka import TopicPartition
 
 import marq
 from marq.kafka import log_reader
@@ -55,7 +56,10 @@ async def test_a_copied_dead_letter_is_read_as_a_new_message_except_in_the_dead_
     monkeypatch.setattr(log_reader, "fetch_records", fetched)
     monkeypatch.setattr(LogReader, "_running", lambda _: None)
 
-    read = await LogReader(settings, committed=True).poll()
+    reader = LogReader(settings, committed=True)
+    reader._sources = {TopicPartition(topic, 0): Source(topic, 0) for topic in topics}
+
+    read = await reader.poll()
 
     seen = {source.topic: records[0].headers for source, records in read.items()}
     assert seen == {
