@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from marq.core.deliveries.redelivery_records import TOO_LARGE
+from marq.dead_letters.selection import Group
 from marq.kafka.inspector import Waiting
 from marq.kafka.role_permissions import tools
 from marq.settings.client import ClientSettings
@@ -286,6 +288,32 @@ def judge_backlogs(definitions: Definitions, backlogs: Iterable[Backlog], report
     if len(stalled) > _SHOWN:
         findings.append(warning("queues", f"{len(stalled) - _SHOWN:,} more have consumers that receive nothing"))
     return findings or [fine("waiting messages", f"in {len(listed)} queues, each with a consumer")]
+
+
+def with_large_messages(answers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the queues of which workers have found messages that are too large."""
+    return sorted(queue for queue, metrics in add_up(answers).items() if metrics.get("too_large"))
+
+
+def judge_large_messages(dead: Mapping[Group, int]) -> list[Finding]:
+    """Judge the dead letters that are too large, by queue and reason; those that were deleted are not among them."""
+    findings = []
+    for queue in sorted({group.queue for group in dead}):
+        reasons = sorted(group.reason for group in dead if group.queue == queue)
+        count = sum(number for group, number in dead.items() if group.queue == queue)
+        number = "1 message was" if count == 1 else f"{count:,} messages were"
+        findings.append(
+            warning(
+                f"queue {queue}",
+                f"{number} {reasons[0]}",
+                advice=(
+                    "no handler has seen it. Read such records from their topic, or raise the topics' limits and send"
+                    " them again; then delete the dead letters. This command lists them all:"
+                ),
+                commands=[f"marq dead {queue} --reason '{TOO_LARGE}'"],
+            )
+        )
+    return findings[:_SHOWN]
 
 
 def _no_consumer(backlog: Backlog, definitions: Definitions) -> Finding:

@@ -8,6 +8,7 @@ from enum import IntEnum
 from marq.core.storage.rows import LeaseRow
 from marq.core.transitions import DUE, TO_QUEUE
 from marq.settings.queue import QueueSettings
+from marq.wire.large_messages import left_out
 from marq.wire.markers import BACKOFF, BLOCKED_MS, Cause, Kind, Payload, Source
 from marq.wire.names import HEADER_ROOM_BYTES
 
@@ -76,8 +77,11 @@ def _fact(lease: LeaseRow, settings: QueueSettings) -> Kind:
 
 
 def fitting(fire: DueAction, payload: Payload, limit_bytes: int) -> DueAction:
-    """Return the action, or a dead-letter action if the redelivery is too large for the messages topic."""
-    if fire.destination is not Destination.QUEUE or size_bytes(payload) <= limit_bytes - HEADER_ROOM_BYTES // 2:
+    """Return the action, or a dead-letter action if the message is too large for the messages topic or for a marker."""
+    if fire.destination is not Destination.QUEUE:
+        return fire
+    # Without its value, a message is small, but a handler must not get it.
+    if size_bytes(payload) <= limit_bytes - HEADER_ROOM_BYTES // 2 and not left_out(payload):
         return fire
     return too_large(fire)
 

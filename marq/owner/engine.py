@@ -29,6 +29,7 @@ from marq.owner.transaction_content import Due, Write
 from marq.wire import record_headers
 from marq.wire.dead_letter_notes import Note
 from marq.wire.errors import UnknownVersion
+from marq.wire.large_messages import left_out, without_value
 from marq.wire.markers import Answer, Batch, Cause, Payload, Record, Resumed, Source
 
 #: Limits for the redeliveries of one transaction, whose fixed cost is large on a busy machine.
@@ -295,15 +296,21 @@ class OwnerEngine:
         """Note that the broker refused a record for its size; return False if a retry can't help.
 
         The error does not name the record, so each redelivery gets a transaction of its own. A message that is refused
-        again becomes a dead letter, because endless retries would block all others.
+        again becomes a dead letter, and a dead letter that is refused loses its value, because endless retries would
+        block all others.
         """
         self._sending = False
         if len(write.due) > 1:
             self._apart += reversed(write.due)
             return True
-        if not write.due or write.due[0][0].cause is Cause.TOO_LARGE:
+        if not write.due:
             return False
         fire, payload = write.due[0]
+        if fire.cause is Cause.TOO_LARGE:
+            if left_out(payload):
+                return False
+            place, size = record_headers.record_id(fire.source, fire.offset), size_bytes(payload)
+            payload = without_value(payload, f"{place} has {size} bytes, and the dead-letter topic accepts less")
         self._apart.append((too_large(fire), payload))
         return True
 

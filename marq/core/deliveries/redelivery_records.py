@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import State
+from marq.wire.large_messages import left_out
 from marq.wire.marker_codec import cut_text
 from marq.wire.markers import Cause, Headers, Payload
 from marq.wire.names import (
@@ -33,6 +34,9 @@ from marq.wire.record_headers import (
     sequence_text,
     uncounted,
 )
+
+#: How the reason of a dead letter begins if the message was too large: no handler has given it up.
+TOO_LARGE = "too large"
 
 
 class Redelivery(NamedTuple):
@@ -71,7 +75,7 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
         own.append((ERROR_HEADER, cut_text(fire.lease.text)))
     if fire.destination is Destination.DEAD_LETTERS:
         own += [
-            (REASON_HEADER, reason(fire).encode()),
+            (REASON_HEADER, reason(fire, payload).encode()),
             (ORIGIN_HEADER, record_id(fire.source, fire.offset).encode()),
             (DEAD_LETTERED_AT_HEADER, b"%d" % now_ms),
         ]
@@ -94,10 +98,12 @@ def _was_received(fire: DueAction) -> bool:
     return lease.state in (State.LEASED, State.RELEASED) and lease.counted and lease.since_ms > 0
 
 
-def reason(fire: DueAction) -> str:
+def reason(fire: DueAction, payload: Payload) -> str:
     """Explain why a message became a dead letter."""
     if fire.cause is Cause.TOO_LARGE:
-        return "too large for the messages topic with the headers that are added on redelivery"
+        if note := left_out(payload):
+            return f"{TOO_LARGE}, so its value is only in its own record: {note}"
+        return f"{TOO_LARGE} for the messages topic with the headers that are added on redelivery"
     if fire.lease.state is State.REJECTED:
         return cut_text(fire.lease.text or "rejected").decode()
     last = "its lease ran out" if fire.lease.state is State.LEASED else "it was released"
