@@ -28,8 +28,6 @@ from aiokafka.errors import (
 from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.protocol.transaction import EndTxnRequest
 
-from marq.core.deliveries.dead_letter_records import text_of
-from marq.core.deliveries.redelivery_records import TOO_LARGE
 from marq.dead_letters.log import open_dead_letter_log
 from marq.dead_letters.selection import Group, Survey
 from marq.kafka.connection import abandon_producer, client_options
@@ -44,7 +42,8 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import CHECK_KEY, Definitions
 from marq.settings.topic_configs import TopicPlan
 from marq.wire.markers import Source
-from marq.wire.names import REASON_HEADER
+from marq.wire.names import TOO_LARGE_HEADER
+from marq.wire.record_headers import last_value
 from marq_worker.agents.consumer_watch import unattended
 from marq_worker.app.check.brokers import Appended
 from marq_worker.app.check.consumers import Place, Reader
@@ -200,10 +199,10 @@ class ClusterView:
         return published
 
     async def large_messages(self, queues: Collection[str]) -> Mapping[Group, int]:
-        """Count the dead letters of these queues that were too large, by queue and reason."""
+        """Count the dead letters of these queues whose values were left out, by queue and reason."""
         survey = Survey(
             self._client.names.dead_letters,
-            lambda queue, record: queue in queues and text_of(record.headers, REASON_HEADER).startswith(TOO_LARGE),
+            lambda queue, record: queue in queues and last_value(record.headers, TOO_LARGE_HEADER) is not None,
         )
         async with open_dead_letter_log(self._client) as log:
             await survey.make(log)

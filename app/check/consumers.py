@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marq.core.deliveries.redelivery_records import TOO_LARGE
+from marq.core.deliveries.redelivery_records import LEFT_OUT
 from marq.dead_letters.selection import Group
 from marq.kafka.inspector import Waiting
 from marq.kafka.role_permissions import tools
@@ -296,7 +296,7 @@ def with_large_messages(answers: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def judge_large_messages(dead: Mapping[Group, int]) -> list[Finding]:
-    """Judge the dead letters that are too large, by queue and reason; those that were deleted are not among them."""
+    """Judge the dead letters whose values were left out, by queue and reason; deleted ones are not among them."""
     findings = []
     for queue in sorted({group.queue for group in dead}):
         reasons = sorted(group.reason for group in dead if group.queue == queue)
@@ -307,10 +307,10 @@ def judge_large_messages(dead: Mapping[Group, int]) -> list[Finding]:
                 f"queue {queue}",
                 f"{number} {reasons[0]}",
                 advice=(
-                    "no handler has seen it. Read such records from their topic, or raise the topics' limits and send"
-                    " them again; then delete the dead letters. This command lists them all:"
+                    "read the record from its topic, or raise the limits of Marq's topics and send it again; then"
+                    " delete the dead letter. List all of them with"
                 ),
-                commands=[f"marq dead {queue} --reason '{TOO_LARGE}'"],
+                commands=[f"marq dead {queue} --reason '{LEFT_OUT}'"],
             )
         )
     return findings[:_SHOWN]

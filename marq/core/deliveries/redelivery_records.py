@@ -35,8 +35,8 @@ from marq.wire.record_headers import (
     uncounted,
 )
 
-#: How the reason of a dead letter begins if the message was too large: no handler has given it up.
-TOO_LARGE = "too large"
+#: How the reason of a dead letter begins if its value was too large for Marq's topics.
+LEFT_OUT = "too large, so its value is only in its own record"
 
 
 class Redelivery(NamedTuple):
@@ -102,8 +102,8 @@ def reason(fire: DueAction, payload: Payload) -> str:
     """Explain why a message became a dead letter."""
     if fire.cause is Cause.TOO_LARGE:
         if note := left_out(payload):
-            return f"{TOO_LARGE}, so its value is only in its own record: {note}"
-        return f"{TOO_LARGE} for the messages topic with the headers that are added on redelivery"
+            return f"{LEFT_OUT}: {note}"
+        return "too large for the messages topic with the headers that are added on redelivery"
     if fire.lease.state is State.REJECTED:
         return cut_text(fire.lease.text or "rejected").decode()
     last = "its lease ran out" if fire.lease.state is State.LEASED else "it was released"

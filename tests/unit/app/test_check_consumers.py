@@ -201,7 +201,7 @@ def test_a_queue_with_messages_that_are_too_large_names_one_of_their_records() -
 
     assert (finding.level, finding.subject) == (Level.WARNING, "queue orders")
     assert finding.found == f"3 messages were too large: {place}"
-    assert list(finding.commands) == ["marq dead orders --reason 'too large'"]
+    assert list(finding.commands) == ["marq dead orders --reason 'too large, so its value is only in its own record'"]
 
 
 def test_without_dead_letters_there_is_no_finding_about_messages_that_are_too_large() -> None:
