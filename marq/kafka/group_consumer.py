@@ -29,7 +29,6 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer.fetcher import READ_COMMITTED, READ_UNCOMMITTED
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.consumer.subscription_state import SubscriptionState
@@ -37,6 +36,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import GroupLoadInProgressError, KafkaError, UnknownMemberIdError
 from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
+from marq.kafka.lenient_names import LenientConsumer
 from marq.kafka.protocol import FENCED_INSTANCE_ID
 from marq.wire.errors import ConfigError
 
@@ -145,7 +145,7 @@ class Subscriptions(SubscriptionState):  # type: ignore[misc]
                 return
 
 
-class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
+class GroupConsumer(LenientConsumer):
     """A consumer with our :class:`Coordinator` and :class:`Subscriptions`, which aiokafka cannot be told to use."""
 
     #: Called when another client has joined the group with the same instance id; the consumer then receives nothing.
