@@ -1,4 +1,4 @@
-"""A record that is too large for a marker: it alone is set aside, whoever reads it, and everything else goes on.
+"""A record that is too large for a marker: it alone becomes a dead letter, and everything else goes on.
 
 A topic limits the compressed size of a batch, so a producer that compresses can write such a record anywhere.
 """
