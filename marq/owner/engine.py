@@ -304,7 +304,7 @@ class OwnerEngine:
             self._apart += reversed(write.due)
             return True
         if not write.due:
-            return False
+            return self._cut_unreadable()
         fire, payload = write.due[0]
         if fire.cause is Cause.TOO_LARGE:
             if left_out(payload):
@@ -313,6 +313,16 @@ class OwnerEngine:
             payload = without_value(payload, f"{place} has {size} bytes, and the dead-letter topic accepts less")
         self._apart.append((too_large(fire), payload))
         return True
+
+    def _cut_unreadable(self) -> bool:
+        """Keep only the beginnings of unreadable records that are too large; return whether there are any."""
+        limit, unreadable = self._limit_bytes, self.tracker.unreadable
+        found = False
+        for index, (offset, value, why) in enumerate(unreadable):
+            if value is not None and len(value) > limit:
+                unreadable[index] = offset, value[:limit], f"{why}; these are the first {limit} of {len(value)} bytes"
+                found = True
+        return found
 
     @property
     def unsent(self) -> bool:

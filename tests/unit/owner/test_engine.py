@@ -68,9 +68,10 @@ class Life:
                 self.engine.begin(0, len(self.log), self.now_ms)
         return steps
 
-    def append(self, *batches: Batch) -> None:
+    def append(self, *batches: Batch | bytes) -> None:
         for batch in batches:
-            record = SimpleNamespace(offset=len(self.log), timestamp=1_000_000 + self.now_ms, value=encode(batch))
+            value = batch if isinstance(batch, bytes) else encode(batch)
+            record = SimpleNamespace(offset=len(self.log), timestamp=1_000_000 + self.now_ms, value=value)
             self.log.append(record)
         position = self.engine.position or 0
         self.engine.read(self.log[position:], position, len(self.log))
@@ -208,6 +209,21 @@ def test_a_dead_letter_that_is_too_large_loses_its_value_and_is_not_retried_fore
     assert refused == [True, True, False]
     assert values == [b"value", b"value", None]
     assert record_id(fire.source, fire.offset) in reason(fire, payload)
+
+
+def test_an_unreadable_record_that_is_too_large_for_quarantine_is_cut(life: Life) -> None:
+    """A program can compress such a record; its partition must not stop for it."""
+    life.append(b"x" * 3_000_000)
+    life.append(acquire(1))
+
+    refused = life.engine.refused_for_size(life.engine.rows())
+
+    write = life.engine.rows()
+    [(offset, value, why)] = write.quarantine
+    assert (refused, offset, value) == (True, 0, b"x" * 1_000_000)
+    assert "the first 1000000 of 3000000 bytes" in why
+    assert write.rows
+    assert not life.engine.refused_for_size(write)
 
 
 def test_rows_of_a_transaction_that_failed_are_written_with_the_next(life: Life) -> None:
