@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING
 
 from marq.consumer.line_places import Reading
 from marq.consumer.receiver_settings import ReceiverSettings
-from marq.core.redeliver_or_dead_letter import size_bytes
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.settings.purged_offsets import Purge
-from marq.wire.large_messages import without_value
+from marq.wire.large_messages import size_bytes, without_value
 from marq.wire.markers import (
     DUE_AT_ONCE,
     MAX_BATCH_MARKERS,
@@ -203,13 +202,13 @@ def _without_values(queue: str, source: Source, messages: Records, large: Iterab
     for index in large:
         row = rows[index]
         payload = Payload(row.timestamp, 1, row.key, row.headers, row.value)
-        place, size = record_id(source, row.offset), size_bytes(payload)
+        place = record_id(source, row.offset)
         log.error(
             "message too large, so it becomes a dead letter without its value, which is only in its record: queue=%s"
             " record=%s bytes=%d limit=%d",
-            queue, place, size, room,
+            queue, place, size_bytes(payload), room,
         )  # fmt: skip
-        small = without_value(payload, f"{place} has {size} bytes, and a marker has room for {room}")
+        small = without_value(payload, place, f"a marker has room for {room}")
         rows[index] = row._replace(key=small.key, value=None, headers=small.headers)
     return Records.of(rows)
 

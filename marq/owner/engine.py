@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Any
 
 from marq.core.deliveries.schedule_planner import Planner
-from marq.core.redeliver_or_dead_letter import DueAction, fitting, size_bytes, too_large
+from marq.core.redeliver_or_dead_letter import DueAction, fitting, too_large
 from marq.core.tracker import Tracker
 from marq.owner.payloads import Table, find_payloads, find_payloads_in_turn
 from marq.owner.pending_limits import PendingLimits
@@ -29,7 +29,7 @@ from marq.owner.transaction_content import Due, Write
 from marq.wire import record_headers
 from marq.wire.dead_letter_notes import Note
 from marq.wire.errors import UnknownVersion
-from marq.wire.large_messages import left_out, without_value
+from marq.wire.large_messages import left_out, size_bytes, without_value
 from marq.wire.markers import Answer, Batch, Cause, Payload, Record, Resumed, Source
 
 #: Limits for the redeliveries of one transaction, whose fixed cost is large on a busy machine.
@@ -309,8 +309,8 @@ class OwnerEngine:
         if fire.cause is Cause.TOO_LARGE:
             if left_out(payload):
                 return False
-            place, size = record_headers.record_id(fire.source, fire.offset), size_bytes(payload)
-            payload = without_value(payload, f"{place} has {size} bytes, and the dead-letter topic accepts less")
+            place = record_headers.record_id(fire.source, fire.offset)
+            payload = without_value(payload, place, "the dead-letter topic accepts less")
         self._apart.append((too_large(fire), payload))
         return True
 

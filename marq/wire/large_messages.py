@@ -14,11 +14,12 @@ from marq.wire.record_headers import last_value
 KEPT_BYTES = 4_096
 
 
-def without_value(payload: Payload, note: str) -> Payload:
-    """Return a message without its value; ``note`` says where its record is and how large it is.
+def without_value(payload: Payload, place: str, limit: str) -> Payload:
+    """Return a message without its value, with a note about the ``place`` and size of its record, and the ``limit``.
 
     The key and the headers are kept as far as there is room for them.
     """
+    note = f"{place} has {size_bytes(payload)} bytes, and {limit}"
     room, kept = KEPT_BYTES, []
     key = payload.key if len(payload.key or b"") <= room else None
     room -= len(key or b"")
@@ -28,6 +29,12 @@ def without_value(payload: Payload, note: str) -> Payload:
             kept.append(header)
             room -= size
     return payload._replace(key=key, headers=(*kept, (TOO_LARGE_HEADER, note.encode())), value=None)
+
+
+def size_bytes(payload: Payload) -> int:
+    """Return about how large a message is as a record, without the headers that Marq adds."""
+    headers = sum(len(name) + len(value or b"") + 8 for name, value in payload.headers)
+    return len(payload.key or b"") + len(payload.value or b"") + headers
 
 
 def left_out(payload: Payload) -> str:
