@@ -61,17 +61,19 @@ def judge_reading(
     readers: Iterable[Reader],
     waiting: Mapping[str, int] | None,
     left_out: int = 0,
+    ended: Mapping[str, int] | None = None,
 ) -> list[Finding]:
     """Judge the groups that read queues.
 
-    ``waiting``: messages by queue, None if they are not counted; ``left_out``: groups that are not in ``readers``.
+    ``waiting``: messages by queue, None if they are not counted; ``left_out``: groups that are not in ``readers``;
+    ``ended``: as :func:`ended_processes` returns it.
     """
     readers = [reader for reader in readers if queues_of(reader.group, client.names, definitions)]
     findings = []
     for reader in readers:
         queues = queues_of(reader.group, client.names, definitions)
         findings += _judge_lost(client, reader)
-        findings += _judge_handlers(definitions, reader, queues, waiting)
+        findings += _judge_handlers(definitions, reader, queues, waiting, ended or {})
     if left_out:
         findings.append(
             warning(
@@ -118,8 +120,22 @@ def _handled(definitions: Definitions, queues: Iterable[str]) -> list[str]:
     return [queue for queue in queues if definitions.settings(queue).handler is not None]
 
 
+def ended_processes(answers: Iterable[Mapping[str, Any]], names: Names) -> dict[str, int]:
+    """Return the groups whose handler processes workers start again and again, and how often they have ended."""
+    ended: dict[str, int] = {}
+    for answer in answers:
+        for process in answer.get("handlers", ()):
+            group = names.named_group(process["group"])
+            ended[group] = ended.get(group, 0) + process["starts"] - (process["pid"] is not None)
+    return {group: count for group, count in ended.items() if count}
+
+
 def _judge_handlers(
-    definitions: Definitions, reader: Reader, queues: list[str], waiting: Mapping[str, int] | None
+    definitions: Definitions,
+    reader: Reader,
+    queues: list[str],
+    waiting: Mapping[str, int] | None,
+    ended: Mapping[str, int],
 ) -> list[Finding]:
     handled = _handled(definitions, queues)
     if reader.members != 0 or not handled:
@@ -130,6 +146,14 @@ def _judge_handlers(
         if count is None
         else f"{count:,} message{' waits' if count == 1 else 's wait'}"
     )
+    if times := ended.get(reader.group, 0):
+        return [
+            problem(
+                f"group {reader.group}",
+                f"the handlers of {_listed(handled)} do not run: their process has ended {times:,} times; {waits}",
+                advice="the worker starts it again and again; its log shows why it ends",
+            )
+        ]
     return [
         problem(
             f"group {reader.group}",

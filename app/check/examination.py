@@ -34,6 +34,7 @@ from marq_worker.app.check.consumers import (
     Backlog,
     Reader,
     counted,
+    ended_processes,
     judge_backlogs,
     judge_large_messages,
     judge_partitions,
@@ -245,7 +246,8 @@ class Examination:
         if backlogs is None and (may is None or "Read" in may):
             backlogs = await self._count(view, definitions, readers, absent)
         waiting = None if backlogs is None else {each.queue: each.waiting for each in backlogs}
-        self._add(*judge_reading(self._client, definitions, readers, waiting, left_out))
+        ended = ended_processes(answered, self._client.names)
+        self._add(*judge_reading(self._client, definitions, readers, waiting, left_out, ended))
         if backlogs is not None:
             self._add(*judge_backlogs(definitions, backlogs, unhandled(self._client, definitions, readers)))
 

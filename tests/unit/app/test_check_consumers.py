@@ -18,6 +18,7 @@ from marq.wire.markers import Source
 from marq_worker.app.check.consumers import (
     Place,
     Reader,
+    ended_processes,
     judge_backlogs,
     judge_large_messages,
     judge_partitions,
@@ -206,3 +207,17 @@ def test_a_queue_with_messages_that_are_too_large_names_one_of_their_records() -
 
 def test_without_dead_letters_there_is_no_finding_about_messages_that_are_too_large() -> None:
     assert judge_large_messages({}) == []
+
+
+def test_handlers_whose_process_keeps_ending_are_not_called_missing() -> None:
+    """To start one more worker would not help."""
+    process = {"group": "handlers", "pid": None, "starts": 3}
+    ended = ended_processes([{"handlers": [process]}, {"handlers": [{**process, "pid": 7, "starts": 1}]}, {}], NAMES)
+    group = NAMES.named_group("handlers")
+    defined = definitions(emails={"handler": "a:b"})
+
+    [found] = judge_reading(CLIENT, defined, [Reader(group, 0, {P0: Place(3, 0, 10)})], {"emails": 2}, ended=ended)
+
+    assert ended == {group: 3}
+    assert found.found == "the handlers of emails do not run: their process has ended 3 times; 2 messages wait"
+    assert found.advice.endswith("its log shows why it ends")
