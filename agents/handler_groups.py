@@ -1,7 +1,7 @@
 """Which handlers a worker runs, as one process per group (app/handlers/supervisor.py runs them).
 
-A worker runs the handler of a queue if marq.toml or a change at run time names one, because every worker can import
-it, or if a module of its MARQ_HANDLERS has one.
+A worker runs the handler of a queue of its project if marq.toml or a change at run time names one, because every worker
+of the project can import it, or if a module of its MARQ_HANDLERS has one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from marq.kafka.queue_records import Serving, serving
-from marq.settings.default_group import HANDLERS_GROUP
+from marq.settings.default_group import handlers_group
 from marq.settings.definitions import Definitions
 from marq.settings.placements import Partitions
 from marq.settings.purged_offsets import Purge
@@ -83,15 +83,18 @@ def _handled(reads: Iterable[int] | None, **told: Any) -> HandledQueue:
 
 
 def handler_groups(
-    definitions: Definitions, own: Mapping[str, str], modules: tuple[str, ...] = ()
+    definitions: Definitions, own: Mapping[str, str], modules: tuple[str, ...] = (), project: str | None = ""
 ) -> dict[str, HandlerGroup]:
-    """Return the groups whose handlers a worker runs, by name; ``modules`` have lifespans or middleware for all."""
+    """Return the groups whose handlers a worker runs, by name; ``modules`` have lifespans or middleware for all.
+
+    ``own`` and ``project`` as in :func:`marq.settings.removed_handlers.handler_of`.
+    """
     groups: dict[str, dict[str, HandledQueue]] = {}
     for queue in definitions.names():
-        handler = handler_of(definitions, queue, own)
+        handler = handler_of(definitions, queue, own, project)
         if handler is not None:
             settings, reads = definitions.settings(queue), definitions.placement(queue).reads
-            group = definitions.group(queue) or HANDLERS_GROUP
+            group = definitions.group(queue) or handlers_group(project)
             groups.setdefault(group, {})[queue] = HandledQueue(handler, settings.concurrency, settings.topic, reads)
     return {
         name: HandlerGroup(

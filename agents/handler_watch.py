@@ -16,7 +16,14 @@ from mode import Service
 
 from marq.queues.following import SYNC_S
 from marq.queues.queues import Queues
-from marq.settings.removed_handlers import EXPIRY_S, REMOVED_S, Confirmations, decorated, module_of, removal
+from marq.settings.removed_handlers import (
+    EXPIRY_S,
+    REMOVED_S,
+    Confirmations,
+    decorated,
+    module_of,
+    removal,
+)
 from marq.wire.errors import MarqError
 
 log = logging.getLogger("marq.worker")
@@ -62,19 +69,19 @@ class RemovedHandlers(Service):
         """
         definitions = self._queues.definitions
         handlers = decorated(definitions)
-        unconfirmed_s = self._confirmations.look(definitions, {*map(module_of, handlers.values())}, passed_s)
+        unconfirmed_s = self._confirmations.look(definitions, handlers, passed_s)
         before, self._removed = self._removed, {}
         for queue, handler in handlers.items():
-            seconds = unconfirmed_s[module_of(handler)]
+            seconds = unconfirmed_s[queue]
             # A handler that another layer names runs in all workers.
             if seconds >= REMOVED_S and definitions.origin(queue, "handler") == "handler":
                 self._removed[queue] = {"handler": handler, "seconds": seconds}
                 if queue not in before:
                     log.warning("queue %s: %s", queue, removed(queue, handler, seconds))
-        expired = [module for module, seconds in unconfirmed_s.items() if seconds >= EXPIRY_S]
+        expired = [queue for queue, seconds in unconfirmed_s.items() if seconds >= EXPIRY_S]
         if expired and self._keeps():
-            await self._queues.publish(removal(definitions, expired))
-            gone = [f"{queue} ({handler})" for queue, handler in handlers.items() if module_of(handler) in expired]
+            await self._queues.publish(removal(expired))
+            gone = [f"{queue} ({handlers[queue]})" for queue in expired]
             log.warning(
                 "handlers that no worker has run for %.0f min were removed from the settings of their queues, which"
                 " consumers may serve from now on: %s",

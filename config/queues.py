@@ -17,25 +17,44 @@ from zlib import crc32
 
 from marq.settings.combinations import check_combinations
 from marq.settings.cron import check_times
-from marq.settings.definitions import DEFAULTS_KEY, Definitions, layer_key
+from marq.settings.definitions import DEFAULTS_KEY, Definitions, defaults_key, layer_key
 from marq.settings.queue import check_defaults, check_document
 from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
-from marq.settings.schedule_definitions import check_schedule, check_schedule_name, schedule_of
+from marq.settings.schedule_definitions import PROJECT, check_schedule, check_schedule_name, schedule_of
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
-from marq_worker.config.settings import PROJECT_FILE
+from marq_worker.config.settings import PROJECT_FILE, AppSettings
 
 FILE_LAYER = SCHEDULE_LAYERS[0]
 
 
 @dataclass(frozen=True)
 class QueuesFile:
-    """The documents of a file: defaults, queues by name, schedules by name."""
+    """The documents of a file: defaults, queues by name, schedules by name.
+
+    ``project`` is the name of the project that publishes them, "" if it has none. ``present``: whether the file exists.
+    """
 
     path: Path
     defaults: Mapping[str, Any]
     queues: Mapping[str, Mapping[str, Any]]
     schedules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    project: str = ""
+    present: bool = True
+
+    @property
+    def runs_project(self) -> str | None:
+        """The project whose handlers a worker with this file runs, as in marq.settings.removed_handlers.handler_of."""
+        return self.project if self.present or self.project else None
+
+    @property
+    def records(self) -> dict[bytes, Mapping[str, Any]]:
+        """The records that publish the documents, by key."""
+        records = {defaults_key(self.project): self.defaults} if self.defaults else {}
+        records |= {layer_key("file", name): document for name, document in self.queues.items()}
+        records |= {layer_key(FILE_LAYER, name): document for name, document in self.schedules.items()}
+        named = {PROJECT: self.project} if self.project else {}
+        return {key: {**document, **named} for key, document in records.items()}
 
     @property
     def fingerprint(self) -> str:
@@ -50,27 +69,28 @@ class QueuesFile:
         """The definitions that the file alone would make."""
         definitions = Definitions()
         definitions.fold(DEFAULTS_KEY, self.defaults)
-        for name, document in self.queues.items():
-            definitions.fold(layer_key("file", name), document)
-        for name, document in self.schedules.items():
-            definitions.fold(layer_key(FILE_LAYER, name), document)
+        for key, document in self.records.items():
+            definitions.fold(key, document)
         return definitions
 
 
-def load_queues(path: Path, decorated: Collection[str] | None = ()) -> QueuesFile:
-    """Read a file of queue definitions; a missing file defines nothing.
+def load_queues(path: Path, decorated: Collection[str] | None = (), project: str | None = None) -> QueuesFile:
+    """Read a file of queue definitions of a project; a missing file defines nothing.
 
     ``decorated``: queues that have a handler in code; None if not known, in which case mixed groups are not rejected.
     The ConfigError names the queue (or schedule) and the key.
     """
+    present = path.exists()
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        document = tomllib.loads(path.read_text(encoding="utf-8")) if present else {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     # Its settings are read elsewhere (:mod:`marq_worker.config.settings`).
     settings = {"settings"} if path.absolute() == PROJECT_FILE.absolute() else set()
     unknown = set(document) - {"defaults", "queues", "schedules"} - settings
     if unknown:
+        if settings and min(unknown) in AppSettings.model_fields:
+            raise ConfigError(f"{path}: {min(unknown)} is a setting: write it below [settings]")
         raise ConfigError(
             f"{path}: unknown table {min(unknown)!r}; expected [defaults], [queues.NAME] and [schedules.NAME]"
         )
@@ -83,6 +103,8 @@ def load_queues(path: Path, decorated: Collection[str] | None = ()) -> QueuesFil
         defaults,
         {check_queue_name(name): check_document(queue, f"{path}: [queues.{name}]") for name, queue in queues.items()},
         _schedules(path, document.get("schedules", {})),
+        project or "",
+        present,
     )
     try:
         check_combinations(file.definitions)

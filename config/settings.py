@@ -1,5 +1,7 @@
 """Settings of the worker: ``MARQ_…`` in the environment, else in ``.env``, else ``[settings]`` of ``marq.toml``.
 
+While ``marq dev`` runs in the directory, its broker, namespace and project follow last.
+
 Workers and commands read the settings of clients (:mod:`marq.settings.client`) from there too; a service that only
 imports marq never reads a file. Durations are in seconds.
 """
@@ -7,6 +9,7 @@ imports marq never reads a file. Durations are in seconds.
 from __future__ import annotations
 
 import difflib
+import fcntl
 import os
 import tomllib
 from enum import StrEnum
@@ -25,6 +28,8 @@ from marq.wire.names import PREFIX_RULE, Names
 #: Read from the directory in which the worker or the command is started.
 ENV_FILE = Path(".env")
 PROJECT_FILE = Path("marq.toml")
+#: The settings of a `marq dev` that runs in this directory; locked by it while it does.
+DEV_FILE = Path(".marq/dev.env")
 #: Internal: the parameters of a handler process.
 HANDLERS_PROCESS = "MARQ_HANDLERS_PROCESS"
 #: How similar an unknown variable must be to a setting to be a misspelling (difflib's ratio). Kubernetes sets
@@ -53,6 +58,8 @@ class AppSettings(BaseModel):
 
     bootstrap_servers: str = "127.0.0.1:9092"
     prefix: str = "marq"
+    #: Names the project whose definitions this worker publishes; only a start of the same project removes them.
+    project: str | None = None
     #: Parent of the RocksDB files; each worker on a machine takes a folder of its own below it.
     data_dir: Path = Path(".marq/data")
     #: Where queues and schedules are defined.
@@ -103,6 +110,17 @@ class AppSettings(BaseModel):
         except ConfigError as error:
             raise ValueError(PREFIX_RULE) from error
 
+    @field_validator("project")
+    @classmethod
+    def _check_project(cls, project: str | None) -> str | None:
+        # It is part of names of groups and keys.
+        if project:
+            try:
+                Names(project)
+            except ConfigError as error:
+                raise ValueError("expected 1 to 100 of the characters a-z A-Z 0-9 . _ -") from error
+        return project
+
     @field_validator("roles", mode="before")
     @classmethod
     def _read_roles(cls, roles: object) -> object:
@@ -146,7 +164,9 @@ def _is_module(name: str) -> bool:
 
 
 def read_environment() -> dict[str, str]:
-    """Return the variables of the environment, of ``.env`` and of ``marq.toml``; the first that is not empty counts.
+    """Return the variables of the environment, of ``.env``, of ``marq.toml`` and of a running ``marq dev``.
+
+    The first that is not empty counts.
 
     A handler process has the settings of its worker: the files may have changed since the worker started.
 
@@ -154,7 +174,7 @@ def read_environment() -> dict[str, str]:
     """
     if HANDLERS_PROCESS in os.environ:
         return {name: value for name, value in os.environ.items() if value.strip()}
-    sources: list[dict[str, Any]] = [_project_settings(), _env_file(), dict(os.environ)]
+    sources: list[dict[str, Any]] = [_running_dev(), _project_settings(), _env_file(), dict(os.environ)]
     return {name: value for source in sources for name, value in source.items() if value and value.strip()}
 
 
@@ -165,6 +185,18 @@ def misspelt_variables() -> dict[str, str]:
     unknown = {name.removeprefix("MARQ_") for name in read_environment() if name.startswith("MARQ_")} - known
     close = {name: difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR) for name in sorted(unknown)}
     return {f"MARQ_{name}": f"MARQ_{matches[0]}" for name, matches in close.items() if matches}
+
+
+def _running_dev() -> dict[str, str | None]:
+    try:
+        with DEV_FILE.open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return dotenv_values(stream=file)
+    except (OSError, UnicodeDecodeError):
+        pass
+    return {}
 
 
 def _env_file() -> dict[str, str | None]:

@@ -17,6 +17,7 @@ from marq_worker.app import commands
 #: Exit code after Ctrl-C, as in a shell.
 INTERRUPTED = 130
 SHELLS = click.Choice(["bash", "zsh", "fish"])
+PORT = click.IntRange(1, 65_535)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -93,17 +94,20 @@ def init() -> None:
 @cli.command()
 @click.argument("modules", nargs=-1, metavar="[MODULE]...")
 @DATA
+@click.option("--port", type=PORT, help="Port of the broker (default: 9092, or the next free one).")
+@click.option("--web-port", type=PORT, help="Port of the dashboard (default: MARQ_WEB_PORT, or the next free one).")
 @_loglevel("warn")
-def dev(modules: Sequence[str], data: Path, loglevel: str) -> None:
-    """Start a broker and a worker with the handlers of MODULE, and restart the worker when files change.
+def dev(modules: Sequence[str], data: Path, port: int | None, web_port: int | None, loglevel: str) -> None:
+    """Start a broker and a worker with the handlers of MODULE, and restart the worker when their files change.
 
     Without MODULE it runs the handlers of those in MARQ_HANDLERS. If MARQ_BOOTSTRAP_SERVERS is set, it uses that broker
-    instead of starting one.
+    instead of starting one, and waits for it. Each directory has a namespace of its own, which commands in the
+    directory use while it runs.
     """
-    from marq_worker.dev import develop
+    from marq_worker.dev import Ports, develop
 
     with _without_traceback():
-        sys.exit(develop(modules, data, loglevel))
+        sys.exit(develop(modules, data, loglevel, Ports(port, web_port)))
 
 
 @cli.command()
@@ -159,7 +163,7 @@ def _check_start() -> None:
     # A handlers process gets its settings from its worker, because the file may have changed since.
     if HANDLERS_PROCESS not in os.environ:
         settings = load_settings()
-        load_queues(settings.queues_file, None)
+        load_queues(settings.queues_file, None, settings.project)
         for module in settings.handlers:
             check_exists(module)
 

@@ -54,10 +54,10 @@ from marq_worker.app.check.queues import (
     judge_own_topics,
     judge_unreadable,
     look_at_file,
+    with_file,
 )
 from marq_worker.app.check.topics import judge_missing, judge_topics, topics_of
 from marq_worker.app.check.trackers import Page, judge_members, judge_pages
-from marq_worker.app.publication import differences
 from marq_worker.app.web.addresses import port_error, reachable_name
 from marq_worker.app.web.peers import authorization
 from marq_worker.config.queues import QueuesFile, load_queues
@@ -128,7 +128,7 @@ class Examination:
     def _file(self) -> QueuesFile | None:
         try:
             # Whether a group has all of its handlers is checked later, when the handlers in code are known.
-            return load_queues(self._settings.queues_file, None)
+            return load_queues(self._settings.queues_file, None, self._settings.project)
         except (MarqError, OSError) as error:
             self._add(problem("queues", str(error), advice="correct the file"))
             return None
@@ -180,8 +180,7 @@ class Examination:
         allowed |= await self._ask(
             "the permissions on own topics", lambda: view.allowed_on_topics(list(owners)), failed={}
         )
-        after = definitions if file is None else definitions.after(differences(definitions, file))
-        await self._permissions(view, [definitions, after], allowed, trackers)
+        await self._permissions(view, [definitions, with_file(definitions, file)], allowed, trackers)
         await self._clock(view, look, allowed)
         await self._large_messages(view, pages, allowed)
         if readers is not None:

@@ -18,7 +18,7 @@ from marq_worker.agents.handler_groups import handler_groups, without_handler
 from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding
 from marq_worker.app.check.findings import Finding, fine, problem, warning
 from marq_worker.app.handlers.handlers_role import lacks_handler, part_of_group, publication
-from marq_worker.app.publication import check_topics, differences
+from marq_worker.app.publication import check_topics, differences, left_over, listed
 from marq_worker.config.queues import QueuesFile
 
 #: Time limit of the search for messages of an ordered queue that the file changes.
@@ -27,25 +27,46 @@ ORDER_LIMIT_S = 30.0
 
 def judge_file(definitions: Definitions, names: Names, file: QueuesFile, *, published_by: int) -> list[Finding]:
     """Judge whether the file equals the published definitions; ``published_by``: number of running workers."""
-    changes = differences(definitions, file)
-    if not changes:
-        return []
-    after = definitions.after(changes)
     try:
+        changes = differences(definitions, file)
+        after = definitions.after(changes)
         check_topics(after, names, file)
         check_combinations(after)
     except ConfigError as error:
         return [problem(f"{file.path}", str(error), advice="no worker starts with this file until then")]
-    listed = ", ".join(f"{key.decode()}{' (removed)' if value is None else ''}" for key, value in changes.items())
+    if not changes:
+        return _judge_left_over(after, file)
+    said = ", ".join(f"{key.decode()}{' (removed)' if value is None else ''}" for key, value in changes.items())
     reason = "workers read another file, or this one has changed since" if published_by else "no worker has read it"
     return [
         warning(
             f"{file.path}",
-            f"differs from the published definitions: {listed}; {reason}",
+            f"differs from the published definitions: {said}; {reason}",
             expected="the same MARQ_QUEUES_FILE for all workers",
             advice="a worker publishes it at its next start",
         )
     ]
+
+
+def _judge_left_over(definitions: Definitions, file: QueuesFile) -> list[Finding]:
+    if not file.present or not (left := left_over(definitions, file)):
+        return []
+    return [
+        warning(
+            f"{file.path}",
+            f"does not define {listed(left)}, which no start removes, because they name no project",
+            advice="`marq queue NAME --forget` removes a queue that is no longer used. Name this project in marq.toml:"
+            ' [settings] project = "NAME"',
+        )
+    ]
+
+
+def with_file(definitions: Definitions, file: QueuesFile | None) -> Definitions:
+    """Return the definitions after a worker has published the file, or the same if it would be refused."""
+    try:
+        return definitions if file is None else definitions.after(differences(definitions, file))
+    except ConfigError:
+        return definitions
 
 
 async def look_at_file(
@@ -54,7 +75,7 @@ async def look_at_file(
     """Judge the file as :func:`judge_file`, and whether it would break the order of messages."""
     findings = judge_file(definitions, client.names, file, published_by=published_by)
     log = definition_log(client)
-    for queue, key in order_changes(definitions, definitions.after(differences(definitions, file))):
+    for queue, key in order_changes(definitions, with_file(definitions, file)):
         try:
             async with asyncio.timeout(ORDER_LIMIT_S):
                 messages = await log.messages_of(queue, definitions)
@@ -143,9 +164,13 @@ def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[st
         decorated, around = load_modules(modules), surrounding(modules)
     except ConfigError as error:
         return [problem("handlers", str(error))]
-    after = definitions.after(differences(definitions, file))
-    after = after.after(publication(after, {handler.queue: handler.document for handler in decorated}, modules))
-    groups = handler_groups(after, {handler.queue: handler.name for handler in decorated}, around)
+    after = with_file(definitions, file)
+    documents = {handler.queue: handler.document for handler in decorated}
+    try:
+        after = after.after(publication(after, documents, modules, file.project))
+    except ConfigError as error:
+        return [problem("handlers", str(error))]
+    groups = handler_groups(after, {handler.queue: handler.name for handler in decorated}, around, file.runs_project)
     findings = []
     for group in groups.values():
         for queue, handled in group.queues.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,15 +140,16 @@ def _mend(alarm: str) -> str:
 
 
 def judge_differences(names: Names, members: Sequence[GroupMember]) -> list[Finding]:
-    """Warn if workers differ, as in two deployments that share a namespace by mistake."""
+    """Warn if workers differ, except in the definitions of different projects."""
     identities = {identity for member in members if (identity := Identity.read(member.client_id)) is not None}
-    different = [
-        what
-        for what, values in (
-            ("versions", {identity.version for identity in identities}),
-            ("definitions of queues", {identity.fingerprint for identity in identities}),
-        )
-        if len(values) > 1
+    different = ["versions"] if len({identity.version for identity in identities}) > 1 else []
+    files = Counter(
+        project for project, _ in {(each.project, each.fingerprint) for each in identities if each.publishes}
+    )
+    different += [
+        f"definitions of queues in project {project}" if project else "definitions of queues"
+        for project, count in sorted(files.items())
+        if count > 1
     ]
     if not different:
         return []
@@ -155,10 +157,10 @@ def judge_differences(names: Names, members: Sequence[GroupMember]) -> list[Find
         warning(
             "trackers",
             f"they have different {' and '.join(different)}",
-            expected="the same for all, with the same MARQ_QUEUES_FILE",
+            expected="the same for all workers of a project, with the same MARQ_QUEUES_FILE",
             advice=(
-                f"two sets of workers share MARQ_PREFIX={names.prefix}, or a rolling deploy is in progress. Give each"
-                " its own prefix, or restart the outdated workers"
+                f"a rolling deploy is in progress, or two projects share MARQ_PREFIX={names.prefix}. Restart the"
+                " outdated workers, or give each project a name (MARQ_PROJECT) or its own prefix"
             ),
         )
     ]

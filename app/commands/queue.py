@@ -217,11 +217,12 @@ def _messages(metrics: Mapping[str, Any] | None) -> str:
 def lines(shown: Mapping[str, Any]) -> list[str]:
     group = "a group of its own" if shown["group"] is None else f"group {shown['group']}"
     undefined = "" if shown["defined"] else "; not defined"
+    project = f"; project {shown['project']}" if shown["project"] else ""
     values = {key: _toml(setting["value"]) for key, setting in shown["settings"].items()}
     key_width, width = max(map(len, values)), max(map(len, values.values()))
     partitions = shown["partitions"]
     return [
-        f"queue {shown['queue']}: {group} ({shown['consumer_group']}){undefined}",
+        f"queue {shown['queue']}: {group} ({shown['consumer_group']}){undefined}{project}",
         *([] if partitions == {"sent_to": ALL, "read": ALL} else [_on(**partitions)]),
         *([_messages(shown["messages"])] if "messages" in shown else []),
         *([_blocked(shown["blocked_keys"])] if "blocked_keys" in shown else []),

@@ -18,6 +18,7 @@ from marq.wire.errors import ConfigError, MarqError
 from marq_worker.agents.handler_groups import HandlerGroup, handler_groups, without_handler
 from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding, without_handlers
 from marq_worker.app.handlers.supervisor import HandlersProcesses
+from marq_worker.app.publication import check_owner, listed, with_project
 
 log = logging.getLogger("marq.handlers")
 
@@ -54,14 +55,24 @@ class HandlersRole(Service):
         self._without: Mapping[str, str] = {}
         #: Why topics could not be looked up.
         self._trouble = ""
+        #: The project whose handlers it runs, as in :func:`marq.settings.removed_handlers.handler_of`.
+        self.project: str | None = ""
         self._end_listening: Callable[[], None] = lambda: None
 
     def publication(self, definitions: Definitions) -> dict[bytes, Mapping[str, Any] | None]:
-        return publication(definitions, self.documents, self._modules)
+        return publication(definitions, self.documents, self._modules, self.project or "")
+
+    async def publish(self) -> None:
+        """Write the records of our handlers, and say which ones it removes."""
+        records = self.publication(self._queues.definitions)
+        await self._queues.publish(records)
+        if removed := [key for key, document in records.items() if document is None]:
+            log.warning("project %s removed definitions that its code no longer has: %s", self.project, listed(removed))
 
     def check(self, definitions: Definitions) -> None:
         """Check what would run with these definitions."""
-        check(definitions, handler_groups(definitions, self._own, self._surrounding), self._own)
+        groups = handler_groups(definitions, self._own, self._surrounding, self.project)
+        check(definitions, groups, self._own)
 
     async def on_start(self) -> None:
         """Run handlers as the definitions say, now and after each change."""
@@ -104,7 +115,7 @@ class HandlersRole(Service):
 
         Such a queue must not stop the others: its group's process goes on without it until the topic exists again.
         """
-        groups = handler_groups(self._queues.definitions, self._own, self._surrounding)
+        groups = handler_groups(self._queues.definitions, self._own, self._surrounding, self.project)
         try:
             missing = await self._missing_topics({q: t for group in groups.values() for q, t in group.topics.items()})
         except MarqError as error:
@@ -123,17 +134,17 @@ class HandlersRole(Service):
     async def confirm(self, passed_s: float) -> None:
         """Confirm our handlers if no worker has done so for a while, so that their layers do not expire."""
         definitions = self._queues.definitions
-        unconfirmed_s = self._confirmations.look(definitions, modules_of(self.documents), passed_s)
-        if all(definitions.confirmed(module) for module in unconfirmed_s):
-            due = [module for module, seconds in unconfirmed_s.items() if seconds >= CONFIRM_S]
-            await self._queues.publish({confirmed_key(module): {} for module in due})
+        unconfirmed_s = self._confirmations.look(definitions, self.documents, passed_s)
+        if all(definitions.confirmed(queue) for queue in unconfirmed_s):
+            due = [queue for queue, seconds in unconfirmed_s.items() if seconds >= CONFIRM_S]
+            await self._queues.publish({confirmed_key(queue): {} for queue in due})
         else:
             # A tracker has removed them, because this worker was cut off for long.
-            await self._queues.publish(self.publication(definitions))
+            await self.publish()
 
     def _follow(self) -> None:
         definitions = self._queues.definitions
-        groups = handler_groups(definitions, self._own, self._surrounding)
+        groups = handler_groups(definitions, self._own, self._surrounding, self.project)
         incomplete = {name: rest for name, group in groups.items() if (rest := without_handler(definitions, group))}
         for name, rest in incomplete.items():
             if self._incomplete.get(name) != rest:
@@ -147,28 +158,27 @@ class HandlersRole(Service):
 
 
 def publication(
-    definitions: Definitions, documents: Mapping[str, Mapping[str, Any]], modules: Collection[str]
+    definitions: Definitions, documents: Mapping[str, Mapping[str, Any]], modules: Collection[str], project: str = ""
 ) -> dict[bytes, Mapping[str, Any] | None]:
     """Return the records that publish the handlers of ``modules``, by queue, and confirm that a worker has them.
 
-    Layers of other modules stay: other workers may run them. A layer of ours that no handler defines any more is
-    removed.
+    Layers of other modules and projects stay: other workers may run them. A layer of ours that no handler defines any
+    more is removed, unless our project has no name: another project may have a module of the same name. It expires.
+
+    Raises ConfigError if a queue is another project's.
     """
-    running = modules_of(documents)
-    ours = {*modules, *running}
-    layers: dict[bytes, Mapping[str, Any] | None] = {confirmed_key(module): {} for module in running}
+    ours = {*modules, *(module_of(str(document["handler"])) for document in documents.values())}
+    layers: dict[bytes, Mapping[str, Any] | None] = {confirmed_key(queue): {} for queue in documents}
     for queue, handler in decorated(definitions).items():
-        if queue not in documents and any(f"{module_of(handler)}.".startswith(f"{m}.") for m in ours):
+        removed = queue not in documents and any(f"{module_of(handler)}.".startswith(f"{m}.") for m in ours)
+        if removed and project and definitions.publisher("handler", queue) == project:
             layers[layer_key("handler", queue)] = None
     for queue, document in documents.items():
-        if definitions.layer("handler", queue) != document:
-            layers[layer_key("handler", queue)] = document
+        key, publisher = layer_key("handler", queue), definitions.publisher("handler", queue)
+        check_owner(key, definitions.project(queue), project, f"handler {document['handler']}: ")
+        if definitions.layer("handler", queue) != document or publisher != project:
+            layers[key] = with_project(document, project)
     return layers
-
-
-def modules_of(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the modules of the handlers in these layers, sorted."""
-    return sorted({module_of(str(document["handler"])) for document in documents.values()})
 
 
 def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Mapping[str, str]) -> None:
@@ -187,8 +197,26 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
         for queue, each in group.queues.items():
             load_handler(queue, each.handler)
         rest = without_handler(definitions, group)
+        check_projects(definitions, group, rest)
         if lacks_handler(definitions, rest):
             raise ConfigError(part_of_group(group, rest, definitions))
+
+
+def check_projects(definitions: Definitions, group: HandlerGroup, rest: Collection[str]) -> None:
+    """Check that no queue of a group that this worker runs is another project's."""
+    ours = next(iter(group.queues))
+    for queue in rest:
+        owner, project = definitions.project(queue), definitions.project(ours)
+        if owner is not None and owner != project:
+            raise ConfigError(
+                f"group {group.name!r} has queue {ours!r} of {_named(project)} and queue {queue!r} of {_named(owner)}."
+                " A worker reads all queues of a group, but runs only its own project's handlers, so messages of the"
+                " other would wait: give the queues of one project another group (`group` in their settings)"
+            )
+
+
+def _named(project: str | None) -> str:
+    return f"project {project!r}" if project else "a project without a name"
 
 
 def lacks_handler(definitions: Definitions, queues: Collection[str]) -> bool:

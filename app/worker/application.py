@@ -118,7 +118,10 @@ class WorkerApp(MarqApp):
             processes = HandlersProcesses(stop_limit_s(settings.stop_timeout), self.log_level, self.end)
             missing = partial(missing_topics, self.client)
             self.handlers = HandlersRole(settings.handlers, processes, self.queues, missing)
-        file = load_queues(settings.queues_file, None if self.handlers is None else self.handlers.documents)
+        decorated = None if self.handlers is None else self.handlers.documents
+        file = load_queues(settings.queues_file, decorated, settings.project)
+        if self.handlers is not None:
+            self.handlers.project = file.runs_project
         client_id.show(self, self.client.client_id, file)
         topics = await ensure_topics(self.client, changelog=Role.TRACKER in roles)
         if roles != {Role.WEB}:
@@ -168,7 +171,7 @@ class WorkerApp(MarqApp):
             handlers.check(after.after(handlers.publication(after)))
         await publish(self.queues, self.client.names, file)
         if handlers is not None:
-            await self.queues.publish(handlers.publication(definitions))
+            await handlers.publish()
 
     async def on_stop(self) -> None:
         # Before Faust stops the consumer and the tables.

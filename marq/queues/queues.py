@@ -25,7 +25,6 @@ from marq.settings.combinations import (
     check_start,
     check_topic,
 )
-from marq.settings.default_group import group_of
 from marq.settings.definitions import Definitions, layer_key
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.effective_settings import EffectiveSettings
@@ -254,7 +253,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
         follower, before = self._started(), self.definitions
         for queue in after.names():
             one, other = before.settings(queue), after.settings(queue)
-            if (one.topic, group_of(one)) != (other.topic, group_of(other)):
+            if (one.topic, before.group(queue)) != (other.topic, after.group(queue)):
                 check_topic(after, queue, self._settings.names)
         await follower.check_order(after)
         await self._write_starts(await follower.new_starts(after))

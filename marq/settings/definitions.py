@@ -2,7 +2,8 @@
 
 The topic is compacted. Each record is one layer of one queue or schedule, or the defaults of all queues:
 
-* ``defaults``: the [defaults] of marq.toml;
+* ``defaults``: the [defaults] of queues that no named project defines;
+* ``defaults:PROJECT``: the [defaults] of the marq.toml of a project;
 * ``handler:NAME``: the settings in a handler's decorator, from the workers that have its code;
 * ``file:NAME``: a table of marq.toml;
 * ``change:NAME``: changes at run time;
@@ -12,10 +13,14 @@ The topic is compacted. Each record is one layer of one queue or schedule, or th
 * ``sqs:NAME``: data of a queue that only SQS clients use, or when it was deleted (app/sqs/sqs_queues.py);
 * ``sqs-tasks:NAME``: tasks that endpoints carry out on a queue on behalf of SQS clients (app/sqs/tasks.py);
 * ``quarantine:PARTITION/OFFSET``: a request to quarantine one marker record (:mod:`marq.wire.quarantines`);
-* ``confirmed:MODULE``: a worker that runs the decorated handlers in this module was alive (agents/handler_watch.py);
+* ``confirmed:NAME``: a worker that runs the decorated handler of the queue was alive (agents/handler_watch.py);
 * ``schedule-file:NAME``, ``schedule:NAME``: schedules (:mod:`marq.settings.schedule_definitions`), from the file and at
   run time;
 * ``check``: never with a value.
+
+The records that workers publish at their start (``defaults``, ``handler``, ``file`` and ``schedule-file``) name their
+project in the key ``project``, if it has a name. A start changes and removes only the records of its own project
+(app/publication.py): otherwise a worker started in the wrong directory would erase the settings of all others.
 
 A record without a value removes its layer. The settings of a queue are the built-in defaults, overridden by these
 layers in this order: the layer closest to the running system wins.
@@ -37,14 +42,17 @@ from marq.settings.placements import EVERYWHERE, Placement
 from marq.settings.purged_offsets import Purge
 from marq.settings.queue import CHECKS, QueueSettings, check_defaults, check_document, queue_settings
 from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
-from marq.settings.schedule_definitions import ScheduleLayers
+from marq.settings.schedule_definitions import ScheduleLayers, project_of
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names, check_queue_name
 from marq.wire.quarantines import Quarantine, read_place
 
 #: Layers of one queue, weakest first.
 LAYERS = ("handler", "file", "change")
+#: The layers that workers publish at their start.
+_PUBLISHED = ("handler", "file")
 DEFAULTS_KEY = b"defaults"
+_DEFAULTS = DEFAULTS_KEY.decode()
 _PLACEMENT, _PURGE, _START, _QUARANTINE, _CONFIRMED = "placement", "purge", "start", "quarantine", "confirmed"
 _SQS, _SQS_TASKS = "sqs", "sqs-tasks"
 _RECORDS = (_PLACEMENT, _PURGE, _START, _QUARANTINE, _CONFIRMED, _SQS, _SQS_TASKS)
@@ -55,6 +63,11 @@ CHECK_KEY = b"check"
 def layer_key(layer: str, name: str) -> bytes:
     """Return the key of a queue's or a schedule's layer in the queues topic."""
     return f"{layer}:{name}".encode()
+
+
+def defaults_key(project: str) -> bytes:
+    """Return the key of the [defaults] of a project; that of a project without a name has no name either."""
+    return layer_key(_DEFAULTS, project) if project else DEFAULTS_KEY
 
 
 def placement_key(queue: str) -> bytes:
@@ -81,8 +94,8 @@ def quarantine_key(quarantine: Quarantine) -> bytes:
     return layer_key(_QUARANTINE, quarantine.place)
 
 
-def confirmed_key(module: str) -> bytes:
-    return layer_key(_CONFIRMED, module)
+def confirmed_key(queue: str) -> bytes:
+    return layer_key(_CONFIRMED, queue)
 
 
 class Definitions:
@@ -90,8 +103,14 @@ class Definitions:
 
     def __init__(self) -> None:
         self.schedules = ScheduleLayers()
-        self._defaults: dict[str, Any] = {}
+        #: The layers of all queues by project; "" has those of queues that no named project defines.
+        self._defaults: dict[str, dict[str, Any]] = {}
+        #: The project that wrote the record ``defaults``, None if there is no such record.
+        self._defaults_owner: str | None = None
         self._layers: dict[str, dict[str, dict[str, Any]]] = {}
+        #: The project of each layer that a start has published, by queue, and of each queue.
+        self._publishers: dict[str, dict[str, str]] = {}
+        self._projects: dict[str, str | None] = {}
         # Cached, because trackers ask for each message.
         self._default_settings = QueueSettings()
         self._settings: dict[str, QueueSettings] = {}
@@ -122,13 +141,15 @@ class Definitions:
             return None
         self._by_group = None
         if key == DEFAULTS_KEY:
-            self._defaults = check_defaults(_known(document), "the record 'defaults'")
-            self._default_settings = queue_settings(self._defaults)
+            self._fold_defaults("", document)
+            self._defaults_owner = None if document is None else project_of(document)
+            self._default_settings = queue_settings(self._defaults.get("", {}))
             self._note_pause(None, self._default_settings)
-            for queue in self._layers:
-                self._add_up(queue)
             return None
         layer, queue = _read_key(key)
+        if layer == _DEFAULTS:
+            self._fold_defaults(queue, document)
+            return None
         if layer in SCHEDULE_LAYERS:
             self.schedules.fold(layer, queue, document)
             return None
@@ -143,9 +164,20 @@ class Definitions:
         else:
             checked = check_document(_known(document), f"the record '{layer}:{queue}'")
             self._layers[queue] = {**self._layers.get(queue, {}), layer: checked}
+            if layer in _PUBLISHED:
+                self._publishers[queue] = {**self._publishers.get(queue, {}), layer: project_of(document)}
             self._add_up(queue)
         self._changed_at[queue] = offset
         return queue
+
+    def _fold_defaults(self, project: str, document: Mapping[str, Any] | None) -> None:
+        defaults = check_defaults(_known(document), f"the record {defaults_key(project).decode()!r}")
+        if document is None:
+            self._defaults.pop(project, None)
+        else:
+            self._defaults[project] = defaults
+        for queue in self._layers:
+            self._add_up(queue)
 
     def settings(self, queue: str) -> QueueSettings:
         """Return the settings of a queue."""
@@ -158,7 +190,9 @@ class Definitions:
         later = Definitions()
         # Layers are replaced, never changed, so both may share them.
         later.schedules = copy.deepcopy(self.schedules)
-        later._defaults, later._default_settings = self._defaults, self._default_settings
+        later._defaults, later._default_settings = dict(self._defaults), self._default_settings
+        later._defaults_owner = self._defaults_owner
+        later._publishers, later._projects = dict(self._publishers), dict(self._projects)
         later._purges, later._starts = dict(self._purges), dict(self._starts)
         later._quarantines, later._sqs = dict(self._quarantines), dict(self._sqs)
         later._sqs_tasks = dict(self._sqs_tasks)
@@ -189,7 +223,7 @@ class Definitions:
 
     def group(self, queue: str) -> str | None:
         """Return the named group of a queue, None for a group of its own."""
-        return group_of(self.settings(queue))
+        return group_of(self.settings(queue), self.project(queue))
 
     def consumer_group(self, queue: str, names: Names) -> str:
         """Return the Kafka group that reads a queue."""
@@ -267,9 +301,9 @@ class Definitions:
         """Return all queues with such tasks, sorted."""
         return sorted(self._sqs_tasks)
 
-    def confirmed(self, module: str) -> int:
-        """Return a number that changes when a worker confirms the handlers of a module, 0 if they were removed."""
-        return self._confirmed.get(module, 0)
+    def confirmed(self, queue: str) -> int:
+        """Return a number that changes when a worker confirms a queue's decorated handler, 0 if it was removed."""
+        return self._confirmed.get(queue, 0)
 
     def quarantines(self) -> list[Quarantine]:
         """Return all quarantine requests, by partition and offset."""
@@ -297,10 +331,26 @@ class Definitions:
         """The settings of queues without a definition."""
         return self._default_settings
 
+    def defaults(self, project: str = "") -> Mapping[str, Any]:
+        """Return the defaults of a project's queues as they were written; "": of queues without a named project."""
+        return self._defaults.get(project, {})
+
+    def projects_with_defaults(self) -> list[str]:
+        """Return the named projects that have defaults, sorted."""
+        return sorted(self._defaults.keys() - {""})
+
     @property
-    def defaults(self) -> Mapping[str, Any]:
-        """The layer of all queues, as it was written."""
-        return self._defaults
+    def defaults_owner(self) -> str | None:
+        """The project that wrote the defaults of queues without a named project; None if nothing has."""
+        return self._defaults_owner
+
+    def publisher(self, layer: str, queue: str) -> str | None:
+        """Return the project that published a layer of a queue, "" without a name; None if there is no such layer."""
+        return self._publishers.get(queue, {}).get(layer)
+
+    def project(self, queue: str) -> str | None:
+        """Return the project that defines a queue in its marq.toml or code, "" without a name; None if none does."""
+        return self._projects.get(queue)
 
     def layer(self, name: str, queue: str) -> Mapping[str, Any] | None:
         """Return one layer of a queue as it was written; ``name`` is "handler", "file" or "change"."""
@@ -310,10 +360,14 @@ class Definitions:
         """Return the layer of a key: "change", "file", "handler", "defaults", or "" for the built-in default."""
         layers = self._layers.get(queue, {})
         sources = [name for name in LAYERS if key in layers.get(name, {})]
-        return sources[-1] if sources else "defaults" if key in self._defaults else ""
+        return sources[-1] if sources else "defaults" if key in self._defaults_of(queue) else ""
+
+    def _defaults_of(self, queue: str) -> Mapping[str, Any]:
+        return self._defaults.get(self.project(queue) or "", {})
 
     def _drop(self, layer: str, queue: str) -> None:
         layers = {name: each for name, each in self._layers.get(queue, {}).items() if name != layer}
+        self._publishers[queue] = {n: each for n, each in self._publishers.get(queue, {}).items() if n != layer}
         if layers:
             self._layers[queue] = layers
             self._add_up(queue)
@@ -321,6 +375,8 @@ class Definitions:
             self._layers.pop(queue, None)
             self._settings.pop(queue, None)
             self._pause_ends.pop(queue, None)
+            self._publishers.pop(queue, None)
+            self._projects.pop(queue, None)
 
     def _note(self, layer: str, name: str, document: Mapping[str, Any] | None) -> None:
         if layer == _CONFIRMED:
@@ -352,7 +408,9 @@ class Definitions:
 
     def _add_up(self, queue: str) -> None:
         layers = self._layers[queue]
-        settings = queue_settings(self._defaults, *(layers[name] for name in LAYERS if name in layers))
+        # While a project that gets its name publishes, only some layers have it.
+        self._projects[queue] = max(self._publishers.get(queue, {}).values(), default=None)
+        settings = queue_settings(self._defaults_of(queue), *(layers[name] for name in LAYERS if name in layers))
         self._settings[queue] = settings
         self._note_pause(queue, settings)
 
@@ -390,7 +448,7 @@ def _read_key(key: bytes | None) -> tuple[str, str]:
         layer, colon, queue = (key or b"").decode().partition(":")
     except UnicodeDecodeError:
         layer, colon, queue = "", "", ""
-    known = (*LAYERS, *_RECORDS, *SCHEDULE_LAYERS)
+    known = (_DEFAULTS, *LAYERS, *_RECORDS, *SCHEDULE_LAYERS)
     if not colon or layer not in known:
         raise ConfigError(
             f"the key {key!r} of a definition: expected 'defaults' or one of {', '.join(f'{n}:NAME' for n in known)}"

@@ -53,6 +53,7 @@ def queue_document(name: str, definitions: Definitions, names: Names) -> dict[st
     return {
         "queue": name,
         "defined": name in definitions.names(),
+        "project": definitions.project(name) or None,
         "group": group,
         "consumer_group": definitions.consumer_group(name, names),
         "partitions": {"sent_to": placement.sends or ALL, "read": placement.reads or ALL},

@@ -2,8 +2,8 @@
 
 The layer of a decorator (:mod:`marq.settings.definitions`) must outlive the worker that wrote it, because a restart
 must not move its queue to another group. But if the handler is removed from all workers, the layer would keep consumers
-away for good. So workers confirm the modules of their handlers, by records of the queues topic, and a tracker removes
-the layers of a module without confirmations.
+away for good. So workers confirm their handlers, by records of the queues topic, and a tracker removes layers without
+confirmations.
 
 Only time in which the observer was running and reading the topic counts. No clocks are compared, and if no tracker
 runs, nothing expires. A queue that moves to another group, or back, resumes from the furthest position of all groups
@@ -20,34 +20,40 @@ from marq.settings.definitions import Definitions, confirmed_key, layer_key
 
 #: Layers whose handlers every worker runs; decorated handlers need the module.
 _FOR_ALL = ("file", "change")
-#: Interval between two confirmations of a module, by any worker that has it.
+#: Interval between two confirmations of a queue's handler, by any worker that has it.
 CONFIRM_S = 300.0
-#: Times without a confirmation after which a module counts as removed, and after which its layers expire.
+#: Times without a confirmation after which a handler counts as removed, and after which its layer expires.
 REMOVED_S, EXPIRY_S = CONFIRM_S + 60.0, 3 * CONFIRM_S
 
 
 @dataclass
 class Confirmations:
-    """Adds up, from one look to the next, for how long modules have not been confirmed."""
+    """Adds up, from one look to the next, for how long the handlers of queues have not been confirmed."""
 
-    #: The last confirmation of each module, and the seconds since.
+    #: The last confirmation of each queue's handler, and the seconds since.
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
-    def look(self, definitions: Definitions, modules: Iterable[str], passed_s: float) -> dict[str, float]:
-        """Return for how many seconds each module was not confirmed, since its first look at the earliest.
+    def look(self, definitions: Definitions, queues: Iterable[str], passed_s: float) -> dict[str, float]:
+        """Return for how many seconds each queue's handler was not confirmed, since its first look at the earliest.
 
         ``passed_s``: the seconds that count since the last look.
         """
         before, self._seen = self._seen, {}
-        for module in modules:
-            last = definitions.confirmed(module)
-            known, unconfirmed_s = before.get(module, (None, 0.0))
-            self._seen[module] = (last, unconfirmed_s + passed_s if known == last else 0.0)
-        return {module: unconfirmed_s for module, (_, unconfirmed_s) in self._seen.items()}
+        for queue in queues:
+            last = definitions.confirmed(queue)
+            known, unconfirmed_s = before.get(queue, (None, 0.0))
+            self._seen[queue] = (last, unconfirmed_s + passed_s if known == last else 0.0)
+        return {queue: unconfirmed_s for queue, (_, unconfirmed_s) in self._seen.items()}
 
 
-def handler_of(definitions: Definitions, queue: str, own: Mapping[str, str]) -> str | None:
-    """Return the handler that a worker runs for a queue, if any; ``own``: those of its MARQ_HANDLERS."""
+def handler_of(definitions: Definitions, queue: str, own: Mapping[str, str], project: str | None = "") -> str | None:
+    """Return the handler that a worker of a project runs for a queue, if any; ``own``: those of its MARQ_HANDLERS.
+
+    It does not have the code of another project's handlers. ``project`` is None for a worker that has neither a name
+    nor a marq.toml, and so has no code but that of its MARQ_HANDLERS.
+    """
+    if queue not in own and definitions.project(queue) not in (None, project):
+        return None
     layers = [definitions.layer(name, queue) or {} for name in _FOR_ALL]
     return definitions.settings(queue).handler if any("handler" in layer for layer in layers) else own.get(queue)
 
@@ -62,13 +68,11 @@ def module_of(handler: str) -> str:
     return handler.partition(":")[0]
 
 
-def removal(definitions: Definitions, modules: Iterable[str]) -> dict[bytes, Mapping[str, Any] | None]:
-    """Return the records that remove the layers of modules.
+def removal(queues: Iterable[str]) -> dict[bytes, Mapping[str, Any] | None]:
+    """Return the records that remove the decorated handlers of queues.
 
     They also take back the confirmations: a worker that does run the handlers, but could not confirm them, sees that
     and publishes them again.
     """
-    gone = set(modules)
-    queues = [queue for queue, handler in decorated(definitions).items() if module_of(handler) in gone]
-    confirmations = [confirmed_key(module) for module in sorted(gone)]
-    return dict.fromkeys([*confirmations, *[layer_key("handler", queue) for queue in queues]])
+    gone = sorted(queues)
+    return dict.fromkeys([*map(confirmed_key, gone), *[layer_key("handler", queue) for queue in gone]])

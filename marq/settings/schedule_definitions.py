@@ -22,6 +22,8 @@ from marq.wire.names import MAX_HEADER_NAME_BYTES, RESERVED_HEADER, check_queue_
 
 #: Layers of one schedule, weakest first: marq.toml, and changes at run time.
 LAYERS = ("schedule-file", "schedule")
+#: The key of a document that names the project that published it (:mod:`marq.settings.definitions`).
+PROJECT = "project"
 #: Keys that a definition must have.
 REQUIRED = ("queue", "cron")
 
@@ -83,6 +85,7 @@ class ScheduleLayers:
         self.version = 0
         self.current: dict[str, Schedule] = {}
         self._layers: dict[str, dict[str, dict[str, Any]]] = {}
+        self._publishers: dict[str, str] = {}
 
     def fold(self, layer: str, name: str, document: Mapping[str, Any] | None) -> None:
         """Fold one record of the queues topic. Raises ConfigError."""
@@ -95,6 +98,8 @@ class ScheduleLayers:
             if isinstance(document, Mapping):
                 known = {key: value for key, value in document.items() if key in CHECKS}
             layers[layer] = check_schedule(known, f"the record '{layer}:{name}'")
+            if layer == LAYERS[0]:
+                self._publishers[name] = project_of(document)
         if layers:
             self._layers[name] = layers
         else:
@@ -109,9 +114,19 @@ class ScheduleLayers:
         """Return one layer of a schedule as it was written."""
         return self._layers.get(name, {}).get(layer)
 
+    def publisher(self, name: str) -> str | None:
+        """Return the project whose marq.toml defines a schedule, "" without a name; None if none does."""
+        return None if self.layer(LAYERS[0], name) is None else self._publishers[name]
+
     def names(self) -> list[str]:
         """Return all schedules that have a layer, sorted."""
         return sorted(self._layers)
+
+
+def project_of(document: object) -> str:
+    """Return the project that a document of the queues topic names; "" if it names none."""
+    project = document.get(PROJECT) if isinstance(document, Mapping) else None
+    return project if isinstance(project, str) else ""
 
 
 def schedule_of(name: str, *documents: Mapping[str, Any]) -> Schedule | None:

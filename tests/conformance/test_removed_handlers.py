@@ -24,11 +24,11 @@ from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Resources
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
-from marq.settings.definitions import layer_key
+from marq.settings.definitions import confirmed_key, layer_key
 from marq.settings.removed_handlers import CONFIRM_S, EXPIRY_S, REMOVED_S
 from marq_worker.agents.handler_groups import handler_groups
 from marq_worker.agents.handler_watch import RemovedHandlers
-from marq_worker.app.handlers.handlers_role import HandlersRole, modules_of
+from marq_worker.app.handlers.handlers_role import HandlersRole
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import numbered, send, served
 
@@ -186,16 +186,33 @@ async def test_a_handler_that_old_workers_of_a_rolling_deployment_run_does_not_e
 async def test_only_one_of_many_workers_confirms(backend: Backend, make_worker: MakeWorker) -> None:
     queue = backend.new_name("shared")
     workers = [await make_worker(queue) for _ in range(3)]
-    [module] = modules_of(workers[0].documents)
     for worker in workers:
         await worker.confirm(0.0)
-    numbers = [backend.queues.definitions.confirmed(module)]
+    numbers = [backend.queues.definitions.confirmed(queue)]
 
     for worker in workers:
         await worker.confirm(CONFIRM_S)
-        numbers.append(backend.queues.definitions.confirmed(module))
+        numbers.append(backend.queues.definitions.confirmed(queue))
 
     assert numbers[0] < numbers[1] == numbers[2] == numbers[3]
+
+
+async def test_a_handler_that_left_its_module_expires_while_the_module_has_another_one(
+    backend: Backend, make_worker: MakeWorker, tracker: RemovedHandlers
+) -> None:
+    # given: a worker whose project has no name, so its start removes nothing
+    removed, kept = backend.new_name("removed"), backend.new_name("kept")
+    worker = await make_worker(kept)
+    document = {"handler": f"{worker.documents[kept]['handler'].partition(':')[0]}:former"}
+    await backend.queues.publish({confirmed_key(removed): {}, layer_key("handler", removed): document})
+
+    # when: time passes in which the worker confirms its handlers
+    for _ in range(4):
+        await worker.confirm(CONFIRM_S)
+        await tracker.look(CONFIRM_S)
+
+    # then
+    assert [backend.queues.definitions.defines(queue) for queue in (removed, kept)] == [False, True]
 
 
 async def test_a_worker_that_was_cut_off_publishes_its_handlers_again(

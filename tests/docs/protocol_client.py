@@ -345,6 +345,7 @@ class Definitions:
         self._layers = [row["key"].strip("`").removesuffix(":NAME") for row in layers]
         self._keys = {row["key"].strip("`"): row for row in keys}
         self._documents: dict[str, Values] = {}
+        self._projects: dict[str, str] = {}
 
     def fold(self, key: bytes | None, value: bytes | None) -> None:
         """Take one record; one that does not fit the tables counts as if it were not there."""
@@ -354,24 +355,28 @@ class Definitions:
             document = {} if value is None else json.loads(value)
         except ValueError:
             return
-        fits = layer in self._layers and (layer == "defaults") == (not colon) and isinstance(document, dict)
+        fits = layer in self._layers and (layer == "defaults" or colon) and isinstance(document, dict)
         if not fits or (colon and not 0 < len(queue.encode()) <= 200):
             return
         known = {key: document[key] for key in document if key in self._keys and "." not in key}
         if all(self._is_fine(key, each, layer) for key, each in known.items()):
             self._documents.pop(name, None)
+            self._projects.pop(name, None)
             if value is not None:
                 self._documents[name] = known
+                project = document.get("project")
+                self._projects[name] = project if isinstance(project, str) else ""
 
     def settings(self, queue: str) -> Values:
         """Return what holds for a queue, key by key."""
         found = {key: _default(row) for key, row in self._keys.items() if "." not in key}
-        for layer in self._layers:
-            found |= self._documents.get(layer if layer == "defaults" else f"{layer}:{queue}", {})
+        project = self._project(queue)
+        names = [layer if layer.startswith("defaults") else f"{layer}:{queue}" for layer in self._layers]
+        names[:2] = [f"defaults:{project}" if project else "defaults"]
+        layers = [self._documents.get(name, {}) for name in names]
+        for document in layers:
+            found |= document
         # "or the lease if that is longer"
-        layers = [
-            self._documents.get(layer if layer == "defaults" else f"{layer}:{queue}", {}) for layer in self._layers
-        ]
         if not any("max_lease" in document for document in layers):
             found["max_lease"] = max(found["max_lease"], found["lease"])
         # "true if the queue delivers at most once"
@@ -398,7 +403,13 @@ class Definitions:
     def group(self, queue: str) -> str | None:
         """Return the named group of a queue."""
         settings = self.settings(queue)
-        return settings["group"] or ("handlers" if settings["handler"] else None)
+        project = self._project(queue)
+        handlers = f"handlers.{project}" if project else "handlers"
+        return settings["group"] or (handlers if settings["handler"] else None)
+
+    def _project(self, queue: str) -> str:
+        """Return the project that defines a queue, "" if that has no name."""
+        return max(self._projects.get(f"{layer}:{queue}", "") for layer in ("handler", "file"))
 
     def _is_fine(self, key: str, value: object, layer: str) -> bool:
         row = self._keys[key]

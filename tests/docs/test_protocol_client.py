@@ -208,11 +208,26 @@ values = st.fixed_dictionaries(
         "ordering": st.sampled_from(["none", "key", "all"]),
         "on_dead_letter": st.sampled_from(["continue", "block", "drop"]),
         "deduplication_window": numbers,
+        "project": st.sampled_from(["shop", "billing", "", 1]),
         "a key of a later version": st.just(1),
     },
 )
 records = st.tuples(
-    st.sampled_from([b"defaults", b"handler:q", b"file:q", b"change:q", b"other:q", b"check", b"file:", b"\xff", None]),
+    st.sampled_from(
+        [
+            b"defaults",
+            b"defaults:shop",
+            b"defaults:",
+            b"handler:q",
+            b"file:q",
+            b"change:q",
+            b"other:q",
+            b"check",
+            b"file:",
+            b"\xff",
+            None,
+        ]
+    ),
     st.one_of(st.none(), values, st.just([])),
 )
 

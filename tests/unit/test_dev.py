@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from subprocess import PIPE
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
+from marq.wire.errors import ConfigError
 from marq_worker import dev
 from marq_worker.broker.errors import BrokerError
+from marq_worker.config.settings import read_environment
 
 LIMIT_S = 60
 
@@ -22,7 +26,8 @@ PROGRAM = """
 import sys
 from marq_worker import dev
 
-worker = dev._Worker([], {}, "http://127.0.0.1:1", 10)
+dev._answers = lambda servers: True
+worker = dev._Worker([], {}, "http://127.0.0.1:1", 10, "127.0.0.1:1")
 worker._command = [sys.executable, "-c", "import time; time.sleep(600)"]
 with worker:
     print(worker._process.pid, flush=True)
@@ -70,15 +75,158 @@ def test_a_worker_does_not_outlive_a_program_that_got_kill_9() -> None:
     assert errors == b""
 
 
-def test_an_address_in_use_is_said_to_be_a_broker_to_use_and_nothing_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, without settings."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MARQ_BOOTSTRAP_SERVERS", raising=False)
-    monkeypatch.setattr(dev, "is_free", lambda host, port: False)
+    for name in [name for name in os.environ if name.startswith("MARQ_")]:
+        monkeypatch.delenv(name)
+    return tmp_path
 
-    with pytest.raises(BrokerError, match=r"run `MARQ_BOOTSTRAP_SERVERS=127\.0\.0\.1:9092 marq dev`"):
-        dev.develop([], tmp_path, "warn")
+
+@pytest.fixture
+def started(directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The addresses of brokers and the environments of workers that are started; an EndedBroker ends `marq dev`."""
+    started: list[Any] = []
+
+    class Broker(EndedBroker):
+        def __init__(self, data: Path, address: str) -> None:
+            started.append(address)
+
+    class Worker(SleepingWorker):
+        def __init__(self, arguments: object, environment: dict[str, str], *_: object) -> None:
+            started.append({name: value for name, value in environment.items() if name.startswith("MARQ_")})
+            # What commands in the directory see meanwhile.
+            started.append(marq_settings())
+            raise BrokerError("enough")
+
+    monkeypatch.setattr(dev, "prepare", lambda: None)
+    monkeypatch.setattr(dev, "EmbeddedBroker", Broker)
+    monkeypatch.setattr(dev, "_Worker", Worker)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return started
+
+
+def marq_settings() -> dict[str, str]:
+    return {name: value for name, value in read_environment().items() if name.startswith("MARQ_")}
+
+
+def run_dev(error: str = "^enough$", **ports: int) -> None:
+    with pytest.raises((BrokerError, ConfigError), match=error):
+        dev.develop([], Path("data"), "warn", dev.Ports(**ports))
+
+
+def test_a_broker_gets_the_next_free_port_and_what_to_export_is_printed(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dev, "is_free", lambda host, port: port > 9093)
+
+    run_dev()
+
+    address, environment, seen = started
+    assert address == "127.0.0.1:9094"
+    assert (environment["MARQ_BOOTSTRAP_SERVERS"], environment["MARQ_PREFIX"]) == (address, "marq")
+    assert seen == {"MARQ_BOOTSTRAP_SERVERS": address, "MARQ_PREFIX": "marq", "MARQ_PROJECT": dev.project_name(Path())}
+    said = capsys.readouterr().out
+    assert "127.0.0.1:9092 is in use, so Kafka gets port 9094" in said
+    assert "before you run your own programs: export MARQ_BOOTSTRAP_SERVERS=127.0.0.1:9094\n" in said
+    # then: once it has ended, commands do not look for its broker
+    assert marq_settings() == {}
+
+
+def test_on_a_shared_broker_each_directory_has_a_namespace_of_its_own(
+    started: list[Any], directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given: the first project runs there, with the default prefix
+    monkeypatch.setenv("MARQ_BOOTSTRAP_SERVERS", "127.0.0.1:9092")
+
+    # when: two others do what is advised if the port is in use
+    for name in ("one", "two"):
+        (directory / name).mkdir()
+        monkeypatch.chdir(directory / name)
+        run_dev()
+
+    first, second = started[0]["MARQ_PREFIX"], started[2]["MARQ_PREFIX"]
+    assert re.fullmatch(r"dev-one-[0-9a-f]{8}", first)
+    assert re.fullmatch(r"dev-two-[0-9a-f]{8}", second)
+    assert started[1]["MARQ_PREFIX"] == first
+    assert f"export MARQ_PREFIX={first}" in capsys.readouterr().out
+
+
+def test_what_is_configured_counts(started: list[Any], directory: Path) -> None:
+    (directory / "marq.toml").write_text(
+        '[settings]\nproject = "shop"\nprefix = "own"\nbootstrap_servers = "kafka:9092"\n'
+    )
+
+    run_dev(web=dev.free_port("127.0.0.1", 21_000, 0))
+
+    environment, seen = started
+    assert environment.keys() == {"MARQ_WEB_PORT"}
+    assert (seen["MARQ_PROJECT"], seen["MARQ_PREFIX"]) == ("shop", "own")
+    run_dev("--port 9: MARQ_BOOTSTRAP_SERVERS=kafka:9092 is set, so no broker is started", broker=9)
+
+
+def test_ports_that_were_asked_for_are_not_replaced(started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        run_dev(f"--port {port}: the port is in use", broker=port)
+        run_dev(f"--web-port {port}: the port is in use", web=port)
+
+    assert started == []
+
+
+def test_the_settings_that_a_killed_one_left_are_ignored(directory: Path) -> None:
+    (directory / ".marq").mkdir()
+    (directory / ".marq" / "dev.env").write_text("MARQ_BOOTSTRAP_SERVERS=127.0.0.1:9093\n")
+
+    assert marq_settings() == {}
+
+
+def test_a_second_one_in_the_directory_is_refused(started: list[Any]) -> None:
+    with dev._only_one():
+        run_dev("marq dev already runs in this directory: stop it first")
+
+
+def test_the_worker_waits_for_the_broker_and_returns_after_an_outage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given: no broker answers
+    answers = False
+    monkeypatch.setattr(dev, "_answers", lambda servers: answers)
+    worker = dev._Worker([], {}, "http://127.0.0.1:1", 10, "kafka:9092")
+    worker._command = [sys.executable, "-c", ""]
+    with worker:
+        worker.look()
+        assert (worker._process, worker.ended) == (None, False)
+
+        # when: it answers
+        answers = True
+        worker.look()
+        first = worker._process
+        assert first is not None
+        first.wait(LIMIT_S)
+
+        # and when: the worker has ended, and no broker answers
+        answers = False
+        worker.look()
+        worker.look()
+        assert worker._process is None
+        answers = True
+        worker.look()
+        assert worker._process is not None
+        worker._process.wait(LIMIT_S)
+
+        # then: with a broker, it waits for a file to change
+        worker.look()
+        assert worker.ended
+
+    assert capsys.readouterr().out.splitlines() == [
+        "marq dev: waiting for a broker at kafka:9092",
+        "marq dev: the worker ended with exit code 0; it starts again as soon as a broker answers",
+        "marq dev: waiting for a broker at kafka:9092",
+        "marq dev: the worker ended with exit code 0; it starts again when a file changes",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +248,7 @@ def test_a_start_without_handlers_says_how_to_name_them(
     (tmp_path / "tasks.py").touch()
     monkeypatch.setattr(dev, "is_free", lambda host, port: False)
 
-    with pytest.raises(BrokerError):
+    with pytest.raises(BrokerError, match="no port from 9092 to 9191 is free: choose one with --port"):
         dev.develop(modules, tmp_path, "warn")
 
     assert ("no handlers: name their modules" in capsys.readouterr().out) is said
@@ -113,6 +261,61 @@ def test_sources_are_watched_but_no_virtual_environment(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
 
     assert sorted(path for path, _ in dev._sources()) == ["shop/orders.py", "tasks.py"]
+
+
+def test_only_files_that_handlers_import_restart_the_worker(directory: Path) -> None:
+    # given: handlers that import in several ways, and files that they do not import
+    files = {
+        "tasks.py": "import json, shop.orders\ndef f():\n    from reports import daily\n    load('plugins.mail')",
+        "shop/__init__.py": "from . import prices",
+        "shop/orders.py": "from .prices import total\nfrom shop import taxes",
+        "shop/prices.py": "total = 1",
+        "shop/taxes.py": "this is no Python",
+        "shop/unused.py": "",
+        "reports/daily.py": "",
+        "plugins/mail.py": "",
+        "test_tasks.py": "import tasks",
+        "notebooks/analysis.py": "import shop.unused",
+        "jobs.py": "",
+    }
+    for name, text in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(text)
+    (directory / "marq.toml").write_text('[queues.nightly]\nhandler = "jobs:run"')
+
+    imported = dev._imported(["tasks"])
+
+    unrelated = {"shop/unused.py", "test_tasks.py", "notebooks/analysis.py"}
+    assert imported == (files.keys() - unrelated) | {"marq.toml", ".env"}
+    # then: if a module is elsewhere, any file may be one that it imports
+    assert dev._imported(["tasks", "nowhere"]) is None
+
+
+def test_a_change_of_another_file_does_not_restart_the_worker(
+    started: list[Any], directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = []
+
+    class Worker(SleepingWorker):
+        ended = False
+
+        def look(self) -> None:
+            looks.append(len(looks))
+            (directory / ["unused.py", "tasks.py"][looks[-1]]).write_text("changed = True")
+
+        def restart(self) -> None:
+            raise BrokerError("enough")
+
+    monkeypatch.setattr(dev, "_Worker", Worker)
+    monkeypatch.setattr(dev, "_LOOK_S", 0.01)
+    monkeypatch.setenv("MARQ_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    (directory / "tasks.py").touch()
+
+    with pytest.raises(BrokerError, match="enough"):
+        dev.develop(["tasks"], Path("data"), "warn")
+
+    assert looks == [0, 1]
+    assert "restarting the worker, because of tasks.py\n" in capsys.readouterr().out
 
 
 def test_a_broker_that_ends_ends_it_and_signals_interrupt_the_preparation(

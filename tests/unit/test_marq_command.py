@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from marq_worker.app import commands
 from marq_worker.cli import cli
+from marq_worker.project import project_name
 
 
 @pytest.fixture
@@ -40,6 +41,11 @@ def test_every_command_has_help_and_those_that_print_data_have_json(runner: CliR
             assert ("--json" in shown.output) is (name != "web-password"), name
 
 
+@pytest.mark.parametrize(("directory", "name"), [("My Shop!", "my-shop"), ("été.v2", "t-.v2"), ("日本", "project")])
+def test_a_project_is_named_after_its_directory(directory: str, name: str) -> None:
+    assert project_name(Path("/srv") / directory) == name
+
+
 def test_an_unknown_command_is_refused(runner: CliRunner) -> None:
     refused, mistyped = runner.invoke(cli, ["x"]), runner.invoke(cli, ["quees"])
 
@@ -59,6 +65,14 @@ def test_ctrl_c_while_a_command_is_imported_is_no_error_of_the_program(
     ended = runner.invoke(cli, ["queues"])
 
     assert (ended.exit_code, ended.output) == (130, "")
+
+
+def test_a_name_above_the_tables_is_refused_with_its_place(runner: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "marq.toml").write_text('project = "shop"\n')
+
+    ended = runner.invoke(cli, ["worker"])
+
+    assert ended.output == "marq: marq.toml: project is a setting: write it below [settings]\n"
 
 
 def test_a_wrong_definition_ends_the_worker_before_it_starts(runner: CliRunner, tmp_path: Path) -> None:
@@ -90,6 +104,7 @@ def test_a_project_is_written_once(runner: CliRunner, tmp_path: Path) -> None:
 
     assert first.exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["marq.toml", "tasks.py", "test_tasks.py"]
+    assert f'project = "{project_name(tmp_path)}"' in (tmp_path / "marq.toml").read_text()
     assert second.exit_code == 1
     assert "marq.toml, tasks.py, test_tasks.py: already there" in second.output
     assert (tmp_path / "tasks.py").read_text() == "mine\n"

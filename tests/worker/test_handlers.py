@@ -66,6 +66,35 @@ async def test_two_workers_share_a_queue_and_the_one_that_stops_releases_what_it
     assert (statistics["expired"], statistics["dead_lettered"]) == (0, 0)
 
 
+async def test_projects_in_one_namespace_run_their_own_handlers_of_modules_with_the_same_name(
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    # given: two projects, each with a handler that the other one can't import, or would take for its own
+    shop, billing = Handlers(tmp_path / "shop"), Handlers(tmp_path / "billing")
+    queues = '[queues.{}]\nhandler = "handlers_of_the_test:coroutine"\n'
+    environment = {**shop.environment, "MARQ_PROJECT": "shop"}
+    one = await new_worker(queues=queues.format("orders"), environment=environment).start().ready()
+    file = tmp_path / "billing.toml"
+    file.write_text(queues.format("bills"))
+    environment = {**billing.environment, "MARQ_PROJECT": "billing", "MARQ_QUEUES_FILE": str(file)}
+    prefix, data = one.names.prefix, tmp_path / "data of billing"
+    two = await new_worker(prefix=prefix, data_directory=data, environment=environment).start().ready(1)
+
+    # when: each queue gets messages in both partitions
+    numbers = [b"%d" % number for number in range(20)]
+    async with marq.Producer(broker.bootstrap_servers, prefix=prefix) as producer:
+        for start in range(0, 20, 2):
+            await producer.send_many("orders", numbers[start : start + 2])
+            await producer.send_many("bills", numbers[start : start + 2])
+
+    # then
+    for handlers, queue in (shop, "orders"), (billing, "bills"):
+        noted = await handlers.has_noted(queue, 20)
+        assert sorted(line["value"] for line in noted) == sorted(map(bytes.decode, numbers))
+    assert await shop.noted("bills") == await billing.noted("orders") == []
+    assert "whose messages wait" not in one.log() + two.log()
+
+
 async def test_a_queue_that_gets_a_handler_later_gets_its_earlier_messages_and_the_others_get_nothing_twice(
     new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:

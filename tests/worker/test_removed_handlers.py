@@ -68,7 +68,7 @@ async def test_a_module_that_was_removed_keeps_no_worker_from_starting_and_no_co
         # The tracker of a namespace in which 15 minutes have passed.
         tracker = RemovedHandlers(queues, lambda: True)
         await tracker.look(0.0)
-        await queues.publish({confirmed_key("kept_of_the_test"): {}})
+        await queues.publish({confirmed_key("kept"): {}})
         await tracker.look(EXPIRY_S)
         async with marq.Consumer("removed", **client) as consumer:
             messages = [message for _ in range(2) for message in await take(consumer)]

@@ -55,7 +55,10 @@ async def test_what_is_due_at_a_workers_start_waits_for_the_definitions(
 async def test_a_restart_publishes_what_changed_in_the_file_and_keeps_changes_at_run_time(
     new_worker: Make, broker: EmbeddedBroker
 ) -> None:
-    worker = await new_worker(queues="[defaults]\nlease = 20\n[queues.q]\nmax_attempts = 1").start().ready()
+    worker = new_worker(
+        queues="[defaults]\nlease = 20\n[queues.q]\nmax_attempts = 1", environment={"MARQ_PROJECT": "shop"}
+    )
+    await worker.start().ready()
     async with Namespace(broker.bootstrap_servers, worker.names) as namespace, queues_of(worker) as queues:
         assert queues["q"] == effective(lease=20, max_attempts=1)
         assert queues["other"] == effective(lease=20)
@@ -65,14 +68,19 @@ async def test_a_restart_publishes_what_changed_in_the_file_and_keeps_changes_at
 
         worker = await new_worker(like=worker).start().ready()
 
-        assert written == {0: 3}
+        assert written == {0: 4}
         assert await namespace.ends(worker.names.queues) == written, "without a change nothing is written"
         assert queues["other"] == effective(lease=20, max_attempts=2)
         await worker.stop()
+        absent = str(worker.directory / "absent.toml")
+        stray = await new_worker(like=worker, MARQ_PROJECT="", MARQ_QUEUES_FILE=absent).start().ready()
+        await stray.stop()
+        assert await namespace.ends(worker.names.queues) == written, "a worker without a file publishes nothing"
         (worker.directory / "queues.toml").write_text("[queues.other]\nlease = 10\nmax_attempts = 3")
 
         again = await new_worker(like=worker).start().ready()
 
+        assert "project shop removed definitions" in again.log()
         assert "file:q" in again.log()
         assert queues["q"] == effective()
         assert queues["other"] == effective(lease=10, max_attempts=2), "a change goes over the file"

@@ -53,6 +53,30 @@ def test_a_decorated_handler_is_run_by_workers_that_have_its_module_only() -> No
     assert groups["handlers"].queues == {"emails": HandledQueue("mail:send", 3)}
 
 
+def test_a_worker_runs_the_handlers_of_its_own_project_only() -> None:
+    # given: queues of a project, of one without a name, and one that only a change at run time defines
+    definitions = defined(
+        file__emails={**SEND, "project": "shop"},
+        handler__orders={"handler": "mail:order", "project": "shop"},
+        change__orders=SEND,
+        file__plain=SEND,
+        change__created=SEND,
+    )
+
+    def run_by(project: str | None) -> dict[str, list[str]]:
+        groups = handler_groups(definitions, {}, project=project)
+        return {name: list(group.queues) for name, group in groups.items()}
+
+    assert run_by("shop") == {"handlers": ["created"], "handlers.shop": ["emails", "orders"]}
+    assert run_by("billing") == {"handlers": ["created"]}
+    assert run_by("") == {"handlers": ["created", "plain"]}
+    # then: a worker in an empty directory does not fail to import what others define
+    assert run_by(None) == {"handlers": ["created"]}
+    # and: what it publishes itself is in the group of its project from the start
+    new = defined(file__own={"lease": 5})
+    assert list(handler_groups(new, {"own": "mail:send"}, project="shop")) == ["handlers.shop"]
+
+
 def test_a_handler_that_was_changed_at_run_time_is_run_by_every_worker() -> None:
     definitions = defined(handler__emails=SEND, change__emails={"handler": "mail:send_twice"})
 

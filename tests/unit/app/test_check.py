@@ -151,8 +151,9 @@ def test_nothing_is_missing() -> None:
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
-def member(version: str = "1.0", fingerprint: str = "abc123") -> GroupMember:
-    return GroupMember("", Identity(version, fingerprint).client_id("marq"), "10.0.0.1", url="http://10.0.0.1:6066")
+def member(version: str = "1.0", fingerprint: str = "abc123", project: str = "") -> GroupMember:
+    client_id = Identity(version, fingerprint, project).client_id("marq")
+    return GroupMember("", client_id, "10.0.0.1", url="http://10.0.0.1:6066")
 
 
 def test_members_of_one_kind() -> None:
@@ -175,6 +176,14 @@ def test_members_that_differ_are_two_sets_of_workers_or_a_deploy(other: GroupMem
 
     assert (found.level, found.found) == (Level.WARNING, f"they have different {different}")
     assert "MARQ_PREFIX=shop" in found.advice
+
+
+def test_the_files_of_different_projects_are_not_compared_nor_is_a_worker_without_a_file() -> None:
+    shop, billing = member(project="shop"), member(fingerprint="def456", project="billing")
+
+    assert levels(judge_members(NAMES, [shop, billing, member(fingerprint="none")], begun=True)) == [Level.OK]
+    _, found = judge_members(NAMES, [shop, billing, member(fingerprint="def456", project="shop")], begun=True)
+    assert found.found == "they have different definitions of queues in project shop"
 
 
 def test_members_that_tell_nothing_are_not_compared() -> None:

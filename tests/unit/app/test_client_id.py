@@ -33,9 +33,13 @@ def test_files_that_define_the_same_have_the_same_fingerprint(tmp_path: Path) ->
 
 @pytest.mark.parametrize("base", ["marq", "my-worker-7", "a-1.2-q00"])
 def test_a_client_id_is_read_as_it_was_written(base: str, tmp_path: Path) -> None:
-    identity = Identity.of(load_queues(tmp_path / "absent.toml"))
+    absent = Identity.of(load_queues(tmp_path / "absent.toml"))
+    (tmp_path / "marq.toml").write_text("")
+    named = Identity.of(load_queues(tmp_path / "marq.toml", project="my-shop.2"))
 
-    assert Identity.read(identity.client_id(base)) == identity
+    for identity in (absent, named):
+        assert Identity.read(identity.client_id(base)) == identity
+    assert (absent.publishes, named.publishes, named.project) == (False, True, "my-shop.2")
 
 
 @pytest.mark.parametrize("client_id", ["marq", "aiokafka-0.14.0", "", "marq-q12"])

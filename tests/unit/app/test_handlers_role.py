@@ -1,68 +1,191 @@
-"""Which handlers a worker runs when a queue's own topic is missing: those of all other queues."""
+"""What a worker checks and says of its handlers before it runs any."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
-from unittest.mock import Mock
+import json
+import sys
+import textwrap
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from marq.settings.definitions import Definitions
-from marq.wire.errors import BrokerUnavailable
-from marq_worker.app.handlers.handlers_role import HandlersRole
+from marq.wire.errors import ConfigError
+from marq_worker.agents.handler_groups import HandlerGroup, check_transactional, handler_groups
+from marq_worker.agents.queue_consumer import load_modules
+from marq_worker.app.handlers.handlers_role import check, part_of_group, publication
+
+MAIL = """
+    import marq
+
+    @marq.handler("emails", concurrency=3)
+    def send(message): ...
+"""
 
 
-class Cluster:
-    """The broker's topics, or no broker."""
+@pytest.fixture
+def make_module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    def make(source: str = MAIL, name: str = "mail_of_the_test") -> ModuleType:
+        module = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(compile(textwrap.dedent(source), name, "exec"), module.__dict__)
+        return module
 
-    def __init__(self) -> None:
-        self.topics: set[str] | None = set()
-
-    async def missing(self, own: Mapping[str, str]) -> Mapping[str, str]:
-        if self.topics is None:
-            raise BrokerUnavailable("no broker")
-        return {queue: f"no {topic}" for queue, topic in own.items() if topic not in self.topics}
+    return make
 
 
-def role(cluster: Cluster, **queues: Mapping[str, Any]) -> tuple[HandlersRole, Mock]:
+def defined(**layers: dict[str, Any]) -> Definitions:
     definitions = Definitions()
-    for queue, document in queues.items():
-        definitions.fold(f"file:{queue}".encode(), {"handler": "some_module:handle", **document})
-    processes = Mock()
-    made = HandlersRole((), processes, cast("Any", Mock(definitions=definitions)), cluster.missing)
-    return made, processes
+    for name, document in layers.items():
+        definitions.fold(name.replace("__", ":").encode(), document)
+    return definitions
 
 
-def running(processes: Mock) -> dict[str, list[str]]:
-    [groups] = processes.want.call_args.args
-    return {name: sorted(group.queues) for name, group in groups.items()}
+def checked(definitions: Definitions, own: dict[str, str] | None = None) -> None:
+    check(definitions, handler_groups(definitions, own or {}), own or {})
 
 
-async def test_a_queue_without_its_topic_is_left_out_until_the_topic_exists(caplog: pytest.LogCaptureFixture) -> None:
-    cluster = Cluster()
-    made, processes = role(cluster, orders={"topic": "orders"}, emails={}, alone={"topic": "alone", "group": "g"})
-
-    assert await made._look_for_topics()
-    made._follow()
-    assert running(processes) == {"handlers": ["emails"]}
-    assert "queue not served, retrying: queue=orders error=no orders" in caplog.text
-
-    assert not await made._look_for_topics()
-    cluster.topics = {"orders", "alone"}
-    assert await made._look_for_topics()
-    made._follow()
-    assert running(processes) == {"handlers": ["emails", "orders"], "g": ["alone"]}
-    assert caplog.text.count("queue not served") == 2
+def test_a_module_that_can_not_be_imported_is_named() -> None:
+    with pytest.raises(ConfigError, match="module 'nowhere_at_all' can't be imported: there is no such module"):
+        load_modules(("nowhere_at_all",))
 
 
-async def test_without_a_broker_nothing_changes() -> None:
-    cluster = Cluster()
-    made, processes = role(cluster, orders={"topic": "orders"}, emails={})
-    await made._look_for_topics()
+def test_what_is_said_of_decorated_handlers_is_said_once(make_module: Callable[..., ModuleType]) -> None:
+    make_module()
+    said = {each.queue: each.document for each in load_modules(("mail_of_the_test",))}
+    document = {"handler": "mail_of_the_test:send", "concurrency": 3}
 
-    cluster.topics = None
+    confirmed = {b"confirmed:emails": {}}
+    assert publication(Definitions(), said, ["mail_of_the_test"]) == confirmed | {b"handler:emails": document}
+    assert publication(defined(handler__emails=document), said, ["mail_of_the_test"]) == confirmed
 
-    assert not await made._look_for_topics()
-    made._follow()
-    assert running(processes) == {"handlers": ["emails"]}
+
+def test_what_our_modules_say_no_more_is_removed_and_what_others_say_stays() -> None:
+    definitions = defined(
+        handler__emails={"handler": "services.mail:send", "project": "shop"},
+        handler__letters={"handler": "services.post.letters:send", "project": "shop"},
+        handler__orders={"handler": "services_of_others:handle", "project": "shop"},
+        handler__bills={"handler": "services.mail:send", "project": "billing"},
+        handler__sms={"handler": "services.mail:send"},
+        file__reports={"handler": "services.mail:report", "project": "shop"},
+    )
+
+    assert publication(definitions, {}, ["services.mail", "services.post"], "shop") == {
+        b"handler:emails": None,
+        b"handler:letters": None,
+    }
+    # then: another project without a name may have a module of the same name
+    assert publication(definitions, {}, ["services.mail", "services.post"]) == {}
+
+
+def test_a_handler_of_a_queue_of_another_project_is_refused_with_both_names() -> None:
+    theirs = defined(file__emails={"project": "shop"})
+    ours = {"emails": {"handler": "tasks:send"}}
+
+    with pytest.raises(
+        ConfigError, match="handler tasks:send: queue 'emails' is defined by project 'shop' and by project 'billing'"
+    ):
+        publication(theirs, ours, ["tasks"], "billing")
+    assert publication(theirs, ours, ["tasks"], "shop") == {
+        b"confirmed:emails": {},
+        b"handler:emails": {"handler": "tasks:send", "project": "shop"},
+    }
+
+
+def test_projects_that_share_a_group_are_refused_with_both_names(make_module: Callable[..., ModuleType]) -> None:
+    make_module()
+    definitions = defined(
+        file__emails={"handler": "mail_of_the_test:send", "group": "background", "project": "shop"},
+        file__bills={"handler": "tasks:bill", "group": "background", "project": "billing"},
+    )
+
+    groups = handler_groups(definitions, {}, project="shop")
+
+    with pytest.raises(
+        ConfigError, match="'background' has queue 'emails' of project 'shop' and queue 'bills' of project 'billing'"
+    ):
+        check(definitions, groups, {})
+
+
+def test_a_queue_with_a_handler_in_the_file_and_another_in_code_has_two(make_module: Callable[..., ModuleType]) -> None:
+    make_module()
+    own = {"emails": "mail_of_the_test:send"}
+
+    with pytest.raises(ConfigError, match=r"queue 'emails' has two handlers: mail:post .* and mail_of_the_test:send"):
+        checked(defined(file__emails={"handler": "mail:post"}), own)
+    checked(defined(file__emails={"handler": "mail_of_the_test:send"}), own)
+
+
+def test_a_group_of_which_only_a_part_has_handlers_here_is_refused_with_what_to_do(
+    make_module: Callable[..., ModuleType],
+) -> None:
+    make_module()
+    send = {"handler": "mail_of_the_test:send", "group": "background"}
+    definitions = defined(
+        file__emails=send,
+        file__reports={"group": "background"},
+        handler__orders={"handler": "other:handle", "group": "background"},
+    )
+
+    with pytest.raises(
+        ConfigError,
+        match=r"group 'background': .*handlers for 'emails', but none for 'orders', 'reports', .*"
+        r"MARQ_HANDLERS does not list the modules of 'orders' \(other:handle\)",
+    ):
+        checked(definitions)
+
+
+def test_a_group_whose_other_handlers_may_have_been_removed_is_not_refused(
+    make_module: Callable[..., ModuleType],
+) -> None:
+    make_module()
+    definitions = defined(
+        file__emails={"handler": "mail_of_the_test:send", "group": "background"},
+        handler__orders={"handler": "other:handle", "group": "background"},
+    )
+
+    checked(definitions)
+
+    [group] = handler_groups(definitions, {}).values()
+    text = part_of_group(group, ["orders"], definitions)
+    assert "MARQ_HANDLERS does not list the modules of 'orders' (other:handle)" in text
+    assert "expires after 15 min, or with `marq queue NAME --forget`" in text
+
+
+def test_a_handler_that_can_not_be_imported_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match="queue 'emails': its handler 'nowhere_at_all:send' can't be imported"):
+        checked(defined(file__emails={"handler": "nowhere_at_all:send"}))
+
+
+@pytest.mark.parametrize("said", [{"transactional": True}, {"delivery": "at-most-once"}])
+def test_a_group_is_transactional_if_one_of_its_queues_is(said: dict[str, Any]) -> None:
+    often = {"handler": "json:loads"}
+    once = {**often, **said}
+    before = defined(
+        file__emails=often, file__reports={**often, "group": "other"}, file__sms={**once, "group": "other"}
+    )
+    groups = handler_groups(before, {})
+
+    assert {name: group.transactional for name, group in groups.items()} == {"handlers": False, "other": True}
+    assert HandlerGroup.read(json.loads(json.dumps(groups["other"].document()))) == groups["other"]
+    checked(before)
+    # Another process runs it when that changes; the one that was started before refuses to.
+    after = defined(file__emails=once)
+    assert handler_groups(after, {})["handlers"] != groups["handlers"]
+    with pytest.raises(ConfigError, match="queue 'emails' is transactional, but this process was started before"):
+        check_transactional(groups["handlers"], after)
+    check_transactional(handler_groups(after, {})["handlers"], after)
+
+
+def test_a_group_with_an_ordered_queue_reads_committed_records() -> None:
+    often = {"handler": "json:loads"}
+    ordered = {**often, "ordering": "key"}
+    [group] = handler_groups(defined(file__emails=often, file__sms=ordered), {}).values()
+
+    assert (group.committed, group.transactional) == (True, False)
+    assert group.serving("messages", group.queues).ordered
+    assert HandlerGroup.read(json.loads(json.dumps(group.document()))) == group
+    # A queue that becomes ordered gets another process.
+    assert handler_groups(defined(file__sms=often), {}) != handler_groups(defined(file__sms=ordered), {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,32 @@ from marq.settings.definitions import Definitions
 from marq.testing import Broker
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
-from marq_worker.app.check.queues import look_at_file
+from marq_worker.app.check.findings import Level
+from marq_worker.app.check.queues import judge_file, look_at_file
 from marq_worker.app.publication import check_topics, differences, publish
 from marq_worker.config.queues import QueuesFile
+
+Document = Mapping[str, object]
+Schedules = Mapping[str, Document]
 
 
 def file(defaults: dict[str, object] | None = None, **queues: dict[str, object]) -> QueuesFile:
     return QueuesFile(Path("queues.toml"), defaults or {}, queues)
+
+
+def of(
+    project: str, defaults: dict[str, object] | None = None, schedules: Schedules | None = None, **queues: Document
+) -> QueuesFile:
+    """Return the file of a named project."""
+    return QueuesFile(Path("marq.toml"), defaults or {}, queues, schedules or {}, project)
+
+
+def after(*files: QueuesFile) -> Definitions:
+    """Return the definitions after workers with these files have started, one after the other."""
+    definitions = Definitions()
+    for each in files:
+        definitions = definitions.after(differences(definitions, each))
+    return definitions
 
 
 def test_at_the_first_start_everything_is_written() -> None:
@@ -35,14 +55,157 @@ def test_a_start_without_a_change_writes_nothing() -> None:
     assert differences(Definitions(), file()) == {}
 
 
-def test_only_what_differs_is_written_and_what_the_file_has_no_more_is_taken_away() -> None:
-    known = Definitions().after(differences(Definitions(), file({"lease": 10}, a={"lease": 1}, b={"lease": 2}, c={})))
+def test_a_project_writes_only_what_differs_and_removes_what_its_file_no_longer_has() -> None:
+    known = after(of("shop", {"lease": 10}, a={"lease": 1}, b={"lease": 2}, c={}))
 
-    assert differences(known, file(a={"lease": 1}, b={"lease": 4})) == {
-        b"defaults": None,
-        b"file:b": {"lease": 4},
+    assert differences(known, of("shop", a={"lease": 1}, b={"lease": 4})) == {
+        b"defaults": {"project": "shop"},
+        b"defaults:shop": None,
+        b"file:b": {"lease": 4, "project": "shop"},
         b"file:c": None,
     }
+    assert differences(known, of("shop")) == dict.fromkeys(
+        [b"defaults", b"defaults:shop", b"file:a", b"file:b", b"file:c"]
+    )
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        QueuesFile(Path("marq.toml"), {}, {}, present=False),
+        QueuesFile(Path("marq.toml"), {}, {}, project="shop", present=False),
+        file(),
+        of("other"),
+        of("other", {"max_attempts": 5}, own={}),
+    ],
+    ids=["empty directory", "name without a file", "file without a name", "another name", "another project"],
+)
+@pytest.mark.parametrize("name", ["shop", ""])
+def test_a_worker_in_the_wrong_directory_changes_nothing_of_what_others_have_published(
+    stray: QueuesFile, name: str
+) -> None:
+    # given: a project with queues, a schedule and defaults
+    schedules: Schedules = {"daily": {"queue": "emails", "cron": "0 9 * * *"}}
+    known = after(of(name, {"max_attempts": 3}, schedules, emails={"ordering": "key"}, plain={}))
+
+    # when: a worker with other definitions, or none, starts
+    later = known.after(differences(known, stray))
+
+    # then
+    assert [later(queue) for queue in ("emails", "plain", "unknown")] == [
+        known(queue) for queue in ("emails", "plain", "unknown")
+    ]
+    assert later.schedules.current == known.schedules.current
+
+
+def test_each_project_has_defaults_of_its_own_and_the_first_one_those_of_undefined_queues() -> None:
+    definitions = after(of("shop", {"lease": 1}, emails={}), of("billing", {"lease": 2}, bills={}))
+
+    assert [definitions(queue).lease_ms for queue in ("emails", "bills", "unknown")] == [1_000, 2_000, 1_000]
+    # then: a change of one does not concern the other, and neither has more to write
+    changed = after(of("shop", {"lease": 1}, emails={}), of("billing", bills={}), of("shop", {"lease": 3}, emails={}))
+    assert [changed(queue).lease_ms for queue in ("emails", "bills", "unknown")] == [3_000, 30_000, 3_000]
+    assert (
+        differences(changed, of("billing", bills={})) == differences(changed, of("shop", {"lease": 3}, emails={})) == {}
+    )
+
+
+@pytest.mark.parametrize("key", [b"handler:emails", b"change:emails"])
+def test_a_later_project_does_not_change_the_defaults_of_queues_that_were_there_before(key: bytes) -> None:
+    # given: a queue of a program without a marq.toml, or one that was created at run time
+    known = Definitions()
+    known.fold(key, {"handler": "tasks:send"})
+
+    later = known.after(differences(known, of("shop", {"max_attempts": 1}, orders={})))
+
+    assert [later(queue).max_attempts for queue in ("emails", "unknown", "orders")] == [5, 5, 1]
+
+
+def test_a_queue_that_code_of_another_project_defines_is_refused() -> None:
+    known = Definitions()
+    known.fold(b"handler:emails", {"handler": "tasks:send", "project": "shop"})
+
+    with pytest.raises(ConfigError, match="queue 'emails' is defined by project 'shop' and by project 'billing'"):
+        differences(known, of("billing", emails={}))
+
+
+@pytest.mark.parametrize(
+    ("second", "this"),
+    [(of("billing", emails={}), "project 'billing'"), (file(emails={}), "this project, which has no name")],
+)
+def test_a_queue_of_another_project_is_refused_with_both_names_and_what_to_do(second: QueuesFile, this: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        differences(after(of("shop", emails={})), second)
+
+    text = str(refused.value)
+    assert f"queue 'emails' is defined by project 'shop' and by {this}" in text
+    assert "MARQ_PROJECT=shop" in text
+    assert "rename the queue" in text
+    assert "`marq queue emails --forget`" in text
+
+
+def test_a_schedule_and_defaults_of_another_project_are_refused_too() -> None:
+    known = after(of("shop", {"lease": 3}, {"daily": {"queue": "a", "cron": "* * * * *"}}))
+
+    with pytest.raises(ConfigError, match="schedule 'daily' is defined by project 'shop' and by project 'billing'"):
+        differences(known, of("billing", schedules={"daily": {"queue": "b", "cron": "* * * * *"}}))
+    with pytest.raises(ConfigError, match=r"\[defaults\]: project 'shop' has published those of this namespace"):
+        differences(known, file({"lease": 4}))
+    assert differences(known, file({"lease": 3})) == {}
+
+
+def test_check_says_what_a_start_would_remove_refuse_or_leave() -> None:
+    def found(known: Definitions, mine: QueuesFile) -> list[tuple[Level, str]]:
+        return [(each.level, each.found) for each in judge_file(known, Names(), mine, published_by=1)]
+
+    [(level, text)] = found(after(of("shop", a={}, b={})), of("shop", a={}))
+    assert (level, "file:b (removed)" in text) == (Level.WARNING, True)
+    [(level, text)] = found(after(of("shop", a={})), of("billing", a={}))
+    assert (level, "by project 'shop' and by project 'billing'" in text) == (Level.PROBLEM, True)
+    [(level, text)] = found(after(file(a={})), file())
+    assert (level, text) == (
+        Level.WARNING,
+        "does not define file:a, which no start removes, because they name no project",
+    )
+    # then: a directory without a file has nothing to say
+    assert found(after(file(a={})), QueuesFile(Path("marq.toml"), {}, {}, present=False)) == []
+
+
+def test_a_project_that_gets_its_name_takes_over_what_it_defines() -> None:
+    # given: definitions without a project, of two projects
+    known = after(file({"lease": 1}, emails={"lease": 2}, others={}))
+
+    # when: one of the projects gets a name
+    named = of("shop", {"lease": 1}, emails={"lease": 2})
+    later = known.after(differences(known, named))
+
+    # then
+    assert [later.project(queue) for queue in ("emails", "others")] == ["shop", ""]
+    assert later.defaults_owner == "shop"
+    assert differences(later, named) == {}
+    # and: a project that only calls its defaults otherwise must not change those of the other one
+    other = known.after(differences(known, of("billing", {"lease": 9}, bills={})))
+    assert [other(queue).lease_ms for queue in ("others", "unknown", "bills")] == [1_000, 1_000, 9_000]
+
+
+async def test_what_a_project_removes_and_what_one_without_a_name_may_have_replaced_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Broker() as broker:
+        await publish(broker.queues, Names(), of("shop", a={}, b={}))
+        assert not caplog.records
+        await publish(broker.queues, Names(), of("shop", a={}))
+        await publish(broker.queues, Names(), file(c={}))
+        await publish(broker.queues, Names(), QueuesFile(Path("marq.toml"), {}, {}, present=False))
+        await publish(broker.queues, Names(), file(c={"lease": 3}))
+        await publish(broker.queues, Names(), file())
+
+    unnamed = "queues.toml names no project, so Marq can't tell which definitions are its own: it"
+    assert [(record.levelname, record.message.partition(". Set")[0]) for record in caplog.records] == [
+        ("WARNING", "project shop removed definitions that marq.toml no longer has: file:b"),
+        ("WARNING", f"{unnamed} replaced file:c"),
+        ("WARNING", f"{unnamed} left file:c as they are"),
+    ]
 
 
 def test_what_others_said_is_left_alone() -> None:
@@ -78,15 +241,20 @@ def test_marqs_own_topics_belong_to_no_queue() -> None:
 
 def test_schedules_of_the_file_are_published_and_those_that_it_has_no_more_taken_away() -> None:
     known = Definitions()
-    known.fold(b"schedule-file:gone", {"queue": "a", "cron": "* * * * *"})
-    known.fold(b"schedule-file:same", {"queue": "b", "cron": "* * * * *"})
+    known.fold(b"schedule-file:gone", {"queue": "a", "cron": "* * * * *", "project": "shop"})
+    known.fold(b"schedule-file:same", {"queue": "b", "cron": "* * * * *", "project": "shop"})
+    known.fold(b"schedule-file:other", {"queue": "b", "cron": "* * * * *"})
     known.fold(b"schedule:same", {"enabled": False})
     known.fold(b"schedule:made", {"queue": "c", "cron": "* * * * *"})
-    schedules = {"same": {"queue": "b", "cron": "* * * * *"}, "new": {"queue": "d", "cron": "* * * * *"}}
+    schedules: Schedules = {"same": {"queue": "b", "cron": "* * * * *"}, "new": {"queue": "d", "cron": "* * * * *"}}
 
-    found = differences(known, QueuesFile(Path("queues.toml"), {}, {}, schedules))
+    found = differences(known, of("shop", schedules=schedules))
 
-    assert found == {b"schedule-file:gone": None, b"schedule-file:new": schedules["new"]}
+    assert found == {
+        b"defaults": {"project": "shop"},
+        b"schedule-file:gone": None,
+        b"schedule-file:new": {**schedules["new"], "project": "shop"},
+    }
 
 
 async def test_a_worker_does_not_start_with_a_file_that_breaks_the_order_of_messages(

@@ -20,7 +20,7 @@ def test_an_undefined_queue_has_the_defaults() -> None:
     definitions.fold(b"defaults", {"lease": 7})
     assert definitions("anything").lease_ms == 7_000
     assert definitions.names() == []
-    assert definitions.defaults == {"lease": 7}
+    assert definitions.defaults() == {"lease": 7}
 
 
 def test_the_layers_count_in_their_order_whichever_came_first() -> None:
@@ -71,6 +71,40 @@ def test_a_queue_belongs_to_its_named_group_else_to_that_of_handlers_else_to_its
     assert definitions.queues_of("background") == ["emails", "images"]
     assert definitions.queues_of(HANDLERS_GROUP) == ["orders"]
     assert definitions.queues_of("nobody's") == []
+
+
+def test_the_queues_of_a_project_have_its_defaults_and_its_group_of_handlers() -> None:
+    # given: two named projects in one namespace, and one without a name
+    definitions = Definitions()
+    definitions.fold(b"file:bills", {"lease": 3, "project": "billing"})
+    definitions.fold(b"handler:orders", {"handler": "tasks:order", "project": "shop"})
+    definitions.fold(b"handler:mail", {"handler": "tasks:send"})
+    definitions.fold(b"change:mail", {"max_attempts": 9})
+
+    # when: shop publishes its defaults, and owns those of queues that no named project defines
+    definitions.fold(b"defaults:shop", {"max_attempts": 2, "project": "shop"})
+    definitions.fold(b"defaults", {"max_attempts": 4, "lease": 8, "project": "shop"})
+
+    # then: each queue has the defaults of its own project
+    assert [definitions(queue).max_attempts for queue in ("bills", "orders", "mail", "unknown")] == [5, 2, 9, 4]
+    assert [definitions(queue).lease_ms for queue in ("bills", "orders", "mail", "unknown")] == [3e3, 30e3, 8e3, 8e3]
+    assert definitions.origin("orders", "max_attempts") == "defaults"
+    assert [definitions.project(queue) for queue in ("bills", "orders", "mail", "unknown")] == [
+        "billing",
+        "shop",
+        "",
+        None,
+    ]
+    assert (definitions.defaults_owner, definitions.projects_with_defaults()) == ("shop", ["shop"])
+    assert definitions.group("orders") == "handlers.shop"
+    assert definitions.group("mail") == HANDLERS_GROUP
+
+    # when: what the project published is removed
+    later = definitions.after({b"defaults:shop": None, b"handler:orders": None, b"handler:mail": None})
+
+    # then: the copy has changed, and the original has not
+    assert (later.project("orders"), later.project("mail"), later("mail").max_attempts) == (None, None, 9)
+    assert (definitions.project("orders"), definitions("orders").max_attempts) == ("shop", 2)
 
 
 def test_a_pause_ends_at_its_time() -> None:
@@ -174,7 +208,11 @@ def test_a_lease_of_hours_needs_no_max_lease() -> None:
 @pytest.mark.parametrize(
     ("key", "document", "said"),
     [
-        (None, {}, "the key None of a definition: expected 'defaults' or one of handler:NAME, file:NAME, change:NAME"),
+        (
+            None,
+            {},
+            "the key None of a definition: expected 'defaults' or one of defaults:NAME, handler:NAME, file:NAME",
+        ),
         (b"emails", {}, "the key b'emails'"),
         (b"\xff:a", {}, "the key"),
         (b"other:emails", {}, "the key b'other:emails'"),
