@@ -252,7 +252,7 @@ class Handler:
             await asyncio.sleep(SLOW_SECONDS if kind else 0)
             await self._teller.settle("ack", message, message.ack)
         else:
-            rejects = kind is ValueError or message._held.at_most_once is not None
+            rejects = kind is ValueError or message._held.at_most_once
             op = "reject" if rejects else "release"
             await self._teller.settle(op, message, lambda: fail(message, kind("by its number"), op))
 

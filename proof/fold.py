@@ -26,6 +26,7 @@ from proof.states import (
     IN_ORDER,
     LEASED,
     LEASED_IN_ORDER,
+    OUT_OF_LINE,
     REJECTED,
     RELEASED,
     WAITING,
@@ -138,7 +139,8 @@ class Fold:
             holder, ends_ms = event["holder"], self.now_ms + event["lease_ms"]
             if state == DELAYED:
                 holder, ends_ms = self._place(), min(due_ms or self.now_ms, MAX_TIME_MS)
-            self.put(key, Standing(queue, holder, attempt, (ends_ms,), self.now_ms, state))
+            counted = event.get("counted", True) or state == DELAYED
+            self.put(key, Standing(queue, holder, attempt, (ends_ms,), self.now_ms, state, counted))
         _mark(acquired, event["from_offset"], offsets[-1] + 1)
 
     def _count_again(self, queue: str, standing: Standing | None, state: str, attempt: int) -> None:
@@ -159,7 +161,7 @@ class Fold:
             if before and standing.state in IN_ORDER:
                 if standing.state == LEASED_IN_ORDER:
                     # It is not known whether a handler has seen it.
-                    self.put(key, standing._replace(state=LEASED, counted=False))
+                    self.put(key, standing._replace(state=LEASED, counted=False, text=OUT_OF_LINE))
                 else:
                     dues_ms = (self.now_ms,) if standing.blocks(self.now_ms) else standing.dues_ms
                     self.put(key, standing._replace(holder="", dues_ms=dues_ms, state=RELEASED))
@@ -296,7 +298,11 @@ class Fold:
             if standing is not None:
                 self._count(standing.queue, "renewed")
                 state = DISPATCHED if event["kind"] == "DISPATCH" else standing.state
-                self.put(key, standing._replace(dues_ms=(self.now_ms + event["lease_ms"],), state=state))
+                counted = standing.counted or event.get("started", False)
+                dues_ms = (self.now_ms + event["lease_ms"],)
+                if event.get("started", False):
+                    dues_ms = max(dues_ms, standing.dues_ms)
+                self.put(key, standing._replace(dues_ms=dues_ms, state=state, counted=counted))
 
     def _release(self, event: Event) -> None:
         for index, delay_ms in enumerate(event["delays_ms"]):
@@ -347,8 +353,8 @@ class Fold:
 def _is_taken(standing: Standing, state: str, holder: str, attempt: int, in_order: bool) -> bool:
     """Whether an ACQUIRE with this state takes over an open message; none delays an ordered one."""
     if standing.state not in IN_ORDER:
-        # A RESUME takes the order from messages whose records are gone, and leaves them uncounted.
-        return standing.state == LEASED and (standing.counted or not in_order)
+        # A RESUME takes the order from messages whose records are gone.
+        return standing.state == LEASED and not (in_order and standing.text == OUT_OF_LINE)
     # A lower attempt of the same holder was written late.
     late = holder == standing.holder and attempt < standing.attempt
     return state == LEASED or (state == LEASED_IN_ORDER and comes_after(holder, standing.holder) and not late)

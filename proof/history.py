@@ -175,7 +175,8 @@ def holder_name(holder: int) -> str:
 
 
 def log_name(source: Source) -> str:
-    return f"{source.topic}/{source.partition}"
+    # Fault tests create no topic again, and a record does not have the id of its topic.
+    return "{}/{}".format(*source.log)
 
 
 def content(queue: str, key: bytes | None, value: bytes | None, headers: Headers) -> str:
@@ -257,6 +258,8 @@ def _columns(batch: Batch) -> Event:
             read_from["dues_ms"] = list(batch.dues_ms)
         if batch.in_order:
             read_from["in_order"] = True
+        if not batch.counted:
+            read_from["counted"] = False
         return {**read_from, **_payloads(batch.queue, batch.payloads)}
     if isinstance(batch, Delay):
         known = {"from_offset": batch.from_offset, "timestamps_ms": [each.timestamp_ms for each in batch.payloads]}
@@ -266,6 +269,8 @@ def _columns(batch: Batch) -> Event:
         return _times(batch)
     if isinstance(batch, Answer):
         return {"outcomes": [Outcome(outcome).name for outcome in batch.outcomes]}
+    if isinstance(batch, Renew) and batch.started:
+        return {"lease_ms": batch.lease_ms, "started": True}
     if isinstance(batch, Renew | Dispatch):
         return {"lease_ms": batch.lease_ms}
     if isinstance(batch, Release):
@@ -315,7 +320,7 @@ def _times(batch: Delay | Reschedule) -> Event:
 
 
 def name_of(source: Source, offset: int) -> str:
-    return f"{source.topic}/{source.partition}/{offset}"
+    return f"{log_name(source)}/{offset}"
 
 
 _FIELDS: dict[str, tuple[str, Callable[[bytes], Any]]] = {

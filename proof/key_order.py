@@ -178,7 +178,9 @@ class _Line:
         A RENEW of unknown outcome may have made the lease longer in the log.
         """
         processes = {self._evidence.process_of.get(each.delivery.holder) for each in (former, now)}
-        again = now.trail is former.trail and now.delivery.attempt > former.delivery.attempt
+        again = now.trail is former.trail and now.delivery.attempt >= former.delivery.attempt
+        if again and now.delivery.attempt == former.delivery.attempt:
+            again = not _is_started(now.trail, former.delivery, now.delivery)
         return again and len(processes) == 1
 
     def _is_stale(self, moment: _Moment) -> bool:
@@ -262,7 +264,7 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
     for former, delivery in _pairs(trail):
         again = _released(trail, former, delivery)
         # A release of a message that a former holder has acknowledged meanwhile changes nothing in the log.
-        counted = not _gave_up(trail, former, delivery) if again is None else again.counted
+        counted = _is_started(trail, former, delivery) if again is None else again.counted
         if delivery.attempt < former.attempt + counted and not _is_clock_wrong(evidence, trail, delivery):
             text = f"{trail}: attempt {delivery.attempt} in event {delivery.number}, after {former.attempt}"
             evidence.report.find("attempts", text, trail.events)
@@ -297,6 +299,23 @@ def _released(trail: Trail, former: Delivery, delivery: Delivery) -> Standing | 
             return standing
         before = standing
     return None
+
+
+def _is_started(trail: Trail, former: Delivery, delivery: Delivery) -> bool:
+    """Whether the log says that user code had a delivered message when its lease ended, before its next delivery."""
+    if _gave_up(trail, former, delivery):
+        return False
+    held = [
+        standing
+        for offset, standing in trail.changes
+        if (delivery.log_end is None or offset < delivery.log_end)
+        and standing is not None
+        and standing.state in _LEASED
+        and (standing.holder, standing.attempt) == (former.holder, former.attempt)
+    ]
+    # A consumer acquires a message again under its old holder, and with the same attempt if that did not count.
+    former_lease = [each for each in held if each.since_ms < held[-1].since_ms] or held
+    return bool(former_lease) and former_lease[-1].counted
 
 
 def _gave_up(trail: Trail, former: Delivery, until: Delivery) -> bool:

@@ -13,6 +13,8 @@ DISPATCHED, ABANDONED = "DISPATCHED", "ABANDONED"
 LEASED_IN_ORDER, WAITING_IN_ORDER = "LEASED_IN_ORDER", "WAITING_IN_ORDER"
 #: State of a message whose last delivery in its place failed.
 EXHAUSTED = "EXHAUSTED"
+#: The text of a leased message that has lost its place.
+OUT_OF_LINE = "its record is gone"
 IN_ORDER = (LEASED_IN_ORDER, WAITING_IN_ORDER)
 HELD = (LEASED, DISPATCHED, LEASED_IN_ORDER)
 #: CANCELLED is both a state and the fact that ends it.

@@ -75,6 +75,8 @@ class Acquisition:
     lines: Lines | None = None
     #: True if the messages already have a place in their lines.
     again: bool = False
+    #: False if the attempts count only when user code has the messages.
+    counted: bool = False
 
     def __str__(self) -> str:
         first, last = self.offsets[0], self.offsets[-1]
@@ -102,6 +104,7 @@ class Acquisition:
             columns,
             self.dues_ms,
             self.lines is not None,
+            self.counted,
         )
 
 
@@ -169,6 +172,7 @@ def acquisitions(
     own_topic: bool,
     lines: Lines | None = None,
     again: bool = False,
+    counted: bool = False,
 ) -> Iterator[Acquisition]:
     """Split the messages of one queue and partition into ACQUIREs."""
     queue, source = key
@@ -191,8 +195,10 @@ def acquisitions(
             for index in here:
                 dues_ms[index] = DUE_AT_ONCE
         yield Acquisition(
-            queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic, lines, again
-        )
+            queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic, lines, again,
+            # Messages that calls poll are counted from the beginning.
+            counted or not settings.prefetch,
+        )  # fmt: skip
         from_offset = offsets[-1] + 1
 
 
@@ -202,7 +208,7 @@ def _without_values(queue: str, source: Source, messages: Records, large: Iterab
     for index in large:
         row = rows[index]
         payload = Payload(row.timestamp, 1, row.key, row.headers, row.value)
-        place = record_id(source, row.offset)
+        place = record_id(source.log, row.offset)
         log.error(
             "message too large, so it becomes a dead letter without its value, which is only in its record: queue=%s"
             " record=%s bytes=%d limit=%d",
@@ -230,10 +236,16 @@ def _fitting(queue: str, source: Source, messages: Records) -> Records:
 
 def acquisitions_again(lines: Lines, places: Iterable[Place], settings: ReceiverSettings) -> Iterator[Acquisition]:
     """Return ACQUIREs for messages that keep their places in lines."""
-    records = Records.of(sorted([place.row for place in places], key=attrgetter("offset")))
-    begin, own_topic = records.offsets[0], lines.own_topic
-    key = lines.queue, lines.source
-    return acquisitions(key, lines.holder, records, begin, settings, own_topic=own_topic, lines=lines, again=True)
+    ordered = sorted(places, key=attrgetter("offset"))
+    for last in (False, True):
+        rows = [place.row for place in ordered if (place.last is not None) is last]
+        if rows:
+            records, key = Records.of(rows), (lines.queue, lines.source)
+            # The attempt of one that becomes a dead letter is used up.
+            yield from acquisitions(
+                key, lines.holder, records, rows[0].offset, settings,
+                own_topic=lines.own_topic, lines=lines, again=True, counted=last,
+            )  # fmt: skip
 
 
 def unskipped(purge: Purge | None, source: Source, own: Records) -> tuple[Records, int]:

@@ -12,7 +12,6 @@ from marq.client import message_token
 from marq.client.codecs import Codec, check_codec
 from marq.client.hooks import point
 from marq.client.lifecycle import Lifecycle
-from marq.consumer.at_most_once import dispatched, still_leased
 from marq.consumer.handler_parameters import Handler, bound
 from marq.consumer.handler_pool import (
     DEFAULT_BATCH_CONCURRENCY,
@@ -28,6 +27,7 @@ from marq.consumer.middleware import Middleware, check_middleware
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.session import MemberSession, join
 from marq.consumer.settlement import ack, ack_by_token, put_back
+from marq.consumer.starts import started, still_leased
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.topics import Topics
 from marq.settings.client import ClientOptions, ClientSettings, whole_number
@@ -200,7 +200,8 @@ class Consumer(Lifecycle[MemberSession]):
         while not buffer.closed:
             message = buffer.take(now_s)
             if message is not None:
-                if await dispatched([message]):
+                if await started([message]):
+                    running.receiver.starts.returned([message])
                     return message
                 now_s = running.cluster.now_s()
                 continue
@@ -243,7 +244,7 @@ class Consumer(Lifecycle[MemberSession]):
             running.raise_error()
         try:
             async with asyncio.timeout_at(max(until_s, clock() + DISPATCH_S)):
-                messages = await dispatched(messages)
+                messages = await started(messages)
         except TimeoutError:
             return []
         if messages and lease_ms is not None:
@@ -254,6 +255,7 @@ class Consumer(Lifecycle[MemberSession]):
                 put_back(messages)
                 raise
             messages = still_leased(messages, running.cluster.now_s())
+        running.receiver.starts.returned(messages)
         return messages
 
     async def run(

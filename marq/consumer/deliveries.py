@@ -8,13 +8,14 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from marq.consumer.acquisition import Acquisition
-from marq.consumer.at_most_once import AtMostOnce
 from marq.consumer.cycles import Taking
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.settlement import put_back
+from marq.consumer.starts import is_suspect, runs_apart
 from marq.settings.queue import AT_MOST_ONCE
+from marq.wire.names import EXPIRED_HEADER
 
 if TYPE_CHECKING:
     from marq.consumer.ordered_receiving import Run
@@ -26,12 +27,9 @@ log = logging.getLogger("marq")
 class Deliveries:
     """The deliveries of one receiver."""
 
-    def __init__(
-        self, receiver: Receiver, settings: ReceiverSettings, at_most_once: AtMostOnce, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, receiver: Receiver, settings: ReceiverSettings, clock: Callable[[], float]) -> None:
         self._receiver = receiver
         self._settings = settings
-        self._at_most_once = at_most_once
         self._clock = clock
 
     def deliver(self, taking: Taking, sent_s: float) -> None:
@@ -49,7 +47,7 @@ class Deliveries:
             else:
                 held, records = self._hold(each, sent_s), each.messages
                 if self._settings.queue(held.queue).delivery == AT_MOST_ONCE:
-                    held.at_most_once = self._at_most_once
+                    held.at_most_once, held.starts = True, self._receiver.starts
                 self._buffer(held, records.offsets, records.values)
 
     def release_ordered(self, taking: Taking, sent_s: float) -> None:
@@ -75,16 +73,29 @@ class Deliveries:
         codec = settings.codecs.get(queue, settings.codec)
         acks = self._receiver.acks
         held = HeldBatch(acks, queue, source, holder, records, sent_s, lease_s, codec, acquisition.own_topic)
-        held.lines, held.unseen = acquisition.lines, not settings.prefetch
+        held.lines, held.unseen = acquisition.lines, True
+        if settings.prefetch and records.has_header(EXPIRED_HEADER):
+            held.starts = self._receiver.starts
         self._receiver.rules.apply(held)
         self._receiver.renewal.add(held)
         return held
 
     def _buffer(self, held: HeldBatch, offsets: Sequence[int], values: Sequence[bytes | None]) -> None:
         """Buffer the messages that may be delivered now; the others count as in flight until they are released."""
-        rules, count = self._receiver.rules, len(offsets)
+        rules, prefetch, count = self._receiver.rules, self._receiver.prefetch, len(offsets)
         messages: Iterable[Message] = map(Message, repeat(held), offsets, values)
         if rules.restricts(held):
             messages = rules.admitted(held, list(messages))
             count = len(messages)
-        self._receiver.prefetch.add(held.queue, messages, count, len(offsets))
+        if held.starts is None:
+            prefetch.add(held.queue, messages, count, len(offsets))
+            return
+        attempts = self._settings.queue(held.queue).max_attempts
+        suspects, others = list[tuple[Message, bool]](), list[Message]()
+        for message in messages:
+            if is_suspect(message):
+                suspects.append((message, runs_apart(message, attempts)))
+            else:
+                others.append(message)
+        prefetch.add(held.queue, others, len(others), len(offsets))
+        prefetch.add_suspects(suspects)

@@ -37,7 +37,7 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> No
         return
     if isinstance(error, Reject):
         held.reject(offset, error.reason)
-    elif held.at_most_once is not None:
+    elif held.at_most_once:
         _reject_failed(message, error, call)
     elif isinstance(error, Retry):
         cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -52,7 +52,7 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> No
             held.reject(offset, text_of(error))
         else:
             # The seed that the tracker uses for the queue's own backoff.
-            seed = row_key(held.queue, held.source, offset)
+            seed = row_key(held.queue, held.source.log, offset)
             delay_ms = BACKOFF if policy is None else policy.delay_ms(message.attempt, seed)
             _release_failed(message, delay_ms, error, call)
     else:

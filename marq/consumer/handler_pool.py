@@ -22,13 +22,13 @@ from marq.client.codecs import Codec
 from marq.client.outcomes import Outcome
 from marq.consumer import handler_failures, middleware, settlement
 from marq.consumer.ack_batcher import AckBatcher
-from marq.consumer.at_most_once import dispatched
 from marq.consumer.circuit_breaker import Call
 from marq.consumer.handler_parameters import is_coroutine_function
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
 from marq.consumer.middleware import Middleware
 from marq.consumer.prefetch import PrefetchBuffer
+from marq.consumer.starts import started
 from marq.wire.errors import LeaseLost, error_text
 
 log = logging.getLogger("marq")
@@ -137,6 +137,11 @@ class HandlerPool(ABC, Generic[Work]):
         """The tasks that are in a handler now."""
         pairs = zip(self.tasks, self._current, strict=True)
         return [task for task, work in pairs if work is not None and not task.done()]
+
+    @property
+    def running(self) -> list[Message]:
+        """The messages that handlers have now."""
+        return [message for work in self._current if work is not None for message in self._messages(work)]
 
     async def done(self) -> None:
         """Return when all tasks have ended, by stop() or because the buffer was closed, or when one has failed."""
@@ -281,6 +286,7 @@ class HandlerTasks(HandlerPool[Message]):
                 await buffer.wait()
                 continue
             begun_s = clock()
+            buffer.taken.set()
             left = burst
             self._latest = index
             while left and (made or make()) and not (self._stopping or buffer.closed):
@@ -290,10 +296,10 @@ class HandlerTasks(HandlerPool[Message]):
                 if held.expires_s <= clock():
                     continue
                 # Right before the call, so that a crash abandons only messages that a handler was about to process.
-                if held.at_most_once is not None:
+                if held.starts is not None:
                     # The previous message is finished: the end of its lease must not cancel this wait.
                     current[index] = None
-                    if not await held.at_most_once.dispatch([message]):
+                    if not await held.starts.start([message]):
                         continue
                 if codecs is not None:
                     held.codec = codecs(held.queue) or held.codec
@@ -347,10 +353,11 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
                 await buffer.wait()
                 continue
             # Right before the call, as in HandlerTasks.
-            batch = await dispatched(batch)
+            batch = await started(batch)
             if not batch:
                 continue
             self._current[index] = batch
+            buffer.taken.set()
             try:
                 # A copy: the handler may remove messages from its list, and they are acked anyway.
                 await self._handler(batch.copy())

@@ -19,9 +19,9 @@ from marq.wire.markers import BLOCKED_MS, LAST, Source
 
 if TYPE_CHECKING:
     from marq.consumer.ack_batcher import AckBatcher
-    from marq.consumer.at_most_once import AtMostOnce
     from marq.consumer.circuit_breaker import QueueBreaker
     from marq.consumer.one_per_key import Lines
+    from marq.consumer.starts import Starts
 
 # Shared empty containers, replaced on the first write. With thousands of queues, nearly every message has its own
 # batch, and a garbage collection of all their containers would take longer than everything else.
@@ -45,7 +45,7 @@ class HeldBatch:
     __slots__ = (
         "acked", "acks", "at_most_once", "breaker", "codec", "decided", "dirty", "ends", "errors", "expires_s",
         "fixed_ms", "holder", "lease_s", "lines", "open", "own_expiry_s", "own_topic", "queue", "records", "rejected",
-        "released", "renewed", "renewing", "source", "taken_s", "unseen",
+        "released", "renewed", "renewing", "source", "started", "starts", "taken_s", "unseen",
     )  # fmt: skip
 
     def __init__(
@@ -69,8 +69,12 @@ class HeldBatch:
         #: The queue's policies for exceptions, if any.
         self.errors: Failures | None = None
         self.breaker: QueueBreaker | None = None
-        #: Set if the queue delivers at most once.
-        self.at_most_once: AtMostOnce | None = None
+        #: True if the queue delivers at most once.
+        self.at_most_once = False
+        #: Set if the starts of some messages have to be written before user code sees them.
+        self.starts: Starts | None = None
+        #: Offsets whose start is in the log, so that the attempt counts if the lease expires.
+        self.started = _NO_OFFSETS
         #: Set if the queue has ordering.
         self.lines: Lines | None = None
         self.acks = acks
@@ -83,7 +87,7 @@ class HeldBatch:
         self.fixed_ms: int | None = None
         #: True if the consumer does not renew it, because other programs have the messages.
         self.ends = False
-        #: True until a polling program has its messages. Until then, a lost lease does not count as an attempt.
+        #: True if a lost lease counts as an attempt only for ``started`` messages.
         self.unseen = False
         self.expires_s = taken_s + lease_s
         #: Offsets that are still held; a message leaves when its outcome goes to the writer.
@@ -116,6 +120,7 @@ class HeldBatch:
         part.open = set(offsets)
         part.fixed_ms, part.errors, part.breaker = lease_ms, self.errors, self.breaker
         part.at_most_once, part.lines, part.unseen = self.at_most_once, self.lines, self.unseen
+        part.starts, part.started = self.starts, self.started
         part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))
         self.open.difference_update(offsets)
         if self.lines is not None:
@@ -123,6 +128,16 @@ class HeldBatch:
         for offset in offsets:
             part.renew(offset, lease_ms)
         return part
+
+    def note_start(self, offset: int) -> None:
+        """Note that the start of a message is in the log."""
+        if not self.started:
+            self.started = set()
+        self.started.add(offset)
+
+    def counts(self, offset: int) -> bool:
+        """Return whether the attempt of a message counts if its lease expires."""
+        return not self.unseen or offset in self.started
 
     def decide(self, offset: int) -> bool:
         """Record that a message has an outcome; return False if it already had one."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Open(NamedTuple):
     """A message that was open when the source was resumed; its lease or delay ends at ``until_s``.
 
-    ``attempt`` is the number of its last delivery if it was leased, else of the next one. If it ``blocks``, an
+    ``attempt`` is the number of its next delivery, or how many are used up if it was ``leased``. If it ``blocks``, an
     operator has to move or cancel it.
     """
 
@@ -38,6 +38,8 @@ class Place:
     #: Ask before acquiring it: it may be cancelled or moved, or, if ``leased``, another holder may be working on it.
     foreign: bool = False
     leased: bool = False
+    #: Its lease here has ended, so this consumer knows whether the attempt counts.
+    own: bool = False
     #: The error of its last attempt, if it becomes a dead letter as soon as it is acquired.
     last: str | None = None
     #: The first ``row``, from which each change of the attempt starts: an earlier one may have counted too early.

@@ -164,7 +164,7 @@ class Message(Hinted, Generic[T_co]):
             MarqError: the queue is an at-most-once queue.
         """
         refuse("release", unknown)
-        if self._held.at_most_once is not None:
+        if self._held.at_most_once:
             raise MarqError(
                 f"queue {self.queue!r}, message {self.id}: the queue delivers at most once, so a"
                 " delivered message can't be released; reject() makes it a dead letter"

@@ -23,7 +23,7 @@ from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.core.storage.rows import row_key
 from marq.kafka.records import Records, Row
 from marq.settings.queue import BLOCK
-from marq.wire.markers import LAST, Source
+from marq.wire.markers import LAST, Cause, Source
 from marq.wire.record_headers import origin
 
 if TYPE_CHECKING:
@@ -221,6 +221,9 @@ class Lines:
             # Released before its lease ended, perhaps uncounted.
             place.last = None
             self._attempt(place, opened.attempt, opened.error)
+        elif opened.leased and not place.own and place.last is None and opened.attempt >= self._attempt_of(place.row):
+            # Its handler has started since the last answer.
+            self._count(place, opened.attempt, opened.error or "its lease ended")
         place.leased = opened.leased
         left_s = opened.until_s - self.feed.now_s()
         if opened.blocks and not self.blocks:
@@ -304,7 +307,7 @@ class Lines:
         # It may be cancelled or moved meanwhile.
         place = self._places[offset] = Place(row, foreign=True)
         settings, attempt = self.feed.settings(self.queue), self._attempt_of(row)
-        seed = row_key(self.queue, self.source, offset)
+        seed = row_key(self.queue, self.source.log, offset)
         delay_ms = release_delay_ms(attempt, released.counted, released.delay_ms, settings, seed)
         self._attempt(place, attempt + released.counted, released.error, counted=released.counted)
         now_s = self.feed.now_s()
@@ -325,15 +328,15 @@ class Lines:
                 self.feed.settled()
                 continue
             place = self._places[offset] = Place(row_of(held, offset, self._values[offset]))
-            if not held.unseen:
-                self._count(place, self._attempt_of(place.row), "its lease ended")
+            attempt = self._attempt_of(place.row)
+            self._count(place, attempt if held.counts(offset) else attempt - 1, "its lease ended")
             if place.last is not None:
                 place.busy = True
                 held.end_attempt(offset, LAST, error=place.last)
                 continue
             del self._held[offset]
             # Another process may have acked it.
-            place.foreign = place.leased = True
+            place.foreign = place.leased = place.own = True
             self._advance(place, self.feed.now_s())
         return len(delivered)
 
@@ -371,14 +374,15 @@ class Lines:
     def _attempt_of(self, row: Row) -> int:
         return origin(self.source, row.offset, row.timestamp, row.headers).attempt
 
-    def _count(self, place: Place, attempt: int, error: str) -> None:
-        """Count an attempt whose lease has ended."""
-        if is_exhausted(attempt, True, self.feed.settings(self.queue)):
+    def _count(self, place: Place, used: int, error: str) -> None:
+        """Prepare what follows a lease that has ended, after ``used`` attempts."""
+        if is_exhausted(used, True, self.feed.settings(self.queue)):
             place.last = error
-            self._attempt(place, attempt, error)
+            self._attempt(place, used, error)
         else:
-            self._attempt(place, attempt + 1, error)
+            self._attempt(place, used + 1, error, expired=True)
 
-    def _attempt(self, place: Place, attempt: int, error: str, *, counted: bool = True) -> None:
+    def _attempt(self, place: Place, attempt: int, error: str, *, counted: bool = True, expired: bool = False) -> None:
         """Give the record of a message the headers that a redelivery with this attempt has."""
-        place.row = delivered_again(self.source, self.queue, place.original, attempt, error, counted)
+        cause = Cause.EXPIRED if expired else Cause.RELEASED
+        place.row = delivered_again(self.source, self.queue, place.original, attempt, error, counted, cause)

@@ -37,12 +37,12 @@ def line_keys(records: Records, *, own_topic: bool) -> list[bytes | None]:
     return [ordering_key(headers) for headers in records.headers]
 
 
-def delivered_again(source: Source, queue: str, row: Row, attempt: int, error: str, counted: bool) -> Row:
+def delivered_again(source: Source, queue: str, row: Row, attempt: int, error: str, counted: bool, cause: Cause) -> Row:
     """Return the record of a message with the headers that its redelivery with this attempt would have."""
     if attempt == 1 and counted and not error:
         return row
     lease = LeaseRow(queue, 0, attempt, 0, 0, State.RELEASED, counted, error)
-    action = DueAction(source, row.offset, lease, Destination.QUEUE, attempt, Cause.RELEASED)
+    action = DueAction(source, row.offset, lease, Destination.QUEUE, attempt, cause)
     # The record keeps its key: a header that repeats it could make the record too large to be acquired again.
     payload = Payload(row.timestamp, attempt, None, row.headers, row.value)
     return row._replace(headers=redelivery(action, payload, 0, own_topic=False).headers)

@@ -15,12 +15,12 @@ from marq.backend.cluster import Cluster, cluster_of, marker_writer
 from marq.client.lifecycle import Lifecycle
 from marq.client.message_token import Token
 from marq.consumer.ack_batcher import AckBatcher
-from marq.consumer.at_most_once import dispatched, still_leased
 from marq.consumer.consumer import Consumer
 from marq.consumer.message import Message
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.session import STOP_ACKS_S, STOP_CLIENT_S
 from marq.consumer.settlement import put_back
+from marq.consumer.starts import started, still_leased
 from marq.kafka.topics import Topics
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
@@ -57,7 +57,7 @@ def described(message: Message) -> Described:
     token = Token(held.queue, held.holder, held.source, offset)
     if not record.headers:
         sent_ms = record.timestamp
-        return Described(token, record_id(held.source, offset), 1, sent_ms, message.body, {}, 0, sent_ms)
+        return Described(token, record_id(held.source.log, offset), 1, sent_ms, message.body, {}, 0, sent_ms)
     facts = origin(held.source, offset, record.timestamp, record.headers)
     received_ms = first_received_ms(record.headers)
     # The record of a delayed or redriven message has the time of its first delivery. If a redelivery lacks the header,
@@ -102,7 +102,7 @@ class PolledConsumer(Consumer):
             running.raise_error()
             return []
         try:
-            messages = await dispatched(messages)
+            messages = await started(messages)
             messages = await self._in_full(messages)
         except BaseException:
             put_back(messages)

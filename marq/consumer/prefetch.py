@@ -144,8 +144,8 @@ class PrefetchBuffer:
     """
 
     __slots__ = (
-        "_ahead", "_takers", "call_demand", "closed", "handler_demand", "held", "pools", "queue", "ready", "wanted_s",
-        "window",
+        "_ahead", "_takers", "call_demand", "closed", "handler_demand", "held", "pools", "queue", "ready", "taken",
+        "wanted_s", "window",
     )  # fmt: skip
 
     def __init__(self, queue: str, *, ahead: bool = True) -> None:
@@ -160,6 +160,8 @@ class PrefetchBuffer:
         #: When a handler or a call last took a message or waited for one.
         self.wanted_s = 0.0
         self.closed = False
+        #: Set when handlers get messages.
+        self.taken = asyncio.Event()
         self._takers: OrderedDict[asyncio.Future[None], None] = OrderedDict()
 
     def put(self, messages: Iterable[Message], count: int, now_s: float) -> None:
@@ -251,13 +253,23 @@ class Prefetch:
         #: Includes queues that are no longer served while their messages are in flight.
         self.buffers: dict[str, PrefetchBuffer] = {}
         self.in_flight = 0
+        #: Set when user code gets messages.
+        self.taken = asyncio.Event()
+        #: Suspects that wait for their turn, each with whether it runs apart; those that handlers have or get next; and
+        #: whether that is one that runs apart.
+        self._suspects: deque[tuple[Message, bool]] = deque()
+        self._suspects_here: list[Message] = []
+        self._alone = False
+        #: Set while suspects may wait.
+        self.waiting = asyncio.Event()
         self.serve(queues)
 
     def serve(self, queues: Iterable[str]) -> None:
         """Add a buffer for each of these queues."""
         for queue in queues:
             if queue not in self.buffers:
-                self.buffers[queue] = self._shared or PrefetchBuffer(queue)
+                self.buffers[queue] = buffer = self._shared or PrefetchBuffer(queue)
+                buffer.taken = self.taken
 
     @property
     def is_shared(self) -> bool:
@@ -277,7 +289,7 @@ class Prefetch:
     def processing(self) -> int:
         """How many messages were taken from the buffers and are not finished."""
         # Buffers may still have messages whose leases have ended, behind others.
-        return max(0, self.in_flight - sum([len(buffer.ready) for buffer in self.distinct]))
+        return max(0, self.in_flight - len(self._suspects) - sum([len(buffer.ready) for buffer in self.distinct]))
 
     @property
     def pools(self) -> list[HandlerPool[Any]]:
@@ -292,9 +304,51 @@ class Prefetch:
         if count:
             buffer.put(messages, count, self._clock())
 
+    def add_suspects(self, messages: Sequence[tuple[Message, bool]]) -> None:
+        """Buffer messages, which are in flight already; those that run ``apart`` only while no other suspect is here.
+
+        Calls get them at once: a program may keep what it has received, and ask for the next.
+        """
+        for message, apart in messages:
+            if self.buffers[message.queue].handler_demand:
+                self._suspects.append((message, apart))
+                self.waiting.set()
+            else:
+                self._begin(message)
+        self._next_suspects()
+
+    def _next_suspects(self) -> None:
+        """Buffer the suspects whose turn it is: in order, one that runs apart alone, others together."""
+        waiting, here = self._suspects, self._suspects_here
+        while waiting:
+            message, apart = waiting[0]
+            if message._offset in message._held.open:
+                if here and (apart or self._alone):
+                    here[:] = [each for each in here if each._offset in each._held.open]
+                if here and (apart or self._alone):
+                    return
+                here.append(message)
+                self._alone = apart
+                self._begin(message)
+            waiting.popleft()
+        if not self.in_flight:
+            here.clear()
+
+    def _begin(self, message: Message) -> None:
+        """Buffer a suspect, before all other messages, because it has waited."""
+        buffer = self.buffers[message.queue]
+        buffer.ready.made.appendleft(message)
+        buffer.wake(1)
+
     def take_of(self, queue: str) -> list[Message]:
         """Take all buffered messages of one queue."""
-        return self.buffers[queue].ready.take_of(queue)
+        return [*self.buffers[queue].ready.take_of(queue), *self._take_suspects(queue)]
+
+    def _take_suspects(self, queue: str | None = None) -> list[Message]:
+        taken = [message for message, _ in self._suspects if queue in (None, message.queue)]
+        if taken:
+            self._suspects = deque([each for each in self._suspects if queue not in (None, each[0].queue)])
+        return taken
 
     def finished(self, queue: str, count: int) -> None:
         """Count messages as no longer in flight."""
@@ -302,6 +356,8 @@ class Prefetch:
         buffer.held -= count
         self.in_flight -= count
         buffer.window.finished(count, self._clock(), idle=buffer.held == 0)
+        if self._suspects:
+            self._next_suspects()
 
     def lost(self, held: HeldBatch, offsets: Sequence[int]) -> None:
         """Tell the handler pools which leases have ended, and drop messages that no handler has begun."""
@@ -314,12 +370,27 @@ class Prefetch:
         for buffer in self.distinct:
             buffer.close()
 
+    def release_suspects(self) -> float | None:
+        """Release suspects that have waited for half a lease, as another process may have none.
+
+        Return how long the next one may wait, or None if none waits.
+        """
+        while self._suspects:
+            held = self._suspects[0][0]._held
+            left_s = held.taken_s + held.lease_s / 2 - self._clock()
+            if left_s > 0:
+                return left_s
+            put_back([self._suspects.popleft()[0]], int(held.lease_s * 1000))
+            log.info("suspect has waited, released: queue=%s", held.queue)
+        self.waiting.clear()
+        return None
+
     # --- releases -----------------------------------------------------------------------------------------------------
 
     def release(self) -> int:
         """Release all buffered messages, at once and uncounted; return how many."""
         now_s = self._clock()
-        return sum([_release(buffer, now_s) for buffer in self.distinct])
+        return put_back(self._take_suspects()) + sum([_release(buffer, now_s) for buffer in self.distinct])
 
     def release_unwanted(self, now_s: float) -> None:
         """Release messages that were not taken during a whole lease, and those that slow handlers do not get to."""

@@ -28,7 +28,6 @@ from contextlib import asynccontextmanager, suppress
 from marq.client.background import failure_of
 from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.acquisition import AcquiredOffsets, Acquisition
-from marq.consumer.at_most_once import AtMostOnce
 from marq.consumer.cycles import BeforeFailed, Cycle, Cycles, FetchedRecords, Taking, ended
 from marq.consumer.deliveries import Deliveries
 from marq.consumer.delivery_rules import Rules
@@ -40,6 +39,7 @@ from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.renewal import Renewal
 from marq.consumer.resume_questions import Questions
 from marq.consumer.settlement import put_back
+from marq.consumer.starts import Starts
 from marq.kafka.acquire_strategies import AcquireStrategy
 from marq.kafka.group_reader import NotCommitted, Reader
 from marq.kafka.marker_writer import MarkerWriter
@@ -113,8 +113,8 @@ class Receiver:
             clock=clock,
             sleep=sleep,
         )
-        self._at_most_once = AtMostOnce(writer, settings, clock, sleep)
-        self.deliveries = Deliveries(self, settings, self._at_most_once, clock)
+        self.starts = Starts(writer, settings, self.prefetch, failed=self.fail, clock=clock, sleep=sleep)
+        self.deliveries = Deliveries(self, settings, clock)
         self.ordering = Ordering(
             settings,
             questions,
@@ -149,6 +149,7 @@ class Receiver:
         self.apply_pauses()
         self.acks.start()
         self.renewal.start()
+        self.starts.begin()
         self.ordering.start()
         self._reading = asyncio.create_task(self._run_cycles(), name="marq-receiver")
         self._reading.add_done_callback(self._reading_ended)
@@ -156,7 +157,7 @@ class Receiver:
     async def stop_reading(self, limit_s: float, handlers: asyncio.Task[float] | None = None) -> None:
         """Stop fetching and dispatching; wait for cycles for up to ``limit_s``, and longer while ``handlers`` run."""
         self._stopping = True
-        await self._at_most_once.stop()
+        await self.starts.stop()
         await self.ordering.stop()
         self.rules.stop()
         if self._reading is not None:
@@ -186,6 +187,7 @@ class Receiver:
             with suppress(NotCommitted, TimeoutError):
                 async with asyncio.timeout_at(until_s):
                     await self._reader.commit(self._committed_to, self.ordering.behind((), self._committed_to))
+        await self.starts.end()
         await self.renewal.stop()
         return written
 

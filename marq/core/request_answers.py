@@ -132,7 +132,9 @@ def _wait_ms(left_ms: int) -> int:
 
 
 def _attempt(lease: LeaseRow) -> int:
-    """Return the attempt of a message's next delivery if it was released, else of its last one."""
+    """Return the attempt of a message's next delivery if it was released, else how many it has used up."""
+    if lease.state is State.LEASED_IN_ORDER:
+        return lease.attempt - (not lease.counted)
     after = lease.attempt + (lease.counted and lease.state in (State.RELEASED, State.WAITING_IN_ORDER))
     # A producer may have written the largest attempt. An answer that can't be encoded would stop every owner.
     return min(after, UNLIMITED_ATTEMPTS)

@@ -33,14 +33,16 @@ Rules that are easy to get wrong, and the reason for each:
 * RESUME removes messages from their lines if they come before the place where its consumer resumes reading: their
   records are gone from the source, so no consumer could deliver them in their place. The tracker redelivers them when
   their leases or delays end; one that blocked its line is due at once. The attempt of a LEASED one does not count
-  then, because it may never have been delivered. A RENEW leaves it uncounted: consumers also renew messages that still
-  wait in their lines. Only another ACQUIRE makes it count.
+  then, because it may never have been delivered. Only another ACQUIRE, or a RENEW which says that user code has it,
+  makes it count.
 * A last RELEASE turns a message into a dead letter, even if the tracker knows a higher ``max_attempts``, because a
   redelivery would be behind later messages.
 * Consumers of a queue with ordering write early ACQUIREs for new records only: the tracker delivers those when they are
   due, behind all others.
 * RESCHEDULE and CANCEL affect WAITING_IN_ORDER messages only while they block their lines: no consumer delivers such a
   message before an operator moves it. Any other message may be about to be delivered again.
+* The attempt of an ACQUIRE that does not count starts to count with a RENEW which says that user code has the message.
+  So a process that dies uses up attempts only of messages whose handlers have started.
 * A RELEASE that counts and uses up the last attempt is due at once, because the message becomes a dead letter.
   ``max_attempts`` is read when the RELEASE is folded, and again when the message is due.
 """

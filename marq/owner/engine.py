@@ -309,7 +309,7 @@ class OwnerEngine:
         if fire.cause is Cause.TOO_LARGE:
             if left_out(payload):
                 return False
-            place = record_headers.record_id(fire.source, fire.offset)
+            place = record_headers.record_id(fire.source.log, fire.offset)
             payload = without_value(payload, place, "the dead-letter topic accepts less")
         self._apart.append((too_large(fire), payload))
         return True

@@ -58,8 +58,8 @@ MAX_TEXT_BYTES = 1024
 
 #: Flags of a batch; the others are those of its payloads (:mod:`marq.wire.payload_columns`).
 CONTIGUOUS, UNCOUNTED, TEXTS, DUES, RELATIVE = 1, 16, 32, 64, 128
-#: The flag of an ACQUIRE in order, and that of a RESUME onwards.
-IN_ORDER, ONWARDS = 128, 16
+#: The flag of an ACQUIRE in order, that of a RESUME onwards, and that of a RENEW of messages that user code has.
+IN_ORDER, ONWARDS, STARTED = 128, 16, 16
 
 _HEAD = Struct(">B2sBBQB")  # version, magic, kind, flags, holder, length of the queue's name
 _U8, _U32, _U64, _I64 = (Struct(f">{code}") for code in "BIQq")
@@ -236,11 +236,12 @@ LAYOUTS: dict[int, tuple[Callable[..., Batch], tuple[_Field, ...]]] = {
             _Number("lease_ms", _U32),
             _FromOffset(least=0),
             _Flag("in_order", IN_ORDER, True),
+            _Flag("counted", UNCOUNTED, False),
             _Numbers("dues_ms", "q", least=NOW, flag=DUES),
             _Payloads(),
         ),
     ),
-    Kind.RENEW: (Renew, (_Number("lease_ms", _U32),)),
+    Kind.RENEW: (Renew, (_Number("lease_ms", _U32), _Flag("started", STARTED, True))),
     Kind.ACK: (Ack, ()),
     Kind.RELEASE: (
         Release,

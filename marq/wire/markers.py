@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+from marq.wire.names import incarnation, log_name
+
 #: The release delay that means the backoff of the queue.
 BACKOFF = -1
 #: The release delay of a message of a queue with ordering that its consumers will not deliver again.
@@ -104,10 +106,23 @@ class Outcome(IntEnum):
 
 
 class Source(NamedTuple):
-    """The partition that messages were read from, or a generated source for messages that are not records yet."""
+    """The partition that messages were read from, or a generated source for messages that are not records yet.
+
+    The topic of a queue's own topic has the id of its incarnation (:func:`marq.wire.names.incarnation`).
+    """
 
     topic: str
     partition: int
+
+    @property
+    def log(self) -> Source:
+        """The same partition as Kafka knows it, without the id of the topic's incarnation."""
+        name = log_name(self.topic)
+        return self if name == self.topic else Source(name, self.partition)
+
+    def of(self, topic_id: str) -> Source:
+        """Return the partition in the incarnation of its topic that has this id; itself if the id is empty."""
+        return Source(incarnation(self.topic, topic_id), self.partition) if topic_id else self
 
 
 class Payload(NamedTuple):
@@ -150,6 +165,7 @@ class Acquire(_Markers):
     message that is not leased yet, and :data:`NOW` for the others; None if all are leased.
     :data:`DUE_AT_ONCE` stands for the log's clock at this marker.
     With ``in_order`` the messages keep their places: consumers, not the tracker, deliver them again.
+    Unless ``counted``, the attempt counts only after a RENEW that says that user code has the messages.
     """
 
     lease_ms: int
@@ -157,6 +173,7 @@ class Acquire(_Markers):
     payloads: Sequence[Payload]
     dues_ms: Sequence[int] | None = None
     in_order: bool = False
+    counted: bool = True
 
     @property
     def attempts(self) -> Sequence[int] | None:
@@ -205,9 +222,10 @@ class Discard(_Markers):
 
 @dataclass(frozen=True, slots=True)
 class Renew(_Markers):
-    """The holder keeps these messages for ``lease_ms`` from now on."""
+    """The holder keeps these messages for ``lease_ms`` from now on; if ``started``, user code has them."""
 
     lease_ms: int
+    started: bool = False
 
 
 @dataclass(frozen=True, slots=True)

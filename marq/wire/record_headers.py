@@ -1,7 +1,8 @@
 """Marq's headers of a record, and what they say about its message.
 
-A message's id is the place of its first record, ``topic/partition/offset``. The first record does not carry it, so a
-record from any plain Kafka producer is a valid message. Every redelivery carries it.
+A message's id is the place of its first record, ``topic/partition/offset``, as any client can tell it from the record:
+without the id of the topic's incarnation. The first record does not carry it, so a record from any plain Kafka producer
+is a valid message. Every redelivery carries it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from marq.wire.names import (
     ATTEMPT_HEADER,
     DEDUPLICATION_ID_HEADER,
     DELIVER_AT_HEADER,
+    EXPIRED_HEADER,
     FIRST_RECEIVED_HEADER,
     FIRST_SENT_HEADER,
     ID_HEADER,
@@ -33,13 +35,14 @@ class Origin(NamedTuple):
 
 
 def record_id(source: Source, offset: int) -> str:
+    """Return the place of a record; the id of a message if the source has no incarnation (:attr:`Source.log`)."""
     return f"{source.topic}/{source.partition}/{offset}"
 
 
 def origin(source: Source, offset: int, timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]]) -> Origin:
     """Read Marq's headers; an unreadable one counts as absent, because any producer may write a header."""
     values = {name: value for name, value in headers if name.startswith(RESERVED_HEADER) and value is not None}
-    identity = values.get(ID_HEADER, b"").decode("utf-8", "replace") or record_id(source, offset)
+    identity = values.get(ID_HEADER, b"").decode("utf-8", "replace") or record_id(source.log, offset)
     attempt = _number(values.get(ATTEMPT_HEADER), 1)
     return Origin(identity, attempt if 0 < attempt < 2**32 else 1, _number(values.get(FIRST_SENT_HEADER), timestamp_ms))
 
@@ -105,6 +108,11 @@ def deduplication_id(headers: Iterable[tuple[str, bytes | None]]) -> bytes | Non
 def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:
     """Return how many consecutive releases of a message did not count."""
     return _number(last_value(headers, UNCOUNTED_HEADER), 0)
+
+
+def expired(headers: Iterable[tuple[str, bytes | None]]) -> int:
+    """Return how many consecutive deliveries of a message ended with the end of their leases."""
+    return _number(last_value(headers, EXPIRED_HEADER), 0)
 
 
 def first_received_ms(headers: Iterable[tuple[str, bytes | None]]) -> int:

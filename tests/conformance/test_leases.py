@@ -130,7 +130,10 @@ async def test_the_last_attempt_may_end_by_its_lease(backend: Backend) -> None:
 
         [letter] = await backend.dead_letters(queue)
 
-    assert letter.reason == "2 of 2 attempts used: the last time its lease ran out"
+    assert letter.reason == (
+        "2 of 2 attempts used: the last time its lease ran out, as the time before: the process of its handler died, or"
+        " the handler did not return"
+    )
 
 
 async def test_the_lease_of_the_queue_holds_where_the_consumer_says_nothing(backend: Backend) -> None:

@@ -238,7 +238,7 @@ async def test_a_stop_without_release_leaves_what_was_prefetched_until_its_lease
     async with backend.consumer(queue) as other:
         # The cancelled one was released without counting its attempt; the other one comes when its lease expires.
         messages = await take(other, 2)
-        assert sorted(message.attempt for message in messages) == [1, 2]
+        assert [message.attempt for message in messages] == [1, 1]
         await other.ack(messages)
 
 

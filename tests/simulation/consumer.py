@@ -48,6 +48,8 @@ class Consumer(Actor):
         hangs = world.faults.forgotten > 0 and not world.at_most_once
         max_lease_ms = world.rng.choice([1, 2]) * world.lease_ms if hangs else MAX_LEASE_MS
         self.receiver = SimulatedReceiver(self, MAX_IN_FLIGHT, max_lease_ms)
+        if hangs:
+            self.receiver.suspects_run_at_once()
         self.session = Session(self.receiver)
         # Handlers that wait for their acks hold nothing.
         self._concurrency = 3 * MAX_IN_FLIGHT if hangs else world.rng.choice([1, 3, MAX_IN_FLIGHT])
@@ -147,6 +149,11 @@ class Consumer(Actor):
             # It has a transactional id, and restarts with it.
             kept = self.starting.transactional_id
         world.schedule(world.rng.randint(100, 900), world.add_consumer, self.group, kept)
+
+    def end_process(self) -> None:
+        """Die because a handler ends the process."""
+        if self.alive:
+            self.crash()
 
     def pause(self, duration_ms: int) -> None:
         super().pause(duration_ms)

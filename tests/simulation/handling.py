@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from tests.simulation.consumer import Consumer
 
 
+#: The value of the message whose handler ends its process.
+KILLER = b"0"
+
+
 class Handlers:
     """The handler of all queues of one consumer."""
 
@@ -65,6 +69,11 @@ class Handlers:
         world.stats["handed_out"] += 1
         lease_ms = world.definitions.of(consumer).settings(queue).lease_ms
         choice = rng.random() if world.faulty else 1.0
+        if message._raw == KILLER and world.hit(world.faults.killer):
+            await self._work(message, world.killer_ms)
+            world.stats["killed"] += 1
+            world.schedule(0, consumer.end_process)
+            await asyncio.Event().wait()
         if world.hit(world.faults.forgotten):
             # It hangs, perhaps for longer than its lease can be renewed, but returns in the end.
             world.history.add(consumer.name, "ok", "hang", queue=queue, record=name)
@@ -111,7 +120,7 @@ class Handlers:
                     # The consumer is stopped, and settles the message.
                     self._tell_failed(message)
                     raise
-                if not stubborn or message._held.at_most_once is not None:
+                if not stubborn or message._held.at_most_once:
                     raise
                 if self._world.faults.forgotten:
                     # In a task of its own, or messages would wait for the handler until they can't be renewed.
@@ -135,7 +144,7 @@ class Handlers:
         delay_ms = rng.choice([0, 0, rng.randint(1, 400), None])
         delay_s = None if delay_ms is None else delay_ms / 1000
         world.stats["released"] += 1
-        how = 1.0 if message._held.at_most_once is not None else rng.random()
+        how = 1.0 if message._held.at_most_once else rng.random()
         if how < 0.3 and message._held.decide(message.offset):
             # As the library does with messages that no handler has seen.
             settlement.put_back([message], delay_ms or 0)
@@ -173,7 +182,7 @@ class Handlers:
 
     def _tell_failed(self, message: Message) -> None:
         """Note what the library makes of an exception."""
-        self._tell_later("release" if message._held.at_most_once is None else "reject", message)
+        self._tell_later("reject" if message._held.at_most_once else "release", message)
 
     def _tell_later(self, op: str, message: Message) -> None:
         """Note an outcome that follows from how the handler ends, and when it is durable."""

@@ -9,6 +9,7 @@ from tests.simulation.mutant import (
     AT_MOST_ONCE,
     CHANGELOG_FIRST,
     FENCE_FIRST,
+    KILLERS,
     LEASE_LOST,
     MARKER_FIRST,
     OLD_STATE,
@@ -32,7 +33,7 @@ _DELIVERIES = "marq.consumer.deliveries"
 _ENGINE = "marq.owner.engine"
 _STARTING, _GROUP = _SIMULATION + "starting", _SIMULATION + "group"
 _RECEIVER, _RENEWAL = "marq.consumer.receiver", "marq.consumer.renewal"
-_ACK_BATCHER, _AT_MOST_ONCE = "marq.consumer.ack_batcher", "marq.consumer.at_most_once"
+_ACK_BATCHER, _STARTS = "marq.consumer.ack_batcher", "marq.consumer.starts"
 _HANDLER_POOL = "marq.consumer.handler_pool"
 _ACQUISITION, _STRATEGIES = "marq.consumer.acquisition", "marq.kafka.acquire_strategies"
 _WRITING, _TABLE = _SIMULATION + "writing", _SIMULATION + "table"
@@ -246,26 +247,26 @@ SHELL_MUTANTS = (
         _HANDLER_POOL,
         "dispatched",
         (
-            (
-                "                    if not await held.at_most_once.dispatch([message]):\n"
-                "                        continue\n"
-            ),
-            "                    asyncio.ensure_future(held.at_most_once.dispatch([message]))\n",
+            ("                    if not await held.starts.start([message]):\n                        continue\n"),
+            "                    asyncio.ensure_future(held.starts.start([message]))\n",
         ),
     ),
     mutant(
         AT_MOST_ONCE,
         "a message is delivered although its DISPATCH came too late",
-        _AT_MOST_ONCE,
+        _STARTS,
         "dispatched attempts",
-        ("or message in written) and is_leased(message, now_s)", "or message in written)"),
+        (
+            "if (message in written or not _comes_first(message)) and is_leased(message, now_s)",
+            "if message in written or not _comes_first(message)",
+        ),
         renew_failed=0.9,
         marker_slow=0.9,
     ),
     mutant(
         AT_MOST_ONCE,
         "a message that was not dispatched is delivered",
-        _AT_MOST_ONCE,
+        _STARTS,
         "dispatched",
         ("            await self._sleep(RETRY_S)\n", "            return set(live)\n"),
     ),
@@ -275,6 +276,45 @@ SHELL_MUTANTS = (
         _RECEIVER,
         "dispatched",
         ("self._transactional if at_most_once else self._strategy", "self._strategy"),
+    ),
+    # --- handlers that end their process ------------------------------------------------------------------------------
+    mutant(
+        KILLERS,
+        "the attempts of prefetched messages count",
+        _ACQUISITION,
+        "blamed",
+        ("            counted or not settings.prefetch,\n", "            True,\n"),
+        killer=1.0,
+    ),
+    mutant(
+        KILLERS,
+        "suspects that have used up attempts run together",
+        _STARTS,
+        "blamed",
+        ("return suspect.attempt >= min(2, max_attempts)", "return False"),
+        killer=1.0,
+    ),
+    mutant(
+        KILLERS,
+        "a suspect is handled before its start is durable",
+        _STARTS,
+        "unblamed",
+        ("return held.at_most_once or (held.starts is not None and is_suspect(message))", "return held.at_most_once"),
+        killer=1.0,
+    ),
+    mutant(
+        KILLERS,
+        "a tracker overlooks that user code has a message",
+        "marq.core.lease_book",
+        "book-differs",
+        ("counted = lease.counted or started", "counted = lease.counted"),
+    ),
+    mutant(
+        KILLERS,
+        "a start shortens a lease",
+        "marq.core.lease_book",
+        "book-differs",
+        ("until_ms = max(due_ms, lease.due_ms) if started else due_ms", "until_ms = due_ms"),
     ),
     # --- cycles -------------------------------------------------------------------------------------------------------
     mutant(

@@ -383,3 +383,11 @@ def test_each_hard_case_has_a_test_here() -> None:
     cases = [case.replace("LeaseLost", "lease_lost").replace(" ", "_") for case in HARD_CASES]
 
     assert [case for case in cases if not any(name.startswith(f"test_{case}_") for name in tests)] == []
+
+
+def test_killers_a_message_that_ends_its_process_uses_up_its_own_attempts_only() -> None:
+    """An oracle looks for messages next to it that are dead because of it."""
+    stats = summed(killer=1.0)
+
+    assert stats["killed"] > SEEDS
+    assert stats["redelivered"] > stats["killed"]

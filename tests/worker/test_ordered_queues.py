@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaProducer
 
 import marq
 from tests.worker.conftest import client_of
-from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, eventually, make_topic, take
+from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, eventually, take
 from tests.worker.shell import Shell
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -50,7 +50,9 @@ async def test_a_blocked_key_is_shown_until_its_first_message_ends(
             story = json.loads((await worker.page(f"/api/message?id={blocking.id}"))[1])
             assert (story["ordering_key"], story["possible"]) == ("customer-42", ["deliver-now", "cancel"])
             assert story["status"] == "waits for its next attempt, ahead of later messages with its key"
-            assert [event["kind"] for event in story["events"]] == ["ACQUIRE", "RELEASE"]
+            # A RENEW says that user code has the message, if that takes a while.
+            kinds = [event["kind"] for event in story["events"] if event["kind"] != "RENEW"]
+            assert kinds == ["ACQUIRE", "RELEASE"]
             assert f'marq_queue_blocked_keys{{queue="{queue}"}} 1.0' in (await worker.page("/metrics"))[1]
 
             told = await shell.json("queue", queue)
@@ -115,31 +117,6 @@ async def test_messages_behind_a_blocked_key_do_not_wait_once_a_consumer_has_the
         assert peeked["messages"] == []
         # The consumer delivers the released message again, so it is too late to cancel it.
         assert (purged["waiting"], purged["redelivery"], purged["too_late"]) == (0, 0, 1)
-
-
-async def test_a_message_that_a_purge_came_too_late_for_keeps_its_place(
-    namespace: Namespace, shared_worker: Worker, queues: marq.Queues, queue: str
-) -> None:
-    worker, topic = shared_worker, f"{namespace.names.prefix}-{queue}"
-    await make_topic(namespace.bootstrap_servers, topic, 1)
-    await queues.change(queue, topic=topic, ordering="key", backoff=[15])
-    await namespace.producer.send_and_wait(topic, b"first", b"a")
-    async with Shell(worker) as shell:
-        async with marq.Consumer(queue, **client_of(worker)) as consumer:
-            [first] = await take(consumer, 1)
-            await first.release()
-            purged = await shell.json("purge", queue, "--yes")
-            assert (purged["waiting"], purged["redelivery"], purged["too_late"]) == (0, 0, 1)
-        await namespace.producer.send_and_wait(topic, b"second", b"a")
-
-    async with marq.Consumer(queue, **client_of(worker)) as consumer:
-        [again] = await take(consumer, 1)
-        assert (again.value, again.id, again.attempt) == (b"first", first.id, 2)
-        await again.ack()
-        [second] = await take(consumer, 1)
-        assert second.value == b"second"
-        await second.ack()
-    await queues.reset(queue)
 
 
 async def test_a_replay_delivers_the_messages_of_a_key_in_their_order(

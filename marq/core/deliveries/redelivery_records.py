@@ -13,6 +13,7 @@ from marq.wire.names import (
     ATTEMPT_HEADER,
     DEAD_LETTERED_AT_HEADER,
     ERROR_HEADER,
+    EXPIRED_HEADER,
     FIRST_RECEIVED_HEADER,
     FIRST_SENT_HEADER,
     ID_HEADER,
@@ -26,6 +27,7 @@ from marq.wire.names import (
     is_synthetic,
 )
 from marq.wire.record_headers import (
+    expired,
     first_received_ms,
     ordering_key,
     origin,
@@ -76,13 +78,20 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
     if fire.destination is Destination.DEAD_LETTERS:
         own += [
             (REASON_HEADER, reason(fire, payload).encode()),
-            (ORIGIN_HEADER, record_id(fire.source, fire.offset).encode()),
+            (ORIGIN_HEADER, record_id(fire.source.log, fire.offset).encode()),
             (DEAD_LETTERED_AT_HEADER, b"%d" % now_ms),
         ]
-    if fire.lease.state is State.RELEASED and not fire.lease.counted:
+    times_expired = 0
+    if fire.cause is Cause.EXPIRED:
+        times_expired = expired(payload.headers) + 1
+    elif fire.lease.state is State.RELEASED and not fire.lease.counted:
         own.append((UNCOUNTED_HEADER, b"%d" % (uncounted(payload.headers) + 1)))
+        # No handler has ended it since.
+        times_expired = expired(payload.headers)
+    if times_expired:
+        own.append((EXPIRED_HEADER, b"%d" % times_expired))
     # Only notes have the header of a note, which a sender may have written nevertheless.
-    replaced = {UNCOUNTED_HEADER, SETTLED_HEADER, *(name for name, _ in own)}
+    replaced = {UNCOUNTED_HEADER, EXPIRED_HEADER, SETTLED_HEADER, *(name for name, _ in own)}
     kept: Headers = [header for header in payload.headers if header[0] not in replaced]
     return Redelivery(fire.destination, name, payload.value, [*kept, *own])  # type: ignore[list-item]
 
@@ -106,5 +115,12 @@ def reason(fire: DueAction, payload: Payload) -> str:
         return "too large for the messages topic with the headers that are added on redelivery"
     if fire.lease.state is State.REJECTED:
         return cut_text(fire.lease.text or "rejected").decode()
-    last = "its lease ran out" if fire.lease.state is State.LEASED else "it was released"
-    return f"{fire.attempt} of {fire.attempt} attempts used: the last time {last}"
+    used = f"{fire.attempt} of {fire.attempt} attempts used"
+    if fire.lease.state is not State.LEASED:
+        return f"{used}: the last time it was released"
+    expired_before = expired(payload.headers)
+    if not expired_before:
+        return f"{used}: the last time its lease ran out"
+    before = "the time before" if expired_before == 1 else f"the {expired_before} times before"
+    why = "the process of its handler died, or the handler did not return"
+    return f"{used}: the last time its lease ran out, as {before}: {why}"

@@ -83,14 +83,19 @@ WAITING = (State.RELEASED, State.DELAYED, State.WAITING_IN_ORDER)
 IN_ORDER = (State.LEASED_IN_ORDER, State.WAITING_IN_ORDER)
 
 
+#: The ``text`` of a LEASED message that a RESUME has removed from its line.
+OUT_OF_LINE = "its record is gone"
+
+
 @dataclass(slots=True, eq=False)
 class LeaseRow:
     """The lease of one open message, or of many that were acquired alike: compared by identity, and never changed.
 
     (Not frozen: that takes four times as long to create, and a delayed message has its own.)
 
-    ``since_ms`` is the clock at its ACQUIRE or DELAY, ``text`` the error of a RELEASE or the reason of a REJECT. The
-    ``holder`` of a DELAYED message is the place in the log of its ACQUIRE or DELAY: messages that are due together are
+    ``since_ms`` is the clock at its ACQUIRE or DELAY, ``text`` the error of a RELEASE or the reason of a REJECT.
+    ``counted`` says whether the attempt counts: of a message in flight, if its lease expires now. The ``holder`` of a
+    DELAYED message is the place in the log of its ACQUIRE or DELAY: messages that are due together are
     delivered in that order.
     """
 

@@ -22,7 +22,7 @@ from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import BLOCKED_WAIT_MS, LAST, MAX_BATCH_MARKERS, Acquire, Resume, Resumed
+from marq.wire.markers import BLOCKED_WAIT_MS, LAST, MAX_BATCH_MARKERS, Acquire, Cause, Resume, Resumed
 from marq.wire.record_headers import origin
 from tests.unit.client.fakes import LIMIT_S, P0, P1, FakeRecord, Rig, rig, spin
 
@@ -321,6 +321,7 @@ async def test_a_handler_that_fails_after_its_lease_has_ended_does_not_end_the_n
     made.reader.add(P0, record(0, "a"))
     made.receiver.start()
     [first] = await made.take(1)
+    first._held.note_start(first.offset)
     tracker.open_messages = {0: (State.LEASED_IN_ORDER, 1, 0)}
     await made.clock.advance(31)
     [second] = await made.take(1)
@@ -610,7 +611,7 @@ async def test_a_released_message_that_a_purge_ended_does_not_hold_up_its_key_un
 
 def test_a_record_with_a_large_key_can_be_acquired_again() -> None:
     row = Row(0, 1_000, b"k" * 80_000, b"v" * 960_000, ())
-    again = delivered_again(P0, "q", row, 2, "boom", counted=True)
+    again = delivered_again(P0, "q", row, 2, "boom", counted=True, cause=Cause.RELEASED)
 
     settings = rig().receiver._settings
     [one] = acquisitions(("q", P0), 1, Records.of([again]), 0, settings, own_topic=True)

@@ -15,7 +15,7 @@ from marq.core.storage.rows import Counts
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import ANY_QUEUE, BACKOFF, MAX_TIME_MS, Ack, Acquire, Batch, Cause, Kind, Payload
+from marq.wire.markers import ANY_QUEUE, BACKOFF, MAX_TIME_MS, Ack, Acquire, Batch, Cause, Kind, Payload, Source
 from tests.unit.core.batches import (
     HOLDER,
     LEASE_MS,
@@ -73,6 +73,32 @@ def rows_of_messages(table: Mapping[bytes, object]) -> list[bytes]:
 
 
 # --- hard cases -------------------------------------------------------------------------------------------------------
+
+
+def test_messages_of_a_topic_that_was_created_again_have_nothing_in_common_with_the_former_ones() -> None:
+    former, now = Source("orders@aaaaaaaaaaaa", 0), Source("orders@bbbbbbbbbbbb", 0)
+    log = Log()
+    log.fold(acquire([0, 1, 2], source=former), Ack(QUEUE, HOLDER, former, [0, 1]))
+
+    log.fold(acquire([0, 1], source=now), Ack(QUEUE, HOLDER, former, [0, 1, 2]))
+
+    assert [(source, offset) for source, offset, _ in log.book.open_leases()] == [(now, 0), (now, 1)]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_topic_that_was_created_again_is_told_once(restart: bool) -> None:
+    former, now = Source("orders@aaaaaaaaaaaa", 0), Source("orders@bbbbbbbbbbbb", 0)
+    log = Log()
+    log.fold(acquire([0], source=Source("orders", 0)), acquire([0], source=former), acquire([0]))
+    assert log.book.take_recreated() == []
+    if restart:
+        log.write()
+        log.restart()
+
+    log.fold(acquire([0], source=now), acquire([1], source=now), acquire([2], source=former))
+
+    assert log.book.take_recreated() == [(QUEUE, now)]
+    assert log.book.take_recreated() == []
 
 
 def test_a_record_whose_marker_was_lost_is_opened_although_later_ones_are_known() -> None:
@@ -364,3 +390,56 @@ def test_a_delivery_time_that_can_not_be_read_is_counted_once_for_each_message()
     assert log.book.counts[QUEUE].invalid_deliver_at == 2
     assert log.book.invalid_times.take() == {QUEUE: (2, f"{SOURCE.topic}/{SOURCE.partition}/0")}
     assert log.book.invalid_times.take() == {}
+
+
+def test_an_attempt_that_no_user_code_has_started_does_not_count() -> None:
+    log = Log()
+    log.fold(dataclasses.replace(acquire([1, 2]), counted=False))
+    log.fold(dataclasses.replace(renew([2]), started=True))
+
+    fires = {fire.offset: (fire.destination, fire.attempt, fire.cause) for fire in log.book.due(T0 + LEASE_MS)}
+
+    assert fires == {1: (Destination.QUEUE, 1, Cause.EXPIRED), 2: (Destination.QUEUE, 2, Cause.EXPIRED)}
+
+
+def test_a_last_attempt_that_no_user_code_has_started_is_not_the_last() -> None:
+    log = Log()
+    log.fold(dataclasses.replace(acquire([1, 2], attempt=3), counted=False))
+    log.fold(dataclasses.replace(renew([2]), started=True))
+
+    fires = {fire.offset: (fire.destination, fire.attempt) for fire in log.book.due(T0 + LEASE_MS)}
+
+    assert fires == {1: (Destination.QUEUE, 3), 2: (Destination.DEAD_LETTERS, 3)}
+
+
+def test_a_renewal_by_another_holder_starts_nothing() -> None:
+    log = Log()
+    log.fold(dataclasses.replace(acquire([1]), counted=False))
+    log.fold(dataclasses.replace(renew([1], holder=OTHER), started=True))
+
+    [fire] = log.book.due(T0 + LEASE_MS)
+
+    assert fire.attempt == 1
+
+
+def test_a_start_is_kept_in_the_table() -> None:
+    log = Log()
+    log.fold(dataclasses.replace(acquire([1]), counted=False))
+    log.write()
+    log.fold(dataclasses.replace(renew([1]), started=True))
+    log.write()
+
+    restored = book()
+    restored.restore(sorted(log.table.items()))
+
+    [(_, _, lease)] = restored.open_leases()
+    assert lease.counted
+
+
+def test_a_start_does_not_shorten_a_lease() -> None:
+    """Found by seed 20217: a start was written behind a renewal that had been sent at the same time."""
+    log = Log()
+    log.fold(dataclasses.replace(acquire([1]), counted=False), renew([1], lease_ms=2 * LEASE_MS))
+    log.fold(dataclasses.replace(renew([1], lease_ms=1), started=True))
+
+    assert log.book.due(T0 + LEASE_MS) == []

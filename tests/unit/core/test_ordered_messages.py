@@ -11,7 +11,7 @@ from marq.core import request_answers
 from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import Destination
-from marq.core.storage.rows import Counts, LeaseRow, State
+from marq.core.storage.rows import OUT_OF_LINE, Counts, LeaseRow, State
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings
 from marq.wire.marker_codec import decode, encode
@@ -552,7 +552,7 @@ def test_messages_whose_records_are_gone_are_redelivered_when_their_leases_and_d
     assert fired(T0 + 700) == {2: (Destination.QUEUE, 2, "why"), 3: (Destination.QUEUE, 1, "")}
     # It is not known whether a handler has seen 1, 5 and 9, so that attempt does not count.
     again = {
-        **dict.fromkeys([1, 5, 9], (Destination.QUEUE, 1, "")),
+        **dict.fromkeys([1, 5, 9], (Destination.QUEUE, 1, OUT_OF_LINE)),
         **dict.fromkeys([6, 8], (Destination.QUEUE, 2, "")),
     }
     assert fired(T0 + LEASE_MS) == again
@@ -582,6 +582,29 @@ def test_a_blocking_message_whose_record_is_gone_leaves_its_line_at_once() -> No
 
     found = {fire.offset: (fire.destination, fire.lease.text) for fire in log.book.due(T1)}
     assert found == {1: (Destination.DEAD_LETTERS, "used up"), 2: (Destination.QUEUE, "rejected")}
+
+
+def test_messages_of_a_deleted_topic_are_redelivered_when_the_topic_that_replaces_it_is_read() -> None:
+    """No consumer asks about them again, so they would stay in their lines for good."""
+    former, now, other = [
+        Source(name, 3) for name in ("orders@aaaaaaaaaaaa", "orders@bbbbbbbbbbbb", "bills@aaaaaaaaaaaa")
+    ]
+    log = Log(ordered([7, 8], source=former), ordered([1], source=other), ordered([2], source=now))
+
+    log.fold(resume([0], source=now), at=T1)
+
+    states = {(source, offset): lease.state for source, offset, lease in log.book.open_leases()}
+    assert states == {
+        (former, 7): State.LEASED,
+        (former, 8): State.LEASED,
+        (other, 1): State.LEASED_IN_ORDER,
+        (now, 2): State.LEASED_IN_ORDER,
+    }
+    due = log.book.due(T0 + LEASE_MS)
+    assert {(fire.source, fire.offset, fire.destination) for fire in due} == {
+        (former, 7, Destination.QUEUE),
+        (former, 8, Destination.QUEUE),
+    }
 
 
 def test_a_question_that_is_not_onwards_redelivers_nothing() -> None:

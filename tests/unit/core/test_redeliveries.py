@@ -100,7 +100,12 @@ def test_a_queues_name_is_not_a_senders_key_in_the_shared_topic() -> None:
 def test_the_first_copy_gets_the_id_of_the_first_record() -> None:
     made = dict(copy_of(fire()).headers)
 
-    assert made == {"marq-id": b"marq.messages/2/17", "marq-attempt": b"2", "marq-first-sent": b"%d" % SENT_MS}
+    assert made == {
+        "marq-id": b"marq.messages/2/17",
+        "marq-attempt": b"2",
+        "marq-first-sent": b"%d" % SENT_MS,
+        "marq-expired": b"1",
+    }
 
 
 def test_later_copies_keep_the_id_and_the_first_time() -> None:
@@ -110,6 +115,7 @@ def test_later_copies_keep_the_id_and_the_first_time() -> None:
 
     assert sorted(made.headers) == [
         ("marq-attempt", b"4"),
+        ("marq-expired", b"1"),
         ("marq-first-sent", b"5"),
         ("marq-id", b"marq.messages/0/3"),
     ]
@@ -283,13 +289,14 @@ def test_any_headers_have_an_origin(headers: list[tuple[str, bytes | None]]) -> 
 @given(
     st.lists(st.tuples(st.sampled_from(["marq-id", "marq-first-sent", "x", "y"]), st.none() | st.binary()), max_size=5)
 )
-def test_a_copy_of_a_copy_differs_in_nothing_but_the_attempt(headers: list[tuple[str, bytes | None]]) -> None:
+def test_a_copy_of_a_copy_differs_only_in_its_counts(headers: list[tuple[str, bytes | None]]) -> None:
     first = copy_of(fire(attempt=2), *headers)
 
     second = copy_of(fire(attempt=3), *first.headers)
 
-    def without_attempt(made: Redelivery) -> list[tuple[str, bytes | None]]:
-        return sorted((header for header in made.headers if header[0] != "marq-attempt"), key=repr)
+    def without_counts(made: Redelivery) -> list[tuple[str, bytes | None]]:
+        return sorted((each for each in made.headers if each[0] not in ("marq-attempt", "marq-expired")), key=repr)
 
-    assert without_attempt(first) == without_attempt(second)
+    assert without_counts(first) == without_counts(second)
     assert dict(second.headers)["marq-attempt"] == b"3"
+    assert dict(second.headers)["marq-expired"] == b"2"

@@ -1,0 +1,184 @@
+"""The starts of handlers: when they are in the log, and in which order suspects run.
+
+A message whose handler ended its process dead-lettered messages beside it, one of which no handler had ever seen. So an
+attempt counts only if the log has its start, and suspects, whose previous leases have expired, do not share a start
+with others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from marq.consumer.message import Message
+from marq.consumer.starts import NOTED_AFTER_S
+from marq.settings.queue import QueueSettings
+from marq.wire.markers import Acquire, Renew, Source
+from marq.wire.names import ATTEMPT_HEADER, EXPIRED_HEADER
+from tests.unit.client.fakes import FakeRecord, Rig, spin
+
+P0 = Source("t", 0)
+MakeRig = Callable[..., Rig]
+
+
+class Handler:
+    """Hangs with each message until the test lets it end."""
+
+    def __init__(self) -> None:
+        self.running: list[int] = []
+        self.ends: dict[int, asyncio.Event] = {}
+
+    async def __call__(self, message: Message) -> None:
+        self.running.append(message.offset)
+        try:
+            await self.ends.setdefault(message.offset, asyncio.Event()).wait()
+        finally:
+            self.running.remove(message.offset)
+
+    async def end(self, offset: int) -> None:
+        self.ends[offset].set()
+        await spin(60)
+
+
+def suspect(offset: int, attempt: int) -> FakeRecord:
+    headers = ((ATTEMPT_HEADER, b"%d" % attempt), (EXPIRED_HEADER, b"1"))
+    return FakeRecord(offset, headers=headers)
+
+
+def starts(rig: Rig) -> list[int]:
+    return [offset for each in rig.settler.of(Renew) if each.started for offset in each.offsets]
+
+
+async def test_prefetched_messages_are_acquired_uncounted(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.add(1)
+
+    await rig.take(1)
+
+    assert [each.counted for each in rig.acquirer.of(Acquire)] == [False]
+
+
+async def test_the_attempts_of_polled_messages_count_from_the_beginning(make_rig: MakeRig) -> None:
+    rig = make_rig(prefetch=False)
+    rig.add(1)
+
+    await rig.take(1)
+
+    assert [each.counted for each in rig.acquirer.of(Acquire)] == [True]
+
+
+async def test_the_start_of_a_handler_that_takes_a_while_is_in_the_log_and_those_that_wait_have_none(
+    make_rig: MakeRig,
+) -> None:
+    rig, handler = make_rig(), Handler()
+    rig.add(3)
+    rig.work(handler, 1)
+    await spin(60)
+    assert (handler.running, starts(rig)) == ([0], [])
+
+    await rig.clock.advance(NOTED_AFTER_S)
+    await spin(60)
+    assert starts(rig) == [0]
+
+    await rig.clock.advance(10 * NOTED_AFTER_S)
+    await spin(60)
+    assert starts(rig) == [0]
+
+
+async def test_a_handler_that_returns_soon_needs_no_start(make_rig: MakeRig) -> None:
+    rig, handler = make_rig(), Handler()
+    rig.add(1)
+    rig.work(handler, 1)
+    await spin(60)
+
+    await handler.end(0)
+    await rig.clock.advance(10 * NOTED_AFTER_S)
+    await spin(60)
+
+    assert starts(rig) == []
+
+
+async def test_a_suspect_is_handled_when_its_start_is_durable(make_rig: MakeRig) -> None:
+    rig, handler = make_rig(), Handler()
+    rig.settler.gate.clear()
+    rig.reader.add(P0, suspect(0, 1))
+    rig.work(handler, 1)
+    await spin(60)
+    assert handler.running == []
+
+    rig.settler.gate.set()
+    await spin(60)
+
+    assert (handler.running, starts(rig)) == ([0], [0])
+
+
+async def test_suspects_that_have_used_up_attempts_run_one_at_a_time_beside_other_messages(make_rig: MakeRig) -> None:
+    rig, handler = make_rig(), Handler()
+    rig.reader.add(P0, suspect(0, 2), suspect(1, 2), FakeRecord(2), suspect(3, 3), FakeRecord(4))
+    rig.work(handler, 5)
+    await spin(60)
+    assert sorted(handler.running) == [0, 2, 4]
+
+    await handler.end(0)
+    assert sorted(handler.running) == [1, 2, 4]
+    await handler.end(1)
+    assert sorted(handler.running) == [2, 3, 4]
+
+
+async def test_suspects_without_used_up_attempts_run_together_but_not_beside_one_that_has_some(
+    make_rig: MakeRig,
+) -> None:
+    rig, handler = make_rig(), Handler()
+    rig.reader.add(P0, suspect(0, 1), suspect(1, 1), suspect(2, 2), suspect(3, 1))
+    rig.work(handler, 5)
+    await spin(60)
+    assert sorted(handler.running) == [0, 1]
+
+    await handler.end(0)
+    assert handler.running == [1]
+    await handler.end(1)
+    assert handler.running == [2]
+    await handler.end(2)
+    assert handler.running == [3]
+
+
+async def test_a_suspect_of_a_queue_with_one_attempt_runs_alone(make_rig: MakeRig) -> None:
+    rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), Handler()
+    rig.reader.add(P0, suspect(0, 1), suspect(1, 1))
+    rig.work(handler, 2)
+    await spin(60)
+
+    assert handler.running == [0]
+
+
+async def test_a_suspect_that_has_waited_for_half_a_lease_goes_to_another_process(make_rig: MakeRig) -> None:
+    rig, handler = make_rig(), Handler()
+    rig.reader.add(P0, suspect(0, 2), suspect(1, 2))
+    rig.work(handler, 2)
+    await spin(60)
+
+    await rig.clock.advance(rig.receiver._settings.default_lease_ms / 2_000)
+    await spin(60)
+    await rig.settled()
+
+    [(offset, (_, counted, _))] = rig.released.items()
+    assert (offset, counted) == (1, False)
+
+
+async def test_suspects_that_wait_are_released_by_a_stop(make_rig: MakeRig) -> None:
+    rig, handler = make_rig(), Handler()
+    rig.reader.add(P0, suspect(0, 2), suspect(1, 2))
+    rig.work(handler, 2)
+    await spin(60)
+
+    assert rig.receiver.prefetch.release() == 1
+    await rig.settled()
+
+    assert [(offset, counted) for offset, (_, counted, _) in rig.released.items()] == [(1, False)]
+
+
+async def test_calls_get_all_suspects_at_once(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, suspect(0, 2), suspect(1, 2))
+
+    assert sorted(message.offset for message in await rig.take(2)) == [0, 1]
