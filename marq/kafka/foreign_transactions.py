@@ -10,49 +10,48 @@ transaction, the consumer drops the fetch, and reads with ``read_committed`` fro
 transactional batch is a tracker's if it begins with a redelivery. No tracker writes to any other topic that is read
 here.
 
-This file and :mod:`marq.kafka.group_consumer` use aiokafka's private names (0.14).
+This file, :mod:`marq.kafka.lenient_names` and :mod:`marq.kafka.group_consumer` use aiokafka's private names (0.14).
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
+import struct
+from collections.abc import Iterator
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.consumer.fetcher import READ_COMMITTED, READ_UNCOMMITTED, Fetcher, FetchResult
-from aiokafka.errors import CorruptRecordException
 
+from marq.kafka.lenient_names import LenientBatch, LenientConsumer, LenientFetcher
 from marq.wire.record_headers import is_redelivery, without_copied
 
 log = logging.getLogger("marq")
 
-
-class _Batches:
-    """The record batches of a fetch that were looked through; takes the place of aiokafka's ``MemoryRecords``."""
-
-    def __init__(self, records: Any) -> None:
-        self.batches: deque[Any] = deque()
-        self._error: CorruptRecordException | None = None
-        try:
-            while records.has_next():
-                self.batches.append(records.next_batch())
-        except CorruptRecordException as error:
-            # Raised when it is its turn, as by aiokafka: here it would end the fetch task.
-            self._error = error
-
-    def has_next(self) -> bool:
-        return bool(self.batches) or self._error is not None
-
-    def next_batch(self) -> Any:
-        if self.batches:
-            return self.batches.popleft()
-        assert self._error is not None
-        raise self._error
+#: The beginning of a record batch: its length, version and attributes, and the id of its producer.
+_HEAD = struct.Struct(">8xi4xb4xh20xq")
+#: Bytes before those that the length of a batch counts.
+_BEFORE = 12
+#: Bits of the attributes.
+_TRANSACTIONAL, _CONTROL = 0x10, 0x20
 
 
-class CautiousFetcher(Fetcher):  # type: ignore[misc]
-    """aiokafka's fetcher, which :class:`CautiousConsumer` turns into this class."""
+def _transactional(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the batches of transactions, with the ids of their producers, among those of a fetch."""
+    begin = 0
+    while begin + _HEAD.size <= len(data):
+        length, version, attributes, producer_id = _HEAD.unpack_from(data, begin)
+        end = begin + _BEFORE + length
+        # A broker may cut off the last batch. Batches of earlier versions have other fields and no transactions.
+        if end > len(data) or length <= 0:
+            return
+        if version >= 2 and attributes & (_TRANSACTIONAL | _CONTROL) == _TRANSACTIONAL:
+            yield producer_id, data[begin:end]
+        begin = end
+
+
+class CautiousFetcher(LenientFetcher):
+    """A fetcher that :class:`CautiousConsumer` makes of aiokafka's."""
 
     messages_topic: str
     #: The producer ids of trackers.
@@ -64,40 +63,37 @@ class CautiousFetcher(Fetcher):  # type: ignore[misc]
         if request._isolation_level == READ_UNCOMMITTED:
             for topic, partitions in request.topics:
                 for number, *_ in partitions:
-                    self._look_through(TopicPartition(topic, number))
+                    self._check(TopicPartition(topic, number))
         return arrived
 
-    def _look_through(self, partition: TopicPartition) -> None:
+    def _check(self, partition: TopicPartition) -> None:
         result = self._records.get(partition)
         if not isinstance(result, FetchResult) or not result.has_more():
             return
-        unread = result._partition_records
-        if isinstance(unread._records, _Batches):
-            return
-        unread._records = batches = _Batches(unread._records)
         # The answer to a request from before the change does not say which records are aborted.
-        if self._isolation_level == READ_COMMITTED or not self._may_deliver(partition, batches.batches):
+        if self._isolation_level == READ_COMMITTED or self._is_foreign(partition, result._partition_records):
             # aiokafka fetches it again.
             del self._records[partition]
 
-    def _may_deliver(self, partition: TopicPartition, batches: deque[Any]) -> bool:
-        for batch in batches:
-            if not batch.is_transactional or batch.is_control_batch or batch.producer_id in self._trackers:
+    def _is_foreign(self, partition: TopicPartition, unread: Any) -> bool:
+        """Return whether a fetch contains a record of another program's transaction; if so, read committed records."""
+        for producer_id, data in _transactional(unread._records.data):
+            if producer_id in self._trackers:
                 continue
+            batch = LenientBatch(data)
             if not batch.validate_crc():
                 # Reading ends there with an error.
-                return True
-            if partition.topic == self.messages_topic and _begins_with_redelivery(batch):
-                # A batch can be read only once, so the fetch is repeated, once for each tracker.
-                self._trackers.add(batch.producer_id)
                 return False
+            if partition.topic == self.messages_topic and _begins_with_redelivery(batch):
+                self._trackers.add(producer_id)
+                continue
             self._isolation_level = READ_COMMITTED
             log.info(
                 "another program writes transactions, so only committed records are read from now on: topic=%s"
                 " partition=%d offset=%d", *partition, batch.base_offset,
             )  # fmt: skip
-            return False
-        return True
+            return True
+        return False
 
 
 def _begins_with_redelivery(batch: Any) -> bool:
@@ -105,14 +101,13 @@ def _begins_with_redelivery(batch: Any) -> bool:
     return first is not None and is_redelivery(without_copied(first.headers, own_topic=False))
 
 
-class CautiousConsumer(AIOKafkaConsumer):  # type: ignore[misc]
+class CautiousConsumer(LenientConsumer):
     """A consumer that delivers no uncommitted records of other programs.
 
     ``messages_topic`` is the only topic that is read here and to which trackers write.
     """
 
     messages_topic = ""
-    _made_fetcher: Any = None
 
     def __init__(self, *, messages_topic: str = "", **options: Any) -> None:
         super().__init__(**options)

@@ -9,9 +9,9 @@ from aiokafka import TopicPartition
 from aiokafka.consumer.fetcher import READ_COMMITTED, READ_UNCOMMITTED, FetchResult, PartitionRecords
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from aiokafka.record.memory_records import MemoryRecords
 
 from marq.kafka.foreign_transactions import CautiousFetcher
+from marq.kafka.lenient_names import _Records
 
 SHARED, OWN = TopicPartition("marq.messages", 0), TopicPartition("orders", 0)
 REDELIVERY = [("marq-id", b"orders/0/1"), ("marq-attempt", b"2")]
@@ -47,11 +47,11 @@ class Broker:
     def answers(self) -> list[int] | None:
         """Return the offsets that can be read of one fetch; None if it is to be repeated."""
         records = PartitionRecords(
-            self.partition, MemoryRecords(self._data), None, 0, None, None, True, self.fetcher._isolation_level
+            self.partition, _Records(self._data), None, 0, None, None, True, self.fetcher._isolation_level
         )
         result = FetchResult(self.partition, assignment=Assignment(), partition_records=records, backoff=0)
         self.fetcher._records[self.partition] = result
-        self.fetcher._look_through(self.partition)
+        self.fetcher._check(self.partition)
         kept = self.fetcher._records.pop(self.partition, None)
         return None if kept is None else [record.offset for record in kept._partition_records]
 
@@ -68,10 +68,10 @@ def test_records_outside_transactions_are_read_at_once(partition: TopicPartition
     assert broker.level == READ_UNCOMMITTED
 
 
-def test_redeliveries_of_an_open_transaction_are_read_after_their_tracker_is_known() -> None:
+def test_redeliveries_of_a_trackers_open_transaction_are_read_at_once() -> None:
     broker = Broker(SHARED, batch(), batch(TRACKER, REDELIVERY, offset=2))
 
-    assert broker.answers() is None
+    assert broker.answers() == [0, 1, 2, 3]
     assert broker.answers() == [0, 1, 2, 3]
     assert broker.level == READ_UNCOMMITTED
 
@@ -95,6 +95,13 @@ def test_an_answer_from_before_the_change_is_dropped() -> None:
     broker.fetcher._isolation_level = READ_COMMITTED
 
     assert broker.answers() is None
+
+
+def test_a_batch_that_the_broker_cut_off_is_not_looked_at() -> None:
+    broker = Broker(OWN, batch(), batch(PROGRAM, offset=2)[:-1])
+
+    assert broker.answers() == [0, 1]
+    assert broker.level == READ_UNCOMMITTED
 
 
 def test_a_damaged_batch_is_an_error_of_the_reader_and_does_not_end_the_fetch_task() -> None:
