@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from marq.consumer.message import Message
+from marq.consumer.settlement import hold
 from marq.consumer.starts import NOTED_AFTER_S
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import Acquire, Renew, Source
@@ -96,6 +97,25 @@ async def test_a_handler_that_returns_soon_needs_no_start(make_rig: MakeRig) -> 
     await spin(60)
 
     assert starts(rig) == []
+
+
+async def test_a_start_that_is_written_with_that_of_a_longer_lease_does_not_lengthen_the_lease(
+    make_rig: MakeRig,
+) -> None:
+    rig = make_rig()
+    rig.add(2)
+    long, short = await rig.take(2)
+    hold([long], 3_600_000, rig.receiver.renewal)
+    await rig.settled()
+
+    rig.receiver.starts.returned([long, short])
+    await spin(60)
+    await rig.clock.advance(NOTED_AFTER_S)
+    await spin(60)
+
+    [start] = [each for each in rig.settler.of(Renew) if each.started]
+    assert list(start.offsets) == [0, 1]
+    assert start.lease_ms <= rig.receiver._settings.default_lease_ms
 
 
 async def test_a_suspect_is_handled_when_its_start_is_durable(make_rig: MakeRig) -> None:
