@@ -251,6 +251,32 @@ async def test_a_stop_does_not_wait_for_the_broker_for_longer_than_it_may(make_r
     assert limits_s[0] <= 1
 
 
+async def test_the_start_of_a_handler_that_runs_after_a_suspect_in_the_same_turn_is_in_the_log(
+    make_rig: MakeRig,
+) -> None:
+    rig, hanging = make_rig(), asyncio.Event()
+
+    async def handler(message: Message) -> None:
+        if message.offset == 5:
+            await hanging.wait()
+
+    rig.add(4)
+    rig.work(handler, 1)
+    await spin(60)
+    rig.settler.gate.clear()
+    rig.reader.add(P0, suspect(4, 1), FakeRecord(5))
+    await spin(60)
+    await rig.clock.advance(2 * NOTED_AFTER_S)
+    await spin(60)
+    rig.settler.gate.set()
+    await spin(60)
+
+    await rig.clock.advance(2 * NOTED_AFTER_S)
+    await spin(60)
+
+    assert starts(rig) == [4, 5]
+
+
 async def test_calls_get_all_suspects_at_once(make_rig: MakeRig) -> None:
     rig = make_rig()
     rig.reader.add(P0, suspect(0, 2), suspect(1, 2))
