@@ -301,6 +301,8 @@ class HandlerTasks(HandlerPool[Message]):
                     current[index] = None
                     if not await held.starts.start([message]):
                         continue
+                    # The starts of the next messages of this burst are noted only if something has woken the watch.
+                    buffer.taken.set()
                 if codecs is not None:
                     held.codec = codecs(held.queue) or held.codec
                 current[index] = message

@@ -303,6 +303,9 @@ class Prefetch:
         buffer.held += in_flight - count
         if count:
             buffer.put(messages, count, self._clock())
+        else:
+            # Suspects are in flight without this buffer: their time counts as well, or they seem to end at once.
+            buffer.window.busy(self._clock())
 
     def add_suspects(self, messages: Sequence[tuple[Message, bool]]) -> None:
         """Buffer messages, which are in flight already; those that run ``apart`` only while no other suspect is here.
@@ -323,8 +326,10 @@ class Prefetch:
         while waiting:
             message, apart = waiting[0]
             if message._offset in message._held.open:
-                if here and (apart or self._alone):
-                    here[:] = [each for each in here if each._offset in each._held.open]
+                # With every suspect, so that ended ones do not fill the memory; from the end, because one step for each
+                # message that ends must not pass all of them.
+                while here and here[-1]._offset not in here[-1]._held.open:
+                    here.pop()
                 if here and (apart or self._alone):
                     return
                 here.append(message)
