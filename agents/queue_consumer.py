@@ -51,9 +51,13 @@ class Handlers:
         topics: Topics,
         definitions: Definitions,
         partitions: Partitions,
-        instance_id: str | None = None,
+        instance_id: str | None,
+        shutdown_s: float,
     ) -> None:
-        """Load the handlers and start their tasks; messages arrive once partitions are assigned."""
+        """Load the handlers and start their tasks; messages arrive once partitions are assigned.
+
+        A stop waits for handlers for ``shutdown_s``.
+        """
         check_room(self.group.name, self.group.queues)
         check_transactional(self.group, definitions)
         handlers = load_handlers(self.group)
@@ -74,6 +78,7 @@ class Handlers:
             resources,
             group=partitions.group if self.group.transactional else None,
             instance_id=instance_id,
+            shutdown_s=shutdown_s,
         )
         self.session = session
         await session.connect()

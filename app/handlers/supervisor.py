@@ -37,9 +37,6 @@ SETTLE_S = 0.2
 REPORTS_END_S = 1.0
 #: How long to wait for a killed process to exit.
 KILL_LIMIT_S = 2.0
-#: The part of the stop timeout that the worker keeps for itself.
-OWN_STOP_S = 3.0
-
 
 #: Report of a process that does not run, or has not reported yet.
 NOTHING_REPORTED: Mapping[str, Any] = {"breakers": {}, "partitions": None, "in_flight": 0, "processing": 0}
@@ -61,11 +58,6 @@ def changes(running: Mapping[str, HandlerGroup], wanted: Mapping[str, HandlerGro
     stop = [name for name, group in running.items() if wanted.get(name) != group]
     start = [name for name, group in wanted.items() if running.get(name) != group]
     return stop, start
-
-
-def stop_limit_s(timeout_s: float) -> float:
-    """Return the part of the stop timeout for handler processes: at least half of it."""
-    return max(timeout_s - OWN_STOP_S, timeout_s / 2)
 
 
 def command(log_level: str | int | None) -> list[str]:

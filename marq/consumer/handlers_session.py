@@ -20,14 +20,15 @@ from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
 from marq.settings.definitions import Definitions
 
-#: For a worker's handlers: maximum messages in flight per process, and how long a stop waits for handlers.
-WORKER_MAX_IN_FLIGHT, WORKER_SHUTDOWN_S = 10_000, 3.0
+#: For a worker's handlers: maximum messages in flight per process, and how long a stop waits for handlers in tests.
+WORKER_MAX_IN_FLIGHT, TESTS_SHUTDOWN_S = 10_000, 3.0
 
 
 class HandlersSession(ConsumerSession):
     """The session of a worker's handlers: a pool for each queue, a producer for ``handler.send``, and resources.
 
-    ``group`` is the Kafka group of a transactional session, whose reader can commit in transactions.
+    ``group`` is the Kafka group of a transactional session, whose reader can commit in transactions. A stop waits for
+    handlers for ``shutdown_s``.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class HandlersSession(ConsumerSession):
         *,
         group: str | None = None,
         instance_id: str | None = None,
+        shutdown_s: float = TESTS_SHUTDOWN_S,
     ) -> None:
         settings = _worker_settings(topics, definitions, handlers)
         how = MARKED if group is None else TRANSACTIONAL
@@ -53,6 +55,7 @@ class HandlersSession(ConsumerSession):
         self._handlers = handlers
         self._chain = chain
         self._resources = resources
+        self._shutdown_s = shutdown_s
 
     async def connect(self) -> None:
         """Connect, and open the resources."""
@@ -78,7 +81,7 @@ class HandlersSession(ConsumerSession):
             ends.push_async_callback(self.disconnect)
             ends.push_async_callback(self._producer.stop)
             ends.push_async_callback(self._resources.close)
-            await self.stop(WORKER_SHUTDOWN_S)
+            await self.stop(self._shutdown_s)
 
 
 def _worker_settings(topics: Topics, definitions: Definitions, handlers: Mapping[str, Handler]) -> ReceiverSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import marq
+from marq.wire.markers import Ack, Release
 from marq_worker.broker import EmbeddedBroker
 from tests.worker.handling import Handlers
-from tests.worker.harness import Worker, eventually
+from tests.worker.harness import Namespace, Worker, eventually
 
 pytestmark = pytest.mark.verify
 
@@ -64,6 +66,39 @@ async def test_two_workers_share_a_queue_and_the_one_that_stops_releases_what_it
     assert twice == {line["id"] for line in noted if line["worker"] == stopped}
     assert max(runs.values()) == 2
     assert (statistics["expired"], statistics["dead_lettered"]) == (0, 0)
+
+
+async def test_a_stop_waits_for_running_handlers_and_acks_what_they_end(
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    # given: a coroutine function and a plain one at work, with leases that are short enough to be renewed
+    handlers = Handlers(tmp_path / "handlers")
+    queues = "".join(
+        f'[queues.{function}]\nhandler = "handlers_of_the_test:{function}"\nlease = 1\n'
+        for function in ("patient", "plain_patient")
+    )
+    environment = {**handlers.environment, "MARQ_STOP_TIMEOUT": "120", "MARQ_SHUTDOWN_TIMEOUT": "110"}
+    worker = await new_worker(queues=queues, environment=environment).start().ready()
+
+    async def waiting() -> set[str]:
+        return set(re.findall(r"waiting up to 110 s for running handlers: queue=(\w+)", worker.log()))
+
+    async with Namespace(broker.bootstrap_servers, worker.names) as topics:
+        for queue in ("patient", "plain_patient"):
+            await topics.send(queue, b"go")
+            await handlers.has_noted(queue, 1)
+
+        # when: it stops, and they end while it waits
+        worker.terminate()
+        await eventually(waiting, lambda queues: queues == {"patient", "plain_patient"})
+        handlers.let_go("go")
+        exit_code = await worker.ended()
+        after = [batch for _, batch in await topics.markers()]
+
+    # then
+    assert exit_code == 0
+    assert {batch.queue for batch in after if isinstance(batch, Ack)} == {"patient", "plain_patient"}
+    assert not [batch for batch in after if isinstance(batch, Release)]
 
 
 async def test_projects_in_one_namespace_run_their_own_handlers_of_modules_with_the_same_name(
