@@ -53,10 +53,11 @@ class Handlers:
         partitions: Partitions,
         instance_id: str | None,
         shutdown_s: float,
+        shutdown_limit_s: float,
     ) -> None:
         """Load the handlers and start their tasks; messages arrive once partitions are assigned.
 
-        A stop waits for handlers for ``shutdown_s``.
+        The time limits of a stop are those of :class:`marq.consumer.handlers_session.HandlersSession`.
         """
         check_room(self.group.name, self.group.queues)
         check_transactional(self.group, definitions)
@@ -79,6 +80,7 @@ class Handlers:
             group=partitions.group if self.group.transactional else None,
             instance_id=instance_id,
             shutdown_s=shutdown_s,
+            shutdown_limit_s=shutdown_limit_s,
         )
         self.session = session
         await session.connect()

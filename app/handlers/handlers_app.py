@@ -92,7 +92,7 @@ class HandlersApp(MarqApp):
         limit_s = shutdown_limit_s(settings.stop_timeout)
         shutdown_s = limit_s if settings.shutdown_timeout is None else settings.shutdown_timeout
         await self.handlers.start(
-            self.client, topics, definitions, self._partitions(), settings.instance_id, shutdown_s
+            self.client, topics, definitions, self._partitions(), settings.instance_id, shutdown_s, limit_s
         )
         self.queues.listen(self.handlers.apply_pauses)
         # The worker's /healthz reports a handler that blocks the event loop. The watchdog ends the process only if its

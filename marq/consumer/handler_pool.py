@@ -134,6 +134,11 @@ class HandlerPool(ABC, Generic[Work]):
             task.uncancel()
 
     @property
+    def queue(self) -> str:
+        """The queue, or the group, whose messages it takes."""
+        return self._buffer.queue
+
+    @property
     def busy_tasks(self) -> Sequence[asyncio.Task[None]]:
         """The tasks that are in a handler now."""
         pairs = zip(self.tasks, self._current, strict=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from math import inf
+from typing import Any
 
 from marq.backend.cluster import Cluster
 from marq.client.current_producer import SharedProducer
 from marq.consumer.handler_parameters import Handler, bound
-from marq.consumer.handler_pool import HandlerTasks
+from marq.consumer.handler_pool import HandlerPool, HandlerTasks
 from marq.consumer.handlers import codec_of
 from marq.consumer.lifespan import Resources
 from marq.consumer.middleware import Middleware
@@ -28,7 +30,7 @@ class HandlersSession(ConsumerSession):
     """The session of a worker's handlers: a pool for each queue, a producer for ``handler.send``, and resources.
 
     ``group`` is the Kafka group of a transactional session, whose reader can commit in transactions. A stop waits for
-    handlers for ``shutdown_s``.
+    handlers for ``shutdown_s``, or for the ``shutdown_timeout`` of their queue, but at most for ``shutdown_limit_s``.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class HandlersSession(ConsumerSession):
         group: str | None = None,
         instance_id: str | None = None,
         shutdown_s: float = TESTS_SHUTDOWN_S,
+        shutdown_limit_s: float = inf,
     ) -> None:
         settings = _worker_settings(topics, definitions, handlers)
         how = MARKED if group is None else TRANSACTIONAL
@@ -55,7 +58,7 @@ class HandlersSession(ConsumerSession):
         self._handlers = handlers
         self._chain = chain
         self._resources = resources
-        self._shutdown_s = shutdown_s
+        self._shutdown_s, self._shutdown_limit_s = shutdown_s, shutdown_limit_s
 
     async def connect(self) -> None:
         """Connect, and open the resources."""
@@ -70,6 +73,11 @@ class HandlersSession(ConsumerSession):
             buffer, acks = self.prefetch.buffers[queue], self.receiver.acks
             with self._producer.current():
                 self.add(HandlerTasks(buffer, acks, bound(handler), concurrency, chain=self._chain))
+
+    def shutdown_s_of(self, pool: HandlerPool[Any], shutdown_s: float) -> float:
+        # As the settings are now: a change applies to processes that run already.
+        own_ms = self._definitions.settings(pool.queue).shutdown_timeout_ms
+        return min(shutdown_s if own_ms is None else own_ms / 1000, self._shutdown_limit_s)
 
     async def close(self) -> None:
         """Stop, close the resources when no handler needs them, and disconnect.

@@ -14,7 +14,7 @@ import marq
 from marq.wire.markers import Ack, Release
 from marq_worker.broker import EmbeddedBroker
 from tests.worker.handling import Handlers
-from tests.worker.harness import Namespace, Worker, eventually
+from tests.worker.harness import Namespace, Sent, Worker, eventually
 
 pytestmark = pytest.mark.verify
 
@@ -77,27 +77,30 @@ async def test_a_stop_waits_for_running_handlers_and_acks_what_they_end(
         f'[queues.{function}]\nhandler = "handlers_of_the_test:{function}"\nlease = 1\n'
         for function in ("patient", "plain_patient")
     )
+    queues += "shutdown_timeout = 105\n"
     environment = {**handlers.environment, "MARQ_STOP_TIMEOUT": "120", "MARQ_SHUTDOWN_TIMEOUT": "110"}
     worker = await new_worker(queues=queues, environment=environment).start().ready()
 
-    async def waiting() -> set[str]:
-        return set(re.findall(r"waiting up to 110 s for running handlers: queue=(\w+)", worker.log()))
+    async def waiting() -> set[tuple[str, str]]:
+        return set(re.findall(r"waiting up to (\d+) s for running handlers: queue=(\w+)", worker.log()))
 
+    sent: list[Sent] = []
     async with Namespace(broker.bootstrap_servers, worker.names) as topics:
         for queue in ("patient", "plain_patient"):
-            await topics.send(queue, b"go")
+            sent.append(await topics.send(queue, b"go"))
             await handlers.has_noted(queue, 1)
 
         # when: it stops, and they end while it waits
         worker.terminate()
-        await eventually(waiting, lambda queues: queues == {"patient", "plain_patient"})
+        await eventually(waiting, lambda found: found == {("110", "patient"), ("105", "plain_patient")})
         handlers.let_go("go")
         exit_code = await worker.ended()
         after = [batch for _, batch in await topics.markers()]
 
     # then
     assert exit_code == 0
-    assert {batch.queue for batch in after if isinstance(batch, Ack)} == {"patient", "plain_patient"}
+    acked = [(batch.source, offset) for batch in after if isinstance(batch, Ack) for offset in batch.offsets]
+    assert sorted(acked) == [(each.source, each.offset) for each in sent]
     assert not [batch for batch in after if isinstance(batch, Release)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import types
+from math import inf
 
 import pytest
 
@@ -192,3 +193,26 @@ async def test_run_raises_the_error_because_of_which_a_worker_no_longer_receives
 
         with pytest.raises(marq.MarqError, match="a defect of this test"):
             await broker.run(handle, limit=5)
+
+
+@pytest.mark.parametrize(
+    ("queue", "limit_s", "waits_s"), [("own", inf, 7.5), ("own", 2.0, 2.0), ("others", inf, 1.0), ("others", 0.5, 0.5)]
+)
+async def test_a_stop_waits_for_handlers_as_the_setting_of_their_queue_says(
+    queue: str, limit_s: float, waits_s: float
+) -> None:
+    waited: dict[str, float] = {}
+
+    async def handle(message: marq.Message) -> None:
+        pass
+
+    broker = Broker(queues={"own": {"shutdown_timeout": 7.5}})
+    async with broker, broker.worker(marq.handler(queue)(handle)) as worker:
+        [group] = worker._groups
+        session = group._session
+        assert session is not None
+        session._shutdown_limit_s = limit_s
+        [pool] = session.pools
+        waited[pool.queue] = session.shutdown_s_of(pool, 1.0)
+
+    assert waited == {queue: waits_s}
