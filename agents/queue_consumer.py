@@ -44,6 +44,7 @@ class Handlers:
         self.group = group
         self.session: HandlersSession | None = None
         self.reader: StreamReader | None = None
+        self._quiet = False
 
     async def start(
         self,
@@ -83,12 +84,26 @@ class Handlers:
             shutdown_limit_s=shutdown_limit_s,
         )
         self.session = session
+        if self._quiet:
+            session.set_quiet(True)
         await session.connect()
         if self.session is not session:
             # Stopped meanwhile.
             await session.disconnect()
             return
         session.start()
+
+    def set_quiet(self, quiet: bool) -> None:
+        """Take no more messages, or take messages again; running handlers continue, and the group stays as it is."""
+        if quiet != self._quiet:
+            self._quiet = quiet
+            group = self.group.name
+            if quiet:
+                log.warning("group %s: quiet, taking no more messages until SIGCONT; running handlers continue", group)
+            else:
+                log.info("group %s: taking messages again", group)
+            if self.session is not None:
+                self.session.set_quiet(quiet)
 
     def apply_pauses(self) -> None:
         """Pause and resume queues as their settings say now."""

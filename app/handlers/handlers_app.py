@@ -110,6 +110,9 @@ class HandlersApp(MarqApp):
         committed = self.group.committed
         return {Messages(*source, committed): standing for source, standing in reader.standings().items()}
 
+    def set_quiet(self, quiet: bool) -> None:
+        self.handlers.set_quiet(quiet)
+
     async def on_stop(self) -> None:
         if self.watchdog is not None:
             await self.watchdog.stop()

@@ -171,6 +171,10 @@ class WorkerApp(MarqApp):
         if handlers is not None:
             await handlers.publish()
 
+    def set_quiet(self, quiet: bool) -> None:
+        if self.handlers is not None:
+            self.handlers.set_quiet(quiet)
+
     async def on_stop(self) -> None:
         # Before Faust stops the consumer and the tables.
         if self.watchdog is not None:

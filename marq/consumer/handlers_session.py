@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -21,6 +22,7 @@ from marq.kafka.group_reader import Reader
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
 from marq.settings.definitions import Definitions
+from marq.settings.queue import QueueSettings
 
 #: For a worker's handlers: maximum messages in flight per process, and how long a stop waits for handlers in tests.
 WORKER_MAX_IN_FLIGHT, TESTS_SHUTDOWN_S = 10_000, 3.0
@@ -50,15 +52,25 @@ class HandlersSession(ConsumerSession):
         shutdown_s: float = TESTS_SHUTDOWN_S,
         shutdown_limit_s: float = inf,
     ) -> None:
-        settings = _worker_settings(topics, definitions, handlers)
+        self._definitions = definitions
+        self._quiet = False
+        settings = _worker_settings(topics, definitions, handlers, self._settings)
         how = MARKED if group is None else TRANSACTIONAL
         super().__init__(cluster, topics, serving, reader, settings, group=group, how=how, instance_id=instance_id)
         self._producer = producer
-        self._definitions = definitions
         self._handlers = handlers
         self._chain = chain
         self._resources = resources
         self._shutdown_s, self._shutdown_limit_s = shutdown_s, shutdown_limit_s
+
+    def _settings(self, queue: str) -> QueueSettings:
+        settings = self._definitions.settings(queue)
+        return replace(settings, paused=True) if self._quiet else settings
+
+    def set_quiet(self, quiet: bool) -> None:
+        """Take no more messages, as if all queues were paused; or take messages again."""
+        self._quiet = quiet
+        self.receiver.apply_pauses()
 
     async def connect(self) -> None:
         """Connect, and open the resources."""
@@ -92,13 +104,18 @@ class HandlersSession(ConsumerSession):
             await self.stop(self._shutdown_s)
 
 
-def _worker_settings(topics: Topics, definitions: Definitions, handlers: Mapping[str, Handler]) -> ReceiverSettings:
+def _worker_settings(
+    topics: Topics,
+    definitions: Definitions,
+    handlers: Mapping[str, Handler],
+    settings: Callable[[str], QueueSettings],
+) -> ReceiverSettings:
     codecs = {queue: codec for queue, handler in handlers.items() if (codec := codec_of(handler, queue)) is not None}
     return ReceiverSettings(
         max_in_flight=WORKER_MAX_IN_FLIGHT,
         markers_partitions=topics.markers_partitions,
         limit_bytes=topics.markers_limit_bytes,
         codecs=codecs,
-        queue=definitions.settings,
+        queue=settings,
         skipped=definitions.skipped,
     )

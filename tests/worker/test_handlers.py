@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,36 @@ async def test_a_stop_waits_for_running_handlers_and_acks_what_they_end(
     acked = [(batch.source, offset) for batch in after if isinstance(batch, Ack) for offset in batch.offsets]
     assert sorted(acked) == [(each.source, each.offset) for each in sent]
     assert not [batch for batch in after if isinstance(batch, Release)]
+
+
+async def test_a_quiet_worker_takes_nothing_until_it_continues_and_what_ran_is_acked(
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    # given: one message at work
+    handlers = Handlers(tmp_path / "handlers")
+    queues = '[queues.patient]\nhandler = "handlers_of_the_test:patient"\nlease = 600\n'
+    worker = await new_worker(queues=queues, environment=handlers.environment).start().ready()
+    async with marq.Producer(broker.bootstrap_servers, prefix=worker.names.prefix) as producer:
+        await producer.send("patient", b"go")
+        await handlers.has_noted("patient", 1)
+
+        async def says_quiet() -> bool:
+            return "quiet, taking no more messages until SIGCONT" in worker.log()
+
+        # when
+        worker.process.signal(signal.SIGTSTP)
+        await eventually(says_quiet)
+        await producer.send_many("patient", [b"go"] * 4)
+        handlers.let_go("go")
+        await eventually(lambda: worker.queue("patient"), lambda found: found.get("acked") == 1)
+        quiet = await handlers.noted("patient")
+
+        # then
+        assert len(quiet) == 1
+        worker.process.signal(signal.SIGCONT)
+        statistics = await eventually(lambda: worker.queue("patient"), lambda found: found.get("acked") == 5)
+    assert statistics["expired"] == 0
+    assert Counter(line["attempt"] for line in await handlers.noted("patient")) == {1: 5}
 
 
 async def test_projects_in_one_namespace_run_their_own_handlers_of_modules_with_the_same_name(

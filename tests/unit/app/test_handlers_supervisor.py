@@ -198,3 +198,28 @@ for _ in range(2):
     )
 
     assert done.stdout == "True\n" * 2, done.stderr
+
+
+async def test_a_process_that_starts_while_its_worker_is_quiet_is_told_so_once_it_handles_signals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = f"""
+import json, os, signal
+signal.signal(signal.SIGTSTP, lambda *_: os._exit({EXIT_FENCED}))
+document = json.loads(os.environ[{VARIABLE!r}])
+os.write(document["reports"], b"{{}}\\n")
+# Until the worker ends.
+os.read(document["pipe"], 1)
+"""
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
+    codes: asyncio.Queue[int] = asyncio.Queue()
+    processes = HandlersProcesses(1, None, codes.put_nowait)
+    await processes.start()
+
+    processes.set_quiet(True)
+    processes.want({"a": group("a", "emails")})
+    try:
+        async with asyncio.timeout(30):
+            assert await codes.get() == EXIT_FENCED
+    finally:
+        await processes.stop()

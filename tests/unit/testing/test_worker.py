@@ -10,6 +10,7 @@ from math import inf
 import pytest
 
 import marq
+from marq.consumer.handlers_session import HandlersSession
 from marq.testing import Broker
 from marq.testing.group import Member
 
@@ -216,3 +217,45 @@ async def test_a_stop_waits_for_handlers_as_the_setting_of_their_queue_says(
         waited[pool.queue] = session.shutdown_s_of(pool, 1.0)
 
     assert waited == {queue: waits_s}
+
+
+async def in_flight(session: HandlersSession, count: int) -> None:
+    async with asyncio.timeout(60):
+        while session.prefetch.in_flight != count:  # noqa: ASYNC110 - no signal says so
+            await asyncio.sleep(0)
+
+
+async def test_a_quiet_worker_releases_prefetched_messages_finishes_running_ones_and_takes_no_more() -> None:
+    begun, gate, calls = asyncio.Event(), asyncio.Event(), []
+
+    @marq.handler("q", concurrency=1)
+    async def handle(message: marq.Message) -> None:
+        calls.append((message.value, message.attempt))
+        begun.set()
+        await gate.wait()
+
+    broker = Broker()
+    async with broker, broker.producer() as producer, broker.worker(handle) as worker:
+        [group] = worker._groups
+        session = group._session
+        assert session is not None
+        await producer.send_many("q", [b"1", b"2"])
+        await asyncio.wait_for(begun.wait(), 60)
+        await in_flight(session, 2)
+
+        # when
+        session.set_quiet(True)
+        await in_flight(session, 1)
+        await producer.send("q", b"3")
+        gate.set()
+        await broker.settle()
+
+        # then: also after a change of definitions
+        session.receiver.apply_pauses()
+        await broker.settle()
+        assert (calls, session.prefetch.in_flight) == ([(b"1", 1)], 0)
+        assert [message.value for message in broker.acked("q")] == [b"1"]
+
+        session.set_quiet(False)
+        await broker.drain("q")
+        assert sorted(calls) == [(b"1", 1), (b"2", 1), (b"3", 1)]
