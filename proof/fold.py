@@ -275,6 +275,7 @@ class Fold:
             return
         self._count(queue, FACTS[event["kind"]], len(offsets))
         self._count(queue, "expired", event["causes"].count("EXPIRED"))
+        self._count(queue, "too_large", event["causes"].count("TOO_LARGE"))
         for offset in offsets:
             self.end((queue, f"{source}/{offset}"))
 
@@ -299,6 +300,8 @@ class Fold:
                 state = DISPATCHED if event["kind"] == "DISPATCH" else standing.state
                 counted = standing.counted or event.get("started", False)
                 dues_ms = (self.now_ms + event["lease_ms"],)
+                if event.get("started", False):
+                    dues_ms = max(dues_ms, standing.dues_ms)
                 self.put(key, standing._replace(dues_ms=dues_ms, state=state, counted=counted))
 
     def _release(self, event: Event) -> None:

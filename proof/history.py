@@ -91,11 +91,14 @@ from marq.wire.names import (
     ORIGIN_HEADER,
     REASON_HEADER,
     RESERVED_HEADER,
+    TOO_LARGE_HEADER,
     is_scheduled,
     is_synthetic,
 )
 
 Event = dict[str, Any]
+#: The content of a message without its value.
+LEFT_OUT = "left out"
 #: The kind of a record of the markers topic that holds no marker; it has ``content``, too.
 UNREADABLE = "unreadable"
 
@@ -172,11 +175,17 @@ def holder_name(holder: int) -> str:
 
 
 def log_name(source: Source) -> str:
-    return f"{source.topic}/{source.partition}"
+    # Fault tests create no topic again, and a record does not have the id of its topic.
+    return "{}/{}".format(*source.log)
 
 
 def content(queue: str, key: bytes | None, value: bytes | None, headers: Headers) -> str:
-    """Return a digest of what must be the same on every copy: the sender's key, the value, the sender's headers."""
+    """Return a digest of what must be the same on every copy: the sender's key, the value, the sender's headers.
+
+    :data:`LEFT_OUT` stands for a message whose value a consumer or a tracker has left out because it is too large.
+    """
+    if value is None and any(name == TOO_LARGE_HEADER for name, _ in headers):
+        return LEFT_OUT
     users = [(name, header) for name, header in headers if not name.startswith(RESERVED_HEADER)]
     for name, header in headers:
         if name == KEY_HEADER:
@@ -311,7 +320,7 @@ def _times(batch: Delay | Reschedule) -> Event:
 
 
 def name_of(source: Source, offset: int) -> str:
-    return f"{source.topic}/{source.partition}/{offset}"
+    return f"{log_name(source)}/{offset}"
 
 
 _FIELDS: dict[str, tuple[str, Callable[[bytes], Any]]] = {

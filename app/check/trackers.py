@@ -10,6 +10,7 @@ from typing import Any
 from marq.kafka.group_members import GroupMember
 from marq.wire.names import Names
 from marq_worker.agents.handler_watch import merged, removed
+from marq_worker.agents.statistics import recreated, recreated_topics
 from marq_worker.app.check.findings import Finding, fine, problem, warning
 from marq_worker.app.client_id import Identity
 
@@ -54,6 +55,7 @@ def judge_pages(pages: Sequence[Page], partitions: int | None = None) -> list[Fi
         *(finding for each in findings for finding in each),
         *_judge_owners(pages, partitions or 0),
         *_judge_handlers(pages),
+        *_judge_recreated(pages),
     ]
 
 
@@ -62,6 +64,12 @@ def _judge_handlers(pages: Sequence[Page]) -> list[Finding]:
         warning(f"queue {queue}", removed(queue, **report))
         for queue, report in sorted(merged([page.metrics for page in pages]).items())
     ]
+
+
+def _judge_recreated(pages: Sequence[Page]) -> list[Finding]:
+    # A worker of an older version tells nothing about it.
+    reports = [page.metrics.get("recreated_topics", ()) for page in pages]
+    return [warning(f"queue {each['queue']}", recreated(**each)) for each in recreated_topics(reports)]
 
 
 def _judge_owners(pages: Sequence[Page], partitions: int) -> list[Finding]:

@@ -39,6 +39,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
+from marq.wire.large_messages import without_value
 from marq.wire.markers import Delay, Payload, Source, payload_bytes, spans
 from marq.wire.names import (
     ID_HEADER,
@@ -190,7 +191,9 @@ class _Replaying:
 
     async def _starts(self, view: LogReader, start: Start, ranges: Mapping[Source, range]) -> dict[Source, int]:
         if start.place is not None:
-            source, offset = start.place
+            place, offset = start.place
+            # A caller does not know the id of the topic's incarnation.
+            source = {each.log: each for each in ranges}.get(place, place)
             if source not in ranges:
                 raise ConfigError(
                     f"queue {self._queue!r} is not read in {source.topic}/{source.partition}: expected one of"
@@ -271,8 +274,15 @@ class _Replaying:
 
     def _markers(self, source: Source, rows: Sequence[Row]) -> Iterator[MarkerRecord]:
         target = Source(self._synthetic(source.topic), source.partition)
-        payloads = [self._payload(source, row) for row in rows]
         room = self._topics.markers_limit_bytes - FRAME_BYTES - _HEAD_BYTES
+        payloads = [self._payload(source, row) for row in rows]
+        # As a consumer acquires such a message: it must not stop the replay of the others.
+        payloads = [
+            payload
+            if payload_bytes(payload) <= room
+            else without_value(payload, record_id(source.log, row.offset), f"a marker has room for {room}")
+            for payload, row in zip(payloads, rows, strict=True)
+        ]
         for piece in spans(map(payload_bytes, payloads), room):
             some = payloads[piece]
             numbers = [row.offset for row in rows[piece]]
@@ -293,5 +303,5 @@ class _Replaying:
             kept = [*(each for each in kept if each[0] not in _KEPT), (KEY_HEADER, row.key)]
             if self._ordered and row.key:
                 kept.append((ORDERING_KEY_HEADER, row.key))
-        came_from = (REPLAYED_HEADER, record_id(source, row.offset).encode())
+        came_from = (REPLAYED_HEADER, record_id(source.log, row.offset).encode())
         return Payload(int(time.time() * 1000), 1, self._key, [*kept, came_from], row.value)

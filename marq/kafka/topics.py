@@ -7,8 +7,9 @@ changed, because its settings may be deliberate: a wrong setting is a ConfigErro
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.kafka.connection import admin_client, unavailable
-from marq.kafka.protocol import id_of_topic
+from marq.kafka.protocol import ids_of_topics, read_ids
 from marq.kafka.role_permissions import Kind, Permission, missing_permissions, principal, refused, tools
 from marq.settings.client import ClientSettings
 from marq.settings.topic_configs import (
@@ -44,6 +45,9 @@ from marq.settings.topic_configs import (
     wrong_partitions,
 )
 from marq.wire.errors import ConfigError, Forbidden
+from marq.wire.names import incarnation
+
+log = logging.getLogger("marq")
 
 _PAUSE_S = 0.05
 _UNKNOWN = (UnknownTopicOrPartitionError, LeaderNotAvailableError)
@@ -76,8 +80,10 @@ async def ensure_topics(settings: ClientSettings, *, changelog: bool = False) ->
 async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Topics) -> dict[str, int]:
     """Check topics that belong to queues, which Marq never creates; return the number of partitions of each.
 
-    Raises BrokerUnavailable like :func:`ensure_topics`; ConfigError if a topic does not exist, or accepts larger
-    messages than the markers topic can carry.
+    Messages that the markers topic can't carry become dead letters, so a topic that accepts such messages is only
+    reported.
+
+    Raises BrokerUnavailable like :func:`ensure_topics`; ConfigError if a topic does not exist.
     """
     wanted = sorted(names)
     if not wanted:
@@ -86,20 +92,36 @@ async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Top
         facts = await _Topics(admin, settings).describe(wanted)
     for name in wanted:
         if name not in facts:
-            raise ConfigError(
-                f"topic {name} does not exist, but a queue's settings name it: create it, or remove `topic` from those"
-                " settings"
-            )
+            raise ConfigError(_missing(name))
         room = room_for_markers(facts[name].limit_bytes)
         if room > topics.markers_limit_bytes:
             ours, kafka = settings.names, tools(settings)
             lines = [kafka.alter_topic(n, LIMIT, str(room)) for n in (ours.markers, ours.changelog, ours.dead_letters)]
-            raise ConfigError(
-                f"topic {name}: it accepts {facts[name].limit_bytes} bytes, but a marker of that size does not fit into"
-                f" {ours.markers}. Raise {LIMIT} of three topics, and start again:"
-                + "".join(f"\n    {line}" for line in lines)
-            )
+            log.warning(
+                "topic %s accepts %d bytes, but a marker of that size does not fit into %s: larger messages become dead"
+                " letters. Raise %s of three topics, and start again:%s",
+                name, facts[name].limit_bytes, ours.markers, LIMIT, "".join(f"\n    {line}" for line in lines),
+            )  # fmt: skip
     return {name: facts[name].partitions for name in wanted}
+
+
+async def missing_topics(settings: ClientSettings, own: Mapping[str, str]) -> dict[str, str]:
+    """Return which of these queues have an own topic that does not exist, each with an error text.
+
+    Raises BrokerUnavailable like :func:`ensure_topics`; Forbidden if the permission to describe a topic is missing.
+    """
+    if not own:
+        return {}
+    async with _admin(settings) as admin:
+        facts = await _Topics(admin, settings).describe(sorted(set(own.values())))
+    return {queue: _missing(topic) for queue, topic in own.items() if topic not in facts}
+
+
+def _missing(topic: str) -> str:
+    return (
+        f"topic {topic} does not exist, but a queue's settings name it: create it, or remove `topic` from those"
+        " settings"
+    )
 
 
 async def topic_exists(settings: ClientSettings, topic: str) -> bool:
@@ -119,12 +141,32 @@ async def topic_id(settings: ClientSettings, topic: str) -> str:
     Raises BrokerUnavailable like :func:`ensure_topics`.
     """
     async with _admin(settings) as admin:
-        try:
-            answer = await admin._send_request(id_of_topic(topic))
-        except NotImplementedError:
-            return ""
-    [(_, _, high, low, *_)] = answer.topics
-    return f"{high % 2**64:016x}{low % 2**64:016x}" if high or low else ""
+        return (await ids_of(admin, [topic])).get(topic, "")
+
+
+async def incarnations(settings: ClientSettings, topics: Iterable[str]) -> dict[str, str]:
+    """Return the names of the present incarnations of topics (:func:`marq.wire.names.incarnation`).
+
+    Those that do not exist, and all of brokers before Kafka 2.8, keep their names.
+
+    Raises BrokerUnavailable like :func:`ensure_topics`.
+    """
+    wanted = sorted(set(topics))
+    if not wanted:
+        return {}
+    async with _admin(settings) as admin:
+        ids = await ids_of(admin, wanted)
+    return {topic: incarnation(topic, ids.get(topic, "")) for topic in wanted}
+
+
+async def ids_of(admin: AIOKafkaAdminClient, topics: Collection[str]) -> dict[str, str]:
+    """Return the ids of those of the topics that exist; none if the brokers have no such ids. Raises KafkaError."""
+    if not topics:
+        return {}
+    try:
+        return read_ids(await admin._send_request(ids_of_topics(topics)))
+    except NotImplementedError:
+        return {}
 
 
 async def offset_snapshot_topic(settings: ClientSettings, *, make: bool) -> bool:

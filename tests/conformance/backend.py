@@ -26,6 +26,8 @@ from urllib.parse import quote
 from uuid import uuid4
 from weakref import WeakSet
 
+from aiokafka import AIOKafkaProducer
+
 import marq
 from marq.owner.engine import Step
 from marq.testing import Broker, DeadLetter
@@ -37,7 +39,7 @@ from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Batch, Source
 from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import Names
-from tests.worker.harness import Namespace, Worker, eventually, make_topic
+from tests.worker.harness import Namespace, Worker, delete_topic, eventually, make_topic
 
 QUEUES = Path(__file__).with_name("queues.toml")
 #: Time limit for anything that a test is not about: virtual seconds in memory.
@@ -135,12 +137,20 @@ class Backend(ABC):
         """Write a record, as any other program may; return its id."""
 
     @abstractmethod
+    async def produce_compressed(self, topic: str, value: bytes, key: bytes | None = None) -> str:
+        """Write a record to partition 0 that the topic accepts only because it is compressed."""
+
+    @abstractmethod
     async def mark(self, batch: Batch) -> None:
         """Write markers, as any client that speaks the protocol may."""
 
     @abstractmethod
     async def create_topic(self, partitions: int = 2) -> str:
         """Create a topic without a queue, and return its name."""
+
+    @abstractmethod
+    async def recreate_topic(self, topic: str, partitions: int = 2) -> None:
+        """Delete a topic, and create it again without records."""
 
     @abstractmethod
     def handlers(self, queue: str) -> AbstractAsyncContextManager[Any]:
@@ -219,6 +229,10 @@ class MemoryBackend(Backend):
     async def produce(self, topic, value, key=None, headers=(), partition=0):  # type: ignore[no-untyped-def]
         return self.broker.produce(topic, value, key=key, headers=headers, partition=partition)
 
+    async def produce_compressed(self, topic: str, value: bytes, key: bytes | None = None) -> str:
+        # The broker in memory has no limit for records of other programs.
+        return await self.produce(topic, value, key)
+
     async def mark(self, batch: Batch) -> None:
         [namespace] = [each for each in self.memory._namespaces.values() if each.names == self.names]
         owners, source = namespace.owners, batch.source  # type: ignore[union-attr]
@@ -228,6 +242,10 @@ class MemoryBackend(Backend):
         name = self.new_name("topic")
         self.broker.create_topic(name, partitions)
         return name
+
+    async def recreate_topic(self, topic: str, partitions: int = 2) -> None:
+        self.broker.delete_topic(topic)
+        self.broker.create_topic(topic, partitions)
 
     def handlers(self, queue: str) -> AbstractAsyncContextManager[Any]:
         return self.broker.worker()
@@ -283,6 +301,12 @@ class KafkaBackend(Backend):
         )
         return f"{topic}/{partition}/{kept.offset}"
 
+    async def produce_compressed(self, topic: str, value: bytes, key: bytes | None = None) -> str:
+        options = {"compression_type": "gzip", "max_request_size": 2 * len(value)}
+        async with AIOKafkaProducer(bootstrap_servers=self.address, **options) as producer:
+            kept = await producer.send_and_wait(topic, value, key, partition=0)
+        return f"{topic}/0/{kept.offset}"
+
     async def mark(self, batch: Batch) -> None:
         await self._namespace.mark(batch)
 
@@ -290,6 +314,10 @@ class KafkaBackend(Backend):
         name = self.new_name("topic")
         await make_topic(self.address, name, partitions)
         return name
+
+    async def recreate_topic(self, topic: str, partitions: int = 2) -> None:
+        await delete_topic(self.address, topic)
+        await make_topic(self.address, topic, partitions)
 
     @contextlib.asynccontextmanager
     async def handlers(self, queue: str) -> AsyncIterator[None]:

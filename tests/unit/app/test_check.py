@@ -216,6 +216,18 @@ def test_a_handler_that_no_worker_runs_is_a_warning_by_the_worker_that_has_watch
     assert "queue emails --forget" in found.found
 
 
+def test_a_topic_that_was_created_again_is_a_warning() -> None:
+    reports = [[{"queue": "orders", "topic": "sales", "seconds": seconds}] for seconds in (370.0, 620.0)]
+    pages = [
+        Page(f"http://{name}", [], {"recreated_topics": report}) for name, report in zip("ab", reports, strict=True)
+    ]
+
+    [found] = judge_pages([*pages, Page("http://of-an-older-version", [])])
+
+    assert (found.level, found.subject) == (Level.WARNING, "queue orders")
+    assert "its topic sales was deleted and created again, noticed 6 min ago" in found.found
+
+
 def test_an_alarm_is_a_problem_and_a_jump_of_the_clock_a_warning() -> None:
     alarm, jump = judge_pages([Page("http://a", [partition(alarm="gone", clock_jump_ms=7_000)])])
 

@@ -117,7 +117,10 @@ def found(counted: bool = False, **queues: dict[str, float]) -> dict[str, Any]:
         "trouble": [],
     }  # fmt: skip
     rows = {name: empty_metrics() | row for name, row in queues.items()}
-    return {"queues": rows, "workers": [], "complete": True, "backlog": backlog, "removed_handlers": {}}
+    return {
+        "queues": rows, "workers": [], "complete": True, "backlog": backlog, "removed_handlers": {},
+        "recreated_topics": [],
+    }  # fmt: skip
 
 
 def test_a_row_counts_dead_letters_that_are_left_and_what_waits_in_either_way() -> None:
@@ -175,6 +178,17 @@ def test_queues_without_consumers_are_alarms_and_wrong_on_the_page_of_health() -
     assert (check["ok"], check["found"].endswith("and 2 more have none")) == (False, True)
     [check] = [each for each in rows_and_alarms.checks(found(one=WAITS), []) if "consumers" in each["what"]]
     assert (check["ok"], check["found"]) == (True, "all have")
+
+
+def test_a_topic_that_was_created_again_is_an_alarm() -> None:
+    [alarm] = rows_and_alarms.alarms(
+        found(orders={}) | {"recreated_topics": [{"queue": "orders", "topic": "sales", "seconds": 61.0}]}
+    )
+
+    assert alarm == (
+        "Queue orders: its topic sales was deleted and created again, noticed 1 min ago: its records are new messages,"
+        " and unfinished messages of the former topic are redelivered."
+    )
 
 
 def test_a_handler_that_no_worker_runs_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
@@ -421,7 +435,7 @@ async def test_a_message_with_ordering_or_a_dispatched_one_can_not_be_released_b
 
     async def look(queue: str, place: str) -> Mapping[str, Any]:
         state, holder = states[place]
-        return {"queue": queue, "state": state, "holder": holder}
+        return {"queue": queue, "state": state, "holder": holder, "place": place}
 
     async def write(_: Actor, batches: Sequence[Release]) -> None:
         written.extend(batches)
@@ -438,7 +452,7 @@ async def test_a_prefetched_message_of_an_at_most_once_queue_is_not_released_bec
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def look(queue: str, place: str) -> Mapping[str, Any]:
-        return {"queue": queue, "state": "leased", "holder": 7}
+        return {"queue": queue, "state": "leased", "holder": 7, "place": place}
 
     definitions = Definitions()
     definitions.fold(b"file:payments", {"delivery": "at-most-once"})
@@ -473,7 +487,7 @@ async def test_a_release_is_written_for_each_queue_that_is_meant(
     written: list[Release] = []
 
     async def look(queue: str, place: str) -> Mapping[str, Any]:
-        return {"queue": queue, "state": "leased", "holder": holders[queue]}
+        return {"queue": queue, "state": "leased", "holder": holders[queue], "place": "orders@aaaaaaaaaaaa/0/5"}
 
     async def write(_: Actor, batches: Sequence[Release]) -> None:
         written.extend(batches)
@@ -487,6 +501,8 @@ async def test_a_release_is_written_for_each_queue_that_is_meant(
 
     assert await actor.release(queue, ["orders/0/5"]) == [True]
     assert {batch.queue: batch.holder for batch in written} == released
+    # The id that the operator sees does not name the incarnation of the topic.
+    assert {batch.source for batch in written} == {Source("orders@aaaaaaaaaaaa", 0)}
 
 
 @pytest.mark.parametrize(
