@@ -35,7 +35,7 @@ from marq_worker.app.faust_app import MarqApp, new_app, or_exit
 from marq_worker.app.handlers.worker_pipes import LOOK_SECONDS, Reporter, follow_parent
 from marq_worker.app.watchdog.broker_probe import BrokerProbe, Messages, Rebalance
 from marq_worker.app.watchdog.watchdog import Watchdog
-from marq_worker.config.settings import HANDLERS_PROCESS, AppSettings
+from marq_worker.config.settings import HANDLERS_PROCESS, AppSettings, shutdown_limit_s
 from marq_worker.tables import leases
 
 log = logging.getLogger("marq.handlers")
@@ -88,13 +88,17 @@ class HandlersApp(MarqApp):
         topics = await ensure_topics(self.client)
         await own_topics(self.client, self.group.topics.values(), topics)
         await self.queues.start()
-        definitions, instance_id = self.queues.definitions, self.settings.instance_id
-        await self.handlers.start(self.client, topics, definitions, self._partitions(), instance_id)
+        definitions, settings = self.queues.definitions, self.settings
+        limit_s = shutdown_limit_s(settings.stop_timeout)
+        shutdown_s = limit_s if settings.shutdown_timeout is None else settings.shutdown_timeout
+        await self.handlers.start(
+            self.client, topics, definitions, self._partitions(), settings.instance_id, shutdown_s, limit_s
+        )
         self.queues.listen(self.handlers.apply_pauses)
         # The worker's /healthz reports a handler that blocks the event loop. The watchdog ends the process only if its
         # consumer reads nothing.
         ask = BrokerProbe(self.client).ask
-        self.watchdog = Watchdog(self.settings.watchdog, self._standings, ask, watches_loop=False)
+        self.watchdog = Watchdog(settings.watchdog, self._standings, ask, watches_loop=False)
         await self.add_runtime_dependency(self.watchdog)
 
     def _standings(self) -> dict[Hashable, ProgressReport]:
@@ -105,6 +109,9 @@ class HandlersApp(MarqApp):
             return {}
         committed = self.group.committed
         return {Messages(*source, committed): standing for source, standing in reader.standings().items()}
+
+    def set_quiet(self, quiet: bool) -> None:
+        self.handlers.set_quiet(quiet)
 
     async def on_stop(self) -> None:
         if self.watchdog is not None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, Process
@@ -37,9 +38,6 @@ SETTLE_S = 0.2
 REPORTS_END_S = 1.0
 #: How long to wait for a killed process to exit.
 KILL_LIMIT_S = 2.0
-#: The part of the stop timeout that the worker keeps for itself.
-OWN_STOP_S = 3.0
-
 
 #: Report of a process that does not run, or has not reported yet.
 NOTHING_REPORTED: Mapping[str, Any] = {"breakers": {}, "partitions": None, "in_flight": 0, "processing": 0}
@@ -61,11 +59,6 @@ def changes(running: Mapping[str, HandlerGroup], wanted: Mapping[str, HandlerGro
     stop = [name for name, group in running.items() if wanted.get(name) != group]
     start = [name for name, group in wanted.items() if running.get(name) != group]
     return stop, start
-
-
-def stop_limit_s(timeout_s: float) -> float:
-    """Return the part of the stop timeout for handler processes: at least half of it."""
-    return max(timeout_s - OWN_STOP_S, timeout_s / 2)
 
 
 def command(log_level: str | int | None) -> list[str]:
@@ -92,12 +85,20 @@ class HandlersProcesses(Service):
         self._pipe: tuple[int, ...] = ()
         self._wanted: Mapping[str, HandlerGroup] = {}
         self._running: dict[str, _GroupProcess] = {}
+        self._quiet = False
         self._changed = asyncio.Event()
 
     def want(self, groups: Mapping[str, HandlerGroup]) -> None:
         """Run these groups from now on, and no others."""
         self._wanted = groups
         self._changed.set()
+
+    def set_quiet(self, quiet: bool) -> None:
+        """Let all processes take no more messages, or take messages again."""
+        if quiet != self._quiet:
+            self._quiet = quiet
+            for process in self._running.values():
+                process.set_quiet(quiet)
 
     async def on_start(self) -> None:
         # The processes read from it. Only this process can write to it, because files are not inherited: when it dies,
@@ -131,6 +132,7 @@ class HandlersProcesses(Service):
                     group = self._wanted[name]
                     process = _GroupProcess(group, self._command, self._environment, self._pipe[0], self._end)
                     self._running[name] = process
+                    process.set_quiet(self._quiet)
                     process.start()
 
     async def _stop(self, names: list[str]) -> None:
@@ -160,6 +162,9 @@ class _GroupProcess:
         self._starts = 0
         self._report: dict[str, Any] = dict(NOTHING_REPORTED)
         self._blocked_s = 0.0
+        #: Whether the process has reported something: only then does it handle signals.
+        self._begun = False
+        self._quiet = False
         self._stopping = False
 
     def start(self) -> None:
@@ -181,6 +186,16 @@ class _GroupProcess:
             "blocked_seconds": 0.0 if self._stopping else self._blocked_s,
             **self._report,
         }
+
+    def set_quiet(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._signal_quiet()
+
+    def _signal_quiet(self) -> None:
+        # SIGTSTP would suspend a process that does not handle it yet.
+        if self._begun and self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTSTP if self._quiet else signal.SIGCONT)
 
     async def stop(self, limit_s: float) -> None:
         """Send SIGTERM, and SIGKILL after the limit."""
@@ -251,14 +266,16 @@ class _GroupProcess:
         return f"{process.pid} has ended with exit code {code}"
 
     async def _listen(self, pipe: int) -> None:
-        begun = False
         try:
             async for report in reports(pipe):
                 if report is not None:
-                    begun = True
+                    if not self._begun:
+                        self._begun = True
+                        if self._quiet:
+                            self._signal_quiet()
                     self._report, self._blocked_s = {**self._report, **report}, 0.0
-                elif begun:
+                elif self._begun:
                     # Before its first report the process imports modules, which may take any time.
                     self._blocked_s += SILENCE_SECONDS
         finally:
-            self._report, self._blocked_s = dict(NOTHING_REPORTED), 0.0
+            self._report, self._blocked_s, self._begun = dict(NOTHING_REPORTED), 0.0, False

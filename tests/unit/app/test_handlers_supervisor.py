@@ -20,7 +20,6 @@ from marq_worker.app.handlers.supervisor import (
     Pauses,
     changes,
     command,
-    stop_limit_s,
 )
 from marq_worker.app.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
@@ -75,11 +74,6 @@ def test_after_a_long_life_the_pause_is_short_again() -> None:
 
     assert pauses.after(LONG_LIFE_S) == FIRST_PAUSE_S
     assert pauses.after(1.0) == FIRST_PAUSE_S * 2
-
-
-@pytest.mark.parametrize(("timeout", "processes"), [(9, 6), (300, 297), (4, 2), (1, 0.5)])
-def test_processes_get_a_part_of_the_time_for_a_stop(timeout: float, processes: float) -> None:
-    assert stop_limit_s(timeout) == processes
 
 
 async def test_a_process_whose_instance_id_another_one_uses_ends_its_worker_and_is_not_started_again(
@@ -204,3 +198,28 @@ for _ in range(2):
     )
 
     assert done.stdout == "True\n" * 2, done.stderr
+
+
+async def test_a_process_that_starts_while_its_worker_is_quiet_is_told_so_once_it_handles_signals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = f"""
+import json, os, signal
+signal.signal(signal.SIGTSTP, lambda *_: os._exit({EXIT_FENCED}))
+document = json.loads(os.environ[{VARIABLE!r}])
+os.write(document["reports"], b"{{}}\\n")
+# Until the worker ends.
+os.read(document["pipe"], 1)
+"""
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
+    codes: asyncio.Queue[int] = asyncio.Queue()
+    processes = HandlersProcesses(1, None, codes.put_nowait)
+    await processes.start()
+
+    processes.set_quiet(True)
+    processes.want({"a": group("a", "emails")})
+    try:
+        async with asyncio.timeout(30):
+            assert await codes.get() == EXIT_FENCED
+    finally:
+        await processes.stop()
