@@ -6,6 +6,7 @@ web pages nor the handlers of other groups.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import logging
@@ -33,6 +34,7 @@ from marq_worker.agents.stream_reader import Partitions
 from marq_worker.app.batch_transport import BatchSchema
 from marq_worker.app.faust_app import MarqApp, new_app, or_exit
 from marq_worker.app.handlers.worker_pipes import LOOK_SECONDS, Reporter, follow_parent
+from marq_worker.app.watchdog.blocked_loop import describe_task
 from marq_worker.app.watchdog.broker_probe import BrokerProbe, Messages, Rebalance
 from marq_worker.app.watchdog.watchdog import Watchdog
 from marq_worker.config.settings import HANDLERS_PROCESS, AppSettings
@@ -91,10 +93,12 @@ class HandlersApp(MarqApp):
         definitions, instance_id = self.queues.definitions, self.settings.instance_id
         await self.handlers.start(self.client, topics, definitions, self._partitions(), instance_id)
         self.queues.listen(self.handlers.apply_pauses)
-        # The worker's /healthz reports a handler that blocks the event loop. The watchdog ends the process only if its
-        # consumer reads nothing.
+        # The worker's /healthz reports a handler that blocks the event loop. The watchdog only warns about it: it ends
+        # the process only if its consumer reads nothing.
         ask = BrokerProbe(self.client).ask
-        self.watchdog = Watchdog(self.settings.watchdog, self._standings, ask, watches_loop=False)
+        self.watchdog = Watchdog(
+            self.settings.watchdog, self._standings, ask, watches_loop=False, describe=self._blocker
+        )
         await self.add_runtime_dependency(self.watchdog)
 
     def _standings(self) -> dict[Hashable, ProgressReport]:
@@ -105,6 +109,13 @@ class HandlersApp(MarqApp):
             return {}
         committed = self.group.committed
         return {Messages(*source, committed): standing for source, standing in reader.standings().items()}
+
+    def _blocker(self, task: asyncio.Task[Any] | None) -> str:
+        """Name the handler that a task runs; for another task, the handlers that may have started it."""
+        if task is not None and (handler := self.handlers.running(task)):
+            return handler
+        running = self.handlers.running()
+        return f"{describe_task(task)} of group {self.group.name}{running and f' (running: {running})'}"
 
     async def on_stop(self) -> None:
         if self.watchdog is not None:
