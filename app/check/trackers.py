@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from marq.kafka.group_members import GroupMember
 from marq.wire.names import Names
 from marq_worker.agents.handler_watch import merged, removed
+from marq_worker.agents.stuck_processes import StuckProcess, stuck_processes
 from marq_worker.app.check.findings import Finding, fine, problem, warning
 from marq_worker.app.client_id import Identity
+from marq_worker.app.web.liveness_and_readiness import MAX_LOOP_LAG_SECONDS
 
 #: A partition has stalled if its owner has read none of the available records for this long. On a busy machine a record
 #: may wait for seconds.
@@ -54,6 +56,7 @@ def judge_pages(pages: Sequence[Page], partitions: int | None = None) -> list[Fi
         *(finding for each in findings for finding in each),
         *_judge_owners(pages, partitions or 0),
         *_judge_handlers(pages),
+        *_judge_processes(pages),
     ]
 
 
@@ -61,6 +64,21 @@ def _judge_handlers(pages: Sequence[Page]) -> list[Finding]:
     return [
         warning(f"queue {queue}", removed(queue, **report))
         for queue, report in sorted(merged([page.metrics for page in pages]).items())
+    ]
+
+
+def stuck(pages: Iterable[Page]) -> list[StuckProcess]:
+    """Return the stuck handler processes that pages report."""
+    return stuck_processes({**page.metrics, "url": page.url} for page in pages)
+
+
+def _judge_processes(pages: Sequence[Page]) -> list[Finding]:
+    """Judge handler processes as /healthz does: a short blockage may be over soon."""
+    return [
+        (problem if process.blocked_s > MAX_LOOP_LAG_SECONDS else warning)(
+            f"group {process.group}", process.found, advice=process.advice
+        )
+        for process in stuck(pages)
     ]
 
 

@@ -97,7 +97,7 @@ class HandlersApp(MarqApp):
         # the process only if its consumer reads nothing.
         ask = BrokerProbe(self.client).ask
         self.watchdog = Watchdog(
-            self.settings.watchdog, self._standings, ask, watches_loop=False, describe=self._blocker
+            self.settings.watchdog, self._standings, ask, watches_loop=False, describe=self._report_blocker
         )
         await self.add_runtime_dependency(self.watchdog)
 
@@ -109,6 +109,12 @@ class HandlersApp(MarqApp):
             return {}
         committed = self.group.committed
         return {Messages(*source, committed): standing for source, standing in reader.standings().items()}
+
+    def _report_blocker(self, task: asyncio.Task[Any] | None) -> str:
+        """Report to the worker what blocks the event loop, and return it; the watchdog's thread calls this."""
+        blocker = self._blocker(task)
+        self.reporter.tell({"blocked_by": blocker})
+        return blocker
 
     def _blocker(self, task: asyncio.Task[Any] | None) -> str:
         """Name the handler that a task runs; for another task, the handlers that may have started it."""
@@ -126,7 +132,8 @@ class HandlersApp(MarqApp):
         await super().on_stop()
 
     def report(self) -> None:
-        self.reporter.tell({"breakers": self.handlers.breakers, "partitions": self.partitions, **self.handlers.holding})
+        report = {"breakers": self.handlers.breakers, "partitions": self.partitions, "blocked_by": None}
+        self.reporter.tell({**report, **self.handlers.holding})
 
     async def failed(self, error: MarqError) -> None:
         """End the process; the worker restarts it."""

@@ -42,7 +42,9 @@ OWN_STOP_S = 3.0
 
 
 #: Report of a process that does not run, or has not reported yet.
-NOTHING_REPORTED: Mapping[str, Any] = {"breakers": {}, "partitions": None, "in_flight": 0, "processing": 0}
+NOTHING_REPORTED: Mapping[str, Any] = {
+    "breakers": {}, "partitions": None, "in_flight": 0, "processing": 0, "blocked_by": None,
+}  # fmt: skip
 
 
 class Pauses:
@@ -256,7 +258,10 @@ class _GroupProcess:
             async for report in reports(pipe):
                 if report is not None:
                     begun = True
-                    self._report, self._blocked_s = {**self._report, **report}, 0.0
+                    self._report = {**self._report, **report}
+                    # The watchdog of a blocked process still reports what blocks it.
+                    if not report.get("blocked_by"):
+                        self._blocked_s = 0.0
                 elif begun:
                     # Before its first report the process imports modules, which may take any time.
                     self._blocked_s += SILENCE_SECONDS

@@ -10,6 +10,7 @@ from marq.core.storage.handling_times import quantile_ms
 from marq_worker.agents.consumer_watch import has_no_consumer
 from marq_worker.agents.handler_watch import removed
 from marq_worker.agents.statistics import empty_metrics
+from marq_worker.agents.stuck_processes import stuck_processes
 from marq_worker.app.readable import span
 
 PAGE_ROWS = 100
@@ -200,6 +201,7 @@ def alarms(metrics: Mapping[str, Any]) -> list[str]:
         f"The circuit breaker of {queue} is {state}: its handler keeps failing"
         for queue, state in sorted(open_breakers(metrics["workers"]).items())
     ]
+    texts += [f"Group {each.group}: {each.found}." for each in stuck_processes(metrics["workers"])]
     texts += no_consumer_alarms(metrics["queues"])
     texts += removed_alarms(metrics["removed_handlers"])
     missing = [worker["url"] for worker in metrics["workers"] if not worker["answered"]]
@@ -269,6 +271,7 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
     unowned = [part["partition"] for part in markers if part["owner"] is None]
     opened = open_breakers(metrics["workers"])
     answered = sum(worker["answered"] for worker in metrics["workers"])
+    stuck = stuck_processes(metrics["workers"])
     unread = without_consumer(metrics["queues"])
     removed_handlers = sorted(metrics["removed_handlers"])
     rows = (
@@ -290,6 +293,8 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
          "Find the client that writes invalid markers: see the quarantine topic"),
         (not opened, "no circuit breaker is open", ", ".join(sorted(opened)) or "none",
          "Repair the service that the handlers of these queues call"),
+        (not stuck, "handler processes run their event loops", "; ".join(each.found for each in stuck) or "all do",
+         ". ".join({each.advice[:1].upper() + each.advice[1:]: None for each in stuck})),
         (not unread, "queues with waiting messages have consumers", _without(unread) or "all have",
          "Start the consumers or handlers of these queues, or purge them"),
         (not removed_handlers, "published handlers run in a worker", ", ".join(removed_handlers) or "all do",

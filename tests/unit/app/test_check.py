@@ -216,6 +216,25 @@ def test_a_handler_that_no_worker_runs_is_a_warning_by_the_worker_that_has_watch
     assert "queue emails --forget" in found.found
 
 
+@pytest.mark.parametrize(("seconds", "level"), [(4.0, Level.WARNING), (52.0, Level.PROBLEM)])
+def test_a_handler_that_blocks_its_event_loop_is_a_problem_once_it_makes_its_worker_not_live(
+    seconds: float, level: Level
+) -> None:
+    process = {"group": "mail", "queues": ["letters", "parcels"], "pid": 7, "blocked_seconds": seconds}
+    blocked = process | {"blocked_by": "handler mail:send of queue letters"}
+    runs, ended = process | {"blocked_seconds": 0.0}, process | {"pid": None}
+
+    [named] = judge_pages([Page("http://a", [], {"handlers": [blocked, runs, ended]}), Page("http://b", [])])
+    [unnamed] = judge_pages([Page("http://of-an-older-version", [], {"handlers": [process]})])
+
+    assert (named.level, unnamed.level) == (level, level)
+    assert named.subject == "group mail"
+    what = "has blocked the event loop of handler process 7 of"
+    assert named.found == f"handler mail:send of queue letters {what} http://a for {seconds:.0f} s"
+    assert unnamed.found == f"a handler {what} http://of-an-older-version for {seconds:.0f} s"
+    assert "asyncio.to_thread" in named.advice
+
+
 def test_an_alarm_is_a_problem_and_a_jump_of_the_clock_a_warning() -> None:
     alarm, jump = judge_pages([Page("http://a", [partition(alarm="gone", clock_jump_ms=7_000)])])
 

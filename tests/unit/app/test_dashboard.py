@@ -177,6 +177,27 @@ def test_queues_without_consumers_are_alarms_and_wrong_on_the_page_of_health() -
     assert (check["ok"], check["found"]) == (True, "all have")
 
 
+def test_a_handler_that_blocks_its_event_loop_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
+    process = {"group": "mail", "queues": ["emails"], "pid": 7, "blocked_seconds": 4.0}
+    blocked = process | {"blocked_by": "handler mail:send of queue emails"}
+    worker = {"url": "http://a", "answered": True, "partitions": []}
+    metrics = found(emails={}) | {"workers": [worker | {"handlers": [blocked]}]}
+    healthy = found(emails={}) | {"workers": [worker | {"handlers": [process | {"blocked_seconds": 0.0}]}]}
+
+    alarm, *_ = rows_and_alarms.alarms(metrics)
+    wrong, right = (
+        next(each for each in rows_and_alarms.checks(told, []) if "event loops" in each["what"])
+        for told in (metrics, healthy)
+    )
+
+    said = "handler mail:send of queue emails has blocked the event loop of handler process 7 of http://a for 4 s"
+    assert alarm == f"Group mail: {said}."
+    assert (wrong["ok"], wrong["found"]) == (False, said)
+    assert "asyncio.to_thread" in wrong["advice"]
+    assert (right["ok"], right["found"]) == (True, "all do")
+    assert not rows_and_alarms.alarms(healthy)
+
+
 def test_a_handler_that_no_worker_runs_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
     metrics = found(emails={}) | {"removed_handlers": {"emails": {"handler": "mail.work:send", "seconds": 420.0}}}
 

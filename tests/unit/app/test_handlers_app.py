@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup
 from marq_worker.agents.progress import ProgressReport
 from marq_worker.agents.queue_consumer import Handlers
 from marq_worker.app.handlers.handlers_app import HandlersApp
+from marq_worker.app.handlers.worker_pipes import Reporter, reports
 from marq_worker.app.watchdog.broker_probe import Messages, Rebalance
 
 READ = ProgressReport((7,), 7)
@@ -66,3 +68,16 @@ async def test_a_task_that_a_handler_started_is_named_with_the_handlers_that_run
     named = f"task Task-7 ({fetch.__qualname__}) of group mail"
     assert with_handlers == f"{named} (running: handler tasks:letters of queue letters)"
     assert (without, outside) == (named, "code outside of tasks of group mail")
+
+
+async def test_what_blocks_the_event_loop_is_reported_to_the_worker() -> None:
+    reading, writing = os.pipe()
+    app = SimpleNamespace(_blocker=lambda task: "handler mail:send of queue mail", reporter=Reporter(writing))
+
+    blocker = await asyncio.to_thread(HandlersApp._report_blocker, app, None)  # type: ignore[arg-type]
+    os.close(writing)
+    async with asyncio.timeout(60):
+        told = [report async for report in reports(reading) if report]
+
+    assert blocker == "handler mail:send of queue mail"
+    assert told == [{"blocked_by": blocker}]
