@@ -59,17 +59,20 @@ def judge_reading(
     readers: Iterable[Reader],
     waiting: Mapping[str, int] | None,
     left_out: int = 0,
+    stuck: Collection[str] = (),
 ) -> list[Finding]:
     """Judge the groups that read queues.
 
-    ``waiting``: messages by queue, None if they are not counted; ``left_out``: groups that are not in ``readers``.
+    ``waiting``: messages by queue, None if they are not counted; ``left_out``: groups that are not in ``readers``;
+    ``stuck``: groups with a stuck handler process, which has a finding of its own.
     """
     readers = [reader for reader in readers if queues_of(reader.group, client.names, definitions)]
     findings = []
     for reader in readers:
         queues = queues_of(reader.group, client.names, definitions)
         findings += _judge_lost(client, reader)
-        findings += _judge_handlers(definitions, reader, queues, waiting)
+        if reader.group not in stuck:
+            findings += _judge_handlers(definitions, reader, queues, waiting)
     if left_out:
         findings.append(
             warning(

@@ -65,14 +65,21 @@ class BlockedLoop:
     def _warn(self) -> None:
         # A defect in the description must not occur again in each check, before that of the watchdog.
         self._blocker = "unknown code"
-        self._blocker = self._describe(asyncio.current_task(self._loop))
+        task = asyncio.current_task(self._loop)
+        self._blocker = self._describe(task)
         log.warning(
             "%s has blocked the event loop for %.0f s. Until it returns, this process renews no lease and runs no other"
             " coroutine. Write a handler that blocks as a plain function (def), or run the blocking call with"
             " asyncio.to_thread. Its stack, most recent call last:\n%s",
-            self._blocker, self._still_s, self._stack(),
+            self._blocker, self._still_s, self._stack(task),
         )  # fmt: skip
 
-    def _stack(self) -> str:
+    def _stack(self, task: asyncio.Task[Any] | None) -> str:
+        """Return the innermost frames of the loop's thread, without those that run the loop."""
         frame = sys._current_frames().get(self._thread)
-        return "" if frame is None else "".join(traceback.format_stack(frame, MAX_FRAMES)).rstrip()
+        outermost = None if task is None else getattr(task.get_coro(), "cr_frame", None)
+        frames = []
+        while frame is not None and len(frames) < MAX_FRAMES:
+            frames.append((frame, frame.f_lineno))
+            frame = None if frame is outermost else frame.f_back
+        return "".join(traceback.StackSummary.extract(reversed(frames)).format()).rstrip()

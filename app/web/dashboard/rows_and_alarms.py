@@ -272,13 +272,16 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
     opened = open_breakers(metrics["workers"])
     answered = sum(worker["answered"] for worker in metrics["workers"])
     stuck = stuck_processes(metrics["workers"])
-    unread = without_consumer(metrics["queues"])
+    # Their handlers have a process.
+    handled = frozenset[str]().union(*(each.queues for each in stuck))
+    unread = [queue for queue in without_consumer(metrics["queues"]) if queue not in handled]
     removed_handlers = sorted(metrics["removed_handlers"])
     rows = (
         (metrics["complete"], "workers respond", f"{answered} of {len(metrics['workers'])}",
          "For the others, run marq check"),
         (bool(parts), "a tracker runs", f"{owners} of {len(parts)} partitions have an owner that works",
-         "Start a worker: marq worker -l info"),
+         "Start a worker: marq worker -l info" if answered == len(metrics["workers"])
+         else "A worker does not respond; it may be stopped or blocked: run marq check"),
         (not unowned, "each markers partition has an owner", f"{_listed(unowned)} have none" if unowned else "all have",
          "A rebalance may be running; if this persists, run marq check"),
         (not stopped, "no partition is stopped", _listed(stopped) or "none",

@@ -198,6 +198,20 @@ def test_a_handler_that_blocks_its_event_loop_is_an_alarm_and_wrong_on_the_page_
     assert not rows_and_alarms.alarms(healthy)
 
 
+def test_the_page_of_health_does_not_ask_for_another_worker_while_one_is_stopped() -> None:
+    process = {"group": "mail", "queues": ["emails"], "pid": 7, "blocked_seconds": 0.0, "stopped": True}
+    worker = {"url": "http://a", "answered": True, "partitions": [], "handlers": [process]}
+    silent = {"url": "http://b", "answered": False, "partitions": []}
+    metrics = found(counted=True, emails=NOBODY) | {"workers": [worker, silent]}
+
+    checks = {each["what"]: each for each in rows_and_alarms.checks(metrics, [])}
+
+    stopped = checks["handler processes run their event loops"]
+    assert (stopped["ok"], stopped["advice"].startswith("Resume it on that machine with kill -CONT 7")) == (False, True)
+    assert checks["queues with waiting messages have consumers"]["ok"]
+    assert "Start a worker" not in checks["a tracker runs"]["advice"]
+
+
 def test_a_handler_that_no_worker_runs_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
     metrics = found(emails={}) | {"removed_handlers": {"emails": {"handler": "mail.work:send", "seconds": 420.0}}}
 

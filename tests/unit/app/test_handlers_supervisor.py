@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,6 +204,35 @@ async def test_a_blocked_process_stays_blocked_while_only_its_watchdog_reports(m
     assert await after(None, {"blocked_by": handler}, None) == (2 * SILENCE_SECONDS, handler)
     assert await after({"partitions": 2, "blocked_by": None}) == (0.0, None)
     listening.cancel()
+
+
+@pytest.mark.parametrize(
+    ("stopped", "reason"), [(True, "was stopped by a signal (SIGSTOP)"), (False, "holds the GIL, or the machine lacks")]
+)
+async def test_a_silent_process_is_logged_once_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stopped: bool, reason: str
+) -> None:
+    async def reports(pipe: int) -> AsyncIterator[Mapping[str, Any] | None]:
+        yield None
+        for said in (handler, None):
+            yield {"partitions": 2, "blocked_by": said}
+            for _ in range(5):
+                yield None
+        metrics.append(process.metrics())
+
+    handler, metrics = "handler mail:send of queue emails", list[Mapping[str, Any]]()
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.reports", reports)
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.is_stopped", lambda pid: stopped)
+    process = _GroupProcess(group("mail", "emails"), [], {}, 0, lambda code: None)
+    process._process = SimpleNamespace(pid=4711, returncode=None)  # type: ignore[assignment]
+
+    await process._listen(0)
+
+    # The first silence had a reason that the process told: a blocked handler.
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("group mail: its handler process 4711 has been silent for 4 s")
+    assert reason in warning
+    assert [each["stopped"] for each in metrics] == [stopped]
 
 
 def test_a_process_has_the_workers_log_level_and_no_web_server() -> None:
