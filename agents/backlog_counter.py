@@ -206,7 +206,7 @@ class BacklogCounter(Service):
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         try:
-            fetched = await fetch_records(consumer, SUM_S, AT_ONCE)
+            fetched = self._sources.named(await fetch_records(consumer, SUM_S, AT_ONCE))
         except TopicAuthorizationFailedError as error:
             self._leave_out(error)
             return
@@ -231,7 +231,7 @@ class BacklogCounter(Service):
     async def _pass_what_is_kafkas(self, consumer: AIOKafkaConsumer, fetched: Mapping[Source, Records]) -> None:
         """Advance sources that end with records to skip: control records of transactions."""
         for source, counted in self._sources.by_source.items():
-            partition = TopicPartition(*source)
+            partition = TopicPartition(*source.log)
             counted.end = max(counted.end, consumer.highwater(partition) or 0)
             if source not in fetched and counted.position < counted.end:
                 with suppress(TimeoutError):

@@ -62,7 +62,7 @@ def _described(message: _Message, settings: QueueSettings, redaction: Redaction)
     payload = owner.engine.payload(lease.queue, source, number)
     key = None
     if payload is not None:
-        key = payload.key if source.topic == settings.topic else ordering_key(payload.headers)
+        key = payload.key if source.log.topic == settings.topic else ordering_key(payload.headers)
     shown = described(lease.due_ms, source, number, lease, owner, redaction)
     waits = shown["due_in_seconds"] > BLOCKED_S
     return {**shown, "key": redaction.ordering_key(key), "waits_for_operator": waits}

@@ -18,7 +18,9 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, UnknownTo
 from marq.core.lease_book import LeaseBook
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.kafka.committed_offsets import commit_offsets, committed_offsets
+from marq.kafka.incarnations import refreshed
 from marq.kafka.log_reader import log_ranges
+from marq.kafka.records import Records
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 from marq.wire.markers_partitions import markers_partition
@@ -89,9 +91,9 @@ class CountedSources:
     async def look(self, consumer: AIOKafkaConsumer, books: Mapping[int, LeaseBook]) -> None:
         """Update the sources to count, and where they begin and end."""
         wanted = self._wanted(books)
-        partitions = [TopicPartition(*source) for source in wanted]
-        starts = await consumer.beginning_offsets(partitions) if partitions else {}
-        ends = await consumer.end_offsets(partitions) if partitions else {}
+        partitions = {TopicPartition(*source.log): source for source in wanted}
+        starts = await consumer.beginning_offsets([*partitions]) if partitions else {}
+        ends = await consumer.end_offsets([*partitions]) if partitions else {}
         kept = {
             source: counted
             for source, counted in self.by_source.items()
@@ -99,20 +101,20 @@ class CountedSources:
         }
         if not wanted.keys() == kept.keys() == self.by_source.keys():
             sources = dict(kept)
-            new = [partition for partition in partitions if Source(*partition) not in kept]
+            new = [partition for partition, source in partitions.items() if source not in kept]
             committed = await committed_offsets(consumer, new)
             for partition in new:
-                source = Source(*partition)
+                source = partitions[partition]
                 sources[source] = self._begun(
                     source, *wanted[source], range(starts[partition], ends[partition]), committed.get(partition)
                 )
-            consumer.assign(partitions)
+            consumer.assign([*partitions])
             for source, counted in sources.items():
-                consumer.seek(TopicPartition(*source), counted.position)
+                consumer.seek(TopicPartition(*source.log), counted.position)
             self.by_source = sources
-        for partition in partitions:
-            counted, start, end = self.by_source[Source(*partition)], starts[partition], ends[partition]
-            counted.book = wanted[Source(*partition)][0]
+        for partition, source in partitions.items():
+            counted, start, end = self.by_source[source], starts[partition], ends[partition]
+            counted.book = wanted[source][0]
             # An open transaction may begin at ``end``, and consumers may have acquired later messages. If the topic was
             # recreated, the broker has rejected the position, and the consumer is at the start.
             if end < counted.position and await consumer.position(partition) < counted.position:
@@ -123,6 +125,11 @@ class CountedSources:
             # Messages that retention has removed do not wait.
             counted.waiting.drop_before(start)
             await asyncio.sleep(0)
+
+    def named(self, fetched: Mapping[Source, Records]) -> dict[Source, Records]:
+        """Return the records of partitions by their sources."""
+        sources = {source.log: source for source in self.by_source}
+        return {sources[partition]: records for partition, records in fetched.items() if partition in sources}
 
     def leave_out(self, error: TopicAuthorizationFailedError) -> None:
         """Skip a queue's own topic that may not be read, for a while; raise the error for another topic."""
@@ -141,7 +148,7 @@ class CountedSources:
         if not new:
             return
         sources = self.by_source
-        await commit_offsets(consumer, {TopicPartition(*source): first for source, first in new.items()})
+        await commit_offsets(consumer, {TopicPartition(*source.log): first for source, first in new.items()})
         for source, first in new.items():
             sources[source].committed = first
 
@@ -158,7 +165,7 @@ class CountedSources:
             for number in range(self.topics.partitions(topic)):
                 book = books.get(markers_partition(topic, number, context.markers_partitions))
                 if book is not None:
-                    wanted[Source(topic, number)] = book, owners
+                    wanted[Source(self.topics.incarnation(topic), number)] = book, owners
         return wanted
 
     def _begun(
@@ -192,7 +199,7 @@ class CountedSources:
 log = logging.getLogger("marq.backlog")
 
 #: How long an answer about a topic is trusted, the time limit of a request, and that of a retry.
-BELIEVE_S, ASK_S, ASK_AGAIN_S = 60.0, 5.0, 2.0
+BELIEVE_S, ASK_S, ASK_AGAIN_S = 30.0, 5.0, 2.0
 _MISSING = (
     "it does not exist, or this worker may not describe it. Create it, or remove `topic` from the queue's settings"
 )
@@ -211,12 +218,17 @@ class CountedTopics:
     def __init__(self, messages: str) -> None:
         self._messages = messages
         self._counts: dict[str, int] = {}
+        self._incarnations: dict[str, str] = {}
         self._asked_s: dict[str, float] = {}
         self._closed: dict[str, str] = {}
 
     def partitions(self, topic: str) -> int:
         """Return the number of partitions; 0 if the topic can't be read or was not looked up yet."""
         return self._counts.get(topic, 0)
+
+    def incarnation(self, topic: str) -> str:
+        """Return the name of a topic's incarnation, as it was when the topic was last looked up."""
+        return self._incarnations.get(topic, topic)
 
     @property
     def trouble(self) -> str:
@@ -232,11 +244,16 @@ class CountedTopics:
 
         Raises KafkaError or TimeoutError if the messages topic can't be looked up.
         """
-        for known in (self._counts, self._asked_s, self._closed):
+        for known in (self._counts, self._asked_s, self._closed, self._incarnations):
             for gone in known.keys() - topics:
                 del known[gone]
         since_s = time.monotonic() - BELIEVE_S
         due = [topic for topic in topics if self._asked_s.get(topic, since_s) <= since_s]
+        if not due:
+            return
+        async with asyncio.timeout(ASK_S):
+            names = await refreshed(consumer, due)
+        self._incarnations |= {topic: name for topic, name in names.items() if topic != self._messages}
         if self._messages in due:
             await self._ask(consumer, self._messages)
             due.remove(self._messages)

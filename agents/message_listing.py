@@ -141,16 +141,21 @@ async def open_messages(owners: TrackerOwners, choice: Choice, redaction: Redact
 def open_message(
     owners: TrackerOwners, queue: str, source: Source, number: int, redaction: Redaction
 ) -> dict[str, Any] | None:
-    """Return one open message, of ANY_QUEUE or of one queue; None if this worker does not own it."""
+    """Return one open message, of ANY_QUEUE or of one queue; None if this worker does not own it.
+
+    Without the id of its topic's incarnation, the source stands for any incarnation.
+    """
     for owner in owners.owned.values():
-        lease = owner.tracker.book.open_in(queue, source).get(number)
-        if lease is not None:
-            return described(lease.due_ms, source, number, lease, owner, redaction)
+        book = owner.tracker.book
+        for place in (source, *book.incarnations(source)):
+            lease = book.open_in(queue, place).get(number)
+            if lease is not None:
+                return described(lease.due_ms, place, number, lease, owner, redaction)
     return None
 
 
 async def sources_of(owners: TrackerOwners, queue: str) -> list[dict[str, Any]]:
-    """Return the sources of a queue's open messages in this worker's partitions.
+    """Return the partitions of a queue's open messages, those of this worker, without ids of incarnations.
 
     For each source: the numbers of messages in flight and waiting, the offset of the first open message, and the age
     of the oldest in seconds.
@@ -161,7 +166,7 @@ async def sources_of(owners: TrackerOwners, queue: str) -> list[dict[str, Any]]:
         for source, some in in_pieces(owner):
             ours = [(number, lease) for number, lease in some if lease.queue == queue]
             if ours:
-                _add_source(by_source, source, ours, now_ms)
+                _add_source(by_source, source.log, ours, now_ms)
             await asyncio.sleep(0)
     return list(by_source.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from marq.core.storage.invalid_times import InvalidTimes
 from marq.owner.transaction_content import Write
@@ -38,6 +39,15 @@ def log_refused(write: Write) -> None:
             fire.lease.queue,
             record_id(fire.source, fire.offset),
         )
+
+
+def log_recreated(recreated: Iterable[tuple[str, Source]]) -> None:
+    for queue, source in recreated:
+        log.warning(
+            "queue %s: topic %s was deleted and created again: the records of partition %s are new messages; unfinished"
+            " messages of the former topic are redelivered from their markers",
+            queue, *source.log,
+        )  # fmt: skip
 
 
 def log_invalid_times(times: InvalidTimes) -> None:

@@ -36,7 +36,7 @@ from marq.wire.markers import Source
 from marq.wire.record_headers import record_id
 from marq_worker.agents.inbox import Fetched, Inbox
 from marq_worker.agents.owner_context import OwnerContext
-from marq_worker.agents.owner_log import log_invalid_times, log_jump, log_refused, newer_version_alarm
+from marq_worker.agents.owner_log import log_invalid_times, log_jump, log_recreated, log_refused, newer_version_alarm
 from marq_worker.agents.partition_writer import PartitionWriter
 from marq_worker.agents.progress import ProgressReport, RecentLateness
 from marq_worker.agents.retry_pauses import RetryPauses
@@ -383,6 +383,7 @@ class Ownership:
             self._refused = False
             self._pauses.wrote()
             log_invalid_times(self.tracker.book.invalid_times)
+            log_recreated(self.tracker.book.take_recreated())
 
     def _acknowledge(self, applied: int) -> None:
         while self._unacked and self._unacked[0][1].end <= applied + 1:

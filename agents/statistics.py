@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any
 
 import faust
@@ -29,6 +30,9 @@ SAMPLE_SECONDS = 1.0
 RATE_SAMPLES = 10
 #: Samples after which a new period of handling times begins; the last two cover 30 to 60 s.
 HANDLING_SAMPLES = 30
+
+#: For how long the statistics tell that a topic was created again.
+RECREATED_SECONDS = 86_400.0
 
 #: Open messages to count before yielding to other tasks: some milliseconds.
 _AT_ONCE = 20_000
@@ -163,7 +167,16 @@ class Statistics:
             "partitions": self.partitions(),
             "backlog": backlog,
             "removed_handlers": dict(self.removed_handlers()),
+            "recreated_topics": recreated_topics([self._recreated()]),
         }
+
+    def _recreated(self) -> list[dict[str, Any]]:
+        return [
+            {"queue": queue, "topic": topic, "seconds": seconds}
+            for owner in self.owners.owned.values()
+            for (queue, topic), noticed_ms in owner.tracker.book.recreated.items()
+            if (seconds := max(0.0, (owner.tracker.estimate_ms(uptime_ms()) - noticed_ms) / 1000)) < RECREATED_SECONDS
+        ]
 
     async def open_now(self) -> dict[str, dict[str, float]]:
         """Return the open messages of each queue that this worker knows, yielding to other tasks in between."""
@@ -302,6 +315,23 @@ _COMBINED: Mapping[str, Callable[[float, float], float]] = {
     "no_consumer_seconds": max,
     "idle_seconds": min,
 }
+
+
+def recreated_topics(reports: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the queues' own topics that were created again, with the seconds since one of several workers saw it."""
+    seen: dict[tuple[str, str], float] = {}
+    for each in chain.from_iterable(reports):
+        key = each["queue"], each["topic"]
+        seen[key] = min(each["seconds"], seen.get(key, each["seconds"]))
+    return [{"queue": queue, "topic": topic, "seconds": seconds} for (queue, topic), seconds in sorted(seen.items())]
+
+
+def recreated(queue: str, topic: str, seconds: float) -> str:
+    """Return a sentence about the topic of a queue that was created again."""
+    return (
+        f"its topic {topic} was deleted and created again, noticed {seconds // 60:.0f} min ago: its records are new"
+        " messages, and unfinished messages of the former topic are redelivered"
+    )
 
 
 def backlog_of(answers: Iterable[Mapping[str, Any]], *, everyone: bool) -> dict[str, Any]:

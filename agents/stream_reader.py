@@ -15,12 +15,14 @@ from aiokafka.structs import ConsumerRecord, OffsetAndMetadata, TopicPartition
 
 from marq.kafka.committed_offsets import Place
 from marq.kafka.group_reader import GroupCommit, NotCommitted
+from marq.kafka.incarnations import Incarnations, Recreated, TopicIds
 from marq.kafka.protocol import Generation
 from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
+from marq.wire.names import incarnation_id
 from marq_worker.agents.inbox import Fetched
 from marq_worker.agents.progress import ProgressReport
 
@@ -43,6 +45,11 @@ Record = ConsumerRecord[bytes, bytes]
 NO_MEMBER = Generation(-1, "", None)
 
 
+async def no_ids(partitions: Collection[Source]) -> Collection[tuple[str, str]]:
+    """Return no ids, as brokers before Kafka 2.8 do."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Partitions:
     """Operations of Faust's consumer."""
@@ -62,6 +69,8 @@ class Partitions:
     log_end: Callable[[Source], Awaitable[int]]
     #: The offset after the last fetched record, delivered or not; None if not known.
     returned_to: Callable[[Source], int | None]
+    #: The topics of partitions with their ids; raises KafkaError.
+    topic_ids: TopicIds = no_ids
     #: Name of the committer, for the metadata of commits.
     committer: str = ""
     #: The consumer group, and the current generation of this member.
@@ -88,6 +97,9 @@ class StreamReader:
         self._partitions = partitions
         self._lanes: dict[Source, _Lane] = {}
         self._progress = Progress()
+        #: The sources by assigned partition. Offsets of the receiver and positions belong to sources, all other members
+        #: to partitions.
+        self._incarnations = Incarnations(partitions.topic_ids, self._go_back)
         #: The generation of the current assignment, read at its start: the member may already have a later one, in
         #: which others own the partitions, before we learn that they were revoked.
         self._generation = NO_MEMBER
@@ -128,6 +140,7 @@ class StreamReader:
         self._changes += 1
         self._lanes.clear()
         self._progress.clear()
+        self._incarnations.clear()
         self._unplaced.clear()
         self._rewound.clear()
 
@@ -212,10 +225,17 @@ class StreamReader:
                     await self._arrived.wait()
             except TimeoutError:
                 self._hold()
-                return {}
+                return await self._checked({})
         taken = self._take(max_records)
         self._hold()
-        return taken
+        return await self._checked(taken)
+
+    async def _checked(self, taken: Mapping[Source, Records]) -> Mapping[Source, Records]:
+        try:
+            return self._progress.unmet(self._serving, await self._incarnations.checked(self._serving, taken))
+        except Recreated as error:
+            # This ends the process; the next one looks its start positions up again.
+            raise MarqError("a queue's own topic was deleted and created again: starting over") from error
 
     async def _place(self) -> None:
         wanted, changes = frozenset(self._unplaced), self._changes
@@ -236,9 +256,9 @@ class StreamReader:
         for source, place in places.items():
             start = max(place.start, starts[source])
             self._lanes[source] = _Lane(start)
-            self._progress.begin(source, place.positions, start)
+            self._progress.begin(self._incarnations.begin(source, place.topic_id), place.positions, start)
             self._rewound[source] = start
-        if lost := [source for source, place in places.items() if place.lost]:
+        if lost := [source.of(place.topic_id) for source, place in places.items() if place.lost]:
             with suppress(NotCommitted):
                 await self.verify(lost)
 
@@ -268,7 +288,7 @@ class StreamReader:
                 taken[source] = Records.of([lane.records.popleft() for _ in range(count)])
                 # Last, so that the next fetch begins with another partition.
                 self._lanes[source] = self._lanes.pop(source)
-        return self._progress.unmet(self._serving, taken)
+        return taken
 
     async def _seek_back(self) -> None:
         while self._rewound:
@@ -309,7 +329,7 @@ class StreamReader:
             # Without a generation, the group would accept it like an administrator's commit.
             raise NotCommitted("the group has removed this member")
         commits = {
-            TopicPartition(*source): OffsetAndMetadata(*each) for source, each in self._encoded(offsets, after).items()
+            TopicPartition(*log): OffsetAndMetadata(*each) for log, each in self._encoded(offsets, after).items()
         }
         return GroupCommit(self._partitions.group, self._generation, commits, after, offsets)
 
@@ -333,9 +353,15 @@ class StreamReader:
             source: after[source].number(self._serving.queues_in(source.topic), offset)
             for source, offset in offsets.items()
         }
-        return {source: (number, after[source].encode(number, by, changed_at)) for source, number in numbers.items()}
+        return {
+            source.log: (number, after[source].encode(number, by, changed_at, incarnation_id(source.topic)))
+            for source, number in numbers.items()
+        }
 
     def rewind(self, offsets: Mapping[Source, int]) -> None:
+        self._incarnations.rewind(offsets)
+
+    def _go_back(self, offsets: Mapping[Source, int]) -> None:
         for source, offset in offsets.items():
             lane = self._lanes.get(source)
             if lane is not None:

@@ -13,7 +13,7 @@ tests/worker/faust_reliances.py lists the private interfaces of Faust that it us
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -170,6 +170,13 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         consumer = self._ensure_consumer()
         starts, ends = await asyncio.gather(consumer.beginning_offsets([partition]), consumer.end_offsets([partition]))
         return int(starts[partition]), int(ends[partition])
+
+    async def topic_ids(self, partitions: Collection[TP]) -> set[tuple[str, str]]:
+        """Return the topics of partitions with their ids, as :meth:`GroupConsumer.topic_ids`."""
+        ids: set[tuple[str, str]] = await self.call_thread(
+            cast("GroupConsumer", self._ensure_consumer()).topic_ids, [_aiokafka(tp) for tp in partitions]
+        )
+        return ids
 
     async def commit_exactly(
         self, offsets: Mapping[TP, tuple[int, str]], generation: Generation, limit_s: float

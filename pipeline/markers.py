@@ -170,7 +170,7 @@ def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, An
     common: dict[str, Any] = {"kind": kind_of(batch).name, "holder": f"{batch.holder:016x}"}
     if isinstance(batch, Tick):
         return common, {}
-    common |= {"queue": batch.queue, "topic": batch.source.topic, "partition": batch.source.partition}
+    common |= {"queue": batch.queue, "topic": batch.source.log.topic, "partition": batch.source.partition}
     columns: dict[str, Any] = {"offset": batch.offsets}
     if isinstance(batch, Acquire | Delay):
         columns |= _payload_columns(batch.payloads)

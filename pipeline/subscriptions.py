@@ -78,9 +78,12 @@ class Subscription:
 
     def limits(self, partition: int) -> tuple[int | None, int | None, int | None, bool]:
         """Return the last columns of :data:`READING`."""
-        since, source = self.since.get(str(partition)), Source(self.topic, partition)
+        since, place = self.since.get(str(partition)), Source(self.topic, partition)
         if self.purge is None:
             return since, None, None, not self.current
+        # ``ingest`` refuses a topic that was created again, so the last purge is of the incarnation that it reads.
+        sources = [source for source in self.purge.ends if source.log == place]
+        source = max(sources, key=self.purge.until_of, default=place)
         # An unfinished purge may still write markers from its start on.
         end = self.purge.ends.get(source, 0)
         return since, min(end, self.purge.starts.get(source, end)), self.purge.until_of(source), not self.current

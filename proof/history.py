@@ -172,7 +172,8 @@ def holder_name(holder: int) -> str:
 
 
 def log_name(source: Source) -> str:
-    return f"{source.topic}/{source.partition}"
+    # Fault tests create no topic again, and a record does not have the id of its topic.
+    return "{}/{}".format(*source.log)
 
 
 def content(queue: str, key: bytes | None, value: bytes | None, headers: Headers) -> str:
@@ -311,7 +312,7 @@ def _times(batch: Delay | Reschedule) -> Event:
 
 
 def name_of(source: Source, offset: int) -> str:
-    return f"{source.topic}/{source.partition}/{offset}"
+    return f"{log_name(source)}/{offset}"
 
 
 _FIELDS: dict[str, tuple[str, Callable[[bytes], Any]]] = {

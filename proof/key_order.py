@@ -272,7 +272,7 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
         # A consumer that asked before a late rejection may deliver the message after it.
         ended_at = max((offset for offset, _ in trail.changes if offset < fact.offset), default=-1)
         earlier = [each for each in trail.deliveries if each.log_end is None or each.log_end <= ended_at]
-        most = max((delivery.attempt for delivery in earlier), default=0)
+        most = max((delivery.attempt for delivery in earlier if not _is_uncounted(trail, delivery)), default=0)
         if fact.kind == "DEAD_LETTERED" and fact.attempt < most and fact.before is not None:
             text = f"{trail}: a dead letter of attempt {fact.attempt}, although {most} was delivered"
             evidence.report.find("attempts", text, trail.events)
@@ -316,6 +316,13 @@ def _is_started(trail: Trail, former: Delivery, delivery: Delivery) -> bool:
     # A consumer acquires a message again under its old holder, and with the same attempt if that did not count.
     former_lease = [each for each in held if each.since_ms < held[-1].since_ms] or held
     return bool(former_lease) and former_lease[-1].counted
+
+
+def _is_uncounted(trail: Trail, delivery: Delivery) -> bool:
+    """Whether the log says that the attempt of a delivery never counted."""
+    place = delivery.holder, delivery.attempt
+    counted = [each.counted for _, each in trail.changes if each is not None and (each.holder, each.attempt) == place]
+    return bool(counted) and not any(counted)
 
 
 def _gave_up(trail: Trail, former: Delivery, until: Delivery) -> bool:

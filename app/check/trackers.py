@@ -10,6 +10,7 @@ from typing import Any
 from marq.kafka.group_members import GroupMember
 from marq.wire.names import Names
 from marq_worker.agents.handler_watch import merged, removed
+from marq_worker.agents.statistics import recreated, recreated_topics
 from marq_worker.agents.stuck_processes import StuckProcess, stuck_processes
 from marq_worker.app.check.findings import Finding, fine, problem, warning
 from marq_worker.app.client_id import Identity
@@ -76,6 +77,7 @@ def judge_pages(pages: Sequence[Page], partitions: int | None = None) -> list[Fi
         *_judge_owners(pages, partitions or 0),
         *_judge_handlers(pages),
         *_judge_processes(pages),
+        *_judge_recreated(pages),
     ]
 
 
@@ -99,6 +101,12 @@ def _judge_processes(pages: Sequence[Page]) -> list[Finding]:
         )
         for process in stuck(pages)
     ]
+
+
+def _judge_recreated(pages: Sequence[Page]) -> list[Finding]:
+    # A worker of an older version tells nothing about it.
+    reports = [page.metrics.get("recreated_topics", ()) for page in pages]
+    return [warning(f"queue {each['queue']}", recreated(**each)) for each in recreated_topics(reports)]
 
 
 def _judge_owners(pages: Sequence[Page], partitions: int) -> list[Finding]:

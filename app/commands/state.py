@@ -148,12 +148,12 @@ def described(
 
 
 def _leases_since(owned: Owned) -> dict[tuple[str, Source], int]:
-    """Return, by queue and source, when the oldest lease of a message in flight began, by the log's clock."""
+    """Return, by queue and partition, when the oldest lease of a message in flight began, by the log's clock."""
     since: dict[tuple[str, Source], int] = {}
     for source, leases in owned.tracker.book.leases_by_source():
         for _, lease in leases:
             if lease.state in HELD:
-                key = lease.queue, source
+                key = lease.queue, source.log
                 since[key] = min(lease.since_ms, since.get(key, lease.since_ms))
     return since
 

@@ -164,6 +164,7 @@ class HandlersApp(MarqApp):
             log_start=log_start,
             log_end=log_end,
             returned_to=lambda source: consumer.thread.returned_to(TP(*source)),
+            topic_ids=lambda sources: consumer.thread.topic_ids(partitions(sources)),
             committer=committer(self.settings.instance_id or self.client.client_id),
             group=self.conf.id,
             generation=lambda: consumer.thread.generation,

@@ -60,7 +60,7 @@ class Handles:
         place = token.source.partition, token.offset
         head = _HEAD.pack(_VERSION, attempt, until_ms, token.holder, *place, len(queue), len(topic), len(address))
         # In a first delivery, the message's id is the place of the record.
-        identity = b"" if message_id == record_id(token.source, token.offset) else message_id.encode()
+        identity = b"" if message_id == record_id(token.source.log, token.offset) else message_id.encode()
         data = head + queue + topic + address + identity
         return urlsafe_b64encode(self._mac(data) + data).decode().rstrip("=")
 
@@ -81,7 +81,7 @@ class Handles:
         if data[_HEAD.size : topic_at].decode() != queue:
             raise SqsError("ReceiptHandleIsInvalid", "the receipt handle belongs to another queue")
         source, url = Source(data[topic_at:address_at].decode(), partition), data[address_at:identity_at].decode()
-        message_id = data[identity_at:].decode() or record_id(source, offset)
+        message_id = data[identity_at:].decode() or record_id(source.log, offset)
         return Handle(Token(queue, holder, source, offset), message_id, attempt, until_ms, url)
 
     def _mac(self, data: bytes) -> bytes:

@@ -16,17 +16,17 @@ from marq.core.storage.handling_times import add_counts
 from marq_worker.agents.handler_watch import merged as merged_removals
 from marq_worker.agents.message_listing import described_schedules, open_messages, read_choice
 from marq_worker.agents.redaction import Redaction
-from marq_worker.agents.statistics import Statistics, add_up, backlog_of
+from marq_worker.agents.statistics import Statistics, add_up, backlog_of, recreated_topics
 from marq_worker.app.web.connection_limits import IDLE_S, Connections
 from marq_worker.app.web.peers import Group, ask_each, path_segment
 from marq_worker.app.web.process_usage import UNKNOWN, ProcessUsage
 
 _NOTHING: dict[str, Any] = {
     "queues": {}, "handled": {}, "partitions": [], "handlers": [], "backlog": None, "process": {},
-    "removed_handlers": {},
+    "removed_handlers": {}, "recreated_topics": [],
 }  # fmt: skip
 #: What the statistics of the namespace have instead of those of its workers.
-_ADDED_UP = frozenset(("queues", "handled", "removed_handlers"))
+_ADDED_UP = frozenset(("queues", "handled", "removed_handlers", "recreated_topics"))
 
 
 class MarqWeb(Web):
@@ -83,6 +83,7 @@ class NamespaceStatistics:
             "backlog": backlog_of(answered, everyone=everyone),
             "handled": add_counts([worker["handled"] for worker in answered]),
             "removed_handlers": merged_removals(answered),
+            "recreated_topics": recreated_topics([worker["recreated_topics"] for worker in answered]),
             "workers": [{name: value for name, value in worker.items() if name not in _ADDED_UP} for worker in workers],
         }
 

@@ -190,7 +190,9 @@ class _Replaying:
 
     async def _starts(self, view: LogReader, start: Start, ranges: Mapping[Source, range]) -> dict[Source, int]:
         if start.place is not None:
-            source, offset = start.place
+            place, offset = start.place
+            # A caller does not know the id of the topic's incarnation.
+            source = {each.log: each for each in ranges}.get(place, place)
             if source not in ranges:
                 raise ConfigError(
                     f"queue {self._queue!r} is not read in {source.topic}/{source.partition}: expected one of"
@@ -293,5 +295,5 @@ class _Replaying:
             kept = [*(each for each in kept if each[0] not in _KEPT), (KEY_HEADER, row.key)]
             if self._ordered and row.key:
                 kept.append((ORDERING_KEY_HEADER, row.key))
-        came_from = (REPLAYED_HEADER, record_id(source, row.offset).encode())
+        came_from = (REPLAYED_HEADER, record_id(source.log, row.offset).encode())
         return Payload(int(time.time() * 1000), 1, self._key, [*kept, came_from], row.value)

@@ -22,7 +22,7 @@ from marq.kafka.group_reader import GroupMember, GroupReader, Reader, Transactio
 from marq.kafka.log_reader import KafkaMarkersReader, MarkersReader
 from marq.kafka.marker_writer import KafkaMarkerWriter, MarkerWriter
 from marq.kafka.queue_records import Serving
-from marq.kafka.topics import Topics, ensure_topics, own_topics
+from marq.kafka.topics import Topics, ensure_topics, incarnations, own_topics
 from marq.kafka.transactions import MarkerTransactions
 from marq.queues.known_queues import known_queues
 from marq.queues.queues import Queues
@@ -95,6 +95,9 @@ class Cluster(Protocol):
     async def own_topics(self, names: Iterable[str], topics: Topics) -> dict[str, int]:
         """Check queues' own topics and return their partition counts, as :func:`marq.kafka.topics.own_topics`."""
 
+    async def incarnations(self, topics: Iterable[str]) -> dict[str, str]:
+        """Return the present incarnations of topics, as :func:`marq.kafka.topics.incarnations`."""
+
     def queues(self) -> DefinitionsView: ...
     def writer(self, topics: Topics) -> Writer: ...
 
@@ -159,6 +162,9 @@ class KafkaCluster:
 
     async def own_topics(self, names: Iterable[str], topics: Topics) -> dict[str, int]:
         return await own_topics(self._settings, names, topics)
+
+    async def incarnations(self, topics: Iterable[str]) -> dict[str, str]:
+        return await incarnations(self._settings, topics)
 
     def queues(self) -> DefinitionsView:
         return Queues.of(self._settings)

@@ -52,7 +52,7 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> No
             held.reject(offset, text_of(error))
         else:
             # The seed that the tracker uses for the queue's own backoff.
-            seed = row_key(held.queue, held.source, offset)
+            seed = row_key(held.queue, held.source.log, offset)
             delay_ms = BACKOFF if policy is None else policy.delay_ms(message.attempt, seed)
             _release_failed(message, delay_ms, error, call)
     else:

@@ -307,7 +307,7 @@ class Lines:
         # It may be cancelled or moved meanwhile.
         place = self._places[offset] = Place(row, foreign=True)
         settings, attempt = self.feed.settings(self.queue), self._attempt_of(row)
-        seed = row_key(self.queue, self.source, offset)
+        seed = row_key(self.queue, self.source.log, offset)
         delay_ms = release_delay_ms(attempt, released.counted, released.delay_ms, settings, seed)
         self._attempt(place, attempt + released.counted, released.error, counted=released.counted)
         now_s = self.feed.now_s()

@@ -57,7 +57,7 @@ def described(message: Message) -> Described:
     token = Token(held.queue, held.holder, held.source, offset)
     if not record.headers:
         sent_ms = record.timestamp
-        return Described(token, record_id(held.source, offset), 1, sent_ms, message.body, {}, 0, sent_ms)
+        return Described(token, record_id(held.source.log, offset), 1, sent_ms, message.body, {}, 0, sent_ms)
     facts = origin(held.source, offset, record.timestamp, record.headers)
     received_ms = first_received_ms(record.headers)
     # The record of a delayed or redriven message has the time of its first delivery. If a redelivery lacks the header,

@@ -41,6 +41,7 @@ from marq.wire.markers import (
     Reschedule,
     Resume,
     Resumed,
+    Source,
     Tick,
     may_have,
 )
@@ -66,6 +67,10 @@ class LeaseBook(DueMessages):
         super().__init__(settings)
         self._replies = PendingReplies()
         self.invalid_times = InvalidTimes()
+        #: When this book noticed that a queue's own topic was created again, by queue and topic.
+        self.recreated: dict[tuple[str, str], int] = {}
+        #: The sources of such topics, by queue, since the last :meth:`take_recreated`.
+        self._recreated: set[tuple[str, Source]] = set()
 
     def fold(self, batch: Batch, append_time_ms: int, offset: int) -> int:
         """Fold the record at ``offset``; return the jump of the broker's clock that a TICK found, in ms, or 0."""
@@ -88,6 +93,13 @@ class LeaseBook(DueMessages):
 
     def _fold_acquire(self, batch: Acquire) -> None:
         source, offsets = batch.source, batch.offsets
+        if (batch.queue, source) not in self.marks and any(
+            # One without an id is from before the brokers, or Marq, had them.
+            former.log != former
+            for former in self.former_incarnations(batch.queue, source)
+        ):
+            self._recreated.add((batch.queue, source))
+            self.recreated[batch.queue, source.log.topic] = self.clock.now_ms
         opened, marks = self._of(batch.queue, source), self._marks_of(batch.queue, source)
         if offsets[0] >= marks.end:
             self._acquire(opened, batch, NEW, offsets)
@@ -203,8 +215,10 @@ class LeaseBook(DueMessages):
         for opened, lease, offsets, to in moved:
             self._count(lease.queue).renewed += len(offsets)
             counted = lease.counted or started
+            # A start does not shorten a lease: a longer RENEW may have been on its way when it was sent.
+            until_ms = max(due_ms, lease.due_ms) if started else due_ms
             renewed = LeaseRow(
-                lease.queue, lease.holder, lease.attempt, due_ms, lease.since_ms, to, counted, lease.text
+                lease.queue, lease.holder, lease.attempt, until_ms, lease.since_ms, to, counted, lease.text
             )  # fmt: skip
             self._replace(opened, offsets, renewed)
 
@@ -219,7 +233,7 @@ class LeaseBook(DueMessages):
             for offset in offsets:
                 delay_ms, error = index[offset]
                 into = last if delay_ms == LAST else to
-                seed = row_key(batch.queue, batch.source, offset)
+                seed = row_key(batch.queue, batch.source.log, offset)
                 delay_ms = release_delay_ms(lease.attempt, counted, delay_ms, settings, seed)
                 groups.setdefault((due_at(now_ms, delay_ms), error, into), []).append(offset)
             for (due_ms, error, into), group in groups.items():
@@ -274,15 +288,21 @@ class LeaseBook(DueMessages):
 
     def _fold_resume(self, batch: Resume) -> None:
         if batch.onwards:
-            self._release_before(self._known_of(batch.queue, batch.source), batch)
+            self._release_before(self._known_of(batch.queue, batch.source), batch.offsets[0])
+            # No consumer asks about the records of a deleted topic again.
+            for former in self.former_incarnations(batch.queue, batch.source):
+                self._release_before(self._known_of(batch.queue, former), None)
         self._replies.ask_open(batch, self.applied)
 
-    def _release_before(self, opened: OpenMessages, batch: Resume) -> None:
-        """Remove from their lines the messages whose records are gone: the tracker redelivers them."""
-        begin, moves = batch.offsets[0], TRANSITIONS[Marker.RESUME]
+    def _release_before(self, opened: OpenMessages, begin: int | None) -> None:
+        """Remove from their lines the messages whose records are gone: the tracker redelivers them.
+
+        They are those before ``begin``, or all.
+        """
+        moves = TRANSITIONS[Marker.RESUME]
         groups: dict[LeaseRow, list[int]] = {}
         for offset, lease in opened.leases.items():
-            if offset < begin and lease.state in moves:
+            if (begin is None or offset < begin) and lease.state in moves:
                 groups.setdefault(lease, []).append(offset)
         for lease, offsets in groups.items():
             to = State(moves[lease.state])
@@ -372,6 +392,11 @@ class LeaseBook(DueMessages):
         if closed and is_scheduled(opened.source.topic):
             self.scheduled_changes += 1
         return closed
+
+    def take_recreated(self) -> list[tuple[str, Source]]:
+        """Return queues with sources whose topics were created again, as far as they were not returned before."""
+        recreated, self._recreated = sorted(self._recreated), set()
+        return recreated
 
     def take_answers(self) -> list[Answer | Resumed]:
         """Return the answers to RESCHEDULEs, CANCELs and RESUMEs; write them before the next redeliveries."""

@@ -34,13 +34,14 @@ from marq.kafka.offset_snapshots import (
     snapshot_named,
 )
 from marq.kafka.protocol import UNSTABLE_OFFSET_COMMIT, Generation, stable_offsets
-from marq.kafka.queue_positions import Positions, is_older
+from marq.kafka.queue_positions import Positions, is_older, topic_id_of
 from marq.kafka.queue_records import Serving
+from marq.kafka.topics import ids_of
 from marq.settings.client import ClientSettings
 from marq.settings.purged_offsets import Purge
 from marq.wire.errors import BrokerUnavailable, Forbidden
 from marq.wire.markers import Source
-from marq.wire.names import Names
+from marq.wire.names import Names, incarnation_id
 
 log = logging.getLogger("marq")
 
@@ -69,6 +70,8 @@ class Place:
     #: Whether the log has lost records that some queue has received. Commit the place at once: if the log has grown
     #: past the former offset by the next start, the loss goes unnoticed, and the new records would be skipped.
     lost: bool = False
+    #: The id of the queue's own topic; empty for the messages topic, and if the brokers have no ids.
+    topic_id: str = ""
 
 
 class Search:
@@ -186,12 +189,17 @@ async def _places(
     settings: ClientSettings, admin: AIOKafkaAdminClient, group: str, serving: Serving, sources: list[Source]
 ) -> dict[Source, Place]:
     snapshots = OffsetSnapshotLog(settings)
-    committed = await _committed(admin, group, sources)
+    ids = await ids_of(admin, {source.topic for source in sources if serving.is_own(source.topic)})
+    named = [source.of(ids.get(source.topic, "")) for source in sources]
+    committed = of_incarnations(named, await _committed(admin, group, sources), group)
     known = await snapshots.read(_named([committed]), group, committed)
     search = Search(settings.names, group, serving, sources, committed, known)
     if search.needs_others:
         others = [each for each in await groups_of(admin, settings.names, search.newcomers) if each != group]
-        theirs = dict(zip(others, await _of_groups(admin, others, sources), strict=True))
+        theirs = {
+            other: of_incarnations(named, offsets)
+            for other, offsets in zip(others, await _of_groups(admin, others, sources), strict=True)
+        }
         try:
             known = await snapshots.read(_named(theirs.values()))
         except Forbidden as error:
@@ -201,10 +209,30 @@ async def _places(
             known = {}
         for other, offsets in theirs.items():
             search.consider(other, offsets, known)
-    found = await _past_skipped(settings, serving, search.places(await log_ends(admin, sources)))
+    placed = search.places(await log_ends(admin, sources))
+    placed = {source: replace(place, topic_id=ids.get(source.topic, "")) for source, place in placed.items()}
+    found = await _past_skipped(settings, serving, placed)
     # Before anything is read: a commit must not name a snapshot that is not durable.
     await snapshots.write(group, {source: place.snapshot for source, place in found.items() if place.snapshot})
     return found
+
+
+def of_incarnations(sources: Iterable[Source], committed: Offsets, group: str | None = None) -> Offsets:
+    """Return the commits of partitions without those for former incarnations; log them for a ``group``.
+
+    Kafka deletes the offsets of a deleted topic, but a consumer may commit once more before it notices the deletion.
+    """
+    kept, now_by_log = dict[Source, Committed](), {source.log: incarnation_id(source.topic) for source in sources}
+    for source, commit in committed.items():
+        former, now = topic_id_of(commit.metadata), now_by_log[source]
+        if not former or not now or former == now:
+            kept[source] = commit
+        elif group is not None:
+            log.warning(
+                "topic %s, partition %s: it was deleted and created again: group %s starts over instead of at offset"
+                " %s of the former topic (former id %s, id %s)", *source, group, commit.offset, former, now,
+            )  # fmt: skip
+    return kept
 
 
 async def _past_skipped(
@@ -219,15 +247,16 @@ async def _past_skipped(
         queues = serving.queues_in(source.topic) if serving.is_own(source.topic) else ()
         for queue in [queue for queue in queues if queue not in place.positions.behind]:
             purge = serving.skipped(queue)
-            if purge is not None and place.start < purge.ends.get(source, 0):
+            if purge is not None and place.start < purge.ends.get(source.of(place.topic_id), 0):
                 purges[source] = purge
     if purges:
         async with LogReader(settings, committed=False) as view:
             for source, purge in purges.items():
+                named = source.of(places[source].topic_id)
                 # If the topic was recreated, its records are newer, and none is skipped.
-                newer = (await view.offsets_at([source], purge.until_of(source) + 1))[source]
+                newer = (await view.offsets_at([source], purge.until_of(named) + 1))[source]
                 end = (await view.ends([source]))[source] if newer is None else newer
-                places[source] = replace(places[source], start=max(places[source].start, min(end, purge.ends[source])))
+                places[source] = replace(places[source], start=max(places[source].start, min(end, purge.ends[named])))
     return places
 
 
@@ -249,9 +278,9 @@ async def positions_of(
 ) -> dict[Source, Positions]:
     """Return the positions of the queues in a group's own commits. Raises KafkaError or MarqError."""
     wanted = list(sources)
-    committed = await _committed(admin, group, wanted)
+    committed = of_incarnations(wanted, await _committed(admin, group, [source.log for source in wanted]))
     known = await OffsetSnapshotLog(settings).read(_named([committed]))
-    return {source: _positions(settings.names, group, committed.get(source), known) for source in wanted}
+    return {source: _positions(settings.names, group, committed.get(source.log), known) for source in wanted}
 
 
 async def _committed(admin: AIOKafkaAdminClient, group: str, sources: Iterable[Source]) -> Offsets:

@@ -29,7 +29,8 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.client import ConnectionGroup
 from aiokafka.consumer.fetcher import READ_COMMITTED, READ_UNCOMMITTED
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.consumer.subscription_state import SubscriptionState
@@ -37,7 +38,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import GroupLoadInProgressError, KafkaError, UnknownMemberIdError
 from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
-from marq.kafka.protocol import FENCED_INSTANCE_ID
+from marq.kafka.protocol import FENCED_INSTANCE_ID, ids_of_topics, read_ids
 from marq.wire.errors import ConfigError
 
 log = logging.getLogger("marq")
@@ -169,6 +170,28 @@ class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
     def read_committed(self, committed: bool) -> None:
         """Set the isolation level of later fetches; then call :meth:`subscribe`, which drops the current ones."""
         self._fetcher._isolation_level = READ_COMMITTED if committed else READ_UNCOMMITTED
+
+    async def topic_ids(self, partitions: Collection[TopicPartition]) -> set[tuple[str, str]]:
+        """Return the topics of partitions with their ids, as the partitions' leaders know them now; raises KafkaError.
+
+        A leader whose records were fetched knows at least the incarnation that they are from. There is no id of a topic
+        that is deleted, or of any topic before Kafka 2.8.
+        """
+        leaders = {partition: self._client.cluster.leader_for_partition(partition) for partition in partitions}
+        asked: dict[int, set[str]] = {}
+        for partition, leader in leaders.items():
+            if leader is not None and leader >= 0:
+                asked.setdefault(leader, set()).add(partition.topic)
+        # A connection of its own: on the other one, the broker answers after the fetch that waits for records.
+        requests = [
+            self._client.send(leader, ids_of_topics(sorted(topics)), group=ConnectionGroup.COORDINATION)
+            for leader, topics in asked.items()
+        ]
+        try:
+            answers = await asyncio.gather(*requests)
+        except NotImplementedError:
+            return set()
+        return {topic_and_id for answer in answers for topic_and_id in read_ids(answer).items()}
 
     @property
     def failure(self) -> BaseException | None:

@@ -19,6 +19,7 @@ from marq.kafka.committed_offsets import places
 from marq.kafka.connection import client_options, started, stop_consumer
 from marq.kafka.fetched_columns import fetch_records
 from marq.kafka.group_consumer import GroupConsumer, replaced
+from marq.kafka.incarnations import Incarnations, Recreated
 from marq.kafka.protocol import Generation
 from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress, committer
 from marq.kafka.queue_records import Serving
@@ -27,6 +28,7 @@ from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
 from marq.wire.markers import Source
+from marq.wire.names import incarnation_id
 
 log = logging.getLogger("marq")
 
@@ -165,6 +167,8 @@ class GroupReader:
         #: Ends the wait of a fetch when there are such partitions.
         self._woken: asyncio.Future[None] | None = None
         self._progress = Progress()
+        #: The sources by assigned partition; all other offsets and positions here belong to sources.
+        self._incarnations = Incarnations(self._topic_ids, self._seek)
         #: Partitions whose log was found to end before the committed offset, with that offset.
         self._recreated: dict[Source, int] = {}
         #: Number of changes to the assignment or the served queues.
@@ -233,6 +237,7 @@ class GroupReader:
         assert self._consumer is not None
         self._serving = serving
         self._changes += 1
+        self._incarnations.clear()
         self._consumer.read_committed(self._reads_committed)
         # A new subscription, even to the same topics, drops the assignment at once and rejoins the group.
         self._consumer.subscribe(serving.topics, listener=self._listener)
@@ -246,6 +251,7 @@ class GroupReader:
             return
         self._changes += 1
         self._progress.clear()
+        self._incarnations.clear()
         self._unplaced = set(sources)
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
@@ -254,6 +260,7 @@ class GroupReader:
     def revoked(self) -> None:
         self._changes += 1
         self._progress.clear()
+        self._incarnations.clear()
         self._unplaced.clear()
 
     async def _place(self) -> None:
@@ -270,16 +277,20 @@ class GroupReader:
         if changes != self._changes:
             return
         assert self._consumer is not None
-        for source, place in found.items():
-            partition = TopicPartition(*source)
+        lost: list[Source] = []
+        for assigned, place in found.items():
+            partition = TopicPartition(*assigned)
             try:
                 self._consumer.seek(partition, place.start)
                 self._consumer.resume(partition)
             except IllegalStateError:
                 continue
+            source = self._incarnations.begin(assigned, place.topic_id)
             self._progress.begin(source, place.positions, place.start)
+            if place.lost:
+                lost.append(source)
         self._unplaced.clear()
-        if lost := [source for source, place in found.items() if place.lost]:
+        if lost:
             with suppress(NotCommitted):
                 await self.verify(lost)
 
@@ -288,11 +299,22 @@ class GroupReader:
     async def fetch(self, max_records: int) -> Mapping[Source, Records]:
         if self._unplaced:
             await self._place()
-        fetched = await self._poll(max_records)
+        polled = await self._poll(max_records)
         # After a new assignment, the records are read again from their places.
-        if self._unplaced or self._starts_over(fetched):
+        if self._unplaced:
+            return {}
+        try:
+            fetched = await self._incarnations.checked(self._serving, polled)
+        except Recreated:
+            self.serve(self._serving)
+            return {}
+        if self._starts_over(fetched):
             return {}
         return self._progress.unmet(self._serving, fetched)
+
+    async def _topic_ids(self, partitions: Collection[Source]) -> Collection[tuple[str, str]]:
+        assert self._consumer is not None
+        return await self._consumer.topic_ids([TopicPartition(*partition) for partition in partitions])
 
     def _starts_over(self, fetched: Mapping[Source, Records]) -> bool:
         """Rejoin the group if a topic was recreated or lost its end; return whether that is so.
@@ -364,7 +386,9 @@ class GroupReader:
             for source, offset in offsets.items()
         }
         commits = {
-            TopicPartition(*source): OffsetAndMetadata(number, after[source].encode(number, by, changed_at))
+            TopicPartition(*source.log): OffsetAndMetadata(
+                number, after[source].encode(number, by, changed_at, incarnation_id(source.topic))
+            )
             for source, number in numbers.items()
         }
         # Partitions and generation are ours from the end of a rebalance to the start of the next one.
@@ -379,6 +403,9 @@ class GroupReader:
         self._progress.take(commit.ends, commit.after)
 
     def rewind(self, offsets: Offsets) -> None:
+        self._incarnations.rewind(offsets)
+
+    def _seek(self, offsets: Offsets) -> None:
         assert self._consumer is not None
         for source, offset in offsets.items():
             try:

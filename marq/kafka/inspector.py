@@ -24,11 +24,13 @@ from marq.kafka.log_reader import LogReader
 from marq.kafka.owned_partitions import Owned, owned_partitions
 from marq.kafka.queue_positions import Positions
 from marq.kafka.records import Records, Row
+from marq.kafka.topics import incarnations
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable, Forbidden
 from marq.wire.markers import NOW, Headers, Source
+from marq.wire.names import log_name
 from marq.wire.record_headers import Origin, deliver_at_ms, origin
 
 log = logging.getLogger("marq")
@@ -108,8 +110,10 @@ class Inspector:
     async def places(self, queues: Iterable[str]) -> dict[str, dict[Source, int]]:
         """Return the position of each queue in each partition where it may have records."""
         wanted = sorted(set(queues))
+        # First: if a topic is created again meanwhile, its offsets count for the former one, which does no harm.
+        own = await incarnations(self._settings, self._own_topics(wanted))
         async with LogReader(self._settings, committed=False) as view:
-            topics = {self._names.messages, *self._own_topics(wanted)}
+            topics = {self._names.messages, *own.values()}
             ranges = {source: span for topic in sorted(topics) for source, span in (await view.ranges(topic)).items()}
         known = await self._furthest(wanted, ranges)
         return {queue: self._places_of(queue, ranges, known) for queue in wanted}
@@ -226,7 +230,7 @@ class Inspector:
         here = [
             source
             for source in ranges
-            if source.topic == own
+            if log_name(source.topic) == own
             or (source.topic == self._names.messages and (reads is None or source.partition in reads))
         ]
         begin = self._definitions.begin(queue)

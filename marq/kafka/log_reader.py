@@ -20,6 +20,7 @@ from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
+from marq.wire.names import log_name
 
 #: Maximum number of records of one fetch.
 MAX_RECORDS = 10_000
@@ -38,6 +39,8 @@ Positions = Mapping[Source, int]
 
 class LogReader:
     """Reads ranges of topics once (:meth:`read`), or follows partitions (:meth:`seek`, then :meth:`poll`).
+
+    The topics of sources may have ids of incarnations, which are ignored: they come back as they were passed.
 
     ``committed``: skip records of open and aborted transactions. All calls raise BrokerUnavailable, or Forbidden if the
     permission to read a topic is missing. ``ends_apart``: look up offsets on a second connection, because a lookup on
@@ -61,6 +64,8 @@ class LogReader:
             "fetch_max_wait_ms": fetch_wait_ms,
         }
         self._consumer: AIOKafkaConsumer | None = None
+        #: The followed sources by their partitions.
+        self._sources: dict[TopicPartition, Source] = {}
 
     async def start(self) -> None:
         consumer = await started(self._make, self._settings, lambda consumer: stop_consumer(consumer, 0))
@@ -87,7 +92,7 @@ class LogReader:
         """Return whether a topic exists that this client may describe; :meth:`ranges` might create a missing one."""
         try:
             async with asyncio.timeout(self._limit_s):
-                return topic in await self._running().topics()
+                return log_name(topic) in await self._running().topics()
         except (KafkaError, TimeoutError) as error:
             raise self._failed([topic], error) from error
 
@@ -95,52 +100,57 @@ class LogReader:
         """Return the offsets that each partition of a topic has now."""
         try:
             async with asyncio.timeout(self._limit_s):
-                ranges = await log_ranges(self._running(), topic)
+                ranges = await log_ranges(self._running(), log_name(topic))
         except (KafkaError, TimeoutError) as error:
             raise self._failed([topic], error) from error
         return {Source(topic, number): span for number, span in ranges.items()}
 
     async def ends(self, sources: Collection[Source]) -> dict[Source, int]:
         """Return where partitions end now; waits while a broker is unavailable."""
+        partitions = _by_partition(sources)
         try:
-            ends = await _ends(self._running(), [TopicPartition(*source) for source in sources])
+            ends = await _ends(self._running(), [*partitions])
         except KafkaError as error:
             raise self._failed({source.topic for source in sources}, error) from error
-        return {Source(*partition): end for partition, end in ends.items()}
+        return {partitions[partition]: end for partition, end in ends.items()}
 
     async def offsets_at(self, sources: Iterable[Source], time_ms: int) -> dict[Source, int | None]:
         """Return the first offset with this timestamp or a later one, None if there is none."""
-        wanted = {TopicPartition(*source): time_ms for source in sources}
+        partitions = _by_partition(sources)
+        wanted = dict.fromkeys(partitions, time_ms)
         try:
             async with asyncio.timeout(self._limit_s):
                 offsets = await self._running().offsets_for_times(wanted)
         except (KafkaError, TimeoutError) as error:
             raise self._failed({partition.topic for partition in wanted}, error) from error
-        return {Source(*partition): None if at is None else at.offset for partition, at in offsets.items()}
+        return {partitions[partition]: None if at is None else at.offset for partition, at in offsets.items()}
 
     # --- following ----------------------------------------------------------------------------------------------------
 
     def seek(self, positions: Mapping[Source, int | None]) -> None:
         """Read only these partitions from now on, from these offsets; None: from the start of the log."""
         consumer = self._running()
-        consumer.assign([TopicPartition(*source) for source in positions])
-        for source, offset in positions.items():
+        self._sources = _by_partition(positions)
+        consumer.assign([*self._sources])
+        for partition, source in self._sources.items():
+            offset = positions[source]
             if offset is not None:
-                consumer.seek(TopicPartition(*source), offset)
+                consumer.seek(partition, offset)
 
     async def poll(self, wait_s: float = READ_WAIT_S) -> dict[Source, Records]:
         """Return the next records, or nothing if none came in time."""
         try:
-            return await fetch_records(self._running(), wait_s, MAX_RECORDS)
+            fetched = await fetch_records(self._running(), wait_s, MAX_RECORDS)
         except KafkaError as error:
             raise self._failed(self._topics(), error) from error
+        return {self._sources[TopicPartition(*partition)]: records for partition, records in fetched.items()}
 
     async def positions(self) -> dict[Source, int]:
         """Return the offset to read next in each partition, which also moves past hidden records."""
         consumer = self._running()
         try:
             async with asyncio.timeout(self._limit_s):
-                return {Source(*each): await consumer.position(each) for each in consumer.assignment()}
+                return {self._sources[each]: await consumer.position(each) for each in consumer.assignment()}
         except (KafkaError, TimeoutError) as error:
             raise self._failed(self._topics(), error) from error
 
@@ -172,7 +182,7 @@ class LogReader:
             for source in done:
                 del left[source]
             if done and left:
-                self._running().pause(*[TopicPartition(*source) for source in done])
+                self._running().pause(*_by_partition(done))
 
     def _stuck(self, left: Ranges, positions: Positions) -> BrokerUnavailable:
         where = ", ".join(f"{s.topic}/{s.partition} at {positions[s]} of {span.stop}" for s, span in left.items())
@@ -199,6 +209,10 @@ class LogReader:
             f"topic {', '.join(names)} at {self._settings.bootstrap_servers}: it could not be read"
             f" ({str(error) or type(error).__name__})"
         )
+
+
+def _by_partition(sources: Iterable[Source]) -> dict[TopicPartition, Source]:
+    return {TopicPartition(*source.log): source for source in sources}
 
 
 def _before(read: Records, end: int) -> Records:

@@ -244,9 +244,14 @@ def allowed_on_topics(topics: list[str]) -> HandMade:
     return HandMade([_METADATA], topics, False, False, True)
 
 
-def id_of_topic(topic: str) -> HandMade:
-    """Return the request for the id of a topic, which Kafka 2.8 and newer answer; it does not create the topic."""
-    return HandMade([_TOPIC_IDS], [(0, 0, topic, _NO_TAGS)], False, False, False, _NO_TAGS)
+def ids_of_topics(topics: Iterable[str]) -> HandMade:
+    """Return the request for the ids of topics, which Kafka 2.8 and newer answer; it does not create the topics."""
+    return HandMade([_TOPIC_IDS], [(0, 0, topic, _NO_TAGS) for topic in topics], False, False, False, _NO_TAGS)
+
+
+def read_ids(answer: Any) -> dict[str, str]:
+    """Return the ids in the answer to :func:`ids_of_topics`, in hexadecimal, of the topics that the broker knows."""
+    return {name: f"{high % 2**64:016x}{low % 2**64:016x}" for _, name, high, low, *_ in answer.topics if high or low}
 
 
 async def describe_groups(

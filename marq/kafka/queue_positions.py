@@ -24,9 +24,9 @@ from marq.kafka.records import Records
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 
-#: The JSON keys of the committer, of its knowledge of the definitions, and of positions of queues with ordering, in the
-#: metadata.
-_BY, _CHANGED_AT, _BEHIND = "by", "changed_at", "behind"
+#: The JSON keys of the committer, of its knowledge of the definitions, of positions of queues with ordering, and of the
+#: id of the topic's incarnation, in the metadata.
+_BY, _CHANGED_AT, _BEHIND, _TOPIC_ID = "by", "changed_at", "behind", "topic_id"
 
 
 #: Positions of queues with ordering: their lowest open messages.
@@ -91,13 +91,17 @@ class Positions:
         positions._behind = behind
         return positions
 
-    def encode(self, offset: int, by: str = "", changed_at: int = -1) -> str:
+    def encode(self, offset: int, by: str = "", changed_at: int = -1, topic_id: str = "") -> str:
         """Return the metadata to commit with an offset. Raises ConfigError if there are too many queues.
 
         ``by`` is a readable name of the committer, ``changed_at`` that of its
-        :class:`marq.kafka.queue_records.Serving`. Each is left out if there is no room for it.
+        :class:`marq.kafka.queue_records.Serving`. Each is left out if there is no room for it. ``topic_id`` is that of
+        the topic's incarnation, and is never left out: in another incarnation, the offset means nothing.
         """
-        metadata = self._metadata if self._metadata is not None else self._without_snapshot(offset)
+        of_topic = f',"{_TOPIC_ID}":"{topic_id}"' if topic_id else ""
+        room_bytes = MAX_METADATA_BYTES - len(of_topic)
+        metadata = self._metadata if self._metadata is not None else self._without_snapshot(offset, room_bytes)
+        metadata = f"{metadata[:-1]}{of_topic}}}"
         if self._behind:
             metadata = f'{metadata[:-1]},"{_BEHIND}":{json.dumps(self._behind, ensure_ascii=False)}}}'
             if len(metadata.encode()) > MAX_METADATA_BYTES:
@@ -110,16 +114,16 @@ class Positions:
                 metadata = longer
         return metadata
 
-    def _without_snapshot(self, offset: int) -> str:
+    def _without_snapshot(self, offset: int, room_bytes: int) -> str:
         by_queue = {queue: at for queue, at in self.by_queue.items() if queue not in self._behind}
         here = {queue: position for queue, position in by_queue.items() if position == offset}
         past = {queue: position for queue, position in by_queue.items() if position != offset}
         metadata = plain(here, past)
-        while past and len(metadata.encode()) > MAX_METADATA_BYTES:
+        while past and len(metadata.encode()) > room_bytes:
             # The queue that left first is forgotten first: if it returns, it starts from the beginning.
             del past[min(sorted(past), key=lambda queue: past[queue])]
             metadata = plain(here, past)
-        if len(metadata.encode()) > MAX_METADATA_BYTES:
+        if len(metadata.encode()) > room_bytes:
             raise ConfigError(f"{len(by_queue)} queues are too many for the metadata of an offset without a snapshot")
         return metadata
 
@@ -224,6 +228,12 @@ def committed_by(metadata: str) -> str | None:
     """Return the committer in a commit's metadata, None if it has none."""
     by = parsed(metadata).get(_BY)
     return by if isinstance(by, str) else None
+
+
+def topic_id_of(metadata: str) -> str:
+    """Return the id of the incarnation that a commit's offset belongs to, empty if its writer named none."""
+    topic_id = parsed(metadata).get(_TOPIC_ID)
+    return topic_id if isinstance(topic_id, str) else ""
 
 
 def is_older(metadata: str, changed_at: int) -> bool:

@@ -13,6 +13,7 @@ from marq.kafka.records import Records
 from marq.settings.placements import Partitions, union
 from marq.settings.purged_offsets import Purge
 from marq.wire.markers import Source
+from marq.wire.names import log_name
 
 #: Up to this many queues, one pass for each is faster than one pass that sorts.
 _FEW = 4
@@ -53,16 +54,16 @@ class Serving:
 
     def is_own(self, topic: str) -> bool:
         """Return whether a topic belongs to a queue."""
-        return topic in self._owners
+        return log_name(topic) in self._owners
 
     def queues_in(self, topic: str) -> Sequence[str]:
         """Return the queues that may have records in a topic."""
-        owner = self._owners.get(topic)
+        owner = self._owners.get(log_name(topic))
         return self.queues if owner is None else (owner,)
 
     def own(self, source: Source, read: Records) -> Iterator[tuple[str, Records]]:
         """Yield the records of each queue among those of one partition."""
-        owner = self._owners.get(source.topic)
+        owner = self._owners.get(log_name(source.topic))
         if owner is not None:
             yield owner, read
             return
@@ -87,13 +88,13 @@ class Serving:
 
     def count(self, source: Source, read: Records) -> int:
         """Return the number of records that belong to served queues."""
-        if source.topic in self._owners:
+        if self.is_own(source.topic):
             return len(read)
         return sum(map(self._keys.__contains__, read.keys))
 
     def end(self, source: Source, read: Records, room: int) -> int:
         """Return the index of the first record of served queues beyond ``room`` of them."""
-        if source.topic in self._owners:
+        if self.is_own(source.topic):
             return min(room, len(read))
         keys = self._keys
         ours = [index for index, key in enumerate(read.keys) if key in keys]
@@ -101,7 +102,7 @@ class Serving:
 
     def queue_of(self, topic: str, key: bytes | None) -> str | None:
         """Return the served queue that a record belongs to, or None."""
-        owner = self._owners.get(topic)
+        owner = self._owners.get(log_name(topic))
         return owner if owner is not None or key is None else self._keys.get(key)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.kafka.connection import admin_client, unavailable
-from marq.kafka.protocol import id_of_topic
+from marq.kafka.protocol import ids_of_topics, read_ids
 from marq.kafka.role_permissions import Kind, Permission, missing_permissions, principal, refused, tools
 from marq.settings.client import ClientSettings
 from marq.settings.topic_configs import (
@@ -44,6 +44,7 @@ from marq.settings.topic_configs import (
     wrong_partitions,
 )
 from marq.wire.errors import ConfigError, Forbidden
+from marq.wire.names import incarnation
 
 _PAUSE_S = 0.05
 _UNKNOWN = (UnknownTopicOrPartitionError, LeaderNotAvailableError)
@@ -119,12 +120,32 @@ async def topic_id(settings: ClientSettings, topic: str) -> str:
     Raises BrokerUnavailable like :func:`ensure_topics`.
     """
     async with _admin(settings) as admin:
-        try:
-            answer = await admin._send_request(id_of_topic(topic))
-        except NotImplementedError:
-            return ""
-    [(_, _, high, low, *_)] = answer.topics
-    return f"{high % 2**64:016x}{low % 2**64:016x}" if high or low else ""
+        return (await ids_of(admin, [topic])).get(topic, "")
+
+
+async def incarnations(settings: ClientSettings, topics: Iterable[str]) -> dict[str, str]:
+    """Return the names of the present incarnations of topics (:func:`marq.wire.names.incarnation`).
+
+    Those that do not exist, and all of brokers before Kafka 2.8, keep their names.
+
+    Raises BrokerUnavailable like :func:`ensure_topics`.
+    """
+    wanted = sorted(set(topics))
+    if not wanted:
+        return {}
+    async with _admin(settings) as admin:
+        ids = await ids_of(admin, wanted)
+    return {topic: incarnation(topic, ids.get(topic, "")) for topic in wanted}
+
+
+async def ids_of(admin: AIOKafkaAdminClient, topics: Collection[str]) -> dict[str, str]:
+    """Return the ids of those of the topics that exist; none if the brokers have no such ids. Raises KafkaError."""
+    if not topics:
+        return {}
+    try:
+        return read_ids(await admin._send_request(ids_of_topics(topics)))
+    except NotImplementedError:
+        return {}
 
 
 async def offset_snapshot_topic(settings: ClientSettings, *, make: bool) -> bool:

@@ -25,6 +25,7 @@ from marq.wire.errors import BrokerUnavailable, CorruptMarker, MarqError
 from marq.wire.marker_codec import decode
 from marq.wire.markers import ANY_QUEUE, Answer, Cancel, Fact, Kind, Outcome, Reschedule, Source
 from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import Names
 
 #: How long to wait for an answer before a request is repeated, and before later requests no longer wait for it.
 AGAIN_S = 2.0
@@ -54,8 +55,9 @@ class _Holders(NamedTuple):
 class DelayControl:
     """The requests of one producer; ``limit_s`` is how long it waits for answers."""
 
-    def __init__(self, cluster: Cluster, topics: Topics, delays: Delays, limit_s: float) -> None:
+    def __init__(self, cluster: Cluster, names: Names, topics: Topics, delays: Delays, limit_s: float) -> None:
         self._cluster = cluster
+        self._names = names
         self._topics = topics
         self._delays = delays
         self._limit_s = limit_s
@@ -129,6 +131,7 @@ class DelayControl:
         until_s = self._cluster.now_s() + self._limit_s
         try:
             writer = await self._delays.writer()
+            requests = await self._in_incarnations(requests)
             count = self._topics.markers_partitions
             partitions = {markers_partition(*each.target[0], count) for each in requests}
             reader = await self._cluster.markers_reader(partitions)
@@ -146,6 +149,15 @@ class DelayControl:
             _fail(requests, failure)
             if reader is not None:
                 await reader.stop(_STOP_S)
+
+    async def _in_incarnations(self, requests: list[_Request]) -> list[_Request]:
+        """Name the incarnations of queues' own topics: a receipt names a topic as Kafka does."""
+        topics = {each.receipt.topic for each in requests}
+        present = await self._cluster.incarnations([each for each in topics if self._names.has_incarnations(each)])
+        return [
+            each._replace(receipt=each.receipt._replace(topic=present.get(each.receipt.topic, each.receipt.topic)))
+            for each in requests
+        ]
 
     async def _listen(self, reader: MarkersReader, requests: list[_Request], holders: _Holders) -> None:
         pending: dict[tuple[Source, int], list[_Request]] = {}

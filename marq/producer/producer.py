@@ -100,7 +100,7 @@ class Producer(CodecClient[Running]):
         opened.push_async_callback(batches.close)
         delays = Delays(cluster, topics, limit_s, self._counts)
         opened.push_async_callback(delays.stop, _DELAYS_STOP_S)
-        delay_control = DelayControl(cluster, topics, delays, limit_s)
+        delay_control = DelayControl(cluster, settings.names, topics, delays, limit_s)
         opened.push_async_callback(delay_control.stop)
         opened.push_async_callback(batches.drain)
         if not self._internal:

@@ -13,7 +13,7 @@ from marq.core.storage.rows import LeaseRow
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
 from marq.kafka.marker_writer import write_once
-from marq.kafka.topics import ensure_topics, topic_exists
+from marq.kafka.topics import ensure_topics, incarnations, topic_exists
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
@@ -97,7 +97,7 @@ class DefinitionLog(Protocol):
         """Count the messages of a queue; a false result means that it had none at some moment during the call."""
 
     async def ends_of(self, topic: str) -> dict[Source, int]:
-        """Return the end offset of each partition of a topic; nothing if it does not exist."""
+        """Return the end offset of each partition of a topic's incarnation; nothing if it does not exist."""
 
     def wall_s(self) -> float:
         """Return the seconds since 1970."""
@@ -150,8 +150,10 @@ class KafkaDefinitionLog:
     async def ends_of(self, topic: str) -> dict[Source, int]:
         if not await topic_exists(self._settings, topic):
             return {}
+        # First: the ends of a former incarnation must not count in one that is created meanwhile.
+        [name] = (await incarnations(self._settings, [topic])).values()
         async with LogReader(self._settings, committed=False) as view:
-            return {source: span.stop for source, span in (await view.ranges(topic)).items()}
+            return {source: span.stop for source, span in (await view.ranges(name)).items()}
 
     def wall_s(self) -> float:
         return time.time()

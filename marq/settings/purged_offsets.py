@@ -7,7 +7,8 @@ offset before which consumers skip the queue's records.
 The records that a topic had before a queue with ``start = "latest"`` are skipped in the same way, under the key
 ``start:NAME`` (:mod:`marq.queues.subscription_start`). They are not the queue's, so they get no markers.
 
-Offsets of a recreated topic start at 0 again. So records with a timestamp after the purge are never skipped.
+Offsets of a recreated topic start at 0 again. So offsets in a queue's own topic belong to one incarnation of it, and
+records with a timestamp after the purge are never skipped.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Purge:
 
     @property
     def topics(self) -> set[str]:
-        """The topics of the purged records."""
-        return {source.topic for source in self.ends}
+        """The topics of the purged records, without the ids of their incarnations."""
+        return {source.log.topic for source in self.ends}
 
     def along_with(self, other: Purge) -> Purge:
         """Return a purge of the records of both; in each partition, the later time counts, or this purge if equal."""
@@ -75,7 +76,7 @@ class Purge:
 
     def decided_by(self, former: Purge) -> Purge:
         """Return the starts of a queue, in each topic the first one."""
-        ends = {source: end for source, end in self.ends.items() if source.topic not in former.topics}
+        ends = {source: end for source, end in self.ends.items() if source.log.topic not in former.topics}
         return former._with_partitions_of(replace(self, ends=ends))
 
     def _with_partitions_of(self, other: Purge) -> Purge:

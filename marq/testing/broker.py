@@ -148,6 +148,14 @@ class Broker:
         """
         self._memory.make_topic(check_topic_name(name), partitions)
 
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its records; it may be created again.
+
+        Raises:
+            ConfigError: :meth:`create_topic` has not created it.
+        """
+        self._memory.delete_topic(name)
+
     def produce(
         self,
         topic: str,

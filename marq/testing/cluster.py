@@ -24,6 +24,7 @@ from marq.testing.namespace import Namespace
 from marq.testing.topics import Headers, LogRecord, TopicReader, Unplaced
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
+from marq.wire.names import incarnation
 
 T = TypeVar("T")
 
@@ -240,6 +241,10 @@ class MemoryCluster:
                 )
             partitions[name] = self._memory.topics[name].partitions
         return partitions
+
+    async def incarnations(self, topics: Iterable[str]) -> dict[str, str]:
+        known = self._memory.topics
+        return {topic: incarnation(topic, known[topic].id if topic in known else "") for topic in topics}
 
     def queues(self) -> Queues:
         return Queues.of(self._settings)

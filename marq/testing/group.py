@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from marq.kafka.committed_offsets import Committed, Search
+from marq.kafka.committed_offsets import Committed, Offsets, Search, of_incarnations
 from marq.kafka.group_consumer import replaced
 from marq.kafka.group_reader import Assignee, NotCommitted
 from marq.kafka.offset_snapshots import OffsetSnapshot
@@ -16,7 +17,9 @@ from marq.kafka.records import Records
 from marq.testing.topics import Topic
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
-from marq.wire.names import Names
+from marq.wire.names import Names, incarnation_id
+
+log = logging.getLogger("marq")
 
 #: Members never time out here.
 _KEEP_ALIVE_S = 3600.0
@@ -42,7 +45,7 @@ class Group:
 
     def position(self, queue: str, source: Source, names: Names) -> int:
         """Return how far this group has read a queue in a partition."""
-        committed = self.committed.get(source)
+        committed = current([source], self.committed).get(source.log)
         if committed is None:
             return 0
         owner = names.owner_of_group(self.name)
@@ -91,6 +94,13 @@ def _shares(members: Sequence[Member]) -> dict[int, list[Source]]:
     return shares
 
 
+def current(sources: Iterable[Source], committed: Offsets, group: str | None = None) -> Offsets:
+    """Return the commits for these sources, as :func:`of_incarnations`."""
+    wanted = {source.log: source for source in sources}
+    mine = {partition: each for partition, each in committed.items() if partition in wanted}
+    return of_incarnations(wanted.values(), mine, group)
+
+
 class Member:
     """A :class:`marq.kafka.group_reader.GroupMember` that reads topics in memory."""
 
@@ -123,7 +133,7 @@ class Member:
         return self._serving.topics
 
     def partitions_of(self, topic: str) -> int:
-        return self._topics[topic].partitions
+        return self._topics[topic].partitions if topic in self._topics else 0
 
     async def start(self, assignee: Assignee) -> None:
         self._assignee = assignee
@@ -132,7 +142,7 @@ class Member:
 
     async def stop(self, limit_s: float) -> None:
         self._forget()
-        for name in self._heard:
+        for name in self._heard & self._topics.keys():
             self._topics[name].ignore(self._more.set)
         self._heard.clear()
         await self._group.leave(self)
@@ -153,6 +163,8 @@ class Member:
 
     def _listen(self) -> None:
         for name in self.topics:
+            if name not in self._topics:
+                continue
             self._topics[name].listen(self._more.set)
             self._heard.add(name)
 
@@ -168,15 +180,18 @@ class Member:
 
     def assign(self, sources: Iterable[Source]) -> None:
         """Begin to read partitions where the group's queues continue."""
-        group = self._group
-        search = Search(self._names, group.name, self._serving, sources, group.committed, group.snapshots)
+        group, partitions = self._group, {source: source.of(self._topics[source.topic].id) for source in sources}
+
+        committed = current(partitions.values(), group.committed, group.name)
+        search = Search(self._names, group.name, self._serving, partitions, committed, group.snapshots)
         if search.needs_others:
             for name, other in sorted(self._groups.items()):
                 if other is not group and self._names.is_group(name):
-                    search.consider(name, other.committed, group.snapshots)
-        for source, place in search.places().items():
+                    search.consider(name, current(partitions.values(), other.committed), group.snapshots)
+        for partition, place in search.places().items():
             if place.snapshot is not None:
                 group.snapshots[place.snapshot.id] = place.snapshot
+            source = partitions[partition]
             self._read_to[source] = place.start
             self._progress.begin(source, place.positions, place.start)
         self._assignments += 1
@@ -198,7 +213,16 @@ class Member:
     def _take(self, left: int) -> dict[Source, Records]:
         taken: dict[Source, Records] = {}
         for source, start in list(self._read_to.items()):
-            records = self._topics[source.topic].logs[source.partition][start : start + left]
+            topic = self._topics.get(source.log.topic)
+            if topic is None:
+                continue
+            if source not in topic.sources:
+                # As marq.kafka.incarnations does.
+                log.warning("topic %s was deleted and created again: reading it from its start", topic.name)
+                self._forget()
+                self._group.rebalance_soon()
+                return {}
+            records = topic.logs[source.partition][start : start + left]
             if records:
                 taken[source] = Records.of(records)
                 left -= len(records)
@@ -213,9 +237,10 @@ class Member:
             raise NotCommitted(f"{topic}/{partition} is no longer assigned")
         for source, offset in offsets.items():
             number = after[source].number(self._serving.queues_in(source.topic), offset)
-            self._group.committed[source] = Committed(
-                number, after[source].encode(number, changed_at=self._serving.changed_at)
+            metadata = after[source].encode(
+                number, changed_at=self._serving.changed_at, topic_id=incarnation_id(source.topic)
             )
+            self._group.committed[source.log] = Committed(number, metadata)
         self._progress.take(offsets, after)
 
     async def verify(self, sources: Collection[Source]) -> None:

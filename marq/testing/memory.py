@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 
 from marq.kafka.offset_snapshots import OffsetSnapshot
 from marq.queues.definition_log import Unfinished, unfinished
@@ -29,6 +30,8 @@ class Memory:
         self.name = name
         self.clock = Clock()
         self.topics: dict[str, Topic] = {}
+        self._deleted: dict[str, Topic] = {}
+        self._topic_ids = count(1)
         self.groups: dict[str, Group] = {}
         self.snapshots: dict[str, OffsetSnapshot] = {}
         self._clients: dict[object, tuple[str, asyncio.AbstractEventLoop]] = {}
@@ -105,8 +108,18 @@ class Memory:
         """Create a topic."""
         if name in self.topics:
             raise ConfigError(f"topic {name} already exists at {self.address}")
-        topic = self.topics[name] = Topic(name, partitions)
+        topic = self.topics[name] = Topic(name, partitions, topic_id=f"{next(self._topic_ids):012x}")
+        if (former := self._deleted.pop(name, None)) is not None:
+            topic.replace(former)
         return topic
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic of :meth:`make_topic`, and the offsets that groups have committed for it."""
+        if name not in self.topics or not self.topics[name].id:
+            raise ConfigError(f"topic {name} was not created with create_topic at {self.address}")
+        self._deleted[name] = self.topics.pop(name)
+        for group in self.groups.values():
+            group.committed = {source: each for source, each in group.committed.items() if source.topic != name}
 
     def group(self, name: str) -> Group:
         """Return a consumer group, which may have no members."""
@@ -129,12 +142,12 @@ class Memory:
         """Return the partitions of the topics in which a queue may have records."""
         own, shared = namespace.definitions(queue).topic, namespace.names.messages
         names = [shared, *([own] if own in self.topics else [])]
-        return [Source(name, each) for name in names if name for each in range(self.topics[name].partitions)]
+        return [source for name in names for source in self.topics[name].sources]
 
     def records(self, namespace: Namespace, queue: str, source: Source, start: int = 0) -> Iterator[LogRecord]:
         """Return the records of a queue in a partition."""
         shared = source.topic == namespace.names.messages
-        for record in self.topics[source.topic].logs[source.partition][start:]:
+        for record in self.topics[source.log.topic].logs[source.partition][start:]:
             if not shared or record.key == queue.encode():
                 yield record
 

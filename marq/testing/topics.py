@@ -30,8 +30,10 @@ class LogRecord:
 class Topic:
     """Partitions of records. Any thread may append, as the thread of a SyncProducer does."""
 
-    def __init__(self, name: str, partitions: int, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+    def __init__(self, name: str, partitions: int, limit_bytes: int = DEFAULT_LIMIT_BYTES, topic_id: str = "") -> None:
         self.name = name
+        #: Differs from that of a deleted topic of the same name; empty for topics of the namespace.
+        self.id = topic_id
         self.partitions = partitions
         self.limit_bytes = limit_bytes
         self.logs: list[list[LogRecord]] = [[] for _ in range(partitions)]
@@ -42,7 +44,17 @@ class Topic:
     @property
     def ends(self) -> dict[Source, int]:
         """The end offset of each partition."""
-        return {Source(self.name, partition): len(log) for partition, log in enumerate(self.logs)}
+        return {source: len(self.logs[source.partition]) for source in self.sources}
+
+    @property
+    def sources(self) -> list[Source]:
+        """The partitions of this incarnation."""
+        return [Source(self.name, partition).of(self.id) for partition in range(self.partitions)]
+
+    def replace(self, former: Topic) -> None:
+        """Take over the listeners of a deleted topic, and call them."""
+        self._listeners = former._listeners
+        self._notify()
 
     def append(
         self,

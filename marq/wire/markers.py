@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+from marq.wire.names import incarnation, log_name
+
 #: The release delay that means the backoff of the queue.
 BACKOFF = -1
 #: The release delay of a message of a queue with ordering that its consumers will not deliver again.
@@ -104,10 +106,23 @@ class Outcome(IntEnum):
 
 
 class Source(NamedTuple):
-    """The partition that messages were read from, or a generated source for messages that are not records yet."""
+    """The partition that messages were read from, or a generated source for messages that are not records yet.
+
+    The topic of a queue's own topic has the id of its incarnation (:func:`marq.wire.names.incarnation`).
+    """
 
     topic: str
     partition: int
+
+    @property
+    def log(self) -> Source:
+        """The same partition as Kafka knows it, without the id of the topic's incarnation."""
+        name = log_name(self.topic)
+        return self if name == self.topic else Source(name, self.partition)
+
+    def of(self, topic_id: str) -> Source:
+        """Return the partition in the incarnation of its topic that has this id; itself if the id is empty."""
+        return Source(incarnation(self.topic, topic_id), self.partition) if topic_id else self
 
 
 class Payload(NamedTuple):

@@ -5,10 +5,15 @@ from __future__ import annotations
 from hashlib import sha256
 from zlib import crc32
 
+from marq.wire.names import log_name
+
 
 def markers_partition(topic: str, partition: int, count: int) -> int:
-    """Return the markers partition of all messages of a source partition: (crc32(topic) + partition) mod count."""
-    return (crc32(topic.encode()) + partition) % count
+    """Return the markers partition of all messages of a source partition: (crc32(topic) + partition) mod count.
+
+    All incarnations of a topic share it, so that its tracker sees when the topic is created again.
+    """
+    return (crc32(log_name(topic).encode()) + partition) % count
 
 
 def source_partition(topic: str, wanted: int, count: int) -> int:

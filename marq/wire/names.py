@@ -46,6 +46,11 @@ KEY_HEADER = "marq-key"
 #: The first characters of the synthetic topics of schedules; see :func:`is_synthetic`.
 _SCHEDULED = "~schedule/"
 
+#: Between the name and the id of a topic; Kafka does not allow it in names of topics.
+_INCARNATION = "@"
+#: Digits of a topic's id in the name of its incarnation, and the most bytes of a topic in the marker format.
+_ID_DIGITS, _MAX_MARKER_TOPIC = 12, 255
+
 #: Bytes of a queue's name as UTF-8; the marker format keeps its length in one byte.
 MAX_QUEUE_NAME_BYTES = 200
 #: Maximum number of headers of a sent message. A marker has room for 65,535: redelivery and redrive add some.
@@ -146,6 +151,10 @@ class Names:
         """Return whether records of a message's topic have their senders' keys: it is or was a queue's own topic."""
         return not is_synthetic(topic) and not self.is_own_topic(topic)
 
+    def has_incarnations(self, topic: str) -> bool:
+        """Return whether this is the name of a queue's own topic without the id of its incarnation."""
+        return self.is_senders_topic(topic) and _INCARNATION not in topic
+
     def owner_of_group(self, group: str) -> str | None:
         """Return the queue that has a consumer group to itself; None for any other group."""
         head = self.group("")
@@ -173,6 +182,26 @@ class Names:
     def start_ids(self) -> str:
         """The prefix of the ids of all transactional consumers' producers."""
         return f"{self.prefix}-start-"
+
+
+def incarnation(topic: str, topic_id: str) -> str:
+    """Return the topic in the identities of messages that are records of a queue's own topic.
+
+    If a topic is deleted and created again, its offsets begin at 0 again. A marker about a former record must not
+    concern the new record at the same offset: an ACK would lose it. ``topic_id`` (hexadecimal) differs between the two;
+    it is empty if the brokers have no ids (before Kafka 2.8), and then the name stays as it is.
+    """
+    return f"{topic}{_INCARNATION}{topic_id[:_ID_DIGITS]}"[:_MAX_MARKER_TOPIC] if topic_id else topic
+
+
+def incarnation_id(topic: str) -> str:
+    """Return the id in the name that :func:`incarnation` returned, empty if it has none."""
+    return topic.partition(_INCARNATION)[2]
+
+
+def log_name(topic: str) -> str:
+    """Return the name of a topic without the id of its incarnation: the one that Kafka knows."""
+    return topic.partition(_INCARNATION)[0]
 
 
 def synthetic_topic(number: int) -> str:

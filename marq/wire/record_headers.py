@@ -1,7 +1,8 @@
 """Marq's headers of a record, and what they say about its message.
 
-A message's id is the place of its first record, ``topic/partition/offset``. The first record does not carry it, so a
-record from any plain Kafka producer is a valid message. Every redelivery carries it.
+A message's id is the place of its first record, ``topic/partition/offset``, as any client can tell it from the record:
+without the id of the topic's incarnation. The first record does not carry it, so a record from any plain Kafka producer
+is a valid message. Every redelivery carries it.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ class Origin(NamedTuple):
 
 
 def record_id(source: Source, offset: int) -> str:
+    """Return the place of a record; the id of a message if the source has no incarnation (:attr:`Source.log`)."""
     return f"{source.topic}/{source.partition}/{offset}"
 
 
 def origin(source: Source, offset: int, timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]]) -> Origin:
     """Read Marq's headers; an unreadable one counts as absent, because any producer may write a header."""
     values = {name: value for name, value in headers if name.startswith(RESERVED_HEADER) and value is not None}
-    identity = values.get(ID_HEADER, b"").decode("utf-8", "replace") or record_id(source, offset)
+    identity = values.get(ID_HEADER, b"").decode("utf-8", "replace") or record_id(source.log, offset)
     attempt = _number(values.get(ATTEMPT_HEADER), 1)
     return Origin(identity, attempt if 0 < attempt < 2**32 else 1, _number(values.get(FIRST_SENT_HEADER), timestamp_ms))
 

@@ -169,6 +169,7 @@ class PretendNamespace:
         return {
             "complete": self.complete, "queues": statistics_of(self.queues), "workers": workers, "backlog": BACKLOG,
             "handled": dict.fromkeys(self.queues, HANDLED), "removed_handlers": self.removed_handlers,
+            "recreated_topics": [],
         }  # fmt: skip
 
     async def consumers(self, queues: Sequence[str], wait_s: float) -> dict[str, int]:

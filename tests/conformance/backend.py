@@ -37,7 +37,7 @@ from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Batch, Source
 from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import Names
-from tests.worker.harness import Namespace, Worker, eventually, make_topic
+from tests.worker.harness import Namespace, Worker, delete_topic, eventually, make_topic
 
 QUEUES = Path(__file__).with_name("queues.toml")
 #: Time limit for anything that a test is not about: virtual seconds in memory.
@@ -143,6 +143,10 @@ class Backend(ABC):
         """Create a topic without a queue, and return its name."""
 
     @abstractmethod
+    async def recreate_topic(self, topic: str, partitions: int = 2) -> None:
+        """Delete a topic, and create it again without records."""
+
+    @abstractmethod
     def handlers(self, queue: str) -> AbstractAsyncContextManager[Any]:
         """Run the handler that the settings of a queue name, as a worker does; stop its process at the end."""
 
@@ -229,6 +233,10 @@ class MemoryBackend(Backend):
         self.broker.create_topic(name, partitions)
         return name
 
+    async def recreate_topic(self, topic: str, partitions: int = 2) -> None:
+        self.broker.delete_topic(topic)
+        self.broker.create_topic(topic, partitions)
+
     def handlers(self, queue: str) -> AbstractAsyncContextManager[Any]:
         return self.broker.worker()
 
@@ -290,6 +298,10 @@ class KafkaBackend(Backend):
         name = self.new_name("topic")
         await make_topic(self.address, name, partitions)
         return name
+
+    async def recreate_topic(self, topic: str, partitions: int = 2) -> None:
+        await delete_topic(self.address, topic)
+        await make_topic(self.address, topic, partitions)
 
     @contextlib.asynccontextmanager
     async def handlers(self, queue: str) -> AsyncIterator[None]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 import marq
-from tests.conformance.backend import Backend
+from marq.client.receipt import Receipt
+from tests.conformance.backend import LIMIT_S, Backend
 from tests.conformance.receiving import take
 
 
@@ -93,3 +96,110 @@ async def test_a_topic_that_is_not_there_is_named(backend: Backend) -> None:
             await backend.consumer(queue).start()
     finally:
         await backend.queues.reset(queue)
+
+
+# --- a topic that is deleted and created again ------------------------------------------------------------------------
+
+
+async def acked(backend: Backend, consumer: marq.Consumer, topic: str, count: int) -> None:
+    for number in range(count):
+        await backend.produce(topic, b"former %d" % number)
+    await consumer.ack(await take(consumer, count))
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "count"), [("a consumer runs", 5), ("a consumer runs", 40), ("no consumer runs", 5)]
+)
+async def test_each_record_of_a_topic_that_is_created_again_is_delivered_and_retried(
+    backend: Backend, meanwhile: str, count: int
+) -> None:
+    queue, topic = await own(backend)
+    async with backend.consumer(queue) as consumer:
+        await acked(backend, consumer, topic, 20)
+        if meanwhile == "a consumer runs":
+            await backend.recreate_topic(topic)
+            await see_twice(backend, consumer, topic, count)
+    if meanwhile == "no consumer runs":
+        await backend.recreate_topic(topic)
+        async with backend.consumer(queue) as consumer:
+            await see_twice(backend, consumer, topic, count)
+    await backend.statistics(queue, acked=20 + count, redelivered=count)
+
+
+async def see_twice(backend: Backend, consumer: marq.Consumer, topic: str, count: int) -> None:
+    """Release new records, at offsets that were acknowledged in the former topic, and receive them again."""
+    sent = {await backend.produce(topic, b"%d" % number): b"%d" % number for number in range(count)}
+    for attempt in (1, 2):
+        messages = await take(consumer, count)
+        assert {message.id: message.value for message in messages} == sent
+        assert {message.attempt for message in messages} == {attempt}
+        for message in messages:
+            await (message.release(0) if attempt == 1 else message.ack())
+
+
+async def test_a_late_ack_from_the_former_topic_does_not_end_the_record_at_the_same_place(backend: Backend) -> None:
+    queue, topic = await own(backend)
+    async with backend.consumer(queue) as consumer:
+        same_id = await backend.produce(topic, b"former")
+        [former] = await take(consumer, 1)
+        await backend.recreate_topic(topic)
+        assert await backend.produce(topic, b"new") == same_id
+        [new] = await take(consumer, 1)
+
+        await former.ack()
+        await new.release(0)
+
+        [again] = await take(consumer, 1)
+        assert (again.value, again.attempt, again.id) == (b"new", 2, same_id)
+        await again.ack()
+    await backend.statistics(queue, acked=2)
+
+
+async def test_an_unfinished_message_of_the_former_topic_is_redelivered(backend: Backend) -> None:
+    queue, topic = await own(backend)
+    async with backend.consumer(queue) as consumer:
+        await backend.produce(topic, b"former")
+        [former] = await take(consumer, 1)
+        await backend.recreate_topic(topic)
+        await backend.produce(topic, b"new")
+        [new] = await take(consumer, 1)
+
+        await former.release(0)
+
+        [again] = await take(consumer, 1)
+        assert (again.value, again.attempt) == (b"former", 2)
+        await consumer.ack([again, new])
+    await backend.statistics(queue, acked=2)
+
+
+async def test_an_unfinished_message_in_order_is_redelivered_when_the_new_topic_is_read(backend: Backend) -> None:
+    """Only consumers deliver it again, and its record is gone."""
+    topic = await backend.create_topic(1)
+    queue = await backend.new_queue("ordered", topic=topic, ordering="key", backoff=[0])
+    async with backend.consumer(queue) as consumer:
+        await backend.produce(topic, b"former", b"a")
+        await take(consumer, 1)
+    await backend.recreate_topic(topic, 1)
+    await backend.produce(topic, b"new", b"a")
+
+    async with backend.consumer(queue) as consumer:
+        messages = await take(consumer, 2)
+
+        assert {message.value for message in messages} == {b"former", b"new"}
+        await consumer.ack(messages)
+    await backend.statistics(queue, acked=2)
+
+
+async def test_a_delayed_record_of_a_topic_that_is_created_again_is_cancelled_by_its_receipt(backend: Backend) -> None:
+    queue, topic = await own(backend)
+    async with backend.consumer(queue) as consumer, backend.new_producer() as producer:
+        await acked(backend, consumer, topic, 1)
+        await backend.recreate_topic(topic)
+        reading = asyncio.ensure_future(consumer.receive(wait=LIMIT_S))
+        place = await backend.produce(topic, b"later", headers=[("marq-deliver-at", b"%d" % 10**15)])
+        await backend.statistics_of_open(queue, delayed=1)
+
+        assert await producer.cancel(Receipt.of(place, queue))
+
+        reading.cancel()
+    await backend.statistics(queue, cancelled=1)

@@ -147,6 +147,23 @@ async def test_a_queue_that_starts_at_the_latest_record_skips_earlier_ones(
             await nothing_comes(backend, consumer)
 
 
+async def test_a_queue_that_starts_at_the_latest_record_skips_none_of_a_topic_that_is_created_again(
+    backend: Backend,
+) -> None:
+    topic = await backend.create_topic(1)
+    await backend.produce(topic, b"earlier")
+    queue = await backend.new_queue("latest", topic=topic, start="latest")
+    await backend.recreate_topic(topic, 1)
+
+    await backend.produce(topic, b"new")
+
+    async with backend.consumer(queue) as consumer:
+        message = await take_one(consumer)
+        assert message.value == b"new"
+        await message.ack()
+    await backend.statistics(queue, acked=1)
+
+
 async def test_order_holds_for_each_queue(backend: Backend) -> None:
     topic = await backend.create_topic(1)
     ordered = await backend.new_queue("ordered", topic=topic, ordering="key", backoff=[86_400])

@@ -70,7 +70,7 @@ class Handlers:
         lease_ms = world.definitions.of(consumer).settings(queue).lease_ms
         choice = rng.random() if world.faulty else 1.0
         if message._raw == KILLER and world.hit(world.faults.killer):
-            await self._work(message, rng.choice([0, 60, 300]))
+            await self._work(message, world.killer_ms)
             world.stats["killed"] += 1
             world.schedule(0, consumer.end_process)
             await asyncio.Event().wait()

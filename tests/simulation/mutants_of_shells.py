@@ -296,20 +296,9 @@ SHELL_MUTANTS = (
     ),
     mutant(
         KILLERS,
-        "a suspect runs apart only from those that have used up attempts, too",
-        "marq.consumer.prefetch",
-        "blamed",
-        (
-            "if here and (apart or self._alone):\n                    return\n",
-            "if here and apart and self._alone:\n                    return\n",
-        ),
-        killer=1.0,
-    ),
-    mutant(
-        KILLERS,
         "a suspect is handled before its start is durable",
         _STARTS,
-        "stuck",
+        "unblamed",
         ("return held.at_most_once or (held.starts is not None and is_suspect(message))", "return held.at_most_once"),
         killer=1.0,
     ),
@@ -319,6 +308,13 @@ SHELL_MUTANTS = (
         "marq.core.lease_book",
         "book-differs",
         ("counted = lease.counted or started", "counted = lease.counted"),
+    ),
+    mutant(
+        KILLERS,
+        "a start shortens a lease",
+        "marq.core.lease_book",
+        "book-differs",
+        ("until_ms = max(due_ms, lease.due_ms) if started else due_ms", "until_ms = due_ms"),
     ),
     # --- cycles -------------------------------------------------------------------------------------------------------
     mutant(

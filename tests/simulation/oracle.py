@@ -12,6 +12,7 @@ those of proof/checker.py:
 ``concurrent``    a consumer delivers a message of an ordering key while it has another one in flight
 ``stuck``         the faults have ended and the world does not drain
 ``blamed``        a message became a dead letter because the handler of another one ends its process
+``unblamed``      a message whose handler ends its process is delivered too often
 ``raised``        the core raised something
 ================  ====================================================================================================
 """

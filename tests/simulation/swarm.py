@@ -93,7 +93,7 @@ _RARE_SHARES = {
     "move_every_ms": 0.25,
 }
 NAMES = [field.name for field in fields(Rare)]
-#: No seed has it by chance: other faults would use up the attempts of messages beside it.
+#: No seed has it by chance: other faults would use up the attempts of messages next to it.
 _NEVER = "killer"
 
 

@@ -386,7 +386,7 @@ def test_each_hard_case_has_a_test_here() -> None:
 
 
 def test_killers_a_message_that_ends_its_process_uses_up_its_own_attempts_only() -> None:
-    """An oracle looks for messages beside it that are dead because of it."""
+    """An oracle looks for messages next to it that are dead because of it."""
     stats = summed(killer=1.0)
 
     assert stats["killed"] > SEEDS

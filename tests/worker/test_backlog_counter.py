@@ -12,6 +12,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.structs import TopicPartition
 
 import marq
+from marq.kafka.topics import topic_id
+from marq.settings.client import ClientSettings
 from marq.wire.markers import Payload, Source
 from marq.wire.names import Names
 from tests.worker.harness import Namespace, Sent, Worker, eventually
@@ -134,10 +136,11 @@ async def test_a_takeover_during_a_transaction_keeps_the_position_after_it(
     settings = {"prefix": names.prefix, "queues": OWN_TOPIC.format(names.prefix)}
     worker = await new_worker(**settings).start().ready()
     async with Namespace(servers, names) as namespace, _transactional(servers, names) as kafka:
+        source = Source(topic, 0).of(await topic_id(ClientSettings(bootstrap_servers=servers), topic))
 
         async def send(producer: AIOKafkaProducer) -> Sent:
             kept = await producer.send_and_wait(topic, b"x", partition=0)
-            return Sent("orders", Source(topic, 0), kept.offset, Payload(kept.timestamp, 1, None, (), b"x"))
+            return Sent("orders", source, kept.offset, Payload(kept.timestamp, 1, None, (), b"x"))
 
         await kafka.begin_transaction()
         acquired = [await send(kafka), await send(namespace.producer), await send(namespace.producer)]

@@ -50,7 +50,9 @@ async def test_a_blocked_key_is_shown_until_its_first_message_ends(
             story = json.loads((await worker.page(f"/api/message?id={blocking.id}"))[1])
             assert (story["ordering_key"], story["possible"]) == ("customer-42", ["deliver-now", "cancel"])
             assert story["status"] == "waits for its next attempt, ahead of later messages with its key"
-            assert [event["kind"] for event in story["events"]] == ["ACQUIRE", "RELEASE"]
+            # A RENEW says that user code has the message, if that takes a while.
+            kinds = [event["kind"] for event in story["events"] if event["kind"] != "RENEW"]
+            assert kinds == ["ACQUIRE", "RELEASE"]
             assert f'marq_queue_blocked_keys{{queue="{queue}"}} 1.0' in (await worker.page("/metrics"))[1]
 
             told = await shell.json("queue", queue)

@@ -15,6 +15,8 @@ import pytest_asyncio
 from aiohttp import ClientSession
 
 import marq
+from marq.client.receipt import Receipt
+from marq.wire.names import log_name
 from tests.worker.conftest import client_of
 from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, delete_topic, eventually, make_topic, take
 from tests.worker.shell import Shell
@@ -68,6 +70,46 @@ async def test_a_message_outlives_its_topic(
         await again.ack()
 
     assert (again.value, again.key, again.attempt, again.id) == (b"value", b"customer", 2, message.id)
+
+
+async def test_log_pages_and_check_tell_that_a_topic_was_created_again(
+    namespace: Namespace, shared_worker: Worker, topic: str, queue: str
+) -> None:
+    async with marq.Consumer(queue, **client_of(shared_worker), lease=600) as consumer:
+        for value in (b"former", b"new"):
+            await namespace.producer.send_and_wait(topic, value, partition=0)
+            [message] = await consumer.receive(1, wait=LIMIT_SECONDS)
+            assert message.value == value
+            await message.ack()
+            if value == b"former":
+                await delete_topic(namespace.bootstrap_servers, topic)
+                await make_topic(namespace.bootstrap_servers, topic, 3)
+    sentence = f"its topic {topic} was deleted and created again, noticed 0 min ago"
+
+    await eventually(lambda: shared_worker.page("/"), lambda page: f"Queue {queue}: {sentence}" in page[1])
+
+    assert f"queue {queue}: topic {topic} was deleted and created again" in shared_worker.log()
+    async with Shell(shared_worker) as shell:
+        assert f"queue {queue}: {sentence}" in (await shell("check")).out
+
+
+async def test_a_purge_skips_no_record_of_a_topic_that_is_created_again(
+    namespace: Namespace, shared_worker: Worker, topic: str, queue: str
+) -> None:
+    for number in range(3):
+        await namespace.producer.send_and_wait(topic, b"former %d" % number, partition=0)
+    async with Shell(shared_worker) as shell:
+        assert "3 messages purged" in (await shell("purge", queue, "--yes")).out
+    await delete_topic(namespace.bootstrap_servers, topic)
+    await make_topic(namespace.bootstrap_servers, topic, 3)
+
+    for number in range(2):
+        await namespace.producer.send_and_wait(topic, b"new %d" % number, partition=0)
+
+    async with marq.Consumer(queue, **client_of(shared_worker), lease=600) as consumer:
+        messages = await take(consumer, 2)
+        assert {message.value for message in messages} == {b"new 0", b"new 1"}
+        await consumer.ack(messages)
 
 
 async def test_redeliveries_that_an_earlier_version_wrote_into_the_topic_are_messages(
@@ -165,7 +207,9 @@ async def test_pages_and_commands_concern_the_message_of_one_queue_of_a_topic(
         assert await act("release", ids[1]) == "/?did=release&done=1&late=0"
         [again] = await take(first, 1)
         assert (again.id, await statuses(1)) == (ids[1], ["in flight", "in flight"])
-        assert (await story(1, queue=other))["now"]["place"] == ids[1]
+        place = Receipt.of((await story(1, queue=other))["now"]["place"])
+        # It names the incarnation of the topic, too.
+        assert (log_name(place.topic), place.topic == topic, place.offset) == (topic, False, 1)
         await again.ack()
 
         async with Shell(shared_worker) as shell:

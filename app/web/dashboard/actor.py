@@ -20,6 +20,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import MarqError
 from marq.wire.markers import ANY_QUEUE, Release, Source
+from marq.wire.names import log_name
 from marq_worker.agents.message_listing import can_be_released
 from marq_worker.app.web.dashboard.tasks import Emptied, Reached
 
@@ -98,9 +99,11 @@ class Actor:
             messages = [await self._look(name, receipt.id) for name in self._queues_at(queue, receipt)]
             releasable = [each for each in messages if each and self._is_releasable(each)]
             held.append(bool(releasable))
-            source = Source(receipt.topic, receipt.partition)
             for message in releasable:
-                groups.setdefault((message["queue"], message["holder"], source), []).append(receipt.offset)
+                # It has the id of its topic's incarnation, which the id of a message has not.
+                place = Receipt.of(message["place"])
+                source = Source(place.topic, place.partition)
+                groups.setdefault((message["queue"], message["holder"], source), []).append(place.offset)
         if groups:
             await self._write([_release(*group, sorted(set(offsets))) for group, offsets in groups.items()])
         return held
@@ -112,7 +115,7 @@ class Actor:
     def _queues_at(self, queue: str, receipt: Receipt) -> Sequence[str]:
         if queue != ANY_QUEUE:
             return [queue]
-        return self._queues.definitions.queues_of_topic(receipt.topic) or [ANY_QUEUE]
+        return self._queues.definitions.queues_of_topic(log_name(receipt.topic)) or [ANY_QUEUE]
 
     async def pause(self, queue: str, duration_s: float | None) -> None:
         await self._queues.start()

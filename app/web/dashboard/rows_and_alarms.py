@@ -9,7 +9,7 @@ from typing import Any
 from marq.core.storage.handling_times import quantile_ms
 from marq_worker.agents.consumer_watch import has_no_consumer
 from marq_worker.agents.handler_watch import removed
-from marq_worker.agents.statistics import empty_metrics
+from marq_worker.agents.statistics import empty_metrics, recreated
 from marq_worker.agents.stuck_processes import stuck_processes
 from marq_worker.app.readable import span
 
@@ -204,6 +204,7 @@ def alarms(metrics: Mapping[str, Any]) -> list[str]:
     texts += [f"Group {each.group}: {each.found}." for each in stuck_processes(metrics["workers"])]
     texts += no_consumer_alarms(metrics["queues"])
     texts += removed_alarms(metrics["removed_handlers"])
+    texts += [f"Queue {each['queue']}: {recreated(**each)}." for each in metrics["recreated_topics"][:_NAMED]]
     missing = [worker["url"] for worker in metrics["workers"] if not worker["answered"]]
     if not metrics["complete"]:
         why = f"no response from {', '.join(missing)}" if missing else "the workers can't be listed now"

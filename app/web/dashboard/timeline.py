@@ -84,7 +84,8 @@ class Timeline:
         if isinstance(batch, Acquire | Delay):
             self._find_places(batch, record.value or b"")
         for source, number in list(self.places):
-            if source == batch.source and (index := _index(batch.offsets, number)) is not None:
+            # An id does not have the id of its topic's incarnation.
+            if source in (batch.source, batch.source.log) and (index := _index(batch.offsets, number)) is not None:
                 self._note(batch, index, record, partition)
 
     def _find_places(self, batch: Acquire | Delay, value: bytes) -> None:
@@ -231,6 +232,8 @@ def _told(batch: Batch, index: int) -> _Told:
     match batch:
         case Acquire():
             return _acquired(batch, index)
+        case Renew(started=True):
+            return _Told(f"In the handler of {_CONSUMER}", "the attempt counts from here on")
         case Renew():
             return _Told(f"Lease renewed by {_CONSUMER}", f"for {_seconds(batch.lease_ms)} each time")
         case Dispatch():

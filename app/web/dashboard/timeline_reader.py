@@ -87,7 +87,7 @@ class Reading:
 
     async def _record(self, reader: LogReader, source: Source, offset: int) -> Row | None:
         """Return the record at a place; None if there is none, or it is not a message's."""
-        if not self._is_ours(source.topic) or not await reader.has_topic(source.topic):
+        if not self._is_ours(source.log.topic) or not await reader.has_topic(source.topic):
             return None
         if offset not in (await reader.ranges(source.topic)).get(source, ()):
             return None
@@ -161,7 +161,7 @@ class Reading:
         cut_ms: int | None,
         missing: str,
     ) -> dict[str, Any]:
-        topic, readers = Receipt.of(timeline.id).topic, self._readers(timeline.id, place, record)
+        topic, readers = Receipt.of(timeline.id).topic, self._readers(timeline.id, place.log, record)
         queues = sorted(timeline.queues | readers)
         queue = timeline.queue or (queues[0] if len(queues) == 1 else "")
         events: list[dict[str, Any]] = []

@@ -74,7 +74,7 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
     if fire.destination is Destination.DEAD_LETTERS:
         own += [
             (REASON_HEADER, reason(fire, expired(payload.headers)).encode()),
-            (ORIGIN_HEADER, record_id(fire.source, fire.offset).encode()),
+            (ORIGIN_HEADER, record_id(fire.source.log, fire.offset).encode()),
             (DEAD_LETTERED_AT_HEADER, b"%d" % now_ms),
         ]
     times_expired = 0

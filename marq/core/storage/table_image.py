@@ -177,6 +177,16 @@ class TableImage:
         for opened in self._each():
             yield opened.source, list(opened.leases.items())
 
+    def incarnations(self, log: Source) -> list[Source]:
+        """Return the sources with messages that are this partition in an incarnation of its topic."""
+        return [source for source in self._sources if source.log == log and source != log]
+
+    def former_incarnations(self, queue: str, source: Source) -> list[Source]:
+        """Return the sources of a queue that are the same partition in other incarnations of its own topic."""
+        if source.log is source:
+            return []
+        return [other for name, other in self.marks if name == queue and other != source and other.log == source.log]
+
     def leases(self) -> Iterator[list[LeaseRow]]:
         """Yield the leases of all open messages, one for each, as they are when each source's turn comes."""
         for opened in self._each():

@@ -17,7 +17,7 @@ from marq_worker.agents.blocked_keys import MAX_KEYS, blocked_keys, merged_keys
 from marq_worker.agents.message_listing import read_choice
 from marq_worker.agents.redaction import HIDDEN, Redaction
 
-MESSAGES, OWN = Source("marq.messages", 1), Source("shop.orders", 0)
+MESSAGES, OWN = Source("marq.messages", 1), Source("shop.orders@aaaaaaaaaaaa", 0)
 ORDERED = QueueSettings(ordering="key")
 NOW_MS = 1_000_000
 
@@ -80,7 +80,7 @@ async def test_messages_that_wait_for_no_attempt_block_nothing() -> None:
 
 
 async def test_in_its_own_topic_the_key_is_the_record_key() -> None:
-    settings = QueueSettings(ordering="key", topic=OWN.topic)
+    settings = QueueSettings(ordering="key", topic="shop.orders")
     payloads = {1: payload(b"customer"), 2: payload(b"orders", b"former")}
 
     keys = await listed({OWN: {1: lease(2)}, MESSAGES: {2: lease(1)}}, payloads, settings=settings)

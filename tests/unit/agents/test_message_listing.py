@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from marq.core.lease_book import LeaseBook
 from marq.core.storage.rows import LeaseRow, State
+from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
-from marq_worker.agents.message_listing import MAX_PLACES, Choice, read_choice
+from marq.wire.markers import Acquire, Payload, Source
+from marq_worker.agents.message_listing import MAX_PLACES, Choice, open_message, read_choice, sources_of
+from marq_worker.agents.redaction import Redaction
+from marq_worker.app.commands.state import _leases_since
 
 NOW_MS = 1_000_000_000
 
@@ -65,3 +73,43 @@ def test_of_places_there_may_be_more_than_of_messages() -> None:
 def test_other_values_than_numbers_are_rejected(query: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         read_choice("emails", query)
+
+
+# --- queues' own topics, which may be created again -------------------------------------------------------------------
+
+
+def owners(book: LeaseBook) -> Any:
+    tracker = SimpleNamespace(book=book, estimate_ms=lambda _: NOW_MS)
+    engine = SimpleNamespace(payload=lambda *_: None)
+    return SimpleNamespace(owned={0: SimpleNamespace(tracker=tracker, engine=engine)})
+
+
+def with_messages(topic: str, *offsets: int) -> LeaseBook:
+    book = LeaseBook(lambda _: QueueSettings())
+    payload = Payload(1, 1, None, (), b"v")
+    source = Source(topic, 3)
+    book.fold(Acquire("emails", 7, source, offsets, 30_000, offsets[0], [payload] * len(offsets)), NOW_MS, 0)
+    return book
+
+
+async def test_open_messages_of_an_own_topic_belong_to_the_partition_that_kafka_knows() -> None:
+    [source] = await sources_of(owners(with_messages("orders@aaaaaaaaaaaa", 4, 5)), "emails")
+
+    assert (source["topic"], source["partition"], source["first_open"], source["in_flight"]) == ("orders", 3, 4, 2)
+
+
+def test_the_oldest_lease_of_an_own_topic_belongs_to_the_partition_that_kafka_knows() -> None:
+    owned: Any = SimpleNamespace(tracker=SimpleNamespace(book=with_messages("orders@aaaaaaaaaaaa", 4)))
+
+    assert _leases_since(owned) == {("emails", Source("orders", 3)): NOW_MS}
+
+
+@pytest.mark.parametrize("asked", ["orders", "orders@aaaaaaaaaaaa"])
+def test_an_open_message_is_found_by_its_id_and_by_its_place(asked: str) -> None:
+    known = owners(with_messages("orders@aaaaaaaaaaaa", 4))
+
+    message = open_message(known, "emails", Source(asked, 3), 4, Redaction())
+
+    assert message is not None
+    assert message["place"] == "orders@aaaaaaaaaaaa/3/4"
+    assert open_message(known, "emails", Source("orders@bbbbbbbbbbbb", 3), 4, Redaction()) is None

@@ -1,7 +1,7 @@
 """The reader that turns a Faust stream into what the five steps ask of their source."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import pytest
 from aiokafka.errors import KafkaConnectionError
@@ -10,7 +10,7 @@ from aiokafka.structs import ConsumerRecord
 from marq.kafka.committed_offsets import Committed, Place, Search
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.protocol import Generation
-from marq.kafka.queue_positions import Positions
+from marq.kafka.queue_positions import Positions, topic_id_of
 from marq.kafka.queue_records import Serving, serving
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
@@ -50,6 +50,7 @@ class Kafka:
     returned: dict[Source, int] = field(default_factory=dict)
     generation: Generation = field(default_factory=lambda: Generation(3, "member", None))
     committed_as: Generation | None = None
+    topic_ids: dict[str, str] = field(default_factory=dict)
 
     @property
     def partitions(self) -> Partitions:
@@ -71,7 +72,16 @@ class Kafka:
                 raise KafkaConnectionError("gone")
             offsets = {} if self.offset is None else {P0: Committed(self.offset, self.metadata)}
             search = Search(Names(), Names().named_group("group"), served, sources, offsets, {})
-            return search.places(dict.fromkeys(sources, self.log_end))
+            places = search.places(dict.fromkeys(sources, self.log_end))
+            return {
+                source: replace(place, topic_id=self.topic_ids.get(source.topic, ""))
+                for source, place in places.items()
+            }
+
+        async def topic_ids(sources: Collection[Source]) -> Collection[tuple[str, str]]:
+            return [
+                (source.topic, self.topic_ids[source.topic]) for source in sources if source.topic in self.topic_ids
+            ]
 
         async def log_start(source: Source) -> int:
             return self.log_start
@@ -93,6 +103,7 @@ class Kafka:
             log_start,
             log_end,
             self.returned.get,
+            topic_ids,
             group="group",
             generation=lambda: self.generation,
         )
@@ -381,6 +392,22 @@ async def test_nothing_is_committed_in_a_recreated_topic() -> None:
     with pytest.raises(NotCommitted, match="the log ends at 7"):
         await reader.verify([P0])
     assert kafka.offset is None
+
+
+async def test_a_queues_own_topic_that_is_created_again_ends_the_process_before_its_records_are_returned() -> None:
+    kafka = Kafka(topic_ids={"orders": "aaaaaaaaaaaa"})
+    reader = await reading(kafka, "emails", "orders", own_topics={"orders": "orders"})
+    await reader.deliver(ORDERS, Fetched(0, 20, records(0, 20, None, "orders")))
+    [source] = await reader.fetch(100)
+    await reader.commit({source: 20})
+    kafka.topic_ids["orders"] = "bbbbbbbbbbbb"
+    await reader.deliver(ORDERS, Fetched(20, 40, records(20, 40, None, "orders")))
+
+    with pytest.raises(MarqError, match="own topic was deleted and created again"):
+        await reader.fetch(100)
+
+    assert source == Source("orders@aaaaaaaaaaaa", 0)
+    assert topic_id_of(kafka.metadata) == "aaaaaaaaaaaa"
 
 
 async def test_a_rewind_is_not_taken_for_lost_records() -> None:

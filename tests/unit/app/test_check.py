@@ -274,8 +274,23 @@ async def test_a_process_that_only_listens_is_silent_and_a_free_port_is_not(monk
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         silent = await examination._page(url, {})
 
+    # Refused at once, but on a busy machine not within the short limit above.
+    monkeypatch.setattr(examination, "PAGE_LIMIT_S", 60.0)
+    monkeypatch.setattr(examination, "CONNECT_LIMIT_S", 60.0)
     assert silent == Page(url, silent=True)
     assert await examination._page(url, {}) == Page(url)
+
+
+def test_a_topic_that_was_created_again_is_a_warning() -> None:
+    reports = [[{"queue": "orders", "topic": "sales", "seconds": seconds}] for seconds in (370.0, 620.0)]
+    pages = [
+        Page(f"http://{name}", [], {"recreated_topics": report}) for name, report in zip("ab", reports, strict=True)
+    ]
+
+    [found] = judge_pages([*pages, Page("http://of-an-older-version", [])])
+
+    assert (found.level, found.subject) == (Level.WARNING, "queue orders")
+    assert "its topic sales was deleted and created again, noticed 6 min ago" in found.found
 
 
 def test_an_alarm_is_a_problem_and_a_jump_of_the_clock_a_warning() -> None:

@@ -117,7 +117,10 @@ def found(counted: bool = False, **queues: dict[str, float]) -> dict[str, Any]:
         "trouble": [],
     }  # fmt: skip
     rows = {name: empty_metrics() | row for name, row in queues.items()}
-    return {"queues": rows, "workers": [], "complete": True, "backlog": backlog, "removed_handlers": {}}
+    return {
+        "queues": rows, "workers": [], "complete": True, "backlog": backlog, "removed_handlers": {},
+        "recreated_topics": [],
+    }  # fmt: skip
 
 
 def test_a_row_counts_dead_letters_that_are_left_and_what_waits_in_either_way() -> None:
@@ -210,6 +213,17 @@ def test_the_page_of_health_does_not_ask_for_another_worker_while_one_is_stopped
     assert (stopped["ok"], stopped["advice"].startswith("Resume it on that machine with kill -CONT 7")) == (False, True)
     assert checks["queues with waiting messages have consumers"]["ok"]
     assert "Start a worker" not in checks["a tracker runs"]["advice"]
+
+
+def test_a_topic_that_was_created_again_is_an_alarm() -> None:
+    [alarm] = rows_and_alarms.alarms(
+        found(orders={}) | {"recreated_topics": [{"queue": "orders", "topic": "sales", "seconds": 61.0}]}
+    )
+
+    assert alarm == (
+        "Queue orders: its topic sales was deleted and created again, noticed 1 min ago: its records are new messages,"
+        " and unfinished messages of the former topic are redelivered."
+    )
 
 
 def test_a_handler_that_no_worker_runs_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
@@ -456,7 +470,7 @@ async def test_a_message_with_ordering_or_a_dispatched_one_can_not_be_released_b
 
     async def look(queue: str, place: str) -> Mapping[str, Any]:
         state, holder = states[place]
-        return {"queue": queue, "state": state, "holder": holder}
+        return {"queue": queue, "state": state, "holder": holder, "place": place}
 
     async def write(_: Actor, batches: Sequence[Release]) -> None:
         written.extend(batches)
@@ -473,7 +487,7 @@ async def test_a_prefetched_message_of_an_at_most_once_queue_is_not_released_bec
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def look(queue: str, place: str) -> Mapping[str, Any]:
-        return {"queue": queue, "state": "leased", "holder": 7}
+        return {"queue": queue, "state": "leased", "holder": 7, "place": place}
 
     definitions = Definitions()
     definitions.fold(b"file:payments", {"delivery": "at-most-once"})
@@ -508,7 +522,7 @@ async def test_a_release_is_written_for_each_queue_that_is_meant(
     written: list[Release] = []
 
     async def look(queue: str, place: str) -> Mapping[str, Any]:
-        return {"queue": queue, "state": "leased", "holder": holders[queue]}
+        return {"queue": queue, "state": "leased", "holder": holders[queue], "place": "orders@aaaaaaaaaaaa/0/5"}
 
     async def write(_: Actor, batches: Sequence[Release]) -> None:
         written.extend(batches)
@@ -522,6 +536,8 @@ async def test_a_release_is_written_for_each_queue_that_is_meant(
 
     assert await actor.release(queue, ["orders/0/5"]) == [True]
     assert {batch.queue: batch.holder for batch in written} == released
+    # The id that the operator sees does not name the incarnation of the topic.
+    assert {batch.source for batch in written} == {Source("orders@aaaaaaaaaaaa", 0)}
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from marq.wire.markers import (
     Source,
 )
 from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import Names
 
 PLACE = Source("orders", 3)
 #: Time limit for anything that a test is not about.
@@ -46,6 +47,9 @@ class Log:
 
     async def markers_reader(self, partitions: object) -> Log:
         return self
+
+    async def incarnations(self, topics: Iterable[str]) -> dict[str, str]:
+        return {}
 
     async def writer(self) -> Log:
         return self
@@ -92,7 +96,7 @@ def topics(markers_partitions: int) -> SimpleNamespace:
 async def asked(queue: str, when: When | None, script: Script) -> tuple[bool, int]:
     """Return what a request was told, and how often it was written."""
     log = Log(script)
-    control = DelayControl(log, topics(1), log, 5.0)  # type: ignore[arg-type]
+    control = DelayControl(log, Names(), topics(1), log, 5.0)  # type: ignore[arg-type]
     [in_time] = await control.ask([Receipt(queue, *PLACE, 5)], when)
     return in_time, log.requests
 
@@ -177,7 +181,7 @@ async def test_more_messages_than_fit_into_a_marker_are_requested_with_several(w
         return [Answer(request.queue, request.holder, PLACE, request.offsets, [Outcome.DONE] * len(request.offsets))]
 
     log = Log(done)
-    control = DelayControl(log, topics(1), log, 5.0)  # type: ignore[arg-type]
+    control = DelayControl(log, Names(), topics(1), log, 5.0)  # type: ignore[arg-type]
 
     in_time = await control.ask([Receipt("q", *PLACE, offset) for offset in range(MAX_BATCH_MARKERS + 1)], when)
 
@@ -188,7 +192,7 @@ async def test_a_tracker_that_does_not_answer_holds_up_no_later_requests() -> No
     sources = {markers_partition("orders", number, 2): Source("orders", number) for number in range(10)}
     silent, other = (Receipt("emails", *sources[partition], 5) for partition in (0, 1))
     log = Partitions(silent=0)
-    control = DelayControl(log, topics(2), log, 1e6)  # type: ignore[arg-type]
+    control = DelayControl(log, Names(), topics(2), log, 1e6)  # type: ignore[arg-type]
 
     async with asyncio.timeout(LIMIT_S):
         first = asyncio.create_task(control.ask([silent], None))
@@ -211,7 +215,7 @@ async def test_a_tracker_that_does_not_answer_holds_up_no_later_requests() -> No
 
 async def test_a_stop_ends_requests_that_have_not_been_written() -> None:
     log = Partitions(silent=0)
-    control = DelayControl(log, topics(1), log, 1e6)  # type: ignore[arg-type]
+    control = DelayControl(log, Names(), topics(1), log, 1e6)  # type: ignore[arg-type]
     asking = asyncio.create_task(control.ask([Receipt("emails", *PLACE, 5)], None))
     await asyncio.sleep(0)
 

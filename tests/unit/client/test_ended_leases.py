@@ -47,7 +47,7 @@ async def test_a_message_whose_lease_ends_before_an_iteration_gets_to_it_is_not_
         message = await iterating
 
         await message.ack()
-        # A redelivery of one that nobody has seen.
+        # A redelivery of one that no handler has seen.
         assert (message.attempt, expired(message._record.headers)) == (1, 1)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
 from marq.kafka.committed_offsets import Place
-from marq.kafka.group_reader import GroupReader, _Listener
-from marq.kafka.queue_positions import Positions, Progress
+from marq.kafka.group_reader import GroupReader, NotCommitted, _Listener
+from marq.kafka.queue_positions import Positions, Progress, topic_id_of
 from marq.kafka.queue_records import serving
 from marq.kafka.records import Records
 from marq.settings.client import ClientSettings
@@ -108,6 +109,47 @@ async def test_a_read_before_the_start_restarts_but_only_once_per_place(monkeypa
     # The offset was there again: it is the topic's end that was lost, and this record was read before.
     assert [record.key for record in (await reader.fetch(10))[P0]] == [None]
     assert consumer.subscribed == 1
+
+
+async def test_a_queues_own_topic_that_is_created_again_is_placed_again_before_its_records_are_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More records than the former topic had: aiokafka does not notice, because the next offset exists."""
+    ids = {"t": "aaaaaaaaaaaa"}
+    committed: dict[TopicPartition, Any] = {}
+
+    async def places(settings, group, served, sources) -> dict[Source, Place]:
+        return {P0: Place(20 if ids["t"] == "aaaaaaaaaaaa" else 0, Positions(), topic_id=ids["t"])}
+
+    async def topic_ids(partitions: object) -> set[tuple[str, str]]:
+        return set(ids.items())
+
+    async def commit(offsets) -> None:
+        committed.update(offsets)
+
+    monkeypatch.setattr("marq.kafka.group_reader.places", places)
+    reader = GroupReader(ClientSettings(), "g", serving("messages", ["here"], {"here": "t"}))
+    reader._consumer = consumer = FakeConsumer()  # type: ignore[assignment]
+    consumer.topic_ids, consumer.commit = topic_ids, commit
+    consumer._coordinator = SimpleNamespace(generation=1, member_id="m")
+    reader._listener = None  # type: ignore[assignment]
+    reader.assigned([P0])
+    consumer.records = [ConsumerRecord("t", 0, at, 0, 0, None, b"v", None, 0, 0, ()) for at in range(20, 30)]
+    [former] = await reader.fetch(100)
+    await reader.commit({former: 30})
+
+    ids["t"] = "bbbbbbbbbbbb"
+    assert await reader.fetch(100) == {}
+    assert consumer.subscribed == 1
+    reader.revoked()
+    reader.assigned([P0])
+    await reader.fetch(100)
+
+    assert former == Source("t@aaaaaaaaaaaa", 0)
+    assert topic_id_of(committed[TopicPartition("t", 0)].metadata) == "aaaaaaaaaaaa"
+    assert consumer.sought == [(TopicPartition("t", 0), 20), (TopicPartition("t", 0), 0)]
+    with pytest.raises(NotCommitted, match="no longer assigned"):
+        await reader.commit({former: 30})
 
 
 @pytest.mark.parametrize("start", [0, 50])

@@ -73,9 +73,14 @@ def acquire(
 
 
 def ordered(
-    offsets: Sequence[int], *, holder: int = FORMER, attempt: int = 1, from_offset: int | None = None
+    offsets: Sequence[int],
+    *,
+    holder: int = FORMER,
+    attempt: int = 1,
+    from_offset: int | None = None,
+    source: Source = SOURCE,
 ) -> Acquire:
-    return acquire(offsets, holder=holder, attempt=attempt, from_offset=from_offset, in_order=True)
+    return acquire(offsets, holder=holder, attempt=attempt, from_offset=from_offset, source=source, in_order=True)
 
 
 def resume(

@@ -15,7 +15,7 @@ from marq.core.storage.rows import Counts
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import ANY_QUEUE, BACKOFF, MAX_TIME_MS, Ack, Acquire, Batch, Cause, Kind, Payload
+from marq.wire.markers import ANY_QUEUE, BACKOFF, MAX_TIME_MS, Ack, Acquire, Batch, Cause, Kind, Payload, Source
 from tests.unit.core.batches import (
     HOLDER,
     LEASE_MS,
@@ -73,6 +73,32 @@ def rows_of_messages(table: Mapping[bytes, object]) -> list[bytes]:
 
 
 # --- hard cases -------------------------------------------------------------------------------------------------------
+
+
+def test_messages_of_a_topic_that_was_created_again_have_nothing_in_common_with_the_former_ones() -> None:
+    former, now = Source("orders@aaaaaaaaaaaa", 0), Source("orders@bbbbbbbbbbbb", 0)
+    log = Log()
+    log.fold(acquire([0, 1, 2], source=former), Ack(QUEUE, HOLDER, former, [0, 1]))
+
+    log.fold(acquire([0, 1], source=now), Ack(QUEUE, HOLDER, former, [0, 1, 2]))
+
+    assert [(source, offset) for source, offset, _ in log.book.open_leases()] == [(now, 0), (now, 1)]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_topic_that_was_created_again_is_told_once(restart: bool) -> None:
+    former, now = Source("orders@aaaaaaaaaaaa", 0), Source("orders@bbbbbbbbbbbb", 0)
+    log = Log()
+    log.fold(acquire([0], source=Source("orders", 0)), acquire([0], source=former), acquire([0]))
+    assert log.book.take_recreated() == []
+    if restart:
+        log.write()
+        log.restart()
+
+    log.fold(acquire([0], source=now), acquire([1], source=now), acquire([2], source=former))
+
+    assert log.book.take_recreated() == [(QUEUE, now)]
+    assert log.book.take_recreated() == []
 
 
 def test_a_record_whose_marker_was_lost_is_opened_although_later_ones_are_known() -> None:
@@ -408,3 +434,12 @@ def test_a_start_is_kept_in_the_table() -> None:
 
     [(_, _, lease)] = restored.open_leases()
     assert lease.counted
+
+
+def test_a_start_does_not_shorten_a_lease() -> None:
+    """Found by seed 20217: a start was written behind a renewal that had been sent at the same time."""
+    log = Log()
+    log.fold(dataclasses.replace(acquire([1]), counted=False), renew([1], lease_ms=2 * LEASE_MS))
+    log.fold(dataclasses.replace(renew([1], lease_ms=1), started=True))
+
+    assert log.book.due(T0 + LEASE_MS) == []

@@ -584,6 +584,29 @@ def test_a_blocking_message_whose_record_is_gone_leaves_its_line_at_once() -> No
     assert found == {1: (Destination.DEAD_LETTERS, "used up"), 2: (Destination.QUEUE, "rejected")}
 
 
+def test_messages_of_a_deleted_topic_are_redelivered_when_the_topic_that_replaces_it_is_read() -> None:
+    """No consumer asks about them again, so they would stay in their lines for good."""
+    former, now, other = [
+        Source(name, 3) for name in ("orders@aaaaaaaaaaaa", "orders@bbbbbbbbbbbb", "bills@aaaaaaaaaaaa")
+    ]
+    log = Log(ordered([7, 8], source=former), ordered([1], source=other), ordered([2], source=now))
+
+    log.fold(resume([0], source=now), at=T1)
+
+    states = {(source, offset): lease.state for source, offset, lease in log.book.open_leases()}
+    assert states == {
+        (former, 7): State.LEASED,
+        (former, 8): State.LEASED,
+        (other, 1): State.LEASED_IN_ORDER,
+        (now, 2): State.LEASED_IN_ORDER,
+    }
+    due = log.book.due(T0 + LEASE_MS)
+    assert {(fire.source, fire.offset, fire.destination) for fire in due} == {
+        (former, 7, Destination.QUEUE),
+        (former, 8, Destination.QUEUE),
+    }
+
+
 def test_a_question_that_is_not_onwards_redelivers_nothing() -> None:
     log = Log(ordered([1, 2]), resume([2], onwards=False))
 

@@ -117,6 +117,11 @@ async def test_other_programs_write_to_topics() -> None:
             broker.produce("no", b"x")
         with pytest.raises(marq.ConfigError, match="already exists"):
             broker.create_topic("orders")
+        for other in ("sales", "marq.messages"):
+            with pytest.raises(marq.ConfigError, match=f"topic {other} was not created with create_topic"):
+                broker.delete_topic(other)
+        broker.delete_topic("orders")
+        broker.create_topic("orders")
 
 
 async def test_each_broker_has_a_name_of_its_own_and_a_given_one_is_shared() -> None:
