@@ -43,6 +43,9 @@ TRANSACTION_SECONDS = 15.0
 #: Time limit of a transaction with a TICK: well below marq.core.storage.clock.MAX_DRIFT_MS.
 TICK_SECONDS = 3.0
 STOP_PRODUCER_SECONDS = 1.0
+#: No record is larger, because Kafka's sizes have 31 bits. Each topic has its own limit, and the dead-letter topic may
+#: accept far more than the messages topic.
+MAX_RECORD_BYTES = (1 << 31) - 1
 
 
 class RecordBatches:
@@ -115,7 +118,7 @@ class PartitionWriter:
                 linger_ms=0,
                 # Also limits batches. All other topics accept larger batches than the messages topic.
                 max_batch_size=min(1 << 20, self.context.max_message_bytes),
-                max_request_size=self.context.max_message_bytes * 2 + (1 << 20),
+                max_request_size=MAX_RECORD_BYTES,
                 **self.context.client,
             )
         )

@@ -71,7 +71,7 @@ from proof.evidence import Evidence, gather
 from proof.evidence_types import ACK, BITS, REJECT, RELEASE, Fact, Trail, events_of
 from proof.findings import Report
 from proof.fold import DEFAULT_LIMIT, Key
-from proof.history import Event
+from proof.history import LEFT_OUT, Event
 from proof.key_order import is_resumed, is_stranded, judge_lines, redelivered_in_place
 from proof.messages import Messages
 from proof.quarantine import judge_quarantine
@@ -179,6 +179,8 @@ class _Verdict:
         delays_ms = {_of(each, trail.queue).get("delay_ms", 0) for each in versions} or {0}
         if not trail.began or is_synthetic(trail.place) or trail.deliver_at_ms is not None or 0 in delays_ms:
             return
+        if any(what == LEFT_OUT for _, what in trail.contents):
+            return
         first = next((standing for _, standing in trail.changes), None)
         dues_ms = {trail.time_ms + delay_ms for delay_ms in delays_ms}
         wrong = first is not None and (first.state != DELAYED or first.due_ms not in dues_ms)
@@ -205,6 +207,9 @@ class _Verdict:
 
     def _judge_contents(self, trail: Trail) -> None:
         for number, what in trail.contents:
+            if what == LEFT_OUT and not any(fact.kind in (REDELIVERED, DELIVERED) for fact in trail.facts):
+                # A dead letter that names its record. Whether the record is too large is judged with the fact.
+                continue
             attempt = what.startswith("attempt")
             expected = f"attempt {trail.attempt}" if attempt else trail.content
             if what != expected:

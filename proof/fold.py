@@ -275,6 +275,7 @@ class Fold:
             return
         self._count(queue, FACTS[event["kind"]], len(offsets))
         self._count(queue, "expired", event["causes"].count("EXPIRED"))
+        self._count(queue, "too_large", event["causes"].count("TOO_LARGE"))
         for offset in offsets:
             self.end((queue, f"{source}/{offset}"))
 

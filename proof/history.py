@@ -91,11 +91,14 @@ from marq.wire.names import (
     ORIGIN_HEADER,
     REASON_HEADER,
     RESERVED_HEADER,
+    TOO_LARGE_HEADER,
     is_scheduled,
     is_synthetic,
 )
 
 Event = dict[str, Any]
+#: The content of a message without its value.
+LEFT_OUT = "left out"
 #: The kind of a record of the markers topic that holds no marker; it has ``content``, too.
 UNREADABLE = "unreadable"
 
@@ -177,7 +180,12 @@ def log_name(source: Source) -> str:
 
 
 def content(queue: str, key: bytes | None, value: bytes | None, headers: Headers) -> str:
-    """Return a digest of what must be the same on every copy: the sender's key, the value, the sender's headers."""
+    """Return a digest of what must be the same on every copy: the sender's key, the value, the sender's headers.
+
+    :data:`LEFT_OUT` stands for a message whose value a consumer or a tracker has left out because it is too large.
+    """
+    if value is None and any(name == TOO_LARGE_HEADER for name, _ in headers):
+        return LEFT_OUT
     users = [(name, header) for name, header in headers if not name.startswith(RESERVED_HEADER)]
     for name, header in headers:
         if name == KEY_HEADER:

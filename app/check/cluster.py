@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aiokafka import AIOKafkaProducer
@@ -28,6 +28,8 @@ from aiokafka.errors import (
 from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.protocol.transaction import EndTxnRequest
 
+from marq.dead_letters.log import open_dead_letter_log
+from marq.dead_letters.selection import Group, Survey
 from marq.kafka.connection import abandon_producer, client_options
 from marq.kafka.group_members import GroupMember, described_members
 from marq.kafka.log_reader import LogReader
@@ -40,6 +42,8 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import CHECK_KEY, Definitions
 from marq.settings.topic_configs import TopicPlan
 from marq.wire.markers import Source
+from marq.wire.names import TOO_LARGE_HEADER
+from marq.wire.record_headers import last_value
 from marq_worker.agents.consumer_watch import unattended
 from marq_worker.app.check.brokers import Appended
 from marq_worker.app.check.consumers import Place, Reader
@@ -193,6 +197,16 @@ class ClusterView:
         finally:
             await log.stop()
         return published
+
+    async def large_messages(self, queues: Collection[str]) -> Mapping[Group, int]:
+        """Count the dead letters of these queues whose values were left out, by queue and reason."""
+        survey = Survey(
+            self._client.names.dead_letters,
+            lambda queue, record: queue in queues and last_value(record.headers, TOO_LARGE_HEADER) is not None,
+        )
+        async with open_dead_letter_log(self._client) as log:
+            await survey.make(log)
+        return survey.counts()
 
     async def append(self) -> Appended | None:
         """Append an empty record to learn the broker's time; None if the topic does not have it."""

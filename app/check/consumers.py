@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from marq.core.deliveries.redelivery_records import LEFT_OUT
+from marq.dead_letters.selection import Group
 from marq.kafka.inspector import Waiting
 from marq.kafka.role_permissions import tools
 from marq.settings.client import ClientSettings
@@ -59,12 +61,14 @@ def judge_reading(
     readers: Iterable[Reader],
     waiting: Mapping[str, int] | None,
     left_out: int = 0,
+    ended: Mapping[str, int] | None = None,
     stuck: Collection[str] = (),
 ) -> list[Finding]:
     """Judge the groups that read queues.
 
     ``waiting``: messages by queue, None if they are not counted; ``left_out``: groups that are not in ``readers``;
-    ``stuck``: groups with a stuck handler process, which has a finding of its own.
+    ``ended``: as :func:`ended_processes` returns it; ``stuck``: groups with a stuck handler process, for which there is
+    another finding.
     """
     readers = [reader for reader in readers if queues_of(reader.group, client.names, definitions)]
     findings = []
@@ -72,7 +76,7 @@ def judge_reading(
         queues = queues_of(reader.group, client.names, definitions)
         findings += _judge_lost(client, reader)
         if reader.group not in stuck:
-            findings += _judge_handlers(definitions, reader, queues, waiting)
+            findings += _judge_handlers(definitions, reader, queues, waiting, ended or {})
     if left_out:
         findings.append(
             warning(
@@ -119,8 +123,22 @@ def _handled(definitions: Definitions, queues: Iterable[str]) -> list[str]:
     return [queue for queue in queues if definitions.settings(queue).handler is not None]
 
 
+def ended_processes(answers: Iterable[Mapping[str, Any]], names: Names) -> dict[str, int]:
+    """Return the groups whose handler processes workers start again and again, and how often they have ended."""
+    ended: dict[str, int] = {}
+    for answer in answers:
+        for process in answer.get("handlers", ()):
+            group = names.named_group(process["group"])
+            ended[group] = ended.get(group, 0) + process["starts"] - (process["pid"] is not None)
+    return {group: count for group, count in ended.items() if count}
+
+
 def _judge_handlers(
-    definitions: Definitions, reader: Reader, queues: list[str], waiting: Mapping[str, int] | None
+    definitions: Definitions,
+    reader: Reader,
+    queues: list[str],
+    waiting: Mapping[str, int] | None,
+    ended: Mapping[str, int],
 ) -> list[Finding]:
     handled = _handled(definitions, queues)
     if reader.members != 0 or not handled:
@@ -131,6 +149,14 @@ def _judge_handlers(
         if count is None
         else f"{count:,} message{' waits' if count == 1 else 's wait'}"
     )
+    if times := ended.get(reader.group, 0):
+        return [
+            problem(
+                f"group {reader.group}",
+                f"the handlers of {_listed(handled)} do not run: their process has ended {times:,} times; {waits}",
+                advice="the worker starts it again and again; its log shows why it ends",
+            )
+        ]
     return [
         problem(
             f"group {reader.group}",
@@ -289,6 +315,32 @@ def judge_backlogs(definitions: Definitions, backlogs: Iterable[Backlog], report
     if len(stalled) > _SHOWN:
         findings.append(warning("queues", f"{len(stalled) - _SHOWN:,} more have consumers that receive nothing"))
     return findings or [fine("waiting messages", f"in {len(listed)} queues, each with a consumer")]
+
+
+def with_large_messages(answers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the queues of which workers have found messages that are too large."""
+    return sorted(queue for queue, metrics in add_up(answers).items() if metrics.get("too_large"))
+
+
+def judge_large_messages(dead: Mapping[Group, int]) -> list[Finding]:
+    """Judge the dead letters whose values were left out, by queue and reason; deleted ones are not among them."""
+    findings = []
+    for queue in sorted({group.queue for group in dead}):
+        reasons = sorted(group.reason for group in dead if group.queue == queue)
+        count = sum(number for group, number in dead.items() if group.queue == queue)
+        number = "1 message was" if count == 1 else f"{count:,} messages were"
+        findings.append(
+            warning(
+                f"queue {queue}",
+                f"{number} {reasons[0]}",
+                advice=(
+                    "read the record from its topic, or raise the limits of Marq's topics and send it again; then"
+                    " delete the dead letter. List all of them with"
+                ),
+                commands=[f"marq dead {queue} --reason '{LEFT_OUT}'"],
+            )
+        )
+    return findings[:_SHOWN]
 
 
 def _no_consumer(backlog: Backlog, definitions: Definitions) -> Finding:

@@ -34,13 +34,16 @@ from marq_worker.app.check.consumers import (
     Backlog,
     Reader,
     counted,
+    ended_processes,
     judge_backlogs,
+    judge_large_messages,
     judge_partitions,
     judge_reading,
     judge_retention,
     queues_of,
     told_by,
     unhandled,
+    with_large_messages,
 )
 from marq_worker.app.check.findings import Finding, fine, problem, warning
 from marq_worker.app.check.permissions import WORKER, Allowed, Use, judge_permissions
@@ -181,6 +184,7 @@ class Examination:
         )
         await self._permissions(view, [definitions, with_file(definitions, file)], allowed, trackers)
         await self._clock(view, look, allowed)
+        await self._large_messages(view, pages, allowed)
         if readers is not None:
             absent = {queue for topic, queues in owners.items() if topic not in own.found for queue in queues}
             await self._reading(view, definitions, *readers, pages, allowed, absent)
@@ -243,10 +247,21 @@ class Examination:
         if backlogs is None and (may is None or "Read" in may):
             backlogs = await self._count(view, definitions, readers, absent)
         waiting = None if backlogs is None else {each.queue: each.waiting for each in backlogs}
+        ended = ended_processes(answered, self._client.names)
         frozen = {self._client.names.named_group(process.group) for process in stuck(pages)}
-        self._add(*judge_reading(self._client, definitions, readers, waiting, left_out, frozen))
+        self._add(*judge_reading(self._client, definitions, readers, waiting, left_out, ended, frozen))
         if backlogs is not None:
             self._add(*judge_backlogs(definitions, backlogs, unhandled(self._client, definitions, readers)))
+
+    async def _large_messages(
+        self, view: ClusterView, pages: Sequence[Page], allowed: Mapping[str, frozenset[str] | None]
+    ) -> None:
+        """Name the records that were too large. Reads all dead letters, so only if workers have found any."""
+        queues = with_large_messages([page.metrics for page in pages if page.partitions is not None])
+        may = allowed.get(self._client.names.dead_letters)
+        if queues and (may is None or "Read" in may):
+            dead = await self._ask("the dead letters", lambda: view.large_messages(queues), failed={})
+            self._add(*judge_large_messages(dead))
 
     async def _count(
         self, view: ClusterView, definitions: Definitions, readers: Sequence[Reader], absent: Collection[str]

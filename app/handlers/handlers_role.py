@@ -5,23 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from mode import Service
 
-from marq.kafka.topics import Topics, own_topics
 from marq.queues.queues import Queues
-from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, confirmed_key, layer_key
-from marq.settings.removed_handlers import (
-    CONFIRM_S,
-    EXPIRY_S,
-    Confirmations,
-    decorated,
-    module_of,
-)
-from marq.wire.errors import ConfigError
+from marq.settings.removed_handlers import CONFIRM_S, EXPIRY_S, Confirmations, decorated, module_of
+from marq.wire.errors import ConfigError, MarqError
 from marq_worker.agents.handler_groups import HandlerGroup, handler_groups, without_handler
 from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding, without_handlers
 from marq_worker.app.handlers.supervisor import HandlersProcesses
@@ -29,14 +22,23 @@ from marq_worker.app.publication import check_owner, listed, with_project
 
 log = logging.getLogger("marq.handlers")
 
-#: Seconds between checks for handlers to confirm.
-LOOK_S = 10.0
+#: Seconds between checks for handlers to confirm, and for queues' own topics.
+LOOK_S, TOPIC_RETRY_S = 10.0, 5.0
 
 
 class HandlersRole(Service):
-    """Keeps the handler processes in step with the definitions of queues."""
+    """Keeps the handler processes in step with the definitions of queues.
 
-    def __init__(self, modules: tuple[str, ...], processes: HandlersProcesses, queues: Queues) -> None:
+    ``missing_topics`` returns which of some queues have own topics that do not exist, and why they can't be served.
+    """
+
+    def __init__(
+        self,
+        modules: tuple[str, ...],
+        processes: HandlersProcesses,
+        queues: Queues,
+        missing_topics: Callable[[Mapping[str, str]], Awaitable[Mapping[str, str]]],
+    ) -> None:
         super().__init__()
         handlers = load_modules(modules)
         self._modules = modules
@@ -47,7 +49,12 @@ class HandlersRole(Service):
         self._confirmations = Confirmations()
         self._processes = processes
         self._queues = queues
+        self._missing_topics = missing_topics
         self._incomplete: dict[str, list[str]] = {}
+        #: Queues that are not served because their own topics don't exist, and the errors.
+        self._without: Mapping[str, str] = {}
+        #: Why topics could not be looked up.
+        self._trouble = ""
         #: The project whose handlers it runs, as in :func:`marq.settings.removed_handlers.handler_of`.
         self.project: str | None = ""
         self._end_listening: Callable[[], None] = lambda: None
@@ -62,14 +69,14 @@ class HandlersRole(Service):
         if removed := [key for key, document in records.items() if document is None]:
             log.warning("project %s removed definitions that its code no longer has: %s", self.project, listed(removed))
 
-    async def check(self, definitions: Definitions, client: ClientSettings, topics: Topics) -> None:
+    def check(self, definitions: Definitions) -> None:
         """Check what would run with these definitions."""
         groups = handler_groups(definitions, self._own, self._surrounding, self.project)
         check(definitions, groups, self._own)
-        await own_topics(client, [topic for group in groups.values() for topic in group.topics.values()], topics)
 
     async def on_start(self) -> None:
         """Run handlers as the definitions say, now and after each change."""
+        await self._look_for_topics()
         for module in without_handlers(self._modules):
             log.warning(
                 "MARQ_HANDLERS: module %r has no function with @marq.handler(...), so none of its functions run", module
@@ -96,6 +103,34 @@ class HandlersRole(Service):
                 log.warning("handlers could not be confirmed, retrying: %r", error)
             await asyncio.sleep(LOOK_S)
 
+    @Service.task
+    async def _watch_topics(self) -> None:
+        while not self.should_stop:
+            await asyncio.sleep(TOPIC_RETRY_S)
+            if await self._look_for_topics():
+                self._follow()
+
+    async def _look_for_topics(self) -> bool:
+        """Look which queues have lost their own topics; return whether that has changed.
+
+        Such a queue must not stop the others: its group's process goes on without it until the topic exists again.
+        """
+        groups = handler_groups(self._queues.definitions, self._own, self._surrounding, self.project)
+        try:
+            missing = await self._missing_topics({q: t for group in groups.values() for q, t in group.topics.items()})
+        except MarqError as error:
+            if str(error) != self._trouble:
+                log.warning("the topics of queues could not be looked up, retrying: %s", error)
+            self._trouble = str(error)
+            return False
+        self._trouble = ""
+        for queue in missing.keys() - self._without.keys():
+            log.error("queue not served, retrying: queue=%s error=%s", queue, missing[queue])
+        for queue in self._without.keys() - missing.keys():
+            log.info("queue served from now on: queue=%s", queue)
+        changed, self._without = missing.keys() != self._without.keys(), missing
+        return changed
+
     async def confirm(self, passed_s: float) -> None:
         """Confirm our handlers if no worker has done so for a while, so that their layers do not expire."""
         definitions = self._queues.definitions
@@ -115,7 +150,11 @@ class HandlersRole(Service):
             if self._incomplete.get(name) != rest:
                 log.warning("%s", part_of_group(groups[name], rest, definitions))
         self._incomplete = incomplete
-        self._processes.want(groups)
+        served = {
+            name: replace(group, queues={q: each for q, each in group.queues.items() if q not in self._without})
+            for name, group in groups.items()
+        }
+        self._processes.want({name: group for name, group in served.items() if group.queues})
 
 
 def publication(

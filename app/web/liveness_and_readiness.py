@@ -89,7 +89,7 @@ def not_ready(condition: Condition) -> list[Reason]:
             reasons.append(Reason("group of the trackers", "has not assigned partitions to this worker yet"))
         reasons += _partitions(condition)
     reasons += [
-        Reason(f"handlers of group {group}", "their process does not run")
+        Reason(f"handlers of group {group}", "their process does not run; the worker's log shows why it ends")
         for group, runs in sorted(condition.handlers.items())
         if not runs
     ]

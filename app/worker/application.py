@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from faust.types import TP
 from mode import Service
 
 from marq.kafka.connection import client_options
-from marq.kafka.topics import Topics, ensure_topics
+from marq.kafka.topics import Topics, ensure_topics, missing_topics
 from marq.queues.following import SYNC_LIMIT_S
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
@@ -115,7 +116,8 @@ class WorkerApp(MarqApp):
             log.warning("%s is not a setting of Marq, so it has no effect; did you mean %s?", name, setting)
         if Role.HANDLERS in roles:
             processes = HandlersProcesses(stop_limit_s(settings.stop_timeout), self.log_level, self.end)
-            self.handlers = HandlersRole(settings.handlers, processes, self.queues)
+            missing = partial(missing_topics, self.client)
+            self.handlers = HandlersRole(settings.handlers, processes, self.queues, missing)
         decorated = None if self.handlers is None else self.handlers.documents
         file = load_queues(settings.queues_file, decorated, settings.project)
         if self.handlers is not None:
@@ -124,7 +126,7 @@ class WorkerApp(MarqApp):
         topics = await ensure_topics(self.client, changelog=Role.TRACKER in roles)
         if roles != {Role.WEB}:
             await self._ensure_permissions(file)
-            await self._define(file, topics)
+            await self._define(file)
         if Role.TRACKER in roles:
             self.owners.context = self._surroundings(topics)
             self.owners.standby = Standby(self.leases, client_options(self.client), topics.markers_partitions)
@@ -158,7 +160,7 @@ class WorkerApp(MarqApp):
             ours = ours.after(self.handlers.publication(ours))
         await ensure_permissions(self.client, Use.of(ours, self.client.names, self.settings))
 
-    async def _define(self, file: QueuesFile, topics: Topics) -> None:
+    async def _define(self, file: QueuesFile) -> None:
         """Follow the definitions, and publish this worker's."""
         await self.queues.start()
         self.queues.listen(self.owners.wake)
@@ -166,7 +168,7 @@ class WorkerApp(MarqApp):
         if handlers is not None:
             # Check before publishing.
             after = definitions.after(differences(definitions, file))
-            await handlers.check(after.after(handlers.publication(after)), self.client, topics)
+            handlers.check(after.after(handlers.publication(after)))
         await publish(self.queues, self.client.names, file)
         if handlers is not None:
             await handlers.publish()

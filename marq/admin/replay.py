@@ -39,6 +39,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
+from marq.wire.large_messages import without_value
 from marq.wire.markers import Delay, Payload, Source, payload_bytes, spans
 from marq.wire.names import (
     ID_HEADER,
@@ -273,8 +274,15 @@ class _Replaying:
 
     def _markers(self, source: Source, rows: Sequence[Row]) -> Iterator[MarkerRecord]:
         target = Source(self._synthetic(source.topic), source.partition)
-        payloads = [self._payload(source, row) for row in rows]
         room = self._topics.markers_limit_bytes - FRAME_BYTES - _HEAD_BYTES
+        payloads = [self._payload(source, row) for row in rows]
+        # As a consumer acquires such a message: it must not stop the replay of the others.
+        payloads = [
+            payload
+            if payload_bytes(payload) <= room
+            else without_value(payload, record_id(source.log, row.offset), f"a marker has room for {room}")
+            for payload, row in zip(payloads, rows, strict=True)
+        ]
         for piece in spans(map(payload_bytes, payloads), room):
             some = payloads[piece]
             numbers = [row.offset for row in rows[piece]]

@@ -1,5 +1,9 @@
 """Builds ACQUIREs: each takes messages of one queue from one source partition, and fits into one record.
 
+A message that does not fit is acquired without its value, and the tracker makes a dead letter of it, so that the
+messages behind it do not wait. Marq's producers send no such message, but a plain Kafka producer can: a topic limits
+the compressed size.
+
 A message that must not be delivered yet, because of a header or its queue's ``delay``, gets a due time in the ACQUIRE
 instead of a holder; the tracker delivers it at that time. A redelivery is never delayed again. Messages of a paused
 queue are left with the tracker in the same way, so that other queues of the group need not wait behind them: they are
@@ -20,7 +24,7 @@ from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.settings.purged_offsets import Purge
-from marq.wire.errors import ConfigError
+from marq.wire.large_messages import size_bytes, without_value
 from marq.wire.markers import (
     DUE_AT_ONCE,
     MAX_BATCH_MARKERS,
@@ -33,7 +37,7 @@ from marq.wire.markers import (
 )
 from marq.wire.names import ATTEMPT_HEADER, DELIVER_AT_HEADER
 from marq.wire.payload_columns import Columns
-from marq.wire.record_headers import deliver_at_ms, origin
+from marq.wire.record_headers import deliver_at_ms, origin, record_id
 
 if TYPE_CHECKING:
     from marq.consumer.line_places import Place
@@ -46,6 +50,8 @@ log = logging.getLogger("marq")
 _COLUMNS_BYTES, _ALL_COLUMNS_BYTES = 24, 48
 #: Bytes of the head of an ACQUIRE: queue, topic, numbers.
 _HEAD_BYTES = 600
+#: Room that a message leaves in an ACQUIRE for the headers that it gets when it is acquired again or dead-lettered.
+_ADDED_BYTES = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +127,7 @@ class AcquiredOffsets:
         ordering: Ordering,
         readings: list[Reading],
     ) -> Iterator[Acquisition]:
-        """Return the ACQUIREs for the next records; for queues with ordering, append to ``readings``.
-
-        Raises:
-            ConfigError: a single message does not fit into a record of the markers topic.
-        """
+        """Return the ACQUIREs for the next records; for queues with ordering, append to ``readings``."""
         for source, read in records.items():
             for queue, own in serving.own(source, read):
                 key = (queue, source)
@@ -172,22 +174,49 @@ def acquisitions(
     again: bool = False,
     counted: bool = False,
 ) -> Iterator[Acquisition]:
-    """Split the messages of one queue and partition into ACQUIREs; raise ConfigError if one message does not fit."""
+    """Split the messages of one queue and partition into ACQUIREs."""
     queue, source = key
     messages = _fitting(queue, source, messages)
-    room = settings.limit_bytes - FRAME_BYTES - _HEAD_BYTES
+    room = settings.limit_bytes - FRAME_BYTES - _HEAD_BYTES - _ADDED_BYTES
     lease_ms, rules = settings.lease_of(queue), settings.queue(queue)
-    for part in _parts(queue, messages, room, own_topic):
+    sizes = _sizes(messages, room, own_topic)
+    # A message that is acquired again did fit before; the headers that it got since have their room.
+    large = [] if again else [index for index, size in enumerate(sizes) if size > room]
+    if large:
+        messages = _without_values(queue, source, messages, large, room)
+        sizes = _sizes(messages, room, own_topic)
+    for part in spans(sizes, room) if sizes else [slice(0, len(messages))]:
         piece = messages if len(messages) == part.stop - part.start else messages[part]
         offsets = piece.offsets
         parks = rules.paused and lines is None
         dues_ms = _parked_ms(piece, rules.delay_ms) if parks else _dues_ms(piece, rules.delay_ms)
+        if here := [index - part.start for index in large if part.start <= index < part.stop]:
+            dues_ms = list(dues_ms or [NOW] * len(piece))
+            for index in here:
+                dues_ms[index] = DUE_AT_ONCE
         yield Acquisition(
             queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic, lines, again,
             # Messages that calls poll are counted from the beginning.
             counted or not settings.prefetch,
         )  # fmt: skip
         from_offset = offsets[-1] + 1
+
+
+def _without_values(queue: str, source: Source, messages: Records, large: Iterable[int], room: int) -> Records:
+    """Return the messages without the values of those that do not fit into an ACQUIRE."""
+    rows = list(messages)
+    for index in large:
+        row = rows[index]
+        payload = Payload(row.timestamp, 1, row.key, row.headers, row.value)
+        place = record_id(source.log, row.offset)
+        log.error(
+            "message too large, so it becomes a dead letter without its value, which is only in its record: queue=%s"
+            " record=%s bytes=%d limit=%d",
+            queue, place, size_bytes(payload), room,
+        )  # fmt: skip
+        small = without_value(payload, place, f"a marker has room for {room}")
+        rows[index] = row._replace(key=small.key, value=None, headers=small.headers)
+    return Records.of(rows)
 
 
 def _fitting(queue: str, source: Source, messages: Records) -> Records:
@@ -245,7 +274,8 @@ def _parked_ms(messages: Records, delay_ms: int) -> Sequence[int]:
     return [DUE_AT_ONCE if due_ms == NOW else due_ms for due_ms in dues_ms]
 
 
-def _parts(queue: str, messages: Records, room: int, own_topic: bool) -> Iterator[slice]:
+def _sizes(messages: Records, room: int, own_topic: bool) -> list[int]:
+    """Return how much of an ACQUIRE each message takes at most; nothing if all fit into one together."""
     count = len(messages)
     if count <= MAX_BATCH_MARKERS:
         total = sum([len(value or b"") for value in messages.values])
@@ -254,20 +284,12 @@ def _parts(queue: str, messages: Records, room: int, own_topic: bool) -> Iterato
         if messages.encoded_headers is not None:
             total += sum(map(len, messages.encoded_headers))
         if total + count * (_ALL_COLUMNS_BYTES if own_topic or messages.headers else _COLUMNS_BYTES) <= room:
-            yield slice(0, count)
-            return
+            return []
     headers = messages.encoded_headers or [b""] * count
-    sizes = [
+    return [
         payload_bytes(Payload(0, 1, record.key, (), record.value)) + len(own)
         for record, own in zip(messages, headers, strict=True)
     ]
-    if max(sizes) > room:
-        large = messages[sizes.index(max(sizes))]
-        raise ConfigError(
-            f"queue {queue!r}, offset {large.offset}: the message needs {max(sizes)} bytes in the markers topic, which"
-            f" accepts {room}: raise max.message.bytes of the markers and dead-letter topics, then start again"
-        )
-    yield from spans(sizes, room)
 
 
 def _columns(queue: str, source: Source, messages: Records, own_topic: bool) -> Columns:

@@ -233,9 +233,9 @@ class HandlerPool(ABC, Generic[Work]):
             text = _describe(messages)
             replaced = LeaseLost(f"of {text}") if lost else RuntimeError("CancelledError in the handler")
             replaced.__cause__, error = error, replaced
-        elif isinstance(error, SystemExit):
+        elif isinstance(error, SystemExit) or (isinstance(error, GeneratorExit) and self._is_running(index)):
             # sys.exit() in the handler or a library: it would end the event loop, and with it all other handlers.
-            replaced = RuntimeError(f"SystemExit in the handler: {error_text(error)}")
+            replaced = RuntimeError(f"{type(error).__name__} in the handler: {error_text(error)}")
             replaced.__cause__, error = error, replaced
         decided = sum([message.offset in message._held.decided for message in messages])
         handler_failures.fail_all(messages, error, call or Call(messages), only_open=lost and not stopping)
@@ -245,6 +245,13 @@ class HandlerPool(ABC, Generic[Work]):
             # A traceback shows code but no values, so payloads stay out of the log.
             text = handler_failures.text_of(error)[:200]
             log.error("handler failed: %s decided=%d error=%s", _describe(messages), decided, text, exc_info=error)
+
+    def _is_running(self, index: int) -> bool:
+        """Return whether a task is running, so that nothing closes its coroutine, as the end of the event loop does."""
+        try:
+            return asyncio.current_task() is self.tasks[index]
+        except RuntimeError:
+            return False
 
 
 class HandlerTasks(HandlerPool[Message]):

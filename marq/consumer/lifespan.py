@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
+from marq.consumer.handler_failures import INTERRUPTIONS
 from marq.consumer.handler_parameters import name_of
 from marq.consumer.handlers import accepts, mark, marked_in
 from marq.wire.errors import ConfigError, MarqError, error_text
@@ -18,7 +20,11 @@ from marq.wire.errors import ConfigError, MarqError, error_text
 Lifespan = Callable[[], AsyncIterator[Any]]
 Function = TypeVar("Function", bound=Lifespan)
 
+log = logging.getLogger("marq")
+
 _ATTRIBUTE = "__marq_lifespan__"
+#: How long a lifespan may take to start before the log says so, and then how often.
+SLOW_S = 30.0
 #: Files whose frames precede the user's code in the traceback of a lifespan.
 _ENTERING = (__file__, contextlib.__file__)
 
@@ -60,6 +66,8 @@ class Resources:
 
     def __init__(self, lifespans: Sequence[Lifespan] = ()) -> None:
         self._lifespans = lifespans
+        #: The name of the lifespan that is being entered.
+        self._entering = ""
         self._task: asyncio.Task[None] | None = None
         self._state: asyncio.Future[Any]
         self._end = asyncio.Event()
@@ -75,7 +83,12 @@ class Resources:
             return None
         self._state = asyncio.get_running_loop().create_future()
         self._task = task = asyncio.create_task(self._run(), name="marq-lifespan")
-        await asyncio.wait([task, self._state], return_when=asyncio.FIRST_COMPLETED)
+        waited_s = 0.0
+        while not (await asyncio.wait([task, self._state], timeout=SLOW_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+            waited_s += SLOW_S
+            log.warning(
+                "lifespan %s has not reached its yield after %.0f s: no handler runs yet", self._entering, waited_s
+            )
         if self._state.done():
             task.add_done_callback(lambda _: self._ended(failed))
             return self._state.result()
@@ -105,9 +118,12 @@ class Resources:
         states: list[tuple[str, Any]] = []
         async with AsyncExitStack() as opened:
             for function in self._lifespans:
+                self._entering = name_of(function)
                 try:
                     state = await opened.enter_async_context(asynccontextmanager(function)())
-                except Exception as error:
+                except INTERRUPTIONS:
+                    raise
+                except BaseException as error:
                     raise _failed(function, error) from error
                 if state is not None:
                     states.append((name_of(function), state))
@@ -130,7 +146,7 @@ def _check(function: object) -> None:
         )
 
 
-def _failed(function: Lifespan, error: Exception) -> MarqError:
+def _failed(function: Lifespan, error: BaseException) -> MarqError:
     """Return the error for a failed start, with the traceback from the user's first line as its note."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _ENTERING:

@@ -6,7 +6,7 @@ group's ack would acknowledge the second group's work. To process each message t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from marq.backend.cluster import Cluster
 from marq.kafka.offset_snapshots import check_room
@@ -54,18 +54,36 @@ class Membership:
         """Return the queues to serve now."""
         return [self.queue] if self.queue is not None else definitions.queues_of(self.name)
 
+    def unfit(
+        self, definitions: Definitions, checks: Iterable[Callable[[Collection[str]], object]] = ()
+    ) -> dict[str, str]:
+        """Return which queues of a group can't be served, and why: they must not stop the group's other queues.
+
+        Raises:
+            ConfigError: none of the queues can be served; ``checks`` raise it, too, if a handler does not fit a queue.
+        """
+        queues, unfit = self.queues(definitions), dict[str, str]()
+        for queue in queues:
+            try:
+                _refuse_handled(queue, definitions)
+                for check in checks:
+                    check([queue])
+            except ConfigError as error:
+                unfit[queue] = str(error)
+        if queues and len(unfit) == len(queues):
+            raise ConfigError(unfit[queues[0]])
+        return unfit
+
     def serving(self, names: Names, definitions: Definitions, without: Collection[str] = ()) -> Serving:
         """Return what to read now; the queues in ``without`` are left out.
 
         Raises:
-            ConfigError: the queue belongs to a group of several queues or has a handler, or the group is too large.
+            ConfigError: the queue belongs to a group of several queues, or the group is too large.
         """
         queues = [queue for queue in self.queues(definitions) if queue not in without]
         # Before anything is acquired: messages that can't be committed would use up their attempts without being
         # delivered.
         check_room(self.name, queues)
-        for queue in queues:
-            _refuse_handled(queue, definitions)
         if self.queue is not None:
             self._refuse_part_of_group(self.queue, definitions)
         topics = {queue: definitions.settings(queue).topic for queue in queues}

@@ -224,7 +224,17 @@ async def join(
         # Listen before joining the group, which takes time: a queue that is defined meanwhile is served, too.
         queues.listen(changed.set)
         membership.refuse_empty(queues.definitions)
-        session = MemberSession(membership, settings, cluster, topics, queues, make, how, instance_id, changed, url)
+        refused = membership.unfit(queues.definitions)
+        wanted = membership.serving(settings.names, queues.definitions, without=refused)
+        refused |= await unreadable(cluster, topics, wanted.own_topics)
+        if refused and len(refused) == len(membership.queues(queues.definitions)):
+            raise ConfigError(next(iter(refused.values())))
+        if refused:
+            # They are reported, and served as soon as possible.
+            changed.set()
+        session = MemberSession(
+            membership, settings, cluster, topics, queues, make, how, instance_id, changed, url, refused
+        )
         await session.connect()
         session.start()
     except BaseException:
@@ -248,6 +258,7 @@ class MemberSession(ConsumerSession):
         instance_id: str | None,
         changed: asyncio.Event,
         url: str,
+        refused: Collection[str],
     ) -> None:
         self.cluster = cluster
         self._membership = membership
@@ -259,10 +270,10 @@ class MemberSession(ConsumerSession):
         self._ending = False
         #: Why some queues are not served yet.
         self._refused: dict[str, str] = {}
-        #: Called with the group's queues before new ones are served. They raise ConfigError if a handler does not fit.
+        #: Called with queues before they are served. They raise ConfigError if a handler does not fit.
         self.checks: list[Callable[[Collection[str]], object]] = []
         definitions = queues.definitions
-        self._serving = membership.serving(settings.names, definitions)
+        self._serving = membership.serving(settings.names, definitions, without=refused)
         self._group = membership.kafka_group(settings.names, definitions)
         if any(definitions.settings(queue).transactional for queue in self._serving.queues):
             how = TRANSACTIONAL
@@ -284,7 +295,6 @@ class MemberSession(ConsumerSession):
         )
 
     async def connect(self) -> None:
-        await self.cluster.own_topics(self._serving.own_topics.values(), self._topics)
         await super().connect()
         await self._reader.start(self.receiver)
 
@@ -318,22 +328,22 @@ class MemberSession(ConsumerSession):
                 retry_s = RETRY_S
 
     async def _apply(self) -> None:
-        """Apply the current definitions; queues whose own topics can't be read are not served."""
+        """Apply the current definitions; queues of a group that can't be served are left out."""
         names, definitions = self._settings.names, self._queues.definitions
-        checked = self._membership.serving(names, definitions)
+        unfit = self._membership.unfit(definitions, self.checks)
+        checked = self._membership.serving(names, definitions, without=unfit)
         self._check_group()
-        for check in self.checks:
-            check(checked.queues)
         self.receiver.apply_pauses()
         served = self._serving.own_topics
         new = {queue: topic for queue, topic in checked.own_topics.items() if served.get(queue) != topic}
-        refused = await unreadable(self.cluster, self._topics, new)
+        refused = unfit | await unreadable(self.cluster, self._topics, new)
         for queue, reason in refused.items():
             if reason != self._refused.get(queue):
                 log.error("%s: queue not served, retrying: queue=%s error=%s", self._membership, queue, reason)
         self._refused = refused
         # The definitions may have changed meanwhile. Queues that are not checked yet follow with that change.
-        wanted, topics = self._membership.serving(names, definitions), checked.own_topics
+        refused |= self._membership.unfit(definitions, self.checks)
+        wanted, topics = self._membership.serving(names, definitions, without=refused), checked.own_topics
         late = [
             each
             for each in wanted.queues

@@ -223,9 +223,9 @@ class Starts:
             self._prefetch.taken.clear()
             if not self._returned and not any(map(_lacks_start, self._running())):
                 await self._prefetch.taken.wait()
-            before, self._noting, self._returned = set(map(id, self._running())), self._returned, []
+            before, self._noting, self._returned = set(self._running()), self._returned, []
             await self._sleep(NOTED_AFTER_S)
-            await self._write_late([*[each for each in self._running() if id(each) in before], *self._noting])
+            await self._write_late([*[each for each in self._running() if each in before], *self._noting])
             self._noting = []
 
     async def _release_suspects(self) -> None:

@@ -378,6 +378,7 @@ class LeaseBook(DueMessages):
             return
         counts = self._count(batch.queue)
         counts.expired += batch.causes.count(Cause.EXPIRED)
+        counts.too_large += batch.causes.count(Cause.TOO_LARGE)
         # Counted although an ACK may have closed the message meanwhile: the redelivery is in the queue.
         name = _FACT_COUNTS[batch.kind]
         setattr(counts, name, getattr(counts, name) + len(batch.offsets))

@@ -104,7 +104,7 @@ def parsed(user_data: bytes | None) -> Mapping[str, Any]:
     """Return a member's user data; empty if the data is missing or not a JSON object."""
     try:
         document = json.loads(user_data or b"")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 

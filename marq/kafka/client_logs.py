@@ -8,6 +8,8 @@ aiokafka logs each failed attempt of a request as a warning or an error. Two kin
   as the one that adds the consumer group, the leader answers with this error. A retry succeeds within milliseconds.
   Real under-replication repeats for as long as replicas are missing, so a partition that keeps failing is logged.
 
+A line about a topic that does not exist comes four times a second, so most of its repetitions are demoted, too.
+
 Demoted lines have the level DEBUG.
 """
 
@@ -27,6 +29,7 @@ from aiokafka.errors import (
 
 LOGGERS = (
     "aiokafka",
+    "aiokafka.cluster",
     "aiokafka.conn",
     "aiokafka.consumer.fetcher",
     "aiokafka.consumer.group_coordinator",
@@ -41,6 +44,7 @@ _CONSEQUENCES = (
     "Heartbeat failed for group",
     "Heartbeat session expired",
 )
+_UNKNOWN_TOPIC = "Topic %s not found in cluster metadata"
 _TRANSIENT = (NotEnoughReplicasError, NotEnoughReplicasAfterAppendError)
 #: A refusal within GAP_S of the last one belongs to the same failure. A failure that lasts longer than TRANSIENT_S is
 #: logged, once every REPEAT_S.
@@ -61,6 +65,8 @@ class Retries(logging.Filter):
         super().__init__()
         self.in_outage = in_outage
         self._clock = clock
+        #: When a line was last logged.
+        self._logged: dict[str, float] = {}
         #: By partition: when refusals began, when the last one came, and when one was last logged.
         self._refusals: dict[Hashable, tuple[float, float, float]] = {}
 
@@ -73,9 +79,21 @@ class Retries(logging.Filter):
 
     def _expected(self, record: logging.LogRecord) -> bool:
         arguments = record.args if isinstance(record.args, tuple) else ()
+        if record.msg == _UNKNOWN_TOPIC:
+            return self._repeated(str(arguments))
         if len(arguments) == 2 and arguments[1] in _TRANSIENT and isinstance(arguments[0], Hashable):
             return self._transient(arguments[0])
         return self._disconnected(record.msg, arguments) and self.in_outage()
+
+    def _repeated(self, line: str) -> bool:
+        """Return whether a line was logged less than ``REPEAT_S`` ago."""
+        now = self._clock()
+        if now - self._logged.get(line, now - REPEAT_S) < REPEAT_S:
+            return True
+        while len(self._logged) >= MAX_PARTITIONS:
+            self._logged.pop(next(iter(self._logged)))
+        self._logged[line] = now
+        return False
 
     def _disconnected(self, message: object, arguments: tuple[object, ...]) -> bool:
         return any(isinstance(argument, _DISCONNECTED) for argument in arguments) or (

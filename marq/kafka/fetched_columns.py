@@ -107,7 +107,7 @@ def _unpack(result: Any, left: int) -> Records | None:
         if not batch.validate_crc():
             raise CorruptRecordException(f"a record batch of {partition.topic}/{partition.partition} has a wrong CRC")
         if not _is_skipped(unread, batch):
-            for records in _pieces(batch):
+            for records in _pieces(unread._records, batch):
                 if records[0].offset < unread.next_fetch_offset:
                     records = [record for record in records if record.offset >= unread.next_fetch_offset]
                 if records:
@@ -121,12 +121,16 @@ def _unpack(result: Any, left: int) -> Records | None:
     return Records.joined(parts) if parts else None
 
 
-def _pieces(batch: Any) -> Iterator[list[Any]]:
+def _pieces(fetched: Any, batch: Any) -> Iterator[list[Any]]:
     """Return the records of a batch, a few at a time: thousands of new objects would burden the garbage collector."""
     # chain() calls iter() on the batch only once; islice would do so for each piece.
-    records = chain(batch)
-    while piece := list(islice(records, _AT_ONCE)):
-        yield piece
+    records, left = chain(batch), batch.base_offset
+    try:
+        while piece := list(islice(records, _AT_ONCE)):
+            left = piece[-1].offset + 1
+            yield piece
+    except UnicodeDecodeError:
+        yield [record for record in fetched.batch_again() if record.offset >= left]
 
 
 def _is_skipped(unread: Any, batch: Any) -> bool:

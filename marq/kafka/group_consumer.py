@@ -29,7 +29,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.client import ConnectionGroup
 from aiokafka.consumer.fetcher import READ_COMMITTED, READ_UNCOMMITTED
 from aiokafka.consumer.group_coordinator import GroupCoordinator
@@ -38,6 +38,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import GroupLoadInProgressError, KafkaError, UnknownMemberIdError
 from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
+from marq.kafka.lenient_names import LenientConsumer
 from marq.kafka.protocol import FENCED_INSTANCE_ID, ids_of_topics, read_ids
 from marq.wire.errors import ConfigError
 
@@ -146,7 +147,7 @@ class Subscriptions(SubscriptionState):  # type: ignore[misc]
                 return
 
 
-class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
+class GroupConsumer(LenientConsumer):
     """A consumer with our :class:`Coordinator` and :class:`Subscriptions`, which aiokafka cannot be told to use."""
 
     #: Called when another client has joined the group with the same instance id; the consumer then receives nothing.

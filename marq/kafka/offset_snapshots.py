@@ -67,7 +67,7 @@ class OffsetSnapshot:
         try:
             document = json.loads(value)
             return cls(snapshot_id, _positions(document["served"]), _positions(document["past"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UnknownPositions(f"snapshot {snapshot_id}: it can't be read ({error!r})") from error
 
     def positions(self, offset: int, document: Mapping[str, Any]) -> dict[str, int]:
@@ -92,7 +92,7 @@ def parsed(metadata: str) -> Mapping[str, Any]:
     """Return the content of metadata; empty if it is not a JSON object, as if another program has written it."""
     try:
         document = json.loads(metadata)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 

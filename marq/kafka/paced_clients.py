@@ -20,6 +20,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import aiokafka.client
+from aiokafka import AIOKafkaConsumer
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import CloseReason, collect_hosts
 from aiokafka.errors import KafkaConnectionError
@@ -28,6 +29,7 @@ from aiokafka.protocol.offset import OffsetRequest
 
 from marq.kafka import client_logs
 from marq.kafka.broker_connections import open_connection
+from marq.kafka.lenient_names import LenientConsumer
 from marq.kafka.outage_log import Address, reason_of
 from marq.kafka.reconnect_pacer import FAILURES, Pacer
 
@@ -160,7 +162,12 @@ def pacer_of(servers: Any, security_protocol: str, login: str | None) -> Pacer:
 
 
 def paced(kafka: K) -> K:
-    """Make an aiokafka producer, consumer or admin client use the pacer of the process; call it before the start."""
+    """Make an aiokafka producer, consumer or admin client use the pacer of the process; call it before the start.
+
+    A consumer of aiokafka's own class becomes a :class:`LenientConsumer`.
+    """
+    if type(kafka) is AIOKafkaConsumer:
+        kafka.__class__ = LenientConsumer
     client: Any = client_of(kafka)
     client.__class__ = PacedClient
     tokens = client._sasl_oauth_token_provider

@@ -7,6 +7,7 @@ changed, because its settings may be deliberate: a wrong setting is a ConfigErro
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -46,6 +47,8 @@ from marq.settings.topic_configs import (
 from marq.wire.errors import ConfigError, Forbidden
 from marq.wire.names import incarnation
 
+log = logging.getLogger("marq")
+
 _PAUSE_S = 0.05
 _UNKNOWN = (UnknownTopicOrPartitionError, LeaderNotAvailableError)
 #: Errors of a creation that ACLs or a policy of the cluster forbid.
@@ -77,8 +80,10 @@ async def ensure_topics(settings: ClientSettings, *, changelog: bool = False) ->
 async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Topics) -> dict[str, int]:
     """Check topics that belong to queues, which Marq never creates; return the number of partitions of each.
 
-    Raises BrokerUnavailable like :func:`ensure_topics`; ConfigError if a topic does not exist, or accepts larger
-    messages than the markers topic can carry.
+    Messages that the markers topic can't carry become dead letters, so a topic that accepts such messages is only
+    reported.
+
+    Raises BrokerUnavailable like :func:`ensure_topics`; ConfigError if a topic does not exist.
     """
     wanted = sorted(names)
     if not wanted:
@@ -87,20 +92,36 @@ async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Top
         facts = await _Topics(admin, settings).describe(wanted)
     for name in wanted:
         if name not in facts:
-            raise ConfigError(
-                f"topic {name} does not exist, but a queue's settings name it: create it, or remove `topic` from those"
-                " settings"
-            )
+            raise ConfigError(_missing(name))
         room = room_for_markers(facts[name].limit_bytes)
         if room > topics.markers_limit_bytes:
             ours, kafka = settings.names, tools(settings)
             lines = [kafka.alter_topic(n, LIMIT, str(room)) for n in (ours.markers, ours.changelog, ours.dead_letters)]
-            raise ConfigError(
-                f"topic {name}: it accepts {facts[name].limit_bytes} bytes, but a marker of that size does not fit into"
-                f" {ours.markers}. Raise {LIMIT} of three topics, and start again:"
-                + "".join(f"\n    {line}" for line in lines)
-            )
+            log.warning(
+                "topic %s accepts %d bytes, but a marker of that size does not fit into %s: larger messages become dead"
+                " letters. Raise %s of three topics, and start again:%s",
+                name, facts[name].limit_bytes, ours.markers, LIMIT, "".join(f"\n    {line}" for line in lines),
+            )  # fmt: skip
     return {name: facts[name].partitions for name in wanted}
+
+
+async def missing_topics(settings: ClientSettings, own: Mapping[str, str]) -> dict[str, str]:
+    """Return which of these queues have an own topic that does not exist, each with an error text.
+
+    Raises BrokerUnavailable like :func:`ensure_topics`; Forbidden if the permission to describe a topic is missing.
+    """
+    if not own:
+        return {}
+    async with _admin(settings) as admin:
+        facts = await _Topics(admin, settings).describe(sorted(set(own.values())))
+    return {queue: _missing(topic) for queue, topic in own.items() if topic not in facts}
+
+
+def _missing(topic: str) -> str:
+    return (
+        f"topic {topic} does not exist, but a queue's settings name it: create it, or remove `topic` from those"
+        " settings"
+    )
 
 
 async def topic_exists(settings: ClientSettings, topic: str) -> bool:

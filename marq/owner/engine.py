@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Any
 
 from marq.core.deliveries.schedule_planner import Planner
-from marq.core.redeliver_or_dead_letter import DueAction, fitting, size_bytes, too_large
+from marq.core.redeliver_or_dead_letter import DueAction, fitting, too_large
 from marq.core.tracker import Tracker
 from marq.owner.payloads import Table, find_payloads, find_payloads_in_turn
 from marq.owner.pending_limits import PendingLimits
@@ -29,6 +29,7 @@ from marq.owner.transaction_content import Due, Write
 from marq.wire import record_headers
 from marq.wire.dead_letter_notes import Note
 from marq.wire.errors import UnknownVersion
+from marq.wire.large_messages import left_out, size_bytes, without_value
 from marq.wire.markers import Answer, Batch, Cause, Payload, Record, Resumed, Source
 
 #: Limits for the redeliveries of one transaction, whose fixed cost is large on a busy machine.
@@ -295,17 +296,33 @@ class OwnerEngine:
         """Note that the broker refused a record for its size; return False if a retry can't help.
 
         The error does not name the record, so each redelivery gets a transaction of its own. A message that is refused
-        again becomes a dead letter, because endless retries would block all others.
+        again becomes a dead letter, and a dead letter that is refused loses its value, because endless retries would
+        block all others.
         """
         self._sending = False
         if len(write.due) > 1:
             self._apart += reversed(write.due)
             return True
-        if not write.due or write.due[0][0].cause is Cause.TOO_LARGE:
-            return False
+        if not write.due:
+            return self._cut_unreadable()
         fire, payload = write.due[0]
+        if fire.cause is Cause.TOO_LARGE:
+            if left_out(payload):
+                return False
+            place = record_headers.record_id(fire.source.log, fire.offset)
+            payload = without_value(payload, place, "the dead-letter topic accepts less")
         self._apart.append((too_large(fire), payload))
         return True
+
+    def _cut_unreadable(self) -> bool:
+        """Keep only the beginnings of unreadable records that are too large; return whether there are any."""
+        limit, unreadable = self._limit_bytes, self.tracker.unreadable
+        found = False
+        for index, (offset, value, why) in enumerate(unreadable):
+            if value is not None and len(value) > limit:
+                unreadable[index] = offset, value[:limit], f"{why}; these are the first {limit} of {len(value)} bytes"
+                found = True
+        return found
 
     @property
     def unsent(self) -> bool:

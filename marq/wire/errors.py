@@ -53,8 +53,10 @@ class UnknownVersion(CorruptMarker):
 
 
 def error_text(error: object, convert: Callable[[object], str] = str) -> str:
-    """Return an exception as text; a user's class may raise while it is converted."""
+    """Return an exception as text; a user's class may raise anything while it is converted."""
     try:
         return convert(error)
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return "<unprintable>"

@@ -21,6 +21,8 @@ FIRST_SENT_HEADER = "marq-first-sent"
 #: When a message was first acquired, by the log's clock; in redeliveries and dead letters only.
 FIRST_RECEIVED_HEADER = "marq-first-received"
 REASON_HEADER = "marq-reason"
+#: Of a message whose value is left out because it does not fit: the place and the size of its record, as text.
+TOO_LARGE_HEADER = "marq-too-large"
 ERROR_HEADER = "marq-error"
 #: Number of consecutive releases that did not count.
 UNCOUNTED_HEADER = "marq-uncounted"

@@ -16,7 +16,7 @@ from marq_worker.app.check.findings import Level
 from marq_worker.app.check.trackers import STALLED_S
 from tests.check.checking import Check, NewWorker, lags
 from tests.unit.core.batches import NEWER
-from tests.worker.harness import LIMIT_SECONDS, Namespace, eventually
+from tests.worker.harness import LIMIT_SECONDS, Namespace, eventually, make_topic
 
 pytestmark = pytest.mark.verify
 
@@ -60,6 +60,35 @@ async def test_a_healthy_namespace_has_no_findings_and_is_not_changed(
     assert after == before
     assert [(record.key, record.value) for record in written] == [(b"check", None)]
     assert all(part["state"] == "owner" for part in (await running.partitions()).values())
+
+
+async def test_a_record_that_is_too_large_is_named_until_its_dead_letter_is_deleted(
+    check: Check, new_worker: NewWorker, servers: str, prefix: str
+) -> None:
+    topic = f"{prefix}-orders"
+    await make_topic(servers, topic, 1)
+    running = await new_worker(prefix=prefix, queues=f'[queues.orders]\ntopic = "{topic}"\n').start().ready()
+    client = {"bootstrap_servers": servers, "prefix": prefix}
+    web = {"MARQ_QUEUES_FILE": str(running.directory / "queues.toml"), "MARQ_WEB_PORT": str(running.web_port)}
+    async with (
+        AIOKafkaProducer(bootstrap_servers=servers, compression_type="gzip", max_request_size=4 << 20) as producer,
+        marq.Consumer("orders", **client) as consumer,
+        marq.DeadLetters(**client) as letters,
+    ):
+        await producer.send_and_wait(topic, b"0" * (3 << 20))
+        await producer.send_and_wait(topic, b"after")
+        [message] = await consumer.receive(wait=LIMIT_SECONDS)
+        await message.ack()
+        await eventually(lambda: running.queue("orders"), lambda found: found.get("too_large") == 1)
+
+        found = await check("worker", **web)
+        await letters.delete("orders")
+        later = await check("worker", **web)
+
+    assert message.value == b"after"
+    assert found.exit_code == 0, str(found)
+    assert f"{topic}/0/0 has 3145728 bytes" in found.of(Level.WARNING, "queue orders").found
+    assert not later.has(Level.WARNING, "queue orders"), str(later)
 
 
 async def groups_of(admin: AIOKafkaAdminClient, names: Names) -> set[str]:

@@ -26,6 +26,8 @@ from urllib.parse import quote
 from uuid import uuid4
 from weakref import WeakSet
 
+from aiokafka import AIOKafkaProducer
+
 import marq
 from marq.owner.engine import Step
 from marq.testing import Broker, DeadLetter
@@ -135,6 +137,10 @@ class Backend(ABC):
         """Write a record, as any other program may; return its id."""
 
     @abstractmethod
+    async def produce_compressed(self, topic: str, value: bytes, key: bytes | None = None) -> str:
+        """Write a record to partition 0 that the topic accepts only because it is compressed."""
+
+    @abstractmethod
     async def mark(self, batch: Batch) -> None:
         """Write markers, as any client that speaks the protocol may."""
 
@@ -223,6 +229,10 @@ class MemoryBackend(Backend):
     async def produce(self, topic, value, key=None, headers=(), partition=0):  # type: ignore[no-untyped-def]
         return self.broker.produce(topic, value, key=key, headers=headers, partition=partition)
 
+    async def produce_compressed(self, topic: str, value: bytes, key: bytes | None = None) -> str:
+        # The broker in memory has no limit for records of other programs.
+        return await self.produce(topic, value, key)
+
     async def mark(self, batch: Batch) -> None:
         [namespace] = [each for each in self.memory._namespaces.values() if each.names == self.names]
         owners, source = namespace.owners, batch.source  # type: ignore[union-attr]
@@ -290,6 +300,12 @@ class KafkaBackend(Backend):
             topic, value, key, partition=partition, headers=list(headers)
         )
         return f"{topic}/{partition}/{kept.offset}"
+
+    async def produce_compressed(self, topic: str, value: bytes, key: bytes | None = None) -> str:
+        options = {"compression_type": "gzip", "max_request_size": 2 * len(value)}
+        async with AIOKafkaProducer(bootstrap_servers=self.address, **options) as producer:
+            kept = await producer.send_and_wait(topic, value, key, partition=0)
+        return f"{topic}/0/{kept.offset}"
 
     async def mark(self, batch: Batch) -> None:
         await self._namespace.mark(batch)

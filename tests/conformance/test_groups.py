@@ -140,8 +140,8 @@ async def test_a_queue_that_moves_away_and_back_gets_nothing_twice_although_noth
     assert Counter(seen) == Counter(numbered(queue, 0, 40))
 
 
-async def test_a_decorated_handler_ends_before_it_gets_messages_of_a_queue_that_joins_its_group(
-    backend: Backend,
+async def test_a_decorated_handler_gets_no_messages_of_a_queue_that_joins_its_group_and_goes_on(
+    backend: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
     group, late = backend.new_name("group"), backend.new_name("late")
     old = await backend.new_queue("old", group=group)
@@ -155,15 +155,57 @@ async def test_a_decorated_handler_ends_before_it_gets_messages_of_a_queue_that_
     async with running(consumer, lambda: consumer.run(handle)) as task:
         await send(backend, old, 0, 1)
         await backend.until(lambda: len(seen) == 1)
-        await backend.queues.change(late, group=group)
+        await backend.define(late, group=group)
         await send(backend, late, 0, 1)
-        await backend.until(task.done)
-        with pytest.raises(marq.ConfigError, match=f"would be called with messages of queue '{late}'"):
-            task.result()
-    assert seen == numbered(old, 0, 1)
+        await send(backend, old, 1, 2)
+        await backend.until(lambda: len(seen) == 2)
+        assert not task.done()
+    assert seen == numbered(old, 0, 2)
+    assert f"would be called with messages of queue '{late}'" in caplog.text
     async with served(backend.consumer(group=group)) as both:
         await backend.until(lambda: len(both.seen) == 1)
     await backend.statistics(late, acked=1, reacquired=0)
+
+
+async def test_a_queue_that_gets_a_handler_stops_no_other_queue_of_its_group(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Workers run its handler, so consumers of the group no longer serve it, now and after a restart."""
+    group = backend.new_name("group")
+    stays, handled = [await backend.new_queue(name, group=group) for name in ("stays", "handled")]
+    try:
+        async with served(backend.consumer(group=group)) as consumer:
+            await backend.define(handled, handler="no_such_module:handle")
+            await send(backend, stays, 0, 1)
+            await backend.until(lambda: len(consumer.seen) == 1)
+            assert not consumer.task.done()
+        async with served(backend.consumer(group=group)) as restarted:
+            await send(backend, stays, 1, 2)
+            await backend.until(lambda: len(restarted.seen) == 1)
+        assert f"queue '{handled}' has the handler 'no_such_module:handle'" in caplog.text
+    finally:
+        await backend.queues.reset(handled)
+
+
+async def test_a_group_starts_although_the_topic_of_one_queue_is_missing(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    group, lacks = backend.new_name("group"), backend.new_name("lacks")
+    stays = await backend.new_queue("stays", group=group)
+    try:
+        await backend.define(lacks, group=group, topic="no-such-topic")
+        async with served(backend.consumer(group=group)) as consumer:
+            await send(backend, stays, 0, 1)
+            await backend.until(lambda: len(consumer.seen) == 1)
+            await backend.until(lambda: "topic no-such-topic does not exist" in caplog.text)
+
+            topic = await backend.create_topic()
+            await backend.queues.change(lacks, topic=topic)
+            await backend.produce(topic, b"0")
+            await backend.until(lambda: len(consumer.seen) == 2)
+        assert consumer.seen == [*numbered(stays, 0, 1), *numbered(lacks, 0, 1)]
+    finally:
+        await backend.queues.reset(lacks)
 
 
 async def test_a_queue_whose_topic_is_missing_stops_no_other_queue_of_its_running_group(

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -51,7 +52,7 @@ def make_worker(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> MakeWorker
         handle.__module__, handle.__qualname__ = module.__name__, "handle"
         module.handle = marq.handler(queue, group=group)(handle)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        worker = HandlersRole((module.__name__,), cast("Any", None), backend.queues)
+        worker = HandlersRole((module.__name__,), cast("Any", None), backend.queues, AsyncMock(return_value={}))
         await backend.queues.publish(worker.publication(backend.queues.definitions))
         return worker
 

@@ -256,6 +256,14 @@ CORE_MUTANTS = (
         "dead-letter",
         ("limit_bytes - HEADER_ROOM_BYTES // 2", "limit_bytes - HEADER_ROOM_BYTES * 29 // 10"),
     ),
+    mutant(
+        SIZES,
+        "what was too large to be acquired is delivered without its value",
+        _FIRES,
+        "fidelity",
+        (" and not left_out(payload)", ""),
+        large=0.6,
+    ),
     # --- unknown version ----------------------------------------------------------------------------------------------
     mutant(
         UNKNOWN_VERSION,

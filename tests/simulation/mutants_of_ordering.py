@@ -117,8 +117,8 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
         _LINES,
         "attempts",
         (
-            "            self._attempt(place, attempt + 1, error)\n",
-            "            self._attempt(place, attempt, error)\n",
+            "            self._attempt(place, used + 1, error, expired=True)\n",
+            "            self._attempt(place, max(1, used), error, expired=True)\n",
         ),
     ),
     # --- the tracker --------------------------------------------------------------------------------------------------

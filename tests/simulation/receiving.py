@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: How many of a cycle's largest messages fit into one ACQUIRE; if few, some cycles write several.
 ROOMS = (1, 3, 100)
+#: The least room for one message.
+LEAST_ROOM = 2_300
 
 
 class SimulatedReceiver(Receiver):
@@ -118,9 +120,12 @@ class SimulatedReceiver(Receiver):
     def _take(self, records: Mapping[Source, Records]) -> Taking:
         rows = [row for read in records.values() for row in read]
         largest = max(payload_bytes(Payload(0, 1, row.key, row.headers, row.value)) for row in rows)
+        # What the shared topic accepts fits, and some of a queue's own topic does not.
+        largest = min(largest, self._consumer.world.rng.choice([room_for_markers(largest), LEAST_ROOM]))
         # The number of headers takes two bytes, even if it is 0.
         room = (largest + 2) * self._consumer.world.rng.choice(ROOMS)
-        self._settings = replace(self._settings, limit_bytes=FRAME_BYTES + acquisition._HEAD_BYTES + room)
+        fixed = FRAME_BYTES + acquisition._HEAD_BYTES + acquisition._ADDED_BYTES
+        self._settings = replace(self._settings, limit_bytes=fixed + room)
         return super()._take(records)
 
 

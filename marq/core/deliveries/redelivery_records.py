@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import State
+from marq.wire.large_messages import left_out
 from marq.wire.marker_codec import cut_text
 from marq.wire.markers import Cause, Headers, Payload
 from marq.wire.names import (
@@ -35,6 +36,9 @@ from marq.wire.record_headers import (
     sequence_text,
     uncounted,
 )
+
+#: How the reason of a dead letter begins if its value was too large for Marq's topics.
+LEFT_OUT = "too large, so its value is only in its own record"
 
 
 class Redelivery(NamedTuple):
@@ -73,7 +77,7 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
         own.append((ERROR_HEADER, cut_text(fire.lease.text)))
     if fire.destination is Destination.DEAD_LETTERS:
         own += [
-            (REASON_HEADER, reason(fire, expired(payload.headers)).encode()),
+            (REASON_HEADER, reason(fire, payload).encode()),
             (ORIGIN_HEADER, record_id(fire.source.log, fire.offset).encode()),
             (DEAD_LETTERED_AT_HEADER, b"%d" % now_ms),
         ]
@@ -103,15 +107,18 @@ def _was_received(fire: DueAction) -> bool:
     return lease.state in (State.LEASED, State.RELEASED) and lease.counted and lease.since_ms > 0
 
 
-def reason(fire: DueAction, expired_before: int = 0) -> str:
-    """Explain why a message became a dead letter; the leases of this many deliveries before had expired in a row."""
+def reason(fire: DueAction, payload: Payload) -> str:
+    """Explain why a message became a dead letter."""
     if fire.cause is Cause.TOO_LARGE:
+        if note := left_out(payload):
+            return f"{LEFT_OUT}: {note}"
         return "too large for the messages topic with the headers that are added on redelivery"
     if fire.lease.state is State.REJECTED:
         return cut_text(fire.lease.text or "rejected").decode()
     used = f"{fire.attempt} of {fire.attempt} attempts used"
     if fire.lease.state is not State.LEASED:
         return f"{used}: the last time it was released"
+    expired_before = expired(payload.headers)
     if not expired_before:
         return f"{used}: the last time its lease ran out"
     before = "the time before" if expired_before == 1 else f"the {expired_before} times before"

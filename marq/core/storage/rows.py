@@ -135,6 +135,7 @@ class Counts:
     abandoned: int = 0
     invalid_deliver_at: int = 0
     deduplicated: int = 0
+    too_large: int = 0
 
 
 _COUNT_FIELDS = tuple(field.name for field in fields(Counts))

@@ -8,6 +8,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from marq.dead_letters.selection import Group
 from marq.kafka.topics import Look
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
@@ -17,12 +18,15 @@ from marq.wire.markers import Source
 from marq_worker.app.check.consumers import (
     Place,
     Reader,
+    ended_processes,
     judge_backlogs,
+    judge_large_messages,
     judge_partitions,
     judge_reading,
     judge_retention,
     told_by,
     unhandled,
+    with_large_messages,
 )
 from marq_worker.app.check.examination import MAX_GROUPS, Examination
 from marq_worker.app.check.findings import Finding, Level
@@ -197,3 +201,33 @@ def test_a_queue_whose_handler_was_removed_is_not_called_stalled(removed: Mappin
     assert backlogs is not None
     [finding] = judge_backlogs(definitions(emails={}), backlogs, [])
     assert ("have received no message" in finding.found) is warned
+
+
+def test_a_queue_with_messages_that_are_too_large_names_one_of_their_records() -> None:
+    place = "orders/0/17 has 3145736 bytes, and a marker has room for 1108916"
+    dead = {Group("orders", f"too large: {place}"): 1, Group("orders", "too large: orders/0/9"): 2}
+
+    assert with_large_messages([{"queues": {"orders": {"too_large": 3}, "emails": {"too_large": 0}}}]) == ["orders"]
+    [finding] = judge_large_messages(dead)
+
+    assert (finding.level, finding.subject) == (Level.WARNING, "queue orders")
+    assert finding.found == f"3 messages were too large: {place}"
+    assert list(finding.commands) == ["marq dead orders --reason 'too large, so its value is only in its own record'"]
+
+
+def test_without_dead_letters_there_is_no_finding_about_messages_that_are_too_large() -> None:
+    assert judge_large_messages({}) == []
+
+
+def test_handlers_whose_process_keeps_ending_are_not_called_missing() -> None:
+    """To start one more worker would not help."""
+    process = {"group": "handlers", "pid": None, "starts": 3}
+    ended = ended_processes([{"handlers": [process]}, {"handlers": [{**process, "pid": 7, "starts": 1}]}, {}], NAMES)
+    group = NAMES.named_group("handlers")
+    defined = definitions(emails={"handler": "a:b"})
+
+    [found] = judge_reading(CLIENT, defined, [Reader(group, 0, {P0: Place(3, 0, 10)})], {"emails": 2}, ended=ended)
+
+    assert ended == {group: 3}
+    assert found.found == "the handlers of emails do not run: their process has ended 3 times; 2 messages wait"
+    assert found.advice.endswith("its log shows why it ends")

@@ -36,7 +36,11 @@ def test_a_worker_that_does_all_of_its_work_lives_and_is_ready() -> None:
         ({"assigned": False}, "group of the trackers", "has not assigned partitions to this worker yet"),
         ({"partitions": {3: ("recovering", "")}}, "markers partition 3", "recovering"),
         ({"partitions": {3: ("stopped", "marker version 9")}}, "markers partition 3", "stopped: marker version 9"),
-        ({"handlers": {"background": False}}, "handlers of group background", "their process does not run"),
+        (
+            {"handlers": {"background": False}},
+            "handlers of group background",
+            "their process does not run; the worker's log shows why it ends",
+        ),
         ({"unassigned": ["group g"]}, "group g", "no member has a partition, so nothing is read"),
         (
             {"paces": {0: Pace(0, BEHIND, read_per_second=5, written_per_second=10)}},

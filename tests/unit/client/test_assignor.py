@@ -108,7 +108,7 @@ def test_a_member_names_its_holders_which_older_members_pass_over() -> None:
 
 
 @pytest.mark.parametrize(
-    "user_data", [None, b"", b"[]", b"{}", b'{"partitions":[1]}', b'{"partitions":{"t":3}}', b"\xff"]
+    "user_data", [None, b"", b"[]", b"{}", b'{"partitions":[1]}', b'{"partitions":{"t":3}}', b"\xff", b"[" * 100_000]
 )
 def test_what_can_not_be_read_means_all(user_data: bytes | None) -> None:
     assert decoded(user_data, "t") is None

@@ -50,6 +50,14 @@ LINES = [
 ]
 
 
+def test_a_topic_that_does_not_exist_is_not_reported_four_times_a_second(logs: Logs) -> None:
+    line = "Topic %s not found in cluster metadata"
+    shown = [logs.shows(line, topic) for topic in ("orders", "orders", "emails")]
+    logs.clock.now_s += REPEAT_S
+
+    assert [*shown, logs.shows(line, "orders")] == [True, False, True, True]
+
+
 @pytest.mark.parametrize(("message", "arguments"), LINES)
 def test_during_an_outage_a_request_that_cannot_be_sent_is_not_reported_again(logs, message, arguments) -> None:
     assert logs.shows(message, *arguments)

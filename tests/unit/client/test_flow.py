@@ -11,9 +11,9 @@ from marq.kafka.group_reader import NotCommitted
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.queue_positions import NOT_BEHIND, Behind
 from marq.kafka.records import Records
-from marq.wire.errors import ConfigError
+from marq.wire.large_messages import left_out
 from marq.wire.marker_codec import encode
-from marq.wire.markers import ANY_QUEUE, Ack, Acquire, Release, Source
+from marq.wire.markers import ANY_QUEUE, DUE_AT_ONCE, NOW, Ack, Acquire, Release, Source
 from marq.wire.markers_partitions import markers_partition
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 
@@ -597,7 +597,7 @@ async def test_a_full_consumer_that_is_busy_stays_in_its_group(make_rig) -> None
 
 
 async def test_batches_are_cut_so_that_each_fits_into_a_record(make_rig) -> None:
-    limit = 4_000
+    limit = 8_000
     rig = make_rig(limit_bytes=limit)
     rig.reader.add(P0, *records(*range(12), value=b"x" * 900))
 
@@ -610,17 +610,20 @@ async def test_batches_are_cut_so_that_each_fits_into_a_record(make_rig) -> None
     assert max(len(encode(each)) for each in batches) <= limit
 
 
-async def test_a_message_that_can_not_be_acquired_stops_the_consumer_with_the_setting_to_change(make_rig) -> None:
-    rig = make_rig(limit_bytes=4_000)
-    rig.reader.add(P0, *records(0, value=b"x" * 4_000))
-    rig.buffer.handler_demand = 1
-    rig.receiver.demand()
+async def test_a_message_that_does_not_fit_is_left_to_the_tracker_without_its_value(make_rig) -> None:
+    limit = 8_000
+    rig = make_rig(limit_bytes=limit)
+    rig.reader.add(P0, *records(0, 1, 2, value=b"x"), *records(3, value=b"x" * 4_000), *records(4, value=b"x"))
 
-    await asyncio.wait_for(rig.buffer.wait(), 60)
+    messages = await rig.take(4)
 
-    assert isinstance(rig.receiver.error, ConfigError)
-    assert "max.message.bytes" in str(rig.receiver.error)
-    assert rig.reader.committed == {}
+    assert [message.offset for message in messages] == [0, 1, 2, 4]
+    batch, rest = rig.acquirer.of(Acquire)
+    assert (list(batch.offsets), list(batch.dues_ms)) == ([0, 1, 2, 3], [NOW, NOW, NOW, DUE_AT_ONCE])
+    assert (list(rest.offsets), rest.dues_ms) == ([4], None)
+    assert batch.payloads[3].value is None
+    assert left_out(batch.payloads[3]) == "t/0/3 has 4001 bytes, and a marker has room for 2792"
+    assert rig.reader.committed == {P0: 5}
 
 
 async def test_messages_without_a_receive_call_are_released_after_a_lease(make_rig) -> None:

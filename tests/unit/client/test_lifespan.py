@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from marq.consumer import lifespan as lifespan_module
 from marq.consumer.lifespan import Resources, lifespan, lifespans_in
 from marq.wire.errors import ConfigError, MarqError
 
@@ -133,6 +134,40 @@ async def test_after_a_close_nothing_is_opened_any_more() -> None:
 
     assert await resources.open(failed) is None
     assert journal == []
+
+
+async def test_a_lifespan_that_does_not_start_is_named_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, logged = asyncio.Event(), list[str]()
+
+    def warn(text: str, *arguments: object) -> None:
+        logged.append(text % arguments)
+        go_on.set()
+
+    monkeypatch.setattr(lifespan_module, "SLOW_S", 0.001)
+    monkeypatch.setattr(lifespan_module.log, "warning", warn)
+
+    async def waiting() -> AsyncIterator[None]:
+        await go_on.wait()
+        yield
+
+    resources = Resources([waiting])
+    async with asyncio.timeout(LIMIT_S):
+        await resources.open(failed)
+    await resources.close()
+
+    assert "waiting has not reached its yield" in logged[0]
+
+
+async def test_a_lifespan_that_panics_fails_with_its_name() -> None:
+    class PanicException(BaseException):
+        """What extensions written in Rust raise."""
+
+    async def panics() -> AsyncIterator[None]:
+        raise PanicException("index")
+        yield
+
+    with pytest.raises(MarqError, match=r"panics failed on startup: PanicException\('index'\)"):
+        await Resources([panics]).open(failed)
 
 
 class Unprintable(Exception):

@@ -17,6 +17,7 @@ from marq.kafka.topics import Topics
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, start_key
 from marq.settings.purged_offsets import Purge
+from marq.wire.large_messages import left_out
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Acquire, Delay, Payload, Source
 from tests.unit.client.fakes import FakeRecord
@@ -156,6 +157,26 @@ async def test_a_replay_drops_headers_that_do_not_fit_into_markers(
         ["own", "marq-replayed-from"],
         ["marq-replayed-from"],
     ]
+
+
+async def test_a_message_that_does_not_fit_into_a_marker_stops_no_replay(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace.log[P3] = [FakeRecord(10, QUEUE.encode(), b"0" * 20_000), FakeRecord(11, QUEUE.encode(), b"small")]
+    namespace.place = {P3: 12}
+    writer = AsyncMock()
+    monkeypatch.setattr(replaying, "cluster_of", lambda settings: SimpleNamespace(writer=lambda topics: writer))
+    replay = replaying._Replaying(SETTINGS, TOPICS, cast("Any", namespace), namespace.definitions, QUEUE, "id")
+    await replay.look(Start(0))
+
+    await replay.write(None)
+
+    [[marker]] = [call.args[0] for call in writer.write.await_args_list]
+    delay = decode(marker.value)
+    assert isinstance(delay, Delay)
+    assert len(marker.value) < TOPICS.markers_limit_bytes
+    assert [payload.value for payload in delay.payloads] == [None, b"small"]
+    assert left_out(delay.payloads[0]).startswith("marq.messages/3/10 has ")
 
 
 async def test_a_replay_of_an_ordered_queue_includes_finished_messages_behind_unfinished_ones(

@@ -55,12 +55,21 @@ class PanicException(BaseException):
     """What extensions written in Rust raise."""
 
 
+class Unprintable(Exception):
+    """An error whose text can't be made."""
+
+    def __str__(self) -> str:
+        raise PanicException
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         (KeyError("x"), (BACKOFF, True, "KeyError: 'x'")),
         (PanicException("index"), (BACKOFF, True, "PanicException: index")),
         (SystemExit(4), (BACKOFF, True, "RuntimeError: SystemExit in the handler: 4")),
+        (GeneratorExit(), (BACKOFF, True, "RuntimeError: GeneratorExit in the handler: ")),
+        (Unprintable(), (BACKOFF, True, "Unprintable: <unprintable>")),
         (Retry(delay=3), (3_000, True, "")),
         (Retry(), (BACKOFF, True, "")),
         (Reject("why"), "why"),

@@ -243,7 +243,7 @@ def test_a_dead_letter_says_why_whence_and_when() -> None:
     ],
 )
 def test_the_reason_says_what_happened_last(state: State, text: str, why: str) -> None:
-    assert reason(fire(Destination.DEAD_LETTERS, state, text=text)) == why
+    assert reason(fire(Destination.DEAD_LETTERS, state, text=text), Payload(SENT_MS, 1, None, (), b"x")) == why
 
 
 def test_a_record_of_a_plain_producer_is_a_first_delivery() -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from marq.core.deliveries.redelivery_records import reason
 from marq.core.deliveries.schedule_planner import Planner
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow, encode_lease, encode_row, row_key
@@ -21,6 +22,7 @@ from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Acquire, Batch, Payload, Source, Tick
 from marq.wire.payload_columns import Columns, encode_headers
+from marq.wire.record_headers import record_id
 
 MARKERS, MESSAGES = Source("t.markers", 0), Source("t.messages", 2)
 LEASE_MS = 1_000
@@ -66,9 +68,10 @@ class Life:
                 self.engine.begin(0, len(self.log), self.now_ms)
         return steps
 
-    def append(self, *batches: Batch) -> None:
+    def append(self, *batches: Batch | bytes) -> None:
         for batch in batches:
-            record = SimpleNamespace(offset=len(self.log), timestamp=1_000_000 + self.now_ms, value=encode(batch))
+            value = batch if isinstance(batch, bytes) else encode(batch)
+            record = SimpleNamespace(offset=len(self.log), timestamp=1_000_000 + self.now_ms, value=value)
             self.log.append(record)
         position = self.engine.position or 0
         self.engine.read(self.log[position:], position, len(self.log))
@@ -193,15 +196,34 @@ def test_of_a_transaction_that_is_refused_for_its_size_each_copy_goes_alone_and_
     assert sent == [[(0, queue), (1, queue)], [(0, queue)], [(0, dead)], [(1, queue)]]
 
 
-def test_a_dead_letter_that_is_too_large_is_not_retried_forever(life: Life) -> None:
+def test_a_dead_letter_that_is_too_large_loses_its_value_and_is_not_retried_forever(life: Life) -> None:
     due(life, 1)
-    refused = []
-    for _ in range(2):
+    refused, values = [], []
+    for _ in range(3):
         write = life.engine.next_write(life.now_ms)
         assert write is not None
+        [(fire, payload)] = write.due
+        values.append(payload.value)
         refused.append(life.engine.refused_for_size(write))
 
-    assert refused == [True, False]
+    assert refused == [True, True, False]
+    assert values == [b"value", b"value", None]
+    assert record_id(fire.source, fire.offset) in reason(fire, payload)
+
+
+def test_an_unreadable_record_that_is_too_large_for_quarantine_is_cut(life: Life) -> None:
+    """A program can compress such a record; its partition must not stop for it."""
+    life.append(b"x" * 3_000_000)
+    life.append(acquire(1))
+
+    refused = life.engine.refused_for_size(life.engine.rows())
+
+    write = life.engine.rows()
+    [(offset, value, why)] = write.quarantine
+    assert (refused, offset, value) == (True, 0, b"x" * 1_000_000)
+    assert "the first 1000000 of 3000000 bytes" in why
+    assert write.rows
+    assert not life.engine.refused_for_size(write)
 
 
 def test_rows_of_a_transaction_that_failed_are_written_with_the_next(life: Life) -> None:
