@@ -140,6 +140,8 @@ class Fold:
             if state == DELAYED:
                 holder, ends_ms = self._place(), min(due_ms or self.now_ms, MAX_TIME_MS)
             counted = event.get("counted", True) or state == DELAYED
+            # An attempt that counts stays so.
+            counted = counted or (standing is not None and standing.counted and standing.attempt == attempt)
             self.put(key, Standing(queue, holder, attempt, (ends_ms,), self.now_ms, state, counted))
         _mark(acquired, event["from_offset"], offsets[-1] + 1)
 

@@ -135,7 +135,14 @@ class LeaseBook(DueMessages):
             lease = LeaseRow(batch.queue, holder, attempt, due_ms, now_ms, to, batch.counted or early)
             if isinstance(state, State):
                 redelivered += self._count_redelivered(opened, group, lease)
-                self._replace(opened, group, lease)
+                # An attempt that counts stays so: this ACQUIRE may have been written late.
+                counted = [] if lease.counted else [o for o in group if _counts(opened.leases[o], attempt)]
+                if counted:
+                    again = LeaseRow(batch.queue, holder, attempt, due_ms, now_ms, to)
+                    self._replace(opened, counted, again)
+                    group = [offset for offset in group if opened.leases[offset] is not again]
+                if group:
+                    self._replace(opened, group, lease)
                 continue
             opened.leases.update(dict.fromkeys(group, lease))
             self._due.push(opened, group, lease)
@@ -402,6 +409,11 @@ class LeaseBook(DueMessages):
     def take_answers(self) -> list[Answer | Resumed]:
         """Return the answers to RESCHEDULEs, CANCELs and RESUMEs; write them before the next redeliveries."""
         return self._replies.take(self, self.clock.now_ms)
+
+
+def _counts(lease: LeaseRow, attempt: int) -> bool:
+    """Return whether this attempt of a message counts already."""
+    return lease.counted and lease.attempt == attempt
 
 
 def _has_ids_that_count(topic: str) -> bool:

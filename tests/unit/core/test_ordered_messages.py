@@ -629,3 +629,13 @@ def test_ordered_messages_are_restored_as_they_were() -> None:
     assert (lease.state, lease.holder, lease.attempt) == (State.LEASED_IN_ORDER, LATER, 2)
     log.fold(resume([1]))
     assert said(log.answer())[2] == [State.LEASED_IN_ORDER, 2, LEASE_MS, ""]
+
+
+def test_a_late_acquire_does_not_take_back_an_attempt_that_counts() -> None:
+    """Found by seed 34634: the first of two writes of an ACQUIRE arrived after the message had been released."""
+    late = dataclasses.replace(ordered([1, 2]), counted=False)
+    log = Log(late, release([1], holder=FORMER), late)
+
+    counted = {offset: lease.counted for offset, lease in log.leases().items()}
+
+    assert counted == {1: True, 2: False}
