@@ -6,6 +6,7 @@ has its own process, a Faust application with this single agent (app/handlers/ha
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import sys
@@ -123,6 +124,12 @@ class Handlers:
         if session is None:
             return {"in_flight": 0, "processing": 0}
         return {"in_flight": session.prefetch.in_flight, "processing": session.prefetch.processing}
+
+    def running(self, task: asyncio.Task[Any] | None = None) -> str:
+        """Describe the handlers that are running now, or only the one that runs in a task; "" without any."""
+        pools = [] if self.session is None else self.session.pools
+        queues = {each.queue for pool in pools if task is None or task in pool.busy_tasks for each in pool.running}
+        return ", ".join(f"handler {self.group.queues[queue].handler} of queue {queue}" for queue in sorted(queues))
 
     def holders(self) -> Sequence[int]:
         """Return the holders (numbers) as which this process acquires messages for its group."""

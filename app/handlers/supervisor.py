@@ -24,6 +24,7 @@ from marq.client.background import failure_of
 from marq_worker.agents.handler_groups import HandlerGroup
 from marq_worker.app.handlers.handlers_app import VARIABLE, HandlersProcess
 from marq_worker.app.handlers.worker_pipes import SILENCE_SECONDS, reports
+from marq_worker.app.web.process_usage import is_stopped
 from marq_worker.app.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 from marq_worker.config.settings import read_environment
 
@@ -36,11 +37,15 @@ LONG_LIFE_S = 60.0
 SETTLE_S = 0.2
 #: How long to wait for the end of a dead process's reports; a process that a handler forked may keep the pipe open.
 REPORTS_END_S = 1.0
+#: A silence of this length is logged: a blocked process whose watchdog runs has reported it by then.
+SILENT_S = 2 * SILENCE_SECONDS
 #: How long to wait for a killed process to exit.
 KILL_LIMIT_S = 2.0
 
 #: Report of a process that does not run, or has not reported yet.
-NOTHING_REPORTED: Mapping[str, Any] = {"breakers": {}, "partitions": None, "in_flight": 0, "processing": 0}
+NOTHING_REPORTED: Mapping[str, Any] = {
+    "breakers": {}, "partitions": None, "in_flight": 0, "processing": 0, "blocked_by": None,
+}  # fmt: skip
 
 
 class Pauses:
@@ -184,6 +189,7 @@ class _GroupProcess:
             "pid": pid,
             "starts": self._starts,
             "blocked_seconds": 0.0 if self._stopping else self._blocked_s,
+            "stopped": pid is not None and is_stopped(pid),
             **self._report,
         }
 
@@ -265,6 +271,21 @@ class _GroupProcess:
             listening.cancel()
         return f"{process.pid} has ended with exit code {code}"
 
+    def _warn_of_silence(self) -> None:
+        """Warn once about a silence that the process can't explain itself: its watchdog does not run either."""
+        if self._blocked_s != SILENT_S or self._report["blocked_by"] or self._stopping or self._process is None:
+            return
+        pid = self._process.pid
+        reason = (
+            f"it was stopped by a signal (SIGSTOP); resume it with kill -CONT {pid}, or replace it with kill -9 {pid}"
+            if is_stopped(pid)
+            else "native code of a handler holds the GIL, or the machine lacks CPU time"
+        )
+        log.warning(
+            "group %s: its handler process %d has been silent for %g s, so no handler of its queues runs: %s",
+            self.group.name, pid, self._blocked_s, reason,
+        )  # fmt: skip
+
     async def _listen(self, pipe: int) -> None:
         try:
             async for report in reports(pipe):
@@ -273,9 +294,13 @@ class _GroupProcess:
                         self._begun = True
                         if self._quiet:
                             self._signal_quiet()
-                    self._report, self._blocked_s = {**self._report, **report}, 0.0
+                    self._report = {**self._report, **report}
+                    # The watchdog of a blocked process still reports what blocks it.
+                    if not report.get("blocked_by"):
+                        self._blocked_s = 0.0
                 elif self._begun:
                     # Before its first report the process imports modules, which may take any time.
                     self._blocked_s += SILENCE_SECONDS
+                    self._warn_of_silence()
         finally:
             self._report, self._blocked_s, self._begun = dict(NOTHING_REPORTED), 0.0, False

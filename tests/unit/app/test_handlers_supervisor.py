@@ -6,7 +6,10 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,9 +21,11 @@ from marq_worker.app.handlers.supervisor import (
     MAX_PAUSE_S,
     HandlersProcesses,
     Pauses,
+    _GroupProcess,
     changes,
     command,
 )
+from marq_worker.app.handlers.worker_pipes import SILENCE_SECONDS
 from marq_worker.app.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
 
@@ -167,6 +172,61 @@ raise SystemExit({EXIT_FENCED} if load_settings().prefix == "shop" else 1)
     await processes.stop()
 
     assert code == EXIT_FENCED
+
+
+async def test_a_blocked_process_stays_blocked_while_only_its_watchdog_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+
+    async def reports(pipe: int) -> AsyncIterator[Mapping[str, Any] | None]:
+        while True:
+            yield await told.get()
+            told.task_done()
+
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.reports", reports)
+    process = _GroupProcess(group("a", "emails"), [], {}, 0, lambda code: None)
+    listening = asyncio.create_task(process._listen(0))
+
+    async def after(*reports: Mapping[str, Any] | None) -> tuple[float, str | None]:
+        for report in reports:
+            told.put_nowait(report)
+        await told.join()
+        metrics = process.metrics()
+        return metrics["blocked_seconds"], metrics["blocked_by"]
+
+    handler = "handler mail:send of queue emails"
+    assert await after(None, {"partitions": 2, "blocked_by": None}) == (0.0, None)
+    assert await after(None, {"blocked_by": handler}, None) == (2 * SILENCE_SECONDS, handler)
+    assert await after({"partitions": 2, "blocked_by": None}) == (0.0, None)
+    listening.cancel()
+
+
+@pytest.mark.parametrize(
+    ("stopped", "reason"), [(True, "was stopped by a signal (SIGSTOP)"), (False, "holds the GIL, or the machine lacks")]
+)
+async def test_a_silent_process_is_logged_once_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stopped: bool, reason: str
+) -> None:
+    async def reports(pipe: int) -> AsyncIterator[Mapping[str, Any] | None]:
+        yield None
+        for said in (handler, None):
+            yield {"partitions": 2, "blocked_by": said}
+            for _ in range(5):
+                yield None
+        metrics.append(process.metrics())
+
+    handler, metrics = "handler mail:send of queue emails", list[Mapping[str, Any]]()
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.reports", reports)
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.is_stopped", lambda pid: stopped)
+    process = _GroupProcess(group("mail", "emails"), [], {}, 0, lambda code: None)
+    process._process = SimpleNamespace(pid=4711, returncode=None)  # type: ignore[assignment]
+
+    await process._listen(0)
+
+    # The first silence had a reason that the process told: a blocked handler.
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("group mail: its handler process 4711 has been silent for 4 s")
+    assert reason in warning
+    assert [each["stopped"] for each in metrics] == [stopped]
 
 
 def test_a_process_has_the_workers_log_level_and_no_web_server() -> None:
