@@ -1,6 +1,6 @@
 """The starts of handlers: when they are in the log, and in which order suspects run.
 
-A message whose handler ended its process dead-lettered messages beside it, one of which no handler had ever seen. So an
+A message whose handler ended its process dead-lettered messages next to it, one of which no handler had ever seen. So an
 attempt counts only if the log has its start, and suspects, whose previous leases have expired, do not share a start
 with others.
 """
