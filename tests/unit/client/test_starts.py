@@ -1,7 +1,7 @@
 """The starts of handlers: when they are in the log, and in which order suspects run.
 
-A message whose handler ended its process dead-lettered messages next to it, one of which no handler had ever seen. So an
-attempt counts only if the log has its start, and suspects, whose previous leases have expired, do not share a start
+A message whose handler ended its process dead-lettered messages next to it, one of which no handler had ever seen. So
+an attempt counts only if the log has its start, and suspects, whose previous leases have expired, do not share a start
 with others.
 """
 
@@ -134,7 +134,7 @@ async def test_a_suspect_is_handled_when_its_start_is_durable(make_rig: MakeRig)
     assert (handler.running, starts(rig)) == ([0], [0])
 
 
-async def test_suspects_that_have_used_up_attempts_run_one_at_a_time_beside_other_messages(make_rig: MakeRig) -> None:
+async def test_suspects_that_have_used_up_attempts_run_one_at_a_time_next_to_other_messages(make_rig: MakeRig) -> None:
     rig, handler = make_rig(), Handler()
     rig.reader.add(P0, suspect(0, 2), suspect(1, 2), FakeRecord(2), suspect(3, 3), FakeRecord(4))
     rig.work(handler, 5)
@@ -147,7 +147,7 @@ async def test_suspects_that_have_used_up_attempts_run_one_at_a_time_beside_othe
     assert sorted(handler.running) == [2, 3, 4]
 
 
-async def test_suspects_without_used_up_attempts_run_together_but_not_beside_one_that_has_some(
+async def test_suspects_without_used_up_attempts_run_together_but_not_next_to_one_that_has_some(
     make_rig: MakeRig,
 ) -> None:
     rig, handler = make_rig(), Handler()
@@ -185,6 +185,20 @@ async def test_a_suspect_that_has_waited_for_half_a_lease_goes_to_another_proces
 
     [(offset, (_, counted, _))] = rig.released.items()
     assert (offset, counted) == (1, False)
+
+
+async def test_other_messages_do_not_wait_behind_suspects(make_rig: MakeRig) -> None:
+    rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), Handler()
+    rig.reader.add(P0, *[suspect(offset, 1) for offset in range(20)], FakeRecord(20))
+    rig.work(handler, 2)
+    for _ in range(20):
+        await spin(60)
+        await rig.clock.advance(0.1)
+        await rig.settled()
+
+    assert sorted(handler.running) == [0, 20]
+    # Four may wait for their turns, twice as many as there are handlers.
+    assert len(rig.released) == 15
 
 
 async def test_suspects_that_wait_are_released_by_a_stop(make_rig: MakeRig) -> None:
