@@ -6,6 +6,7 @@ has its own process, a Faust application with this single agent (app/handlers/ha
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import sys
@@ -44,6 +45,7 @@ class Handlers:
         self.group = group
         self.session: HandlersSession | None = None
         self.reader: StreamReader | None = None
+        self._quiet = False
 
     async def start(
         self,
@@ -51,9 +53,14 @@ class Handlers:
         topics: Topics,
         definitions: Definitions,
         partitions: Partitions,
-        instance_id: str | None = None,
+        instance_id: str | None,
+        shutdown_s: float,
+        shutdown_limit_s: float,
     ) -> None:
-        """Load the handlers and start their tasks; messages arrive once partitions are assigned."""
+        """Load the handlers and start their tasks; messages arrive once partitions are assigned.
+
+        The time limits of a stop are those of :class:`marq.consumer.handlers_session.HandlersSession`.
+        """
         check_room(self.group.name, self.group.queues)
         check_transactional(self.group, definitions)
         handlers = load_handlers(self.group)
@@ -74,14 +81,30 @@ class Handlers:
             resources,
             group=partitions.group if self.group.transactional else None,
             instance_id=instance_id,
+            shutdown_s=shutdown_s,
+            shutdown_limit_s=shutdown_limit_s,
         )
         self.session = session
+        if self._quiet:
+            session.set_quiet(True)
         await session.connect()
         if self.session is not session:
             # Stopped meanwhile.
             await session.disconnect()
             return
         session.start()
+
+    def set_quiet(self, quiet: bool) -> None:
+        """Take no more messages, or take messages again; running handlers continue, and the group stays as it is."""
+        if quiet != self._quiet:
+            self._quiet = quiet
+            group = self.group.name
+            if quiet:
+                log.warning("group %s: quiet, taking no more messages until SIGCONT; running handlers continue", group)
+            else:
+                log.info("group %s: taking messages again", group)
+            if self.session is not None:
+                self.session.set_quiet(quiet)
 
     def apply_pauses(self) -> None:
         """Pause and resume queues as their settings say now."""
@@ -101,6 +124,12 @@ class Handlers:
         if session is None:
             return {"in_flight": 0, "processing": 0}
         return {"in_flight": session.prefetch.in_flight, "processing": session.prefetch.processing}
+
+    def running(self, task: asyncio.Task[Any] | None = None) -> str:
+        """Describe the handlers that are running now, or only the one that runs in a task; "" without any."""
+        pools = [] if self.session is None else self.session.pools
+        queues = {each.queue for pool in pools if task is None or task in pool.busy_tasks for each in pool.running}
+        return ", ".join(f"handler {self.group.queues[queue].handler} of queue {queue}" for queue in sorted(queues))
 
     def holders(self) -> Sequence[int]:
         """Return the holders (numbers) as which this process acquires messages for its group."""

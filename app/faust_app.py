@@ -81,6 +81,9 @@ class MarqApp(faust.App):
         self.exit_code = exit_code
         os.kill(os.getpid(), signal.SIGTERM)
 
+    def set_quiet(self, quiet: bool) -> None:
+        """Take no more messages, or take messages again."""
+
     async def settled(self) -> None:
         """Wait until no rebalance is running: until then Faust may still seek to the committed offsets."""
         while self.rebalancing:  # noqa: ASYNC110 (it is set in the consumer's thread, where an Event may not be)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -55,6 +56,12 @@ class MarqWorker(faust.Worker):
             super().execute_from_commandline()
         except SystemExit as ended:
             sys.exit(ended.code or self.app.exit_code)
+
+    def install_signal_handlers(self) -> None:
+        """Also handle SIGTSTP, which would suspend the process, and leases with it, and SIGCONT, which resumes."""
+        super().install_signal_handlers()
+        self.loop.add_signal_handler(signal.SIGTSTP, self.app.set_quiet, True)
+        self.loop.add_signal_handler(signal.SIGCONT, self.app.set_quiet, False)
 
     def _on_sigint(self) -> None:
         self._limit_stop()

@@ -14,12 +14,13 @@ import os
 import tomllib
 from enum import StrEnum
 from io import StringIO
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
 from dotenv import dotenv_values
 from dotenv.parser import parse_stream
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 
 from marq.settings.client import ClientOptions, ClientSettings
 from marq.wire.errors import ConfigError
@@ -32,6 +33,9 @@ PROJECT_FILE = Path("marq.toml")
 DEV_FILE = Path(".marq/dev.env")
 #: Internal: the parameters of a handler process.
 HANDLERS_PROCESS = "MARQ_HANDLERS_PROCESS"
+#: The parts of a stop that handlers can't use: the worker's own, and, in a handler process, cancelling its handlers and
+#: writing their outcomes.
+OWN_STOP_S, OUTCOMES_S = 3.0, 4.0
 #: How similar an unknown variable must be to a setting to be a misspelling (difflib's ratio). Kubernetes sets
 #: MARQ_SERVICE_HOST and the like for a service of that name, and tools around Marq have variables of their own.
 _SIMILAR = 0.8
@@ -77,8 +81,10 @@ class AppSettings(BaseModel):
     session_timeout: Annotated[float, Field(ge=6, le=300)] = 10.0
     #: Seconds between two writes of the lease table; markers that end within it leave no row.
     flush_interval: Annotated[float, Field(gt=0, le=5)] = 1.0
-    #: Time limit of a shutdown; then the process ends anyway.
-    stop_timeout: Annotated[float, Field(ge=1, le=300)] = 9.0
+    #: Time limit of a shutdown; then the process ends anyway. Below the 30 s after which Kubernetes kills a pod.
+    stop_timeout: Annotated[float, Field(ge=1, le=300)] = 29.0
+    #: How long a shutdown waits for handlers; None: as long as the stop timeout allows.
+    shutdown_timeout: Annotated[float, Field(ge=0)] | None = None
     #: A worker without progress for this long exits, so that its supervisor restarts it.
     watchdog: Annotated[float, Field(ge=5, le=3600)] = 60.0
     #: If true, trackers read the keys of all messages to count the backlog of each queue.
@@ -121,6 +127,17 @@ class AppSettings(BaseModel):
                 raise ValueError("expected 1 to 100 of the characters a-z A-Z 0-9 . _ -") from error
         return project
 
+    @field_validator("shutdown_timeout")
+    @classmethod
+    def _check_shutdown_timeout(cls, shutdown_timeout: float | None, others: ValidationInfo) -> float | None:
+        limit_s = shutdown_limit_s(others.data.get("stop_timeout", inf))
+        if shutdown_timeout is not None and shutdown_timeout > limit_s:
+            raise ValueError(
+                f"expected at most {limit_s:g}, because a stop may take {others.data['stop_timeout']:g} s, and the rest"
+                " is for writing outcomes and leaving the groups: lower it, or raise MARQ_STOP_TIMEOUT"
+            )
+        return shutdown_timeout
+
     @field_validator("roles", mode="before")
     @classmethod
     def _read_roles(cls, roles: object) -> object:
@@ -153,6 +170,17 @@ class AppSettings(BaseModel):
     @property
     def names(self) -> Names:
         return Names(self.prefix)
+
+
+def stop_limit_s(stop_timeout_s: float) -> float:
+    """Return the part of the stop timeout for handler processes: at least half of it."""
+    return max(stop_timeout_s - OWN_STOP_S, stop_timeout_s / 2)
+
+
+def shutdown_limit_s(stop_timeout_s: float) -> float:
+    """Return the longest time for which a handler process can wait for its handlers: at least half of its stop."""
+    limit_s = stop_limit_s(stop_timeout_s)
+    return max(limit_s - OUTCOMES_S, limit_s / 2)
 
 
 def _words(text: str) -> list[str]:

@@ -57,6 +57,8 @@ _PROGRESS_S = 10.0
 #: Ports to try after one that is in use.
 _FURTHER_PORTS = 100
 _SETTINGS_FILES = (PROJECT_FILE, ENV_FILE)
+#: The stop timeout of the worker, unless one is configured.
+_STOP_TIMEOUT_S = 9.0
 #: Directories that are not watched, besides those whose names begin with a dot.
 _FOREIGN = frozenset({"__pycache__", "node_modules", "venv"})
 
@@ -117,9 +119,13 @@ def develop(modules: Sequence[str], data: Path, loglevel: str, ports: Ports = Po
                 signal.signal(number, on_signal)
         _say(f"dashboard on http://{web}")
         environment = {**os.environ, **missing, "MARQ_WEB_PORT": web.rpartition(":")[2]}
+        stop_timeout_s = settings.stop_timeout
+        if not {"MARQ_STOP_TIMEOUT", "MARQ_SHUTDOWN_TIMEOUT"} & configured.keys():
+            # A restart after a change must not wait long for handlers.
+            environment["MARQ_STOP_TIMEOUT"], stop_timeout_s = f"{_STOP_TIMEOUT_S:g}", _STOP_TIMEOUT_S
         arguments = [*modules, "-l", loglevel]
         seen, imported = dict(_sources()), _imported(modules)
-        worker = _Worker(arguments, environment, f"http://{web}", settings.stop_timeout, servers)
+        worker = _Worker(arguments, environment, f"http://{web}", stop_timeout_s, servers)
         stack.enter_context(worker)
         while not stop.wait(_LOOK_S):
             if broker is not None and not broker.running:

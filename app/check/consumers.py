@@ -62,18 +62,21 @@ def judge_reading(
     waiting: Mapping[str, int] | None,
     left_out: int = 0,
     ended: Mapping[str, int] | None = None,
+    stuck: Collection[str] = (),
 ) -> list[Finding]:
     """Judge the groups that read queues.
 
     ``waiting``: messages by queue, None if they are not counted; ``left_out``: groups that are not in ``readers``;
-    ``ended``: as :func:`ended_processes` returns it.
+    ``ended``: as :func:`ended_processes` returns it; ``stuck``: groups with a stuck handler process, for which there is
+    another finding.
     """
     readers = [reader for reader in readers if queues_of(reader.group, client.names, definitions)]
     findings = []
     for reader in readers:
         queues = queues_of(reader.group, client.names, definitions)
         findings += _judge_lost(client, reader)
-        findings += _judge_handlers(definitions, reader, queues, waiting, ended or {})
+        if reader.group not in stuck:
+            findings += _judge_handlers(definitions, reader, queues, waiting, ended or {})
     if left_out:
         findings.append(
             warning(

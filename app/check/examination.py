@@ -16,7 +16,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
-from aiohttp import ClientError, ClientSession, ClientTimeout
+from aiohttp import ClientError, ClientSession, ClientTimeout, ConnectionTimeoutError
 
 from marq.client.threads import in_thread
 from marq.kafka.connection import plain_admin
@@ -57,7 +57,7 @@ from marq_worker.app.check.queues import (
     with_file,
 )
 from marq_worker.app.check.topics import judge_missing, judge_topics, topics_of
-from marq_worker.app.check.trackers import Page, judge_members, judge_pages
+from marq_worker.app.check.trackers import Page, judge_members, judge_pages, stuck
 from marq_worker.app.web.addresses import port_error, reachable_name
 from marq_worker.app.web.peers import authorization
 from marq_worker.config.queues import QueuesFile, load_queues
@@ -69,6 +69,8 @@ LIMIT_S = 13.0
 REACH_LIMIT_S = 4.0
 QUESTION_LIMIT_S = 5.0
 PAGE_LIMIT_S = 1.5
+#: The part of the limit of a page in which its worker must accept the connection.
+CONNECT_LIMIT_S = 1.0
 IMPORT_LIMIT_S = 5.0
 #: If no worker counts: maximum numbers of records to read, and of queues without consumers to count.
 MAX_WAITING, MAX_COUNTED = 100_000, 500
@@ -246,7 +248,8 @@ class Examination:
             backlogs = await self._count(view, definitions, readers, absent)
         waiting = None if backlogs is None else {each.queue: each.waiting for each in backlogs}
         ended = ended_processes(answered, self._client.names)
-        self._add(*judge_reading(self._client, definitions, readers, waiting, left_out, ended))
+        frozen = {self._client.names.named_group(process.group) for process in stuck(pages)}
+        self._add(*judge_reading(self._client, definitions, readers, waiting, left_out, ended, frozen))
         if backlogs is not None:
             self._add(*judge_backlogs(definitions, backlogs, unhandled(self._client, definitions, readers)))
 
@@ -293,8 +296,9 @@ class Examination:
             await self._port(None)
             return ()
         names = self._client.names
-        self._add(*judge_members(names, facts.members, begun=bool(look.found)))
         headers, urls = authorization(self._settings), _urls(facts.members)
+        silent = None if facts.members else await self._silent_here(headers)
+        self._add(*judge_members(names, facts.members, begun=bool(look.found), silent=silent))
         pages = await asyncio.gather(*(_page(url, headers) for url in urls))
         # Workers without pages own partitions too.
         all_seen = len(urls) == len(facts.members) and names.markers in look.found
@@ -302,6 +306,14 @@ class Examination:
         self._add(*judge_pages(pages, partitions))
         await self._port([page.url for page in pages])
         return pages
+
+    async def _silent_here(self, headers: Mapping[str, str]) -> str | None:
+        """Return the address of this machine's web port if a process listens there and does not answer."""
+        if not self._worker or Role.WEB not in self._settings.roles:
+            return None
+        host = self._settings.web_host or reachable_name(self._settings.web_bind)
+        page = await _page(f"http://{host}:{self._settings.web_port}", headers)
+        return page.url if page.silent else None
 
     async def _port(self, urls: list[str] | None) -> None:
         if self._worker and Role.WEB in self._settings.roles:
@@ -392,12 +404,16 @@ def _urls(members: Iterable[GroupMember]) -> list[str]:
 async def _page(url: str, headers: Mapping[str, str]) -> Page:
     try:
         async with (
-            ClientSession(timeout=ClientTimeout(total=PAGE_LIMIT_S), headers=headers) as session,
+            ClientSession(
+                timeout=ClientTimeout(total=PAGE_LIMIT_S, sock_connect=CONNECT_LIMIT_S), headers=headers
+            ) as session,
             session.get(f"{url.rstrip('/')}/api/queues?scope=worker", allow_redirects=False) as response,
         ):
             metrics = await response.json()
             return Page(url, metrics["partitions"], metrics)
-    except (ClientError, TimeoutError, ValueError, KeyError, TypeError):
+    except TimeoutError as error:
+        return Page(url, silent=not isinstance(error, ConnectionTimeoutError))
+    except (ClientError, ValueError, KeyError, TypeError):
         return Page(url)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,10 @@ from marq.kafka.group_members import GroupMember
 from marq.wire.names import Names
 from marq_worker.agents.handler_watch import merged, removed
 from marq_worker.agents.statistics import recreated, recreated_topics
+from marq_worker.agents.stuck_processes import StuckProcess, stuck_processes
 from marq_worker.app.check.findings import Finding, fine, problem, warning
 from marq_worker.app.client_id import Identity
+from marq_worker.app.web.liveness_and_readiness import MAX_LOOP_LAG_SECONDS
 
 #: A partition has stalled if its owner has read none of the available records for this long. On a busy machine a record
 #: may wait for seconds.
@@ -21,19 +23,38 @@ STALLED_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A worker's markers partitions from its page, None if it did not answer; ``metrics``: the whole page."""
+    """A worker's markers partitions from its page, None if it did not answer; ``metrics``: the whole page.
+
+    ``silent``: it accepted a connection, as the kernel does for a stopped process, and did not answer in time.
+    """
 
     url: str
     partitions: Sequence[Mapping[str, Any]] | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    silent: bool = False
 
 
-def judge_members(names: Names, members: Sequence[GroupMember], *, begun: bool) -> list[Finding]:
-    """Judge the trackers; ``begun``: whether the topics exist, that is, something has run before."""
+#: What to do about a worker that accepts connections and does not answer.
+SILENT = (
+    "a signal (SIGSTOP) has stopped its process, its event loop is blocked, or it lacks CPU time. If ps shows its state"
+    " as T, resume it with kill -CONT"
+)
+
+
+def judge_members(
+    names: Names, members: Sequence[GroupMember], *, begun: bool, silent: str | None = None
+) -> list[Finding]:
+    """Judge the trackers; ``begun``: whether the topics exist, that is, something has run before.
+
+    ``silent``: the address of this machine's web port, if a process listens there that does not answer.
+    """
     subject = "trackers"
     if not members:
         finding = f"none is running: group {names.app_id} has no members"
         start = ["marq worker"]
+        if silent is not None:
+            advice = f"a process at {silent} accepts connections, but does not answer. If it is a worker: {SILENT}"
+            return [problem(subject, finding, advice=advice)]
         if not begun:
             return [warning(subject, finding, advice="start one", commands=start)]
         return [
@@ -55,6 +76,7 @@ def judge_pages(pages: Sequence[Page], partitions: int | None = None) -> list[Fi
         *(finding for each in findings for finding in each),
         *_judge_owners(pages, partitions or 0),
         *_judge_handlers(pages),
+        *_judge_processes(pages),
         *_judge_recreated(pages),
     ]
 
@@ -63,6 +85,21 @@ def _judge_handlers(pages: Sequence[Page]) -> list[Finding]:
     return [
         warning(f"queue {queue}", removed(queue, **report))
         for queue, report in sorted(merged([page.metrics for page in pages]).items())
+    ]
+
+
+def stuck(pages: Iterable[Page]) -> list[StuckProcess]:
+    """Return the stuck handler processes that pages report."""
+    return stuck_processes({**page.metrics, "url": page.url} for page in pages)
+
+
+def _judge_processes(pages: Sequence[Page]) -> list[Finding]:
+    """Judge handler processes as /healthz does: a short blockage may be over soon."""
+    return [
+        (problem if process.stopped or process.blocked_s > MAX_LOOP_LAG_SECONDS else warning)(
+            f"group {process.group}", process.found, advice=process.advice
+        )
+        for process in stuck(pages)
     ]
 
 
@@ -90,6 +127,14 @@ def _judge_owners(pages: Sequence[Page], partitions: int) -> list[Finding]:
 
 
 def _judge_page(page: Page) -> list[Finding]:
+    if page.silent:
+        return [
+            warning(
+                f"worker {page.url}",
+                "it accepts connections, but does not answer, so the alarms of its partitions are unknown",
+                advice=f"{SILENT}. Its log may show what blocks it",
+            )
+        ]
     if page.partitions is None:
         return [
             warning(

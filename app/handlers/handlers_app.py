@@ -6,6 +6,7 @@ web pages nor the handlers of other groups.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import logging
@@ -33,9 +34,10 @@ from marq_worker.agents.stream_reader import Partitions
 from marq_worker.app.batch_transport import BatchSchema
 from marq_worker.app.faust_app import MarqApp, new_app, or_exit
 from marq_worker.app.handlers.worker_pipes import LOOK_SECONDS, Reporter, follow_parent
+from marq_worker.app.watchdog.blocked_loop import describe_task
 from marq_worker.app.watchdog.broker_probe import BrokerProbe, Messages, Rebalance
 from marq_worker.app.watchdog.watchdog import Watchdog
-from marq_worker.config.settings import HANDLERS_PROCESS, AppSettings
+from marq_worker.config.settings import HANDLERS_PROCESS, AppSettings, shutdown_limit_s
 from marq_worker.tables import leases
 
 log = logging.getLogger("marq.handlers")
@@ -88,13 +90,19 @@ class HandlersApp(MarqApp):
         topics = await ensure_topics(self.client)
         await own_topics(self.client, self.group.topics.values(), topics)
         await self.queues.start()
-        definitions, instance_id = self.queues.definitions, self.settings.instance_id
-        await self.handlers.start(self.client, topics, definitions, self._partitions(), instance_id)
+        definitions, settings = self.queues.definitions, self.settings
+        limit_s = shutdown_limit_s(settings.stop_timeout)
+        shutdown_s = limit_s if settings.shutdown_timeout is None else settings.shutdown_timeout
+        await self.handlers.start(
+            self.client, topics, definitions, self._partitions(), settings.instance_id, shutdown_s, limit_s
+        )
         self.queues.listen(self.handlers.apply_pauses)
-        # The worker's /healthz reports a handler that blocks the event loop. The watchdog ends the process only if its
-        # consumer reads nothing.
+        # The worker's /healthz reports a handler that blocks the event loop. The watchdog only warns about it: it ends
+        # the process only if its consumer reads nothing.
         ask = BrokerProbe(self.client).ask
-        self.watchdog = Watchdog(self.settings.watchdog, self._standings, ask, watches_loop=False)
+        self.watchdog = Watchdog(
+            settings.watchdog, self._standings, ask, watches_loop=False, describe=self._report_blocker
+        )
         await self.add_runtime_dependency(self.watchdog)
 
     def _standings(self) -> dict[Hashable, ProgressReport]:
@@ -106,6 +114,22 @@ class HandlersApp(MarqApp):
         committed = self.group.committed or self.consumer.thread.reads_committed
         return {Messages(*source, committed): standing for source, standing in reader.standings().items()}
 
+    def set_quiet(self, quiet: bool) -> None:
+        self.handlers.set_quiet(quiet)
+
+    def _report_blocker(self, task: asyncio.Task[Any] | None) -> str:
+        """Report to the worker what blocks the event loop, and return it; the watchdog's thread calls this."""
+        blocker = self._blocker(task)
+        self.reporter.tell({"blocked_by": blocker})
+        return blocker
+
+    def _blocker(self, task: asyncio.Task[Any] | None) -> str:
+        """Name the handler that a task runs; for another task, the handlers that may have started it."""
+        if task is not None and (handler := self.handlers.running(task)):
+            return handler
+        running = self.handlers.running()
+        return f"{describe_task(task)} of group {self.group.name}{running and f' (running: {running})'}"
+
     async def on_stop(self) -> None:
         if self.watchdog is not None:
             await self.watchdog.stop()
@@ -115,7 +139,8 @@ class HandlersApp(MarqApp):
         await super().on_stop()
 
     def report(self) -> None:
-        self.reporter.tell({"breakers": self.handlers.breakers, "partitions": self.partitions, **self.handlers.holding})
+        report = {"breakers": self.handlers.breakers, "partitions": self.partitions, "blocked_by": None}
+        self.reporter.tell({**report, **self.handlers.holding})
 
     async def failed(self, error: MarqError) -> None:
         """End the process; the worker restarts it."""

@@ -88,6 +88,9 @@ class HandlersRole(Service):
     async def on_stop(self) -> None:
         self._end_listening()
 
+    def set_quiet(self, quiet: bool) -> None:
+        self._processes.set_quiet(quiet)
+
     def metrics(self) -> list[dict[str, Any]]:
         return self._processes.metrics()
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, Process
@@ -23,6 +24,7 @@ from marq.client.background import failure_of
 from marq_worker.agents.handler_groups import HandlerGroup
 from marq_worker.app.handlers.handlers_app import VARIABLE, HandlersProcess
 from marq_worker.app.handlers.worker_pipes import SILENCE_SECONDS, reports
+from marq_worker.app.web.process_usage import is_stopped
 from marq_worker.app.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 from marq_worker.config.settings import read_environment
 
@@ -35,14 +37,15 @@ LONG_LIFE_S = 60.0
 SETTLE_S = 0.2
 #: How long to wait for the end of a dead process's reports; a process that a handler forked may keep the pipe open.
 REPORTS_END_S = 1.0
+#: A silence of this length is logged: a blocked process whose watchdog runs has reported it by then.
+SILENT_S = 2 * SILENCE_SECONDS
 #: How long to wait for a killed process to exit.
 KILL_LIMIT_S = 2.0
-#: The part of the stop timeout that the worker keeps for itself.
-OWN_STOP_S = 3.0
-
 
 #: Report of a process that does not run, or has not reported yet.
-NOTHING_REPORTED: Mapping[str, Any] = {"breakers": {}, "partitions": None, "in_flight": 0, "processing": 0}
+NOTHING_REPORTED: Mapping[str, Any] = {
+    "breakers": {}, "partitions": None, "in_flight": 0, "processing": 0, "blocked_by": None,
+}  # fmt: skip
 
 
 class Pauses:
@@ -61,11 +64,6 @@ def changes(running: Mapping[str, HandlerGroup], wanted: Mapping[str, HandlerGro
     stop = [name for name, group in running.items() if wanted.get(name) != group]
     start = [name for name, group in wanted.items() if running.get(name) != group]
     return stop, start
-
-
-def stop_limit_s(timeout_s: float) -> float:
-    """Return the part of the stop timeout for handler processes: at least half of it."""
-    return max(timeout_s - OWN_STOP_S, timeout_s / 2)
 
 
 def command(log_level: str | int | None) -> list[str]:
@@ -92,12 +90,20 @@ class HandlersProcesses(Service):
         self._pipe: tuple[int, ...] = ()
         self._wanted: Mapping[str, HandlerGroup] = {}
         self._running: dict[str, _GroupProcess] = {}
+        self._quiet = False
         self._changed = asyncio.Event()
 
     def want(self, groups: Mapping[str, HandlerGroup]) -> None:
         """Run these groups from now on, and no others."""
         self._wanted = groups
         self._changed.set()
+
+    def set_quiet(self, quiet: bool) -> None:
+        """Let all processes take no more messages, or take messages again."""
+        if quiet != self._quiet:
+            self._quiet = quiet
+            for process in self._running.values():
+                process.set_quiet(quiet)
 
     async def on_start(self) -> None:
         # The processes read from it. Only this process can write to it, because files are not inherited: when it dies,
@@ -131,6 +137,7 @@ class HandlersProcesses(Service):
                     group = self._wanted[name]
                     process = _GroupProcess(group, self._command, self._environment, self._pipe[0], self._end)
                     self._running[name] = process
+                    process.set_quiet(self._quiet)
                     process.start()
 
     async def _stop(self, names: list[str]) -> None:
@@ -160,6 +167,9 @@ class _GroupProcess:
         self._starts = 0
         self._report: dict[str, Any] = dict(NOTHING_REPORTED)
         self._blocked_s = 0.0
+        #: Whether the process has reported something: only then does it handle signals.
+        self._begun = False
+        self._quiet = False
         self._stopping = False
 
     def start(self) -> None:
@@ -179,8 +189,19 @@ class _GroupProcess:
             "pid": pid,
             "starts": self._starts,
             "blocked_seconds": 0.0 if self._stopping else self._blocked_s,
+            "stopped": pid is not None and is_stopped(pid),
             **self._report,
         }
+
+    def set_quiet(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._signal_quiet()
+
+    def _signal_quiet(self) -> None:
+        # SIGTSTP would suspend a process that does not handle it yet.
+        if self._begun and self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTSTP if self._quiet else signal.SIGCONT)
 
     async def stop(self, limit_s: float) -> None:
         """Send SIGTERM, and SIGKILL after the limit."""
@@ -250,15 +271,36 @@ class _GroupProcess:
             listening.cancel()
         return f"{process.pid} has ended with exit code {code}"
 
+    def _warn_of_silence(self) -> None:
+        """Warn once about a silence that the process can't explain itself: its watchdog does not run either."""
+        if self._blocked_s != SILENT_S or self._report["blocked_by"] or self._stopping or self._process is None:
+            return
+        pid = self._process.pid
+        reason = (
+            f"it was stopped by a signal (SIGSTOP); resume it with kill -CONT {pid}, or replace it with kill -9 {pid}"
+            if is_stopped(pid)
+            else "native code of a handler holds the GIL, or the machine lacks CPU time"
+        )
+        log.warning(
+            "group %s: its handler process %d has been silent for %g s, so no handler of its queues runs: %s",
+            self.group.name, pid, self._blocked_s, reason,
+        )  # fmt: skip
+
     async def _listen(self, pipe: int) -> None:
-        begun = False
         try:
             async for report in reports(pipe):
                 if report is not None:
-                    begun = True
-                    self._report, self._blocked_s = {**self._report, **report}, 0.0
-                elif begun:
+                    if not self._begun:
+                        self._begun = True
+                        if self._quiet:
+                            self._signal_quiet()
+                    self._report = {**self._report, **report}
+                    # The watchdog of a blocked process still reports what blocks it.
+                    if not report.get("blocked_by"):
+                        self._blocked_s = 0.0
+                elif self._begun:
                     # Before its first report the process imports modules, which may take any time.
                     self._blocked_s += SILENCE_SECONDS
+                    self._warn_of_silence()
         finally:
-            self._report, self._blocked_s = dict(NOTHING_REPORTED), 0.0
+            self._report, self._blocked_s, self._begun = dict(NOTHING_REPORTED), 0.0, False

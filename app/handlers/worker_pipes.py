@@ -1,7 +1,8 @@
 """Pipes between a worker and its handler processes: reports to the worker, and the end of the worker.
 
 A process writes reports (circuit breakers, messages in flight) as lines of JSON into a pipe, at least one every
-``REPEAT_SECONDS``. A longer silence therefore means that a handler is blocking the event loop.
+``REPEAT_SECONDS``. A longer silence therefore means that a handler is blocking the event loop; the process's watchdog,
+a thread, then reports which one.
 """
 
 from __future__ import annotations
@@ -39,9 +40,15 @@ class Reporter:
         self._last_s = float("-inf")
         #: The rest of the last report, for which the pipe had no room.
         self._unwritten = b""
+        # The watchdog's thread writes, too.
+        self._writing = threading.Lock()
 
     def tell(self, report: dict[str, Any]) -> None:
         """Write a report if it differs from the last one, or if that one is ``REPEAT_SECONDS`` old."""
+        with self._writing:
+            self._tell(report)
+
+    def _tell(self, report: dict[str, Any]) -> None:
         if not self._unwritten:
             line, now_s = json.dumps(report, ensure_ascii=False).encode() + b"\n", time.monotonic()
             if line == self._last and now_s - self._last_s < REPEAT_SECONDS:

@@ -24,6 +24,7 @@ from enum import Enum, auto
 from mode import Service
 
 from marq_worker.agents.progress import ProgressReport
+from marq_worker.app.watchdog.blocked_loop import BlockedLoop, Describe, describe_task
 from marq_worker.app.worker_exit_codes import EXIT_STALLED
 
 log = logging.getLogger("marq.watchdog")
@@ -37,7 +38,11 @@ LAST_WORDS_SECONDS = 5.0
 
 
 class Watchdog(Service):
-    """Watches one process, whose event loop reports progress with ``standings``."""
+    """Watches one process, whose event loop reports progress with ``standings``.
+
+    ``describe`` names what blocks the event loop, for a warning; with ``watches_loop``, a blocked loop also counts as
+    stalled.
+    """
 
     def __init__(
         self,
@@ -46,17 +51,20 @@ class Watchdog(Service):
         ask: Ask,
         *,
         watches_loop: bool = True,
+        describe: Describe = describe_task,
     ) -> None:
         super().__init__()
         self._limit_s = limit_s
         self._standings = standings
         self._stillness = StallDetector(limit_s, ask, watches_loop)
+        self._describe = describe
         self._turns = 0
         self._said: Mapping[Hashable, ProgressReport] = {}
         self._over = threading.Event()
 
     async def on_start(self) -> None:
-        threading.Thread(target=self._watch, name="marq-watchdog", daemon=True).start()
+        blocked = BlockedLoop(self._describe)
+        threading.Thread(target=self._watch, args=[blocked], name="marq-watchdog", daemon=True).start()
 
     @property
     def suspects(self) -> frozenset[Hashable]:
@@ -79,7 +87,7 @@ class Watchdog(Service):
             self._turns += 1
             await asyncio.sleep(SAY_SECONDS)
 
-    def _watch(self) -> None:
+    def _watch(self, blocked: BlockedLoop) -> None:
         before_s = time.monotonic()
         while not self._over.wait(LOOK_SECONDS):
             now_s = time.monotonic()
@@ -87,6 +95,7 @@ class Watchdog(Service):
             passed_s = min(now_s - before_s, 2 * LOOK_SECONDS)
             before_s = now_s
             try:
+                blocked.look(self._turns, passed_s)
                 stalled = self._stillness.look(self._turns, self._said, passed_s)
             except Exception:
                 # A defect in one check must not end all later ones.

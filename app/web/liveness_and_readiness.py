@@ -66,8 +66,8 @@ def not_live(condition: Condition) -> list[Reason]:
     reasons += [
         Reason(
             f"handlers of group {group}",
-            f"a handler has blocked the event loop of their process for {blocked_s:.0f} s (at most"
-            f" {MAX_LOOP_LAG_SECONDS:g} s), so no lease is renewed",
+            f"the event loop of their process has not run for {blocked_s:.0f} s (at most {MAX_LOOP_LAG_SECONDS:g} s),"
+            " so no lease is renewed: a handler blocks it, or a signal has stopped the process",
         )
         for group, blocked_s in sorted(condition.blocked.items())
         if blocked_s > MAX_LOOP_LAG_SECONDS

@@ -1,4 +1,4 @@
-"""Version, uptime, memory and CPU time of a worker and its handler processes, for /api/queues and the dashboard.
+"""Version, uptime, memory and CPU time of a worker and its handler processes, and whether one is stopped.
 
 Memory and CPU time come from /proc; on a system without it they are None. A service samples the CPU time, so that the
 load is that of the last seconds, not of the time since the last request.
@@ -33,12 +33,24 @@ class Usage(NamedTuple):
     memory_bytes: int
 
 
-def usage_of(pid: int) -> Usage | None:
-    """Return the usage of a process; None if it has ended, or the system has no /proc."""
+def _stat(pid: int) -> list[str]:
+    """Return the fields of a process, from its state on; [] if it has ended, or the system has no /proc."""
     try:
         # The name of the program comes first, in brackets, and may contain spaces and brackets.
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
+        return []
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal (SIGSTOP, SIGTSTP) has stopped a process; False on a system without /proc."""
+    return _stat(pid)[:1] == ["T"]
+
+
+def usage_of(pid: int) -> Usage | None:
+    """Return the usage of a process; None if it has ended, or the system has no /proc."""
+    fields = _stat(pid)
+    if not fields:
         return None
     user, system, pages = (int(fields[index]) for index in (11, 12, 21))
     return Usage((user + system) / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))

@@ -43,7 +43,7 @@ from marq_worker.app.check.permissions import Use
 from marq_worker.app.check.permissions_at_start import ensure_permissions
 from marq_worker.app.faust_app import MarqApp, new_app, or_exit
 from marq_worker.app.handlers.handlers_role import HandlersRole
-from marq_worker.app.handlers.supervisor import HandlersProcesses, stop_limit_s
+from marq_worker.app.handlers.supervisor import HandlersProcesses
 from marq_worker.app.publication import differences, publish
 from marq_worker.app.watchdog.broker_probe import BrokerProbe, Markers, Rebalance
 from marq_worker.app.watchdog.watchdog import Watchdog
@@ -60,7 +60,7 @@ from marq_worker.app.worker import former_member
 from marq_worker.app.worker.former_member import TrackerAssignor
 from marq_worker.app.worker.memory import Heap, look_for_garbage_rarely
 from marq_worker.config.queues import QueuesFile, load_queues
-from marq_worker.config.settings import AppSettings, Role, misspelt_variables
+from marq_worker.config.settings import AppSettings, Role, misspelt_variables, stop_limit_s
 from marq_worker.tables import leases
 from marq_worker.tables.standby import Standby
 
@@ -172,6 +172,10 @@ class WorkerApp(MarqApp):
         await publish(self.queues, self.client.names, file)
         if handlers is not None:
             await handlers.publish()
+
+    def set_quiet(self, quiet: bool) -> None:
+        if self.handlers is not None:
+            self.handlers.set_quiet(quiet)
 
     async def on_stop(self) -> None:
         # Before Faust stops the consumer and the tables.

@@ -23,7 +23,7 @@ from marq.client.outcomes import Outcome
 from marq.consumer import handler_failures, middleware, settlement
 from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.circuit_breaker import Call
-from marq.consumer.handler_parameters import is_coroutine_function
+from marq.consumer.handler_parameters import is_coroutine_function, name_of
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
 from marq.consumer.middleware import Middleware
@@ -70,6 +70,7 @@ class HandlerPool(ABC, Generic[Work]):
         self._codecs = codecs
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
+        self._function = handler
         call = handler if is_coroutine_function(handler) else self._threaded(handler)
         self._handler = middleware.surround(call, chain)
         self.tasks: list[asyncio.Task[None]] = []
@@ -133,6 +134,11 @@ class HandlerPool(ABC, Generic[Work]):
             task.uncancel()
 
     @property
+    def queue(self) -> str:
+        """The queue, or the group, whose messages it takes."""
+        return self._buffer.queue
+
+    @property
     def busy_tasks(self) -> Sequence[asyncio.Task[None]]:
         """The tasks that are in a handler now."""
         pairs = zip(self.tasks, self._current, strict=True)
@@ -159,8 +165,14 @@ class HandlerPool(ABC, Generic[Work]):
         self._buffer.handler_demand -= self._demand
         self._buffer.wake_all()
         if self.tasks and shutdown_s > 0 and not self._hurried:
+            self._log_running(logging.INFO, f"waiting up to {shutdown_s:g} s for running handlers")
             self._waiting = asyncio.ensure_future(asyncio.wait(self.tasks, timeout=shutdown_s))
             await asyncio.wait([self._waiting])
+            self._log_running(
+                logging.WARNING,
+                "handlers have not ended in time, their messages are released"
+                + ("; threads can't be cancelled and continue" if self._threads is not None else ""),
+            )
         self._cancelled = True
         for task in self.tasks:
             task.cancel()
@@ -171,6 +183,12 @@ class HandlerPool(ABC, Generic[Work]):
             # A thread can't be cancelled: its message was released, and the stop does not wait for it.
             self._threads.shutdown(wait=False, cancel_futures=True)
         self._buffer.pools.remove(self)
+
+    def _log_running(self, level: int, text: str) -> None:
+        messages = self.running
+        if messages:
+            queues = ",".join(sorted({message.queue for message in messages}))
+            log.log(level, "%s: queue=%s handler=%s messages=%d", text, queues, name_of(self._function), len(messages))
 
     def hurry(self) -> None:
         """Stop waiting for running handlers."""
@@ -301,6 +319,8 @@ class HandlerTasks(HandlerPool[Message]):
                     current[index] = None
                     if not await held.starts.start([message]):
                         continue
+                    # The starts of the next messages of this burst are noted only if something has woken the watch.
+                    buffer.taken.set()
                 if codecs is not None:
                     held.codec = codecs(held.queue) or held.codec
                 current[index] = message

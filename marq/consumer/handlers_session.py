@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from math import inf
+from typing import Any
 
 from marq.backend.cluster import Cluster
 from marq.client.current_producer import SharedProducer
 from marq.consumer.handler_parameters import Handler, bound
-from marq.consumer.handler_pool import HandlerTasks
+from marq.consumer.handler_pool import HandlerPool, HandlerTasks
 from marq.consumer.handlers import codec_of
 from marq.consumer.lifespan import Resources
 from marq.consumer.middleware import Middleware
@@ -19,15 +22,17 @@ from marq.kafka.group_reader import Reader
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
 from marq.settings.definitions import Definitions
+from marq.settings.queue import QueueSettings
 
-#: For a worker's handlers: maximum messages in flight per process, and how long a stop waits for handlers.
-WORKER_MAX_IN_FLIGHT, WORKER_SHUTDOWN_S = 10_000, 3.0
+#: For a worker's handlers: maximum messages in flight per process, and how long a stop waits for handlers in tests.
+WORKER_MAX_IN_FLIGHT, TESTS_SHUTDOWN_S = 10_000, 3.0
 
 
 class HandlersSession(ConsumerSession):
     """The session of a worker's handlers: a pool for each queue, a producer for ``handler.send``, and resources.
 
-    ``group`` is the Kafka group of a transactional session, whose reader can commit in transactions.
+    ``group`` is the Kafka group of a transactional session, whose reader can commit in transactions. A stop waits for
+    handlers for ``shutdown_s``, or for the ``shutdown_timeout`` of their queue, but at most for ``shutdown_limit_s``.
     """
 
     def __init__(
@@ -44,15 +49,28 @@ class HandlersSession(ConsumerSession):
         *,
         group: str | None = None,
         instance_id: str | None = None,
+        shutdown_s: float = TESTS_SHUTDOWN_S,
+        shutdown_limit_s: float = inf,
     ) -> None:
-        settings = _worker_settings(topics, definitions, handlers)
+        self._definitions = definitions
+        self._quiet = False
+        settings = _worker_settings(topics, definitions, handlers, self._settings)
         how = MARKED if group is None else TRANSACTIONAL
         super().__init__(cluster, topics, serving, reader, settings, group=group, how=how, instance_id=instance_id)
         self._producer = producer
-        self._definitions = definitions
         self._handlers = handlers
         self._chain = chain
         self._resources = resources
+        self._shutdown_s, self._shutdown_limit_s = shutdown_s, shutdown_limit_s
+
+    def _settings(self, queue: str) -> QueueSettings:
+        settings = self._definitions.settings(queue)
+        return replace(settings, paused=True) if self._quiet else settings
+
+    def set_quiet(self, quiet: bool) -> None:
+        """Take no more messages, as if all queues were paused; or take messages again."""
+        self._quiet = quiet
+        self.receiver.apply_pauses()
 
     async def connect(self) -> None:
         """Connect, and open the resources."""
@@ -68,6 +86,11 @@ class HandlersSession(ConsumerSession):
             with self._producer.current():
                 self.add(HandlerTasks(buffer, acks, bound(handler), concurrency, chain=self._chain))
 
+    def shutdown_s_of(self, pool: HandlerPool[Any], shutdown_s: float) -> float:
+        # As the settings are now: a change applies to processes that run already.
+        own_ms = self._definitions.settings(pool.queue).shutdown_timeout_ms
+        return min(shutdown_s if own_ms is None else own_ms / 1000, self._shutdown_limit_s)
+
     async def close(self) -> None:
         """Stop, close the resources when no handler needs them, and disconnect.
 
@@ -78,16 +101,21 @@ class HandlersSession(ConsumerSession):
             ends.push_async_callback(self.disconnect)
             ends.push_async_callback(self._producer.stop)
             ends.push_async_callback(self._resources.close)
-            await self.stop(WORKER_SHUTDOWN_S)
+            await self.stop(self._shutdown_s)
 
 
-def _worker_settings(topics: Topics, definitions: Definitions, handlers: Mapping[str, Handler]) -> ReceiverSettings:
+def _worker_settings(
+    topics: Topics,
+    definitions: Definitions,
+    handlers: Mapping[str, Handler],
+    settings: Callable[[str], QueueSettings],
+) -> ReceiverSettings:
     codecs = {queue: codec for queue, handler in handlers.items() if (codec := codec_of(handler, queue)) is not None}
     return ReceiverSettings(
         max_in_flight=WORKER_MAX_IN_FLIGHT,
         markers_partitions=topics.markers_partitions,
         limit_bytes=topics.markers_limit_bytes,
         codecs=codecs,
-        queue=definitions.settings,
+        queue=settings,
         skipped=definitions.skipped,
     )

@@ -303,18 +303,26 @@ class Prefetch:
         buffer.held += in_flight - count
         if count:
             buffer.put(messages, count, self._clock())
+        else:
+            # Suspects are in flight without this buffer: their time counts as well, or they seem to end at once.
+            buffer.window.busy(self._clock())
 
     def add_suspects(self, messages: Sequence[tuple[Message, bool]]) -> None:
         """Buffer messages, which are in flight already; those that run ``apart`` only while no other suspect is here.
 
-        Calls get them at once: a program may keep what it has received, and ask for the next.
+        Calls get them at once: a program may keep what it has received, and ask for the next. Only as many wait as
+        handlers may take, and they do not count as held: other messages must not wait behind them.
         """
         for message, apart in messages:
-            if self.buffers[message.queue].handler_demand:
+            buffer = self.buffers[message.queue]
+            if not buffer.handler_demand:
+                self._begin(message)
+            elif len(self._suspects) < buffer.handler_demand:
                 self._suspects.append((message, apart))
+                buffer.held -= 1
                 self.waiting.set()
             else:
-                self._begin(message)
+                put_back([message], int(message._held.lease_s * 1000))
         self._next_suspects()
 
     def _next_suspects(self) -> None:
@@ -323,14 +331,17 @@ class Prefetch:
         while waiting:
             message, apart = waiting[0]
             if message._offset in message._held.open:
-                if here and (apart or self._alone):
-                    here[:] = [each for each in here if each._offset in each._held.open]
+                # With every suspect, so that ended ones do not fill the memory; from the end, because one step for each
+                # message that ends must not pass all of them.
+                while here and here[-1]._offset not in here[-1]._held.open:
+                    here.pop()
                 if here and (apart or self._alone):
                     return
                 here.append(message)
                 self._alone = apart
                 self._begin(message)
             waiting.popleft()
+            self.buffers[message.queue].held += 1
         if not self.in_flight:
             here.clear()
 
@@ -348,6 +359,8 @@ class Prefetch:
         taken = [message for message, _ in self._suspects if queue in (None, message.queue)]
         if taken:
             self._suspects = deque([each for each in self._suspects if queue not in (None, each[0].queue)])
+            for message in taken:
+                self.buffers[message.queue].held += 1
         return taken
 
     def finished(self, queue: str, count: int) -> None:
@@ -381,6 +394,7 @@ class Prefetch:
             if left_s > 0:
                 return left_s
             put_back([self._suspects.popleft()[0]], int(held.lease_s * 1000))
+            self.buffers[held.queue].held += 1
             log.info("suspect has waited, released: queue=%s", held.queue)
         self.waiting.clear()
         return None

@@ -187,7 +187,8 @@ class Receiver:
             with suppress(NotCommitted, TimeoutError):
                 async with asyncio.timeout_at(until_s):
                     await self._reader.commit(self._committed_to, self.ordering.behind((), self._committed_to))
-        await self.starts.end()
+        # A stop does not wait for a lease: the broker may be gone.
+        await self.starts.end(max(until_s - asyncio.get_running_loop().time(), 0))
         await self.renewal.stop()
         return written
 

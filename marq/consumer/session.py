@@ -173,8 +173,12 @@ class ConsumerSession:
 
     async def _stop_handlers(self, shutdown_s: float) -> float:
         """Stop the handler pools, and return when they had ended, in the event loop's time."""
-        await asyncio.gather(*[pool.stop(shutdown_s) for pool in self.pools])
+        await asyncio.gather(*[pool.stop(self.shutdown_s_of(pool, shutdown_s)) for pool in self.pools])
         return asyncio.get_running_loop().time()
+
+    def shutdown_s_of(self, pool: HandlerPool[Any], shutdown_s: float) -> float:
+        """Return how long a stop waits for the handlers of a pool."""
+        return shutdown_s
 
     async def _stop_reading(self, handlers: asyncio.Task[float], *, release: bool) -> int:
         """Stop receiving, and release prefetched messages if asked to; return how many were released."""

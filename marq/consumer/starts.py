@@ -154,13 +154,13 @@ class Starts:
             # A task that is cancelled before its first step never answers its callers.
             self._end(None)
 
-    async def end(self) -> None:
+    async def end(self, limit_s: float) -> None:
         """Write the starts of messages that stay leased after a stop, because calls have returned them."""
         if self._watches:
             for watch in self._watches:
                 watch.cancel()
             await asyncio.wait(self._watches)
-            await self._write_late([*self._noting, *self._returned])
+            await self._write_late([*self._noting, *self._returned], limit_s)
 
     # --- starts that come first ---------------------------------------------------------------------------------------
 
@@ -225,7 +225,8 @@ class Starts:
                 await self._prefetch.taken.wait()
             before, self._noting, self._returned = set(self._running()), self._returned, []
             await self._sleep(NOTED_AFTER_S)
-            await self._write_late([*[each for each in self._running() if each in before], *self._noting])
+            late = [*[each for each in self._running() if each in before], *self._noting]
+            await self._write_late(late, self._settings.default_lease_ms / 3000)
             self._noting = []
 
     async def _release_suspects(self) -> None:
@@ -236,12 +237,13 @@ class Starts:
     def _running(self) -> list[Message]:
         return [message for pool in self._prefetch.pools for message in pool.running]
 
-    async def _write_late(self, messages: Sequence[Message]) -> None:
+    async def _write_late(self, messages: Sequence[Message], limit_s: float) -> None:
         now_s = self._clock()
-        late = [each for each in messages if _lacks_start(each) and is_leased(each, now_s)]
+        # Each once: during an outage, messages of handlers come again and again.
+        late = list(dict.fromkeys([each for each in messages if _lacks_start(each) and is_leased(each, now_s)]))
         try:
             if late:
-                await self._write(late, self._settings.default_lease_ms / 3000)
+                await self._write(late, limit_s)
         except BrokerUnavailable as error:
             self._not_written.write(self._clock(), len(late), error)
             # Those of handlers are found again.
@@ -263,12 +265,16 @@ class Starts:
             held = message._held
             groups.setdefault((held.queue, held.holder, held.source, held.at_most_once), []).append(message)
         for (queue, holder, source, at_most_once), group in groups.items():
-            # Never shorter than what is left of the lease: this consumer counts on that, even if the queue's lease has
-            # become shorter.
-            left_ms = ceil((max([message._expiry_s for message in group]) - now_s) * 1000)
+            expiries_s = [message._expiry_s for message in group]
             offsets = sorted({message.offset for message in group})
+            # The shortest: a start does not shorten the longer leases, and a longer one would hide the other messages
+            # for that time if this process died.
+            left_ms = ceil((min(expiries_s) - now_s) * 1000)
             batch: Dispatch | Renew = Renew(queue, holder, source, offsets, max(left_ms, 0), started=True)
             if at_most_once:
+                # Never shorter than what is left of a lease: this consumer counts on that, even if the queue's lease
+                # has become shorter.
+                left_ms = ceil((max(expiries_s) - now_s) * 1000)
                 batch = Dispatch(queue, holder, source, offsets, max(self._settings.lease_of(queue), left_ms))
             yield from marker_records(batch, self._settings.markers_partitions, self._settings.limit_bytes)
 

@@ -89,7 +89,7 @@ class Incarnations:
         self._go_back(current)
 
     async def checked(self, serving: Serving, fetched: Mapping[Source, Records]) -> dict[Source, Records]:
-        """Return the records of partitions by their sources, or nothing if they will be read again.
+        """Return the records of partitions by their sources, without those that will be read again.
 
         Raises Recreated. Without the check, records of a topic that was created again would have the identities of
         former ones.
@@ -101,14 +101,17 @@ class Incarnations:
                     ids = await self._topic_ids(partitions)
                 self._check_known(fetched, ids)
             except (TimeoutError, KafkaError) as error:
+                # Records of the messages topic need no check: they would be read again and again while a leader of
+                # another topic does not answer, and no queue of the group would receive anything.
+                unknown = {each: self._fetched.pop(each) for each in [*self._fetched] if serving.is_own(each.topic)}
                 # Without records nothing is held up, and an outage has log lines of its own.
                 log.log(
-                    logging.WARNING if fetched else logging.DEBUG, "topic ids are unknown, reading again: %r", error
+                    logging.WARNING if unknown else logging.DEBUG, "topic ids are unknown, reading again: %r", error
                 )
-                self._go_back({partition: read.offsets[0] for partition, read in self._fetched.items()})
-                self._fetched = {}
+                self._go_back({partition: read.offsets[0] for partition, read in unknown.items()})
                 await asyncio.sleep(PAUSE_S)
-                return {}
+                # Again: a check that took as long as its pause would follow each fetch.
+                self._checked_s, ids = time.monotonic(), ()
             if self._are_recreated(ids):
                 raise Recreated
         checked, self._fetched = self._fetched, {}

@@ -63,6 +63,7 @@ class QueueOptions(TypedDict, total=False):
     on_dead_letter: str | None
     start: str | None
     deduplication_window: Duration | None
+    shutdown_timeout: Duration | None
 
 
 class Queues(Lifecycle[DefinitionsFollower]):

@@ -40,6 +40,7 @@ class EffectiveSettings:
     on_dead_letter: str
     start: str
     deduplication_window: float
+    shutdown_timeout: float | None
 
     @classmethod
     def of(cls, settings: QueueSettings) -> Self:

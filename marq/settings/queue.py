@@ -34,6 +34,8 @@ MAX_DELAYS, MAX_ERRORS = 100, 100
 MAX_WINDOW = 10_000
 #: The longest memory of deduplication ids: each takes some 200 bytes of a worker's memory.
 MAX_DEDUPLICATION_SECONDS = 7 * 24 * 3600
+#: The longest wait for handlers of a stopping worker.
+MAX_SHUTDOWN_SECONDS = 3600
 #: A value instead of a backoff: the message becomes a dead letter immediately.
 REJECT = "reject"
 #: The value of ``partitions`` for all partitions.
@@ -66,7 +68,7 @@ class QueueSettings:
     maps names of exceptions to backoffs, None for those that no retry can fix. With ``ordering`` ORDERED_BY_KEY, a
     message is delivered after all earlier ones of its ordering key; with ``on_dead_letter`` BLOCK, a dead letter blocks
     the later ones of its key. Of messages with one deduplication id, only the first of ``deduplication_window_ms`` is
-    delivered.
+    delivered. A stopping worker waits for running handlers for ``shutdown_timeout_ms``, None for the worker's setting.
 
     While ``paused``, nothing is delivered; messages in flight end as usual, and senders continue. A pause ends at
     ``paused_until_ms``: :meth:`marq.settings.definitions.Definitions.end_pauses` replaces the settings then.
@@ -93,6 +95,7 @@ class QueueSettings:
     on_dead_letter: str = CONTINUE
     start: str = EARLIEST
     deduplication_window_ms: int = 300_000
+    shutdown_timeout_ms: int | None = None
 
     @property
     def ordered(self) -> bool:
@@ -137,6 +140,8 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
         values["delay_ms"] = _ms(values.pop("delay"))
     if "deduplication_window" in values:
         values["deduplication_window_ms"] = max(_ms(values.pop("deduplication_window")), 1)
+    if "shutdown_timeout" in values:
+        values["shutdown_timeout_ms"] = _ms(values.pop("shutdown_timeout"))
     if values.get("delivery") == AT_MOST_ONCE:
         # With the marker first, a crash between ACQUIRE and commit duplicates messages.
         values["transactional"] = True
@@ -178,6 +183,7 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
         "on_dead_letter": settings.on_dead_letter,
         "start": settings.start,
         "deduplication_window": _seconds(settings.deduplication_window_ms),
+        "shutdown_timeout": None if settings.shutdown_timeout_ms is None else _seconds(settings.shutdown_timeout_ms),
     }
 
 
@@ -394,4 +400,5 @@ CHECKS: Mapping[str, Check] = {
     "on_dead_letter": _either(CONTINUE, BLOCK),
     "start": _either(EARLIEST, LATEST),
     "deduplication_window": _number(0, MAX_DEDUPLICATION_SECONDS, unit=" of seconds", above=True),
+    "shutdown_timeout": _number(0, MAX_SHUTDOWN_SECONDS, unit=" of seconds"),
 }

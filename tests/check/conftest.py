@@ -26,6 +26,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "REACH_LIMIT_S", 30.0)
     monkeypatch.setattr(examination, "QUESTION_LIMIT_S", 30.0)
     monkeypatch.setattr(examination, "PAGE_LIMIT_S", 5.0)
+    monkeypatch.setattr(examination, "CONNECT_LIMIT_S", 4.0)
     monkeypatch.setattr(examination, "IMPORT_LIMIT_S", 30.0)
 
 

@@ -158,4 +158,4 @@ async def test_partitions_that_wait_for_a_newer_worker_or_for_the_end_of_a_trans
     assert "a transaction is open in the markers topic" in held_up.advice
     silent = paused.of(Level.WARNING, f"worker {running.url}")
     assert "does not answer" in silent.found
-    assert "MARQ_WEB_BIND" in silent.advice
+    assert "resume it with kill -CONT" in silent.advice

@@ -135,7 +135,8 @@ def quoted() -> list[str]:
 
 
 def source() -> str:
-    files = [*sorted((ROOT / "app" / "check").glob("*.py")), ROOT / "marq" / "kafka" / "connection_diagnosis.py"]
+    elsewhere = ROOT / "marq" / "kafka" / "connection_diagnosis.py", ROOT / "agents" / "stuck_processes.py"
+    files = [*sorted((ROOT / "app" / "check").glob("*.py")), *elsewhere]
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     # Literals that follow each other are one, and what stands between braces is a name or a number.
     joined = re.sub(r'"\s*\n\s*f?"', "", text)

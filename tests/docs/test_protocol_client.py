@@ -208,6 +208,7 @@ values = st.fixed_dictionaries(
         "ordering": st.sampled_from(["none", "key", "all"]),
         "on_dead_letter": st.sampled_from(["continue", "block", "drop"]),
         "deduplication_window": numbers,
+        "shutdown_timeout": numbers,
         "project": st.sampled_from(["shop", "billing", "", 1]),
         "a key of a later version": st.just(1),
     },
@@ -248,7 +249,7 @@ def test_it_finds_the_settings_that_marq_finds(log: list[tuple[bytes | None, Any
 
 
 #: Settings in seconds.
-SECONDS = frozenset({"lease", "max_lease", "delay", "deduplication_window"})
+SECONDS = frozenset({"lease", "max_lease", "delay", "deduplication_window", "shutdown_timeout"})
 
 
 def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,6 +264,9 @@ def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
         "max_lease_ms": max(round(settings["max_lease"] * 1000), 1),
         "delay_ms": round(settings["delay"] * 1000),
         "deduplication_window_ms": max(round(settings["deduplication_window"] * 1000), 1),
+        "shutdown_timeout_ms": None
+        if settings["shutdown_timeout"] is None
+        else round(settings["shutdown_timeout"] * 1000),
         "paused": bool(settings["paused"]),
         "paused_until_ms": round(datetime.fromisoformat(settings["paused"]).timestamp() * 1000)
         if isinstance(settings["paused"], str)

@@ -120,10 +120,13 @@ class SimulatedReceiver(Receiver):
     def _take(self, records: Mapping[Source, Records]) -> Taking:
         rows = [row for read in records.values() for row in read]
         largest = max(payload_bytes(Payload(0, 1, row.key, row.headers, row.value)) for row in rows)
-        # What the shared topic accepts fits, and some of a queue's own topic does not.
-        largest = min(largest, self._consumer.world.rng.choice([room_for_markers(largest), LEAST_ROOM]))
-        # The number of headers takes two bytes, even if it is 0.
-        room = (largest + 2) * self._consumer.world.rng.choice(ROOMS)
+        world = self._consumer.world
+        if world.has_large and largest > LEAST_ROOM:
+            # What the shared topic accepts fits, and some of a queue's own topic never does.
+            room = LEAST_ROOM + 2
+        else:
+            # The number of headers takes two bytes, even if it is 0.
+            room = (room_for_markers(largest) + 2) * world.rng.choice(ROOMS)
         fixed = FRAME_BYTES + acquisition._HEAD_BYTES + acquisition._ADDED_BYTES
         self._settings = replace(self._settings, limit_bytes=fixed + room)
         return super()._take(records)

@@ -131,6 +131,8 @@ class World:
         self.slow_share = random.Random(f"slow {seed}").choice([0.1, 0.1, 0.5])
         #: Whether queues may share a topic.
         self.shares_topic = random.Random(f"topic {seed}").random() < 0.5
+        #: Whether some messages of queues' own topics do not fit into a marker.
+        self.has_large = random.Random(f"large {seed}").random() < 0.5
         #: After how long the handler of the message that ends its process does so.
         self.killer_ms = random.Random(f"killer {seed}").choice([0, 60, 300])
         self.ordering = Ordering(seed)

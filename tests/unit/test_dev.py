@@ -126,6 +126,8 @@ def test_a_broker_gets_the_next_free_port_and_what_to_export_is_printed(
     address, environment, seen = started
     assert address == "127.0.0.1:9094"
     assert (environment["MARQ_BOOTSTRAP_SERVERS"], environment["MARQ_PREFIX"]) == (address, "marq")
+    # A restart after a change does not wait long for handlers.
+    assert environment["MARQ_STOP_TIMEOUT"] == "9"
     assert seen == {"MARQ_BOOTSTRAP_SERVERS": address, "MARQ_PREFIX": "marq", "MARQ_PROJECT": dev.project_name(Path())}
     said = capsys.readouterr().out
     assert "127.0.0.1:9092 is in use, so Kafka gets port 9094" in said
@@ -155,7 +157,7 @@ def test_on_a_shared_broker_each_directory_has_a_namespace_of_its_own(
 
 def test_what_is_configured_counts(started: list[Any], directory: Path) -> None:
     (directory / "marq.toml").write_text(
-        '[settings]\nproject = "shop"\nprefix = "own"\nbootstrap_servers = "kafka:9092"\n'
+        '[settings]\nproject = "shop"\nprefix = "own"\nbootstrap_servers = "kafka:9092"\nstop_timeout = 60\n'
     )
 
     run_dev(web=dev.free_port("127.0.0.1", 21_000, 0))

@@ -174,6 +174,7 @@ RELIANCES = (
     Reliance(_WORKER, "__init__", "(self, app, *services, ...)", "called with the app first"),
     Reliance(_WORKER, "execute_from_commandline", "(self)", "ends by SystemExit with 0, which we replace"),
     Reliance(_WORKER, "on_setup_root_logger", "(self, logger, level)", "called when logging has been set up"),
+    Reliance(_WORKER, "install_signal_handlers", "(self)", "called at the start; ours adds SIGTSTP and SIGCONT"),
     Reliance(_WORKER, "_on_sigint", "(self)", "starts the time limit of a stop"),
     Reliance(_WORKER, "_on_sigterm", "(self)", "starts the time limit of a stop"),
     Reliance(

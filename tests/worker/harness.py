@@ -116,6 +116,8 @@ class Worker(rig.worker.Worker):
             "MARQ_SESSION_TIMEOUT": "6",
             # On a busy machine, a stop takes longer than the default allows.
             "MARQ_STOP_TIMEOUT": "20",
+            # Tests stop workers whose handlers do not end.
+            "MARQ_SHUTDOWN_TIMEOUT": "1",
             "MARQ_FLUSH_INTERVAL": "0.2",
             **(environment or {}),
         }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import marq
+from marq.wire.markers import Ack, Release
 from marq_worker.broker import EmbeddedBroker
 from tests.worker.handling import Handlers
-from tests.worker.harness import Worker, eventually
+from tests.worker.harness import Namespace, Sent, Worker, eventually
 
 pytestmark = pytest.mark.verify
 
@@ -64,6 +67,72 @@ async def test_two_workers_share_a_queue_and_the_one_that_stops_releases_what_it
     assert twice == {line["id"] for line in noted if line["worker"] == stopped}
     assert max(runs.values()) == 2
     assert (statistics["expired"], statistics["dead_lettered"]) == (0, 0)
+
+
+async def test_a_stop_waits_for_running_handlers_and_acks_what_they_end(
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    # given: a coroutine function and a plain one at work, with leases that are short enough to be renewed
+    handlers = Handlers(tmp_path / "handlers")
+    queues = "".join(
+        f'[queues.{function}]\nhandler = "handlers_of_the_test:{function}"\nlease = 1\n'
+        for function in ("patient", "plain_patient")
+    )
+    queues += "shutdown_timeout = 105\n"
+    environment = {**handlers.environment, "MARQ_STOP_TIMEOUT": "120", "MARQ_SHUTDOWN_TIMEOUT": "110"}
+    worker = await new_worker(queues=queues, environment=environment).start().ready()
+
+    async def waiting() -> set[tuple[str, str]]:
+        return set(re.findall(r"waiting up to (\d+) s for running handlers: queue=(\w+)", worker.log()))
+
+    sent: list[Sent] = []
+    async with Namespace(broker.bootstrap_servers, worker.names) as topics:
+        for queue in ("patient", "plain_patient"):
+            sent.append(await topics.send(queue, b"go"))
+            await handlers.has_noted(queue, 1)
+
+        # when: it stops, and they end while it waits
+        worker.terminate()
+        await eventually(waiting, lambda found: found == {("110", "patient"), ("105", "plain_patient")})
+        handlers.let_go("go")
+        exit_code = await worker.ended()
+        after = [batch for _, batch in await topics.markers()]
+
+    # then
+    assert exit_code == 0
+    acked = [(batch.source, offset) for batch in after if isinstance(batch, Ack) for offset in batch.offsets]
+    assert sorted(acked) == [(each.source, each.offset) for each in sent]
+    assert not [batch for batch in after if isinstance(batch, Release)]
+
+
+async def test_a_quiet_worker_takes_nothing_until_it_continues_and_what_ran_is_acked(
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    # given: one message at work
+    handlers = Handlers(tmp_path / "handlers")
+    queues = '[queues.patient]\nhandler = "handlers_of_the_test:patient"\nlease = 600\n'
+    worker = await new_worker(queues=queues, environment=handlers.environment).start().ready()
+    async with marq.Producer(broker.bootstrap_servers, prefix=worker.names.prefix) as producer:
+        await producer.send("patient", b"go")
+        await handlers.has_noted("patient", 1)
+
+        async def says_quiet() -> bool:
+            return "quiet, taking no more messages until SIGCONT" in worker.log()
+
+        # when
+        worker.process.signal(signal.SIGTSTP)
+        await eventually(says_quiet)
+        await producer.send_many("patient", [b"go"] * 4)
+        handlers.let_go("go")
+        await eventually(lambda: worker.queue("patient"), lambda found: found.get("acked") == 1)
+        quiet = await handlers.noted("patient")
+
+        # then
+        assert len(quiet) == 1
+        worker.process.signal(signal.SIGCONT)
+        statistics = await eventually(lambda: worker.queue("patient"), lambda found: found.get("acked") == 5)
+    assert statistics["expired"] == 0
+    assert Counter(line["attempt"] for line in await handlers.noted("patient")) == {1: 5}
 
 
 async def test_projects_in_one_namespace_run_their_own_handlers_of_modules_with_the_same_name(

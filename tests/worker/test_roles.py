@@ -358,6 +358,10 @@ async def test_a_blocked_handler_makes_its_worker_not_live_and_holds_up_no_redel
     assert status == 503
     [reason] = json.loads(text)["reasons"]
     assert reason["subject"] == "handlers of group blocking"
+    warning = "handler handlers_of_the_test:blocking of queue blocking has blocked the event loop"
+    _, _, stack = site.worker.log().partition(warning)
+    assert "time.sleep(float(message.value))" in stack
+    assert (await site.worker.handlers())["blocking"]["blocked_by"] in warning
 
 
 # --- the end of a worker with handlers --------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from marq.core.storage.handling_times import quantile_ms
 from marq_worker.agents.consumer_watch import has_no_consumer
 from marq_worker.agents.handler_watch import removed
 from marq_worker.agents.statistics import empty_metrics, recreated
+from marq_worker.agents.stuck_processes import stuck_processes
 from marq_worker.app.readable import span
 
 PAGE_ROWS = 100
@@ -200,6 +201,7 @@ def alarms(metrics: Mapping[str, Any]) -> list[str]:
         f"The circuit breaker of {queue} is {state}: its handler keeps failing"
         for queue, state in sorted(open_breakers(metrics["workers"]).items())
     ]
+    texts += [f"Group {each.group}: {each.found}." for each in stuck_processes(metrics["workers"])]
     texts += no_consumer_alarms(metrics["queues"])
     texts += removed_alarms(metrics["removed_handlers"])
     texts += [f"Queue {each['queue']}: {recreated(**each)}." for each in metrics["recreated_topics"][:_NAMED]]
@@ -270,13 +272,17 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
     unowned = [part["partition"] for part in markers if part["owner"] is None]
     opened = open_breakers(metrics["workers"])
     answered = sum(worker["answered"] for worker in metrics["workers"])
-    unread = without_consumer(metrics["queues"])
+    stuck = stuck_processes(metrics["workers"])
+    # Their handlers have a process.
+    handled = frozenset[str]().union(*(each.queues for each in stuck))
+    unread = [queue for queue in without_consumer(metrics["queues"]) if queue not in handled]
     removed_handlers = sorted(metrics["removed_handlers"])
     rows = (
         (metrics["complete"], "workers respond", f"{answered} of {len(metrics['workers'])}",
          "For the others, run marq check"),
         (bool(parts), "a tracker runs", f"{owners} of {len(parts)} partitions have an owner that works",
-         "Start a worker: marq worker -l info"),
+         "Start a worker: marq worker -l info" if answered == len(metrics["workers"])
+         else "A worker does not respond; it may be stopped or blocked: run marq check"),
         (not unowned, "each markers partition has an owner", f"{_listed(unowned)} have none" if unowned else "all have",
          "A rebalance may be running; if this persists, run marq check"),
         (not stopped, "no partition is stopped", _listed(stopped) or "none",
@@ -291,6 +297,8 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
          "Find the client that writes invalid markers: see the quarantine topic"),
         (not opened, "no circuit breaker is open", ", ".join(sorted(opened)) or "none",
          "Repair the service that the handlers of these queues call"),
+        (not stuck, "handler processes run their event loops", "; ".join(each.found for each in stuck) or "all do",
+         ". ".join({each.advice[:1].upper() + each.advice[1:]: None for each in stuck})),
         (not unread, "queues with waiting messages have consumers", _without(unread) or "all have",
          "Start the consumers or handlers of these queues, or purge them"),
         (not removed_handlers, "published handlers run in a worker", ", ".join(removed_handlers) or "all do",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.topic_configs import TopicFacts
 from marq.wire.names import Names
+from marq_worker.app.check import examination
 from marq_worker.app.check.brokers import APIS, Appended, judge_apis, judge_clock
 from marq_worker.app.check.findings import Finding, Level, exit_code, fine, problem, report, warning
 from marq_worker.app.check.machine import Port, judge_packages, judge_port
@@ -214,6 +216,69 @@ def test_a_handler_that_no_worker_runs_is_a_warning_by_the_worker_that_has_watch
     assert (found.level, found.subject) == (Level.WARNING, "queue emails")
     assert "no worker has run its handler mail:send for 10 min" in found.found
     assert "queue emails --forget" in found.found
+
+
+@pytest.mark.parametrize(("seconds", "level"), [(4.0, Level.WARNING), (52.0, Level.PROBLEM)])
+def test_a_handler_that_blocks_its_event_loop_is_a_problem_once_it_makes_its_worker_not_live(
+    seconds: float, level: Level
+) -> None:
+    process = {"group": "mail", "queues": ["letters", "parcels"], "pid": 7, "blocked_seconds": seconds}
+    blocked = process | {"blocked_by": "handler mail:send of queue letters"}
+    runs, ended = process | {"blocked_seconds": 0.0}, process | {"pid": None}
+
+    [named] = judge_pages([Page("http://a", [], {"handlers": [blocked, runs, ended]}), Page("http://b", [])])
+    [unnamed] = judge_pages([Page("http://of-an-older-version", [], {"handlers": [process]})])
+
+    assert (named.level, unnamed.level) == (level, level)
+    assert named.subject == "group mail"
+    what = "has blocked the event loop of handler process 7 of"
+    assert named.found == f"handler mail:send of queue letters {what} http://a for {seconds:.0f} s"
+    assert unnamed.found == f"a handler {what} http://of-an-older-version for {seconds:.0f} s"
+    assert "asyncio.to_thread" in named.advice
+
+
+def test_a_stopped_handler_process_is_a_problem_from_its_first_second() -> None:
+    process = {"group": "mail", "queues": ["letters"], "pid": 7, "blocked_seconds": 0.0, "stopped": True}
+
+    [found] = judge_pages([Page("http://a", [], {"handlers": [process]})])
+
+    assert (found.level, found.subject) == (Level.PROBLEM, "group mail")
+    assert found.found == (
+        "handler process 7 of http://a was stopped by a signal (SIGSTOP), so no handler of its queues runs"
+    )
+    assert "kill -CONT 7" in found.advice
+
+
+def test_a_worker_that_accepts_connections_and_does_not_answer_may_be_stopped() -> None:
+    [unreachable] = judge_pages([Page("http://a")])
+    [silent] = judge_pages([Page("http://a", silent=True)])
+
+    assert "MARQ_WEB_BIND" in unreachable.advice
+    assert (silent.level, silent.subject) == (Level.WARNING, "worker http://a")
+    assert "accepts connections, but does not answer" in silent.found
+    assert "resume it with kill -CONT" in silent.advice
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_nobody_is_told_to_start_a_worker_while_a_stopped_one_may_be_on_this_machine(begun: bool) -> None:
+    [found] = judge_members(NAMES, [], begun=begun, silent="http://here:6066")
+
+    assert (found.level, found.commands) == (Level.PROBLEM, ())
+    assert "http://here:6066 accepts connections, but does not answer" in found.advice
+    assert "resume it with kill -CONT" in found.advice
+
+
+async def test_a_process_that_only_listens_is_silent_and_a_free_port_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "PAGE_LIMIT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        silent = await examination._page(url, {})
+
+    # Refused at once, but on a busy machine not within the short limit above.
+    monkeypatch.setattr(examination, "PAGE_LIMIT_S", 60.0)
+    monkeypatch.setattr(examination, "CONNECT_LIMIT_S", 60.0)
+    assert silent == Page(url, silent=True)
+    assert await examination._page(url, {}) == Page(url)
 
 
 def test_a_topic_that_was_created_again_is_a_warning() -> None:

@@ -80,6 +80,16 @@ def test_handlers_that_no_worker_runs_are_a_problem_even_without_messages(waits:
     assert unhandled(CLIENT, definitions(emails={"handler": "shop:send"}), [reader]) == ["emails"]
 
 
+def test_a_group_whose_handler_process_is_stuck_needs_no_other_worker() -> None:
+    reader, emails = Reader(NAMES.named_group("handlers"), 0), {"handler": "shop:send"}
+
+    [found] = judge_reading(CLIENT, definitions(emails=emails), [reader], None, stuck={reader.group})
+
+    assert found.level is Level.OK
+    # Else its backlog would be one without a consumer, with the same advice.
+    assert unhandled(CLIENT, definitions(emails=emails), [reader]) == ["emails"]
+
+
 def test_what_retention_took_before_it_was_read_is_a_problem() -> None:
     [found] = judged(Reader(EMAILS, 1, {P0: Place(3, 10, 10)}))
 

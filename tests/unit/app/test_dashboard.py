@@ -180,6 +180,41 @@ def test_queues_without_consumers_are_alarms_and_wrong_on_the_page_of_health() -
     assert (check["ok"], check["found"]) == (True, "all have")
 
 
+def test_a_handler_that_blocks_its_event_loop_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
+    process = {"group": "mail", "queues": ["emails"], "pid": 7, "blocked_seconds": 4.0}
+    blocked = process | {"blocked_by": "handler mail:send of queue emails"}
+    worker = {"url": "http://a", "answered": True, "partitions": []}
+    metrics = found(emails={}) | {"workers": [worker | {"handlers": [blocked]}]}
+    healthy = found(emails={}) | {"workers": [worker | {"handlers": [process | {"blocked_seconds": 0.0}]}]}
+
+    alarm, *_ = rows_and_alarms.alarms(metrics)
+    wrong, right = (
+        next(each for each in rows_and_alarms.checks(told, []) if "event loops" in each["what"])
+        for told in (metrics, healthy)
+    )
+
+    said = "handler mail:send of queue emails has blocked the event loop of handler process 7 of http://a for 4 s"
+    assert alarm == f"Group mail: {said}."
+    assert (wrong["ok"], wrong["found"]) == (False, said)
+    assert "asyncio.to_thread" in wrong["advice"]
+    assert (right["ok"], right["found"]) == (True, "all do")
+    assert not rows_and_alarms.alarms(healthy)
+
+
+def test_the_page_of_health_does_not_ask_for_another_worker_while_one_is_stopped() -> None:
+    process = {"group": "mail", "queues": ["emails"], "pid": 7, "blocked_seconds": 0.0, "stopped": True}
+    worker = {"url": "http://a", "answered": True, "partitions": [], "handlers": [process]}
+    silent = {"url": "http://b", "answered": False, "partitions": []}
+    metrics = found(counted=True, emails=NOBODY) | {"workers": [worker, silent]}
+
+    checks = {each["what"]: each for each in rows_and_alarms.checks(metrics, [])}
+
+    stopped = checks["handler processes run their event loops"]
+    assert (stopped["ok"], stopped["advice"].startswith("Resume it on that machine with kill -CONT 7")) == (False, True)
+    assert checks["queues with waiting messages have consumers"]["ok"]
+    assert "Start a worker" not in checks["a tracker runs"]["advice"]
+
+
 def test_a_topic_that_was_created_again_is_an_alarm() -> None:
     [alarm] = rows_and_alarms.alarms(
         found(orders={}) | {"recreated_topics": [{"queue": "orders", "topic": "sales", "seconds": 61.0}]}

@@ -959,6 +959,24 @@ async def test_a_worker_of_another_version_is_shown_without_what_it_does_not_rep
     assert "event loop 2.5 s late" in page
 
 
+async def test_a_blocked_handler_process_says_by_what_and_a_stopped_one_that_it_is_stopped(
+    client: Client, namespace: Filtered
+) -> None:
+    blocked = {"group": "g", "queues": ["emails"], "pid": 7, "starts": 1, "breakers": {}, "blocked_seconds": 4.0}
+    namespace.old_handlers = [
+        blocked,
+        blocked | {"blocked_by": "handler mail:send of queue emails"},
+        blocked | {"stopped": True},
+    ]
+
+    page = await (await client.get("/workers")).text()
+
+    # A worker of an older version does not report by what.
+    assert page.count(">blocked for ") == 2
+    assert page.count("by handler mail:send of queue emails") == 1
+    assert page.count("stopped by a signal") == 1
+
+
 async def test_a_worker_that_does_not_answer_and_one_without_handlers_are_said_to_be_so(
     client: Client, namespace: Filtered, monkeypatch: pytest.MonkeyPatch
 ) -> None:

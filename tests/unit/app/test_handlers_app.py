@@ -1,15 +1,20 @@
-"""What a handler process reports to its watchdog."""
+"""What a handler process reports to its watchdog, and how it names what blocks its event loop."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from marq.wire.markers import Source
+from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup
 from marq_worker.agents.progress import ProgressReport
+from marq_worker.agents.queue_consumer import Handlers
 from marq_worker.app.handlers.handlers_app import HandlersApp
+from marq_worker.app.handlers.worker_pipes import Reporter, reports
 from marq_worker.app.watchdog.broker_probe import Messages, Rebalance
 
 READ = ProgressReport((7,), 7)
@@ -40,3 +45,46 @@ def test_a_rebalance_must_end() -> None:
     owed = ProgressReport((3,), owes="it does not end")
 
     assert HandlersApp._standings(app(rebalancing=True)) == {Rebalance("t-emails"): owed}
+
+
+def blocker(task: Any, *pools: Any) -> str:
+    group = HandlerGroup("mail", {queue: HandledQueue(f"tasks:{queue}", 1) for queue in ("letters", "parcels")})
+    handlers = Handlers(group)
+    handlers.session = SimpleNamespace(pools=pools)  # type: ignore[assignment]
+    return HandlersApp._blocker(SimpleNamespace(handlers=handlers, group=group), task)  # type: ignore[arg-type]
+
+
+def pool(queue: str, *tasks: Any) -> Any:
+    return SimpleNamespace(busy_tasks=tasks, running=[SimpleNamespace(queue=queue) for _ in tasks])
+
+
+async def test_a_handler_that_blocks_the_event_loop_is_named_with_its_queue() -> None:
+    async def call() -> str:
+        return blocker(asyncio.current_task(), pool("letters", object()), pool("parcels", asyncio.current_task()))
+
+    assert await asyncio.create_task(call()) == "handler tasks:parcels of queue parcels"
+
+
+async def test_a_task_that_a_handler_started_is_named_with_the_handlers_that_run() -> None:
+    async def fetch() -> list[str]:
+        task = asyncio.current_task()
+        return [blocker(task, pool("letters", object()), pool("parcels")), blocker(task), blocker(None)]
+
+    with_handlers, without, outside = await asyncio.create_task(fetch(), name="Task-7")
+
+    named = f"task Task-7 ({fetch.__qualname__}) of group mail"
+    assert with_handlers == f"{named} (running: handler tasks:letters of queue letters)"
+    assert (without, outside) == (named, "code outside of tasks of group mail")
+
+
+async def test_what_blocks_the_event_loop_is_reported_to_the_worker() -> None:
+    reading, writing = os.pipe()
+    app = SimpleNamespace(_blocker=lambda task: "handler mail:send of queue mail", reporter=Reporter(writing))
+
+    blocker = await asyncio.to_thread(HandlersApp._report_blocker, app, None)  # type: ignore[arg-type]
+    os.close(writing)
+    async with asyncio.timeout(60):
+        told = [report async for report in reports(reading) if report]
+
+    assert blocker == "handler mail:send of queue mail"
+    assert told == [{"blocked_by": blocker}]

@@ -6,7 +6,10 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,10 +21,11 @@ from marq_worker.app.handlers.supervisor import (
     MAX_PAUSE_S,
     HandlersProcesses,
     Pauses,
+    _GroupProcess,
     changes,
     command,
-    stop_limit_s,
 )
+from marq_worker.app.handlers.worker_pipes import SILENCE_SECONDS
 from marq_worker.app.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
 
@@ -75,11 +79,6 @@ def test_after_a_long_life_the_pause_is_short_again() -> None:
 
     assert pauses.after(LONG_LIFE_S) == FIRST_PAUSE_S
     assert pauses.after(1.0) == FIRST_PAUSE_S * 2
-
-
-@pytest.mark.parametrize(("timeout", "processes"), [(9, 6), (300, 297), (4, 2), (1, 0.5)])
-def test_processes_get_a_part_of_the_time_for_a_stop(timeout: float, processes: float) -> None:
-    assert stop_limit_s(timeout) == processes
 
 
 async def test_a_process_whose_instance_id_another_one_uses_ends_its_worker_and_is_not_started_again(
@@ -175,6 +174,61 @@ raise SystemExit({EXIT_FENCED} if load_settings().prefix == "shop" else 1)
     assert code == EXIT_FENCED
 
 
+async def test_a_blocked_process_stays_blocked_while_only_its_watchdog_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+
+    async def reports(pipe: int) -> AsyncIterator[Mapping[str, Any] | None]:
+        while True:
+            yield await told.get()
+            told.task_done()
+
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.reports", reports)
+    process = _GroupProcess(group("a", "emails"), [], {}, 0, lambda code: None)
+    listening = asyncio.create_task(process._listen(0))
+
+    async def after(*reports: Mapping[str, Any] | None) -> tuple[float, str | None]:
+        for report in reports:
+            told.put_nowait(report)
+        await told.join()
+        metrics = process.metrics()
+        return metrics["blocked_seconds"], metrics["blocked_by"]
+
+    handler = "handler mail:send of queue emails"
+    assert await after(None, {"partitions": 2, "blocked_by": None}) == (0.0, None)
+    assert await after(None, {"blocked_by": handler}, None) == (2 * SILENCE_SECONDS, handler)
+    assert await after({"partitions": 2, "blocked_by": None}) == (0.0, None)
+    listening.cancel()
+
+
+@pytest.mark.parametrize(
+    ("stopped", "reason"), [(True, "was stopped by a signal (SIGSTOP)"), (False, "holds the GIL, or the machine lacks")]
+)
+async def test_a_silent_process_is_logged_once_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stopped: bool, reason: str
+) -> None:
+    async def reports(pipe: int) -> AsyncIterator[Mapping[str, Any] | None]:
+        yield None
+        for said in (handler, None):
+            yield {"partitions": 2, "blocked_by": said}
+            for _ in range(5):
+                yield None
+        metrics.append(process.metrics())
+
+    handler, metrics = "handler mail:send of queue emails", list[Mapping[str, Any]]()
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.reports", reports)
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.is_stopped", lambda pid: stopped)
+    process = _GroupProcess(group("mail", "emails"), [], {}, 0, lambda code: None)
+    process._process = SimpleNamespace(pid=4711, returncode=None)  # type: ignore[assignment]
+
+    await process._listen(0)
+
+    # The first silence had a reason that the process told: a blocked handler.
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("group mail: its handler process 4711 has been silent for 4 s")
+    assert reason in warning
+    assert [each["stopped"] for each in metrics] == [stopped]
+
+
 def test_a_process_has_the_workers_log_level_and_no_web_server() -> None:
     assert command("INFO")[-3:] == ["--without-web", "-l", "INFO"]
     assert command(None)[-1] == "--without-web"
@@ -205,3 +259,28 @@ for _ in range(2):
     )
 
     assert done.stdout == "True\n" * 2, done.stderr
+
+
+async def test_a_process_that_starts_while_its_worker_is_quiet_is_told_so_once_it_handles_signals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = f"""
+import json, os, signal
+signal.signal(signal.SIGTSTP, lambda *_: os._exit({EXIT_FENCED}))
+document = json.loads(os.environ[{VARIABLE!r}])
+os.write(document["reports"], b"{{}}\\n")
+# Until the worker ends.
+os.read(document["pipe"], 1)
+"""
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
+    codes: asyncio.Queue[int] = asyncio.Queue()
+    processes = HandlersProcesses(1, None, codes.put_nowait)
+    await processes.start()
+
+    processes.set_quiet(True)
+    processes.want({"a": group("a", "emails")})
+    try:
+        async with asyncio.timeout(30):
+            assert await codes.get() == EXIT_FENCED
+    finally:
+        await processes.stop()

@@ -1,8 +1,10 @@
-"""The load of a worker's processes is that of the last seconds, and None where it is not known."""
+"""The load of a worker's processes is that of the last seconds, and None where it is not known; stopped processes."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from typing import Any, cast
 
@@ -12,7 +14,7 @@ from yarl import URL
 from marq.version import VERSION
 from marq_worker.agents.statistics import Statistics
 from marq_worker.agents.tracker import TrackerOwners
-from marq_worker.app.web.process_usage import UNKNOWN, ProcessUsage, Usage, usage_of
+from marq_worker.app.web.process_usage import UNKNOWN, ProcessUsage, Usage, is_stopped, usage_of
 from marq_worker.app.web.statistics import NamespaceStatistics, _worker
 
 CHILD = 4711
@@ -84,3 +86,16 @@ def test_the_system_tells_the_usage_of_processes_whatever_their_names() -> None:
     assert own.cpu_seconds > 0
     assert 1 << 20 < own.memory_bytes < 1 << 40
     assert usage_of(2**31 - 1) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_the_system_tells_whether_a_signal_has_stopped_a_process() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        runs = is_stopped(child.pid)
+        child.send_signal(signal.SIGSTOP)
+        # Returns when it has stopped.
+        os.waitpid(child.pid, os.WUNTRACED)
+        stopped = is_stopped(child.pid)
+        child.kill()
+
+    assert (runs, stopped, is_stopped(child.pid)) == (False, True, False)

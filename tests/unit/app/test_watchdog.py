@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import threading
 from collections.abc import Hashable, Iterator
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from marq.settings.client import ClientSettings
 from marq_worker.agents.progress import ProgressReport
 from marq_worker.app.watchdog import watchdog
+from marq_worker.app.watchdog.blocked_loop import BlockedLoop
 from marq_worker.app.watchdog.broker_probe import BrokerProbe, Rebalance
 from marq_worker.app.watchdog.watchdog import LOOK_SECONDS, Answer, Watchdog
 from marq_worker.app.worker_exit_codes import EXIT_STALLED
@@ -60,6 +62,38 @@ async def test_an_event_loop_that_is_blocked_ends_the_process_with_a_code_of_its
     assert "exit code 75" in caplog.text
 
 
+async def test_a_blocked_event_loop_is_named_before_and_after_although_it_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, ended: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock(monkeypatch, 1.0)
+    monkeypatch.setattr(watchdog, "SAY_SECONDS", 0.001)
+    warned, runs_again = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    dog = Watchdog(
+        3600.0, dict, work_waits, watches_loop=False, describe=lambda task: "handler mail:send of queue mail"
+    )
+
+    def note(record: logging.LogRecord) -> bool:
+        if "runs again" in record.msg:
+            loop.call_soon_threadsafe(runs_again.set)
+        elif "has blocked the event loop" in record.msg:
+            warned.set()
+        return True
+
+    log = logging.getLogger("marq.watchdog")
+    monkeypatch.setattr(log, "filters", [*log.filters, note])
+    await dog.start()
+
+    # The event loop waits for its watchdog.
+    assert warned.wait(SIGNAL_SECONDS)
+    async with asyncio.timeout(SIGNAL_SECONDS):
+        await runs_again.wait()
+    await dog.stop()
+
+    assert "the event loop runs again: handler mail:send of queue mail blocked it" in caplog.text
+    assert not ended.is_set()
+
+
 async def test_suspended_time_does_not_count(monkeypatch: pytest.MonkeyPatch, ended: threading.Event) -> None:
     """An hour passes between two samples: the process or the machine was suspended."""
     looks = threading.Semaphore(0)
@@ -103,7 +137,7 @@ async def test_a_stopped_watchdog_ends_no_process(monkeypatch: pytest.MonkeyPatc
     clock(monkeypatch, 1.0)
     dog = Watchdog(0.001, dict, work_waits)
     await dog.stop()
-    dog._watch()
+    dog._watch(BlockedLoop())
 
     assert not ended.is_set()
 

@@ -106,9 +106,34 @@ async def test_records_whose_topic_has_an_unknown_id_are_read_again(error: Excep
     reading = Reading()
     reading.error, reading.ids = error, set()
 
-    assert await reading.checked({ORDERS: records(20), MESSAGES: records(7)}) == {}
+    assert await reading.checked({ORDERS: records(20)}) == {}
 
-    assert reading.went_back == [{ORDERS: 20, MESSAGES: 7}]
+    assert reading.went_back == [{ORDERS: 20}]
+
+
+async def test_records_of_the_messages_topic_do_not_wait_for_the_ids_of_other_topics() -> None:
+    """One broker that did not answer held up all queues of the group, even if no record came from it."""
+    reading = Reading()
+    reading.error = KafkaConnectionError("gone")
+
+    assert (await reading.checked({MESSAGES: records(7)})).keys() == {MESSAGES}
+    assert (await reading.checked({MESSAGES: records(10), ORDERS: records(20)})).keys() == {MESSAGES}
+    assert reading.went_back == [{}, {ORDERS: 20}]
+
+
+async def test_a_failed_check_is_not_repeated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that took as long as its pause would follow each fetch."""
+    reading, now_s = Reading(), [100.0]
+    monkeypatch.setattr(incarnations.time, "monotonic", lambda: now_s[0])
+
+    def pass_time() -> None:
+        now_s[0] += incarnations.CHECK_LIMIT_S
+
+    reading.error, reading.meanwhile = KafkaConnectionError("gone"), pass_time
+    await reading.checked({MESSAGES: records()})
+    await reading.checked({MESSAGES: records(3)})
+
+    assert reading.asked == [[ORDERS]]
 
 
 async def test_an_outage_without_new_records_is_no_warning_of_its_own(

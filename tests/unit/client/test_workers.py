@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -475,3 +477,60 @@ async def test_messages_whose_lease_ended_before_their_list_began_are_left_out(m
     await pool.stop(1)
 
     assert sizes.sizes == [1, 3]
+
+
+# --- stops ------------------------------------------------------------------------------------------------------------
+
+
+class Blocking:
+    """A plain function that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, message: Message) -> None:
+        self.begun.set()
+        assert self.go_on.wait(LIMIT_S)
+
+
+async def test_a_stop_names_the_handler_it_waits_for_and_acks_what_a_thread_ends_in_time(make_rig, caplog) -> None:
+    caplog.set_level(logging.INFO, "marq")
+    rig, handler = make_rig(), Blocking()
+    rig.add(1)
+    pool = rig.work(handler)
+    await asyncio.to_thread(handler.begun.wait, LIMIT_S)
+
+    stopping = asyncio.create_task(pool.stop(LIMIT_S))
+    await spin()
+    waiting, released = caplog.messages[-1], rig.released
+    handler.go_on.set()
+    await stopping
+    await rig.settled()
+
+    name = f"queue=q handler={__name__}:Blocking.<Blocking> messages=1"
+    assert waiting == f"waiting up to {LIMIT_S:g} s for running handlers: {name}"
+    assert (rig.acked, released, rig.released) == ([0], {}, {})
+
+
+async def test_a_stop_releases_what_a_thread_has_not_ended_in_time_and_says_that_it_continues(make_rig, caplog) -> None:
+    rig, handler = make_rig(), Blocking()
+    rig.add(1)
+    pool = rig.work(handler)
+    await asyncio.to_thread(handler.begun.wait, LIMIT_S)
+
+    await pool.stop(0.001)
+    handler.go_on.set()
+    await rig.settled()
+
+    assert (rig.acked, rig.released) == ([], {0: (0, False, "")})
+    assert "threads can't be cancelled and continue: queue=q handler=" in caplog.text
+
+
+async def test_a_stop_without_running_handlers_logs_nothing(make_rig, caplog) -> None:
+    caplog.set_level(logging.INFO, "marq")
+    rig = make_rig()
+    pool = rig.work(Waiting())
+
+    await pool.stop(LIMIT_S)
+
+    assert "running handlers" not in caplog.text

@@ -8,7 +8,16 @@ import pytest
 from marq.wire.errors import ConfigError
 from marq_worker.app.commands.command import _setup
 from marq_worker.config.queues import load_queues
-from marq_worker.config.settings import Role, load_client_settings, load_settings, misspelt_variables, read_environment
+from marq_worker.config.settings import (
+    AppSettings,
+    Role,
+    load_client_settings,
+    load_settings,
+    misspelt_variables,
+    read_environment,
+    shutdown_limit_s,
+    stop_limit_s,
+)
 
 
 def test_a_worker_has_all_roles_but_sqs_unless_told() -> None:
@@ -28,6 +37,29 @@ def test_an_unknown_role_or_none_at_all_is_refused_with_the_known_ones(
     monkeypatch.setenv("MARQ_ROLES", roles)
 
     with pytest.raises(ConfigError, match=r"MARQ_ROLES: expected one or more of tracker, handlers, web.*found"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("timeout", "processes", "handlers"), [(29, 26, 22), (300, 297, 293), (9, 6, 3), (4, 2, 1), (1, 0.5, 0.25)]
+)
+def test_processes_get_a_part_of_the_time_for_a_stop_and_their_handlers_most_of_that(
+    timeout: float, processes: float, handlers: float
+) -> None:
+    assert (stop_limit_s(timeout), shutdown_limit_s(timeout)) == (processes, handlers)
+
+
+def test_a_stop_ends_before_kubernetes_kills_the_pod() -> None:
+    assert 20 < shutdown_limit_s(AppSettings().stop_timeout) < AppSettings().stop_timeout < 30
+
+
+def test_handlers_can_not_get_more_time_than_a_stop_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARQ_STOP_TIMEOUT", "67")
+    monkeypatch.setenv("MARQ_SHUTDOWN_TIMEOUT", "60")
+    assert load_settings().shutdown_timeout == 60
+
+    monkeypatch.setenv("MARQ_SHUTDOWN_TIMEOUT", "61")
+    with pytest.raises(ConfigError, match=r"MARQ_SHUTDOWN_TIMEOUT: expected at most 60.* raise MARQ_STOP_TIMEOUT"):
         load_settings()
 
 

@@ -72,6 +72,7 @@ def test_settings_can_be_said_as_a_document_again() -> None:
         "on_dead_letter": "block",
         "start": "latest",
         "deduplication_window": 3600,
+        "shutdown_timeout": 7.5,
     }
 
     assert settings_document(queue_settings(check_document(said, "here"))) == said

@@ -237,6 +237,27 @@ async def test_a_handler_that_hangs_is_named_and_time_may_pass_over_it(broker, p
         await running
 
 
+async def test_leases_are_renewed_while_a_stop_waits_for_handlers(broker, producer) -> None:
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: marq.Message) -> None:
+        begun.set()
+        await gate.wait()
+
+    async with broker.consumer("q", lease=10, shutdown_timeout=600) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        await producer.send("q", b"x")
+        await asyncio.wait_for(begun.wait(), 60)
+        stopping = asyncio.create_task(consumer.stop())
+        await broker.advance(100, settle=False)
+        [in_flight] = broker.in_flight("q")
+        gate.set()
+        await asyncio.gather(stopping, running)
+
+    assert in_flight.attempt == 1
+    assert [message.value for message in broker.acked("q")] == [b"x"]
+
+
 async def test_a_receiver_does_not_wait_forever_for_a_hanging_handler(broker, producer, monkeypatch, caplog) -> None:
     monkeypatch.setattr("marq.testing.time_passing._PATIENCE_S", 0.1)
     elapsed = passed(broker)

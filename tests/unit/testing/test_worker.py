@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import types
+from math import inf
 
 import pytest
 
 import marq
+from marq.consumer.handlers_session import HandlersSession
 from marq.testing import Broker
 from marq.testing.group import Member
 
@@ -192,3 +194,68 @@ async def test_run_raises_the_error_because_of_which_a_worker_no_longer_receives
 
         with pytest.raises(marq.MarqError, match="a defect of this test"):
             await broker.run(handle, limit=5)
+
+
+@pytest.mark.parametrize(
+    ("queue", "limit_s", "waits_s"), [("own", inf, 7.5), ("own", 2.0, 2.0), ("others", inf, 1.0), ("others", 0.5, 0.5)]
+)
+async def test_a_stop_waits_for_handlers_as_the_setting_of_their_queue_says(
+    queue: str, limit_s: float, waits_s: float
+) -> None:
+    waited: dict[str, float] = {}
+
+    async def handle(message: marq.Message) -> None:
+        pass
+
+    broker = Broker(queues={"own": {"shutdown_timeout": 7.5}})
+    async with broker, broker.worker(marq.handler(queue)(handle)) as worker:
+        [group] = worker._groups
+        session = group._session
+        assert session is not None
+        session._shutdown_limit_s = limit_s
+        [pool] = session.pools
+        waited[pool.queue] = session.shutdown_s_of(pool, 1.0)
+
+    assert waited == {queue: waits_s}
+
+
+async def in_flight(session: HandlersSession, count: int) -> None:
+    async with asyncio.timeout(60):
+        while session.prefetch.in_flight != count:  # noqa: ASYNC110 - no signal says so
+            await asyncio.sleep(0)
+
+
+async def test_a_quiet_worker_releases_prefetched_messages_finishes_running_ones_and_takes_no_more() -> None:
+    begun, gate, calls = asyncio.Event(), asyncio.Event(), []
+
+    @marq.handler("q", concurrency=1)
+    async def handle(message: marq.Message) -> None:
+        calls.append((message.value, message.attempt))
+        begun.set()
+        await gate.wait()
+
+    broker = Broker()
+    async with broker, broker.producer() as producer, broker.worker(handle) as worker:
+        [group] = worker._groups
+        session = group._session
+        assert session is not None
+        await producer.send_many("q", [b"1", b"2"])
+        await asyncio.wait_for(begun.wait(), 60)
+        await in_flight(session, 2)
+
+        # when
+        session.set_quiet(True)
+        await in_flight(session, 1)
+        await producer.send("q", b"3")
+        gate.set()
+        await broker.settle()
+
+        # then: also after a change of definitions
+        session.receiver.apply_pauses()
+        await broker.settle()
+        assert (calls, session.prefetch.in_flight) == ([(b"1", 1)], 0)
+        assert [message.value for message in broker.acked("q")] == [b"1"]
+
+        session.set_quiet(False)
+        await broker.drain("q")
+        assert sorted(calls) == [(b"1", 1), (b"2", 1), (b"3", 1)]
