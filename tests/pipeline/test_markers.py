@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from marq.wire.errors import MarqError
@@ -71,7 +71,7 @@ def expected(batch: Batch, log_offset: int = 0) -> list[Row]:
     common = {**nothing, **place, "holder": f"{batch.holder:016x}"}
     if isinstance(batch, Tick):
         return [{**common, "index": 0, "kind": "TICK"}]
-    common |= {"queue": batch.queue, "topic": batch.source.topic, "partition": batch.source.partition}
+    common |= {"queue": batch.queue, "topic": batch.source.log.topic, "partition": batch.source.partition}
     return [
         {**common, "index": index, "offset": offset, **_said(batch, index)}
         for index, offset in enumerate(batch.offsets)
@@ -156,6 +156,7 @@ def garbage(draw: st.DrawFn) -> bytes | None:
 
 
 @settings(max_examples=60)
+@example(Ack("q", 1, Source("orders@0123456789ab", 0), (0,)), None)
 @given(batches, garbage())
 def test_garbage_is_one_row_with_its_bytes_and_what_is_wrong_and_its_neighbours_count(
     batch: Batch, data: bytes | None
