@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aiokafka import TopicPartition
-from aiokafka.consumer.fetcher import READ_COMMITTED, READ_UNCOMMITTED, Fetcher, FetchResult
+from aiokafka.consumer.fetcher import READ_COMMITTED, READ_UNCOMMITTED, FetchResult
 
 from marq.kafka.lenient_names import LenientBatch, LenientConsumer, LenientFetcher
 from marq.wire.record_headers import is_redelivery, without_copied
@@ -113,18 +113,10 @@ class CautiousConsumer(LenientConsumer):
         super().__init__(**options)
         self.messages_topic = messages_topic
 
-    @property
-    def _fetcher(self) -> Any:
-        return self._made_fetcher
-
-    @_fetcher.setter
-    def _fetcher(self, fetcher: Any) -> None:
-        if isinstance(fetcher, Fetcher):
-            # Its fetch task has not run yet: aiokafka sets this before it waits for anything.
-            fetcher.__class__ = CautiousFetcher
-            fetcher.messages_topic = self.messages_topic
-            fetcher._trackers = set()
-        self._made_fetcher = fetcher
+    def _adapt(self, fetcher: Any) -> None:
+        fetcher.__class__ = CautiousFetcher
+        fetcher.messages_topic = self.messages_topic
+        fetcher._trackers = set()
 
     @property
     def reads_committed(self) -> bool:

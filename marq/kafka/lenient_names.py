@@ -116,6 +116,10 @@ class LenientConsumer(AIOKafkaConsumer):  # type: ignore[misc]
     @_fetcher.setter
     def _fetcher(self, fetcher: Any) -> None:
         if isinstance(fetcher, Fetcher):
-            # Its fetch task has not run yet.
-            fetcher.__class__ = LenientFetcher
+            # Its fetch task has not run yet: aiokafka sets this before it waits for anything.
+            self._adapt(fetcher)
         self._made_fetcher = fetcher
+
+    def _adapt(self, fetcher: Any) -> None:
+        """Give a fetcher of aiokafka's own class ours."""
+        fetcher.__class__ = LenientFetcher
