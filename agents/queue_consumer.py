@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from types import ModuleType
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import faust
@@ -19,8 +17,6 @@ from faust.types import TP, StreamT
 
 from marq.backend.cluster import cluster_of
 from marq.client.current_producer import SharedProducer
-from marq.consumer.handler_parameters import Handler
-from marq.consumer.handlers import HandlerDefinition, check_handler, codec_of, handlers_in
 from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Resources, lifespans_in
 from marq.consumer.middleware import middleware_in
@@ -29,10 +25,10 @@ from marq.kafka.topics import Topics
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
-from marq.wire.errors import ConfigError, MarqError
+from marq.wire.errors import MarqError
 from marq.wire.markers import Source
 from marq_worker.handlers.handler_groups import HandlerGroup, check_transactional
-from marq_worker.handlers.handler_modules import load_function, load_module
+from marq_worker.handlers.loaded_handlers import load_handlers, modules_around
 from marq_worker.transport.stream_reader import Partitions, StreamReader
 
 log = logging.getLogger("marq.handlers")
@@ -158,59 +154,6 @@ class Handlers:
                 await session.close()
             except MarqError as error:
                 log.error("%s", error, exc_info=error.__cause__)
-
-
-def load_handlers(group: HandlerGroup) -> dict[str, Handler]:
-    """Import the handlers of a group; skip a queue whose handler can't be imported, so that the others run.
-
-    Raises ConfigError if no handler can be imported.
-    """
-    handlers: dict[str, Handler] = {}
-    errors: list[ConfigError] = []
-    for queue, handled in group.queues.items():
-        try:
-            handlers[queue] = load_handler(queue, handled.handler)
-        except ConfigError as error:
-            errors.append(error)
-    if errors and not handlers:
-        raise errors[0]
-    for error in errors:
-        log.critical("messages wait until this is fixed: %s", error, exc_info=error.__cause__)
-    return handlers
-
-
-def load_handler(queue: str, name: str) -> Handler:
-    """Import the handler of a queue, ``module:function``."""
-    handler: Handler = load_function(queue, name)  # type: ignore[assignment]
-    try:
-        check_handler(handler)
-        codec_of(handler, queue)
-    except ConfigError as error:
-        raise ConfigError(f"queue {queue!r}: its handler {name!r} can't be used: {error}") from error
-    return handler
-
-
-def load_modules(modules: tuple[str, ...]) -> list[HandlerDefinition]:
-    """Import modules and return the decorated handlers in them."""
-    return handlers_in(*map(load_module, modules))
-
-
-def surrounding(modules: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those of the modules that have lifespans or middleware."""
-    loaded = {name: load_module(name) for name in modules}
-    return tuple(name for name, module in loaded.items() if lifespans_in(module) or middleware_in(module))
-
-
-def without_handlers(modules: tuple[str, ...]) -> list[str]:
-    """Return the modules that have nothing for a worker to run, perhaps because a decorator was forgotten."""
-    around = surrounding(modules)
-    return [name for name in modules if name not in around and not handlers_in(load_module(name))]
-
-
-def modules_around(group: HandlerGroup, handlers: Iterable[str]) -> list[ModuleType]:
-    """Return the modules whose lifespans and middleware apply to the handlers of some queues."""
-    own = [sys.modules[group.queues[queue].handler.partition(":")[0]] for queue in handlers]
-    return [*map(load_module, group.modules), *own]
 
 
 def attach(

@@ -19,19 +19,21 @@ def create_app() -> "MarqApp":
     """Create the application of this process, and import only what that one needs."""
     import uvloop
 
-    from marq_worker.app import handlers_app
     from marq_worker.config.settings import load_client_settings, load_settings
+    from marq_worker.handlers.handlers_process import VARIABLE, HandlersProcess
 
     # The loop that Faust runs. uvloop's timers and sockets use less CPU time than those of asyncio's own loop.
     asyncio.set_event_loop(uvloop.new_event_loop())
     settings = load_settings()
     client = load_client_settings(settings)
-    process = handlers_app.HandlersProcess.read(os.environ)
+    process = HandlersProcess.read(os.environ)
     if process is not None:
-        app = handlers_app.create_handlers_app(settings, client, process)
+        from marq_worker.app.handlers_app import create_handlers_app
+
+        app = create_handlers_app(settings, client, process)
         # Only now: after a failed import, Faust imports this module again, and without the variable it would start a
         # worker, with more processes, instead of a handler process.
-        del os.environ[handlers_app.VARIABLE]
+        del os.environ[VARIABLE]
         return app
     # Commands, pages and tables are half of the imports: a handler process starts 0.3 s sooner without them.
     from marq_worker.app.worker_app import create_worker_app

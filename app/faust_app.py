@@ -6,20 +6,16 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 import faust
-from faust.auth import OAuthCredentials, SASLCredentials, SSLCredentials
 
 from marq.kafka.assignor import SpreadAssignor
-from marq.kafka.token_logins import tokens_of
 from marq.settings.client import ClientSettings
-from marq.wire.errors import MarqError
 from marq_worker.config.settings import AppSettings
 from marq_worker.faust_worker import MarqWorker
-from marq_worker.readable import end_with
 from marq_worker.transport.batch_transport import BatchTransport
+from marq_worker.transport.credentials import credentials
 from marq_worker.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
 log = logging.getLogger("marq.worker")
@@ -33,7 +29,6 @@ _REQUEST_SECONDS, _JOIN_SECONDS = 90.0, 10.0
 HEARTBEAT_SECONDS = 0.5
 
 Kind = TypeVar("Kind", bound="MarqApp")
-Found = TypeVar("Found")
 
 
 class MarqApp(faust.App):
@@ -90,14 +85,6 @@ class MarqApp(faust.App):
             await asyncio.sleep(_POLL_SECONDS)
 
 
-async def or_exit(starting: Awaitable[Found]) -> Found:
-    """Await a step of the start; a MarqError ends the process with one sentence."""
-    try:
-        return await starting
-    except MarqError as error:
-        end_with(error)
-
-
 def new_app(kind: type[Kind], app_id: str, settings: AppSettings, client: ClientSettings, **more: Any) -> Kind:
     """Create an application with our settings; its id is its consumer group."""
     app = kind(
@@ -125,18 +112,3 @@ def new_app(kind: type[Kind], app_id: str, settings: AppSettings, client: Client
     )
     app.settings, app.client = settings, client
     return app
-
-
-def credentials(client: ClientSettings) -> OAuthCredentials | SASLCredentials | SSLCredentials | None:
-    """Return the credentials of Faust's own clients."""
-    encrypted = client.security_protocol.endswith("SSL")
-    if (tokens := tokens_of(client)) is not None:
-        return OAuthCredentials(oauth_cb=tokens, ssl_context=client.ssl_context if encrypted else None)
-    if client.security_protocol.startswith("SASL"):
-        return SASLCredentials(
-            username=client.sasl_username,
-            password=client.sasl_password,
-            mechanism=client.sasl_mechanism,
-            ssl_context=client.ssl_context if encrypted else None,
-        )
-    return SSLCredentials(client.ssl_context) if encrypted else None

@@ -1,19 +1,17 @@
 """A handler process: the Faust application whose agent consumes one group of queues and runs their handlers.
 
-A worker starts it (marq_worker/handlers/supervisor.py), so that handlers that block their event loop hold up neither leases nor
-web pages nor the handlers of other groups.
+A worker starts it (marq_worker/handlers/supervisor.py), so that handlers that block their event loop hold up neither
+leases nor web pages nor the handlers of other groups.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import logging
 import os
 import signal
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from faust.app import BootStrategy
@@ -28,11 +26,13 @@ from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
 from marq_worker.agents import queue_consumer
-from marq_worker.app.faust_app import MarqApp, new_app, or_exit
-from marq_worker.config.settings import HANDLERS_PROCESS, AppSettings, shutdown_limit_s
+from marq_worker.app.faust_app import MarqApp, new_app
+from marq_worker.config.settings import AppSettings, shutdown_limit_s
 from marq_worker.handlers.handler_groups import HandlerGroup
+from marq_worker.handlers.handlers_process import HandlersProcess
 from marq_worker.handlers.worker_pipes import LOOK_SECONDS, Reporter, follow_parent
 from marq_worker.progress import ProgressReport
+from marq_worker.readable import or_exit
 from marq_worker.tables import leases
 from marq_worker.transport.batch_transport import BatchSchema
 from marq_worker.transport.stream_reader import Partitions
@@ -41,31 +41,6 @@ from marq_worker.watchdog.broker_probe import BrokerProbe, Messages, Rebalance
 from marq_worker.watchdog.watchdog import Watchdog
 
 log = logging.getLogger("marq.handlers")
-
-#: The group and the pipes of a process.
-VARIABLE = HANDLERS_PROCESS
-
-
-@dataclass(frozen=True, slots=True)
-class HandlersProcess:
-    """The parameters that a worker passes to a process that it starts."""
-
-    group: HandlerGroup
-    pipe: int
-    #: The pipe for reports.
-    reports: int
-
-    def encode(self) -> str:
-        return json.dumps({"pipe": self.pipe, "reports": self.reports, "group": self.group.document()})
-
-    @classmethod
-    def read(cls, environment: Mapping[str, str]) -> HandlersProcess | None:
-        """Read the parameters from the environment; None for a worker."""
-        text = environment.get(VARIABLE)
-        if text is None:
-            return None
-        document = json.loads(text)
-        return cls(HandlerGroup.read(document["group"]), document["pipe"], document["reports"])
 
 
 class HandlersApp(MarqApp):

@@ -30,8 +30,8 @@ from marq.settings.client import ClientSettings
 from marq.settings.placements import SYNCED_S
 from marq.wire.errors import MarqError
 from marq_worker import client_id, former_member
-from marq_worker.agents import queue_consumer, statistics, timer, tracker
-from marq_worker.app.faust_app import MarqApp, new_app, or_exit
+from marq_worker.agents import queue_consumer, timer, tracker
+from marq_worker.app.faust_app import MarqApp, new_app
 from marq_worker.backlog.backlog_counter import BacklogCounter
 from marq_worker.backlog.consumer_watch import ConsumerLookup, ConsumerWatch
 from marq_worker.check.permissions import Use
@@ -45,19 +45,21 @@ from marq_worker.handlers.supervisor import HandlersProcesses
 from marq_worker.memory import Heap, look_for_garbage_rarely
 from marq_worker.owner.owner_context import OwnerContext
 from marq_worker.owner.placement_keeper import PlacementKeeper
+from marq_worker.owner.tracker_owners import TrackerOwners
+from marq_worker.process_usage import ProcessUsage
 from marq_worker.progress import ProgressReport
 from marq_worker.publication import differences, publish
+from marq_worker.readable import or_exit
 from marq_worker.tables import leases
 from marq_worker.tables.standby import Standby
 from marq_worker.transport.batch_transport import BatchSchema
 from marq_worker.watchdog.broker_probe import BrokerProbe, Markers, Rebalance
 from marq_worker.watchdog.watchdog import Watchdog
-from marq_worker.web import probes
+from marq_worker.web import partition_statistics, probes
 from marq_worker.web import security as web_security
 from marq_worker.web.addresses import reachable_name
 from marq_worker.web.dashboard.views import Dashboard
 from marq_worker.web.peers import Group, authorization
-from marq_worker.web.process_usage import ProcessUsage
 from marq_worker.web.redaction import Redaction
 from marq_worker.web.sqs_metrics import CallMetrics
 from marq_worker.web.statistics import MarqWeb, NamespaceStatistics
@@ -68,7 +70,7 @@ log = logging.getLogger("marq.worker")
 
 class WorkerApp(MarqApp):
     queues: Queues
-    owners: tracker.TrackerOwners
+    owners: TrackerOwners
     #: Only with the role tracker.
     leases: leases.LeaseTable
     #: To the timer agent; only with the role tracker.
@@ -270,7 +272,7 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
     app.queues = Queues.of(client)
     app.sqs_calls = CallMetrics()
     app.group = Group(client)
-    app.owners = tracker.TrackerOwners(settings.names.markers)
+    app.owners = TrackerOwners(settings.names.markers)
     if Role.TRACKER in settings.roles:
         attach_tracker(app)
     else:
@@ -281,7 +283,7 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         app.backlog = BacklogCounter(client, app.owners, lambda: app.queues.definitions)
         lookup = ConsumerLookup(client, lambda: app.queues.definitions)
         app.consumer_watch = ConsumerWatch(app.owners, app.backlog, lambda: app.queues.definitions, lookup)
-    app_statistics = statistics.attach(app, app.owners, app.backlog)
+    app_statistics = partition_statistics.attach(app, app.owners, app.backlog)
     if app.consumer_watch is not None:
         app_statistics.watched = app.consumer_watch.metrics
     if Role.TRACKER in settings.roles:

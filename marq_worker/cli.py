@@ -34,7 +34,7 @@ def _loglevel(default: str) -> Callable[[Function], Function]:
 
 
 class Marq(click.Group):
-    """The commands in sections; those of ``app.commands`` are imported when they are needed."""
+    """The commands in sections; those of :mod:`marq_worker.commands` are imported when they are needed."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return [name for names in self._sections().values() for name in names]

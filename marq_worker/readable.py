@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Awaitable
 from datetime import UTC, datetime
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+from marq.wire.errors import MarqError
+
+Found = TypeVar("Found")
 
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
@@ -49,3 +54,11 @@ def plain(text: str) -> str:
 def end_with(error: Exception) -> NoReturn:
     """End the process with the error's notes (such as the traceback of a failed import) and its text."""
     sys.exit("\n".join([*getattr(error, "__notes__", ()), f"marq: {error}"]))
+
+
+async def or_exit(starting: Awaitable[Found]) -> Found:
+    """Await a step of the start; a MarqError ends the process with one sentence."""
+    try:
+        return await starting
+    except MarqError as error:
+        end_with(error)

@@ -13,7 +13,8 @@ The topic is compacted. Each record is one layer of one queue or schedule, or th
 * ``sqs:NAME``: data of a queue that only SQS clients use, or when it was deleted (marq_worker/sqs/sqs_queues.py);
 * ``sqs-tasks:NAME``: tasks that endpoints carry out on a queue on behalf of SQS clients (marq_worker/sqs/tasks.py);
 * ``quarantine:PARTITION/OFFSET``: a request to quarantine one marker record (:mod:`marq.wire.quarantines`);
-* ``confirmed:NAME``: a worker that runs the decorated handler of the queue was alive (marq_worker/handlers/handler_watch.py);
+* ``confirmed:NAME``: a worker that runs the decorated handler of the queue was alive
+  (marq_worker/handlers/handler_watch.py);
 * ``schedule-file:NAME``, ``schedule:NAME``: schedules (:mod:`marq.settings.schedule_definitions`), from the file and at
   run time;
 * ``check``: never with a value.

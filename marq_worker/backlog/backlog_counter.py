@@ -31,8 +31,8 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
-from marq_worker.agents.tracker import TrackerOwners
 from marq_worker.backlog.counted_sources import CountedSources
+from marq_worker.owner.tracker_owners import TrackerOwners
 
 log = logging.getLogger("marq.backlog")
 

@@ -25,8 +25,8 @@ from marq.kafka.paced_clients import paced
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.names import Names
-from marq_worker.agents.tracker import TrackerOwners
 from marq_worker.backlog.backlog_counter import BacklogCounter
+from marq_worker.owner.tracker_owners import TrackerOwners
 
 #: Seconds between two checks. After each check, the tracker also waits REST times as long as the check took.
 LOOK_S, REST = 5.0, 20

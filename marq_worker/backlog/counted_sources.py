@@ -25,8 +25,8 @@ from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import Names
-from marq_worker.agents.tracker import TrackerOwners
 from marq_worker.backlog.waiting_messages import MAX_QUEUES, Waiting
+from marq_worker.owner.tracker_owners import TrackerOwners
 
 
 @dataclass

@@ -14,11 +14,11 @@ from marq.settings.definitions import Definitions
 from marq.settings.topic_configs import LIMIT, TopicFacts, room_for_markers
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import Names
-from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding
 from marq_worker.check.findings import Finding, fine, problem, warning
 from marq_worker.config.queues import QueuesFile
 from marq_worker.handlers.handler_groups import handler_groups, without_handler
 from marq_worker.handlers.handlers_role import lacks_handler, part_of_group, publication
+from marq_worker.handlers.loaded_handlers import load_handler, load_modules, surrounding
 from marq_worker.publication import check_topics, differences, left_over, listed
 
 #: Time limit of the search for messages of an ordered queue that the file changes.

@@ -105,7 +105,7 @@ def show(columns: Sequence[Column], rows: Iterable[Any]) -> None:
 
 
 class _Terminal(Console):
-    """Leaves a closed pipe to :func:`app.commands.command.ending`."""
+    """Leaves a closed pipe to :func:`marq_worker.commands.command.ending`."""
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError

@@ -15,8 +15,8 @@ from marq.queues.queues import Queues
 from marq.settings.definitions import Definitions, confirmed_key, layer_key
 from marq.settings.removed_handlers import CONFIRM_S, EXPIRY_S, Confirmations, decorated, module_of
 from marq.wire.errors import ConfigError, MarqError
-from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding, without_handlers
 from marq_worker.handlers.handler_groups import HandlerGroup, handler_groups, without_handler
+from marq_worker.handlers.loaded_handlers import load_handler, load_modules, surrounding, without_handlers
 from marq_worker.handlers.supervisor import HandlersProcesses
 from marq_worker.publication import check_owner, listed, with_project
 

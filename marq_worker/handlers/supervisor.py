@@ -21,11 +21,11 @@ from typing import Any
 from mode import Service
 
 from marq.client.background import failure_of
-from marq_worker.app.handlers_app import VARIABLE, HandlersProcess
 from marq_worker.config.settings import read_environment
 from marq_worker.handlers.handler_groups import HandlerGroup
+from marq_worker.handlers.handlers_process import VARIABLE, HandlersProcess
 from marq_worker.handlers.worker_pipes import SILENCE_SECONDS, reports
-from marq_worker.web.process_usage import is_stopped
+from marq_worker.process_usage import is_stopped
 from marq_worker.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
 log = logging.getLogger("marq.handlers")

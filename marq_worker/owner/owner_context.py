@@ -13,7 +13,7 @@ from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.names import Names
 from marq.wire.quarantines import Quarantine
-from marq_worker.agents.timer import redeliver
+from marq_worker.owner.turns import redeliver
 from marq_worker.progress import Lateness
 from marq_worker.tables.leases import LeaseTable
 

@@ -1,6 +1,7 @@
 """The owner of one markers partition on Kafka: a task that carries out marq/owner/engine.py.
 
-It writes everything through one transactional producer (marq_worker/owner/partition_writer.py), which fences a former owner.
+It writes everything through one transactional producer (marq_worker/owner/partition_writer.py), which fences a former
+owner.
 """
 
 from __future__ import annotations

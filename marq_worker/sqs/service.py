@@ -21,8 +21,8 @@ from marq.producer.shared import SharedProducer
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
-from marq_worker.app.faust_app import or_exit
 from marq_worker.config.settings import AppSettings
+from marq_worker.readable import or_exit
 from marq_worker.sqs.authentication import access_keys
 from marq_worker.sqs.aws_json import operations
 from marq_worker.sqs.characters import is_fifo

@@ -15,8 +15,8 @@ from marq.core.storage.rows import LeaseRow
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import Source
 from marq.wire.record_headers import ordering_key
-from marq_worker.agents.tracker import TrackerOwners
 from marq_worker.owner.ownership import Ownership
+from marq_worker.owner.tracker_owners import TrackerOwners
 from marq_worker.web.message_listing import BLOCKED_S, described, in_pieces
 from marq_worker.web.redaction import Redaction
 

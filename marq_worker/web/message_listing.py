@@ -18,8 +18,8 @@ from marq.settings.schedule_definitions import Schedule
 from marq.wire.errors import ConfigError
 from marq.wire.markers import BLOCKED_MS, Payload, Source
 from marq.wire.record_headers import origin, previous_time_s, record_id
-from marq_worker.agents.tracker import TrackerOwners
 from marq_worker.owner.ownership import Ownership
+from marq_worker.owner.tracker_owners import TrackerOwners
 from marq_worker.web.redaction import Redaction
 
 if TYPE_CHECKING:

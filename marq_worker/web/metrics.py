@@ -1,7 +1,8 @@
 """The metrics of one worker in the format of Prometheus, computed on request, at no cost per message.
 
 Each worker reports the partitions that it owns, so add up the values of all workers. Counters start at 0 with the
-worker (marq_worker/web/partition_statistics.py). docs/operations/monitoring.md explains each metric; a test compares both.
+worker (marq_worker/web/partition_statistics.py). docs/operations/monitoring.md explains each metric; a test compares
+both.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from marq.client.uptime import uptime_ms
 from marq.core.storage.gauges import Gauge, add_gauges
 from marq.core.storage.handling_times import HandlingTimes
 from marq.core.storage.rows import Counts
-from marq_worker.agents.tracker import TrackerOwners
 from marq_worker.backlog.backlog_counter import BacklogCounter, QueueBacklog
 from marq_worker.owner.ownership import Ownership
+from marq_worker.owner.tracker_owners import TrackerOwners
 from marq_worker.progress import Pace, Paces
 
 #: Seconds between two samples, and the number of samples over which a rate is measured.

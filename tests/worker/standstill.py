@@ -40,7 +40,7 @@ def fold() -> None:
 
 def rebalance() -> None:
     """The listener for revoked partitions never returns."""
-    from marq_worker.agents.tracker import TrackerOwners
+    from marq_worker.owner.tracker_owners import TrackerOwners
 
     TrackerOwners.revoked = _hang
 

@@ -12,9 +12,9 @@ import pytest
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
-from marq_worker.agents import backlog_counter as module
-from marq_worker.agents.tracker import TrackerOwners
+from marq_worker.backlog import backlog_counter as module
 from marq_worker.backlog.backlog_counter import BacklogCounter
+from marq_worker.owner.tracker_owners import TrackerOwners
 from marq_worker.web.partition_statistics import Statistics
 
 

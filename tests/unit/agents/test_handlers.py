@@ -8,8 +8,10 @@ import faust
 import pytest
 
 from marq.wire.errors import ConfigError
-from marq_worker.agents.queue_consumer import (
-    declare,
+from marq_worker.agents.queue_consumer import declare
+from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
+from marq_worker.handlers.handler_modules import check_exists
+from marq_worker.handlers.loaded_handlers import (
     load_handler,
     load_handlers,
     load_modules,
@@ -17,8 +19,6 @@ from marq_worker.agents.queue_consumer import (
     surrounding,
     without_handlers,
 )
-from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
-from marq_worker.handlers.handler_modules import check_exists
 
 
 @pytest.mark.parametrize(

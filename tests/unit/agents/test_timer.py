@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marq.owner.transaction_content import Write
-from marq_worker.agents.timer import Turn
+from marq_worker.owner.turns import Turn
 
 
 def write(number: int) -> Write:

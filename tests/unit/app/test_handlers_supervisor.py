@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from marq_worker.app.handlers_app import VARIABLE, HandlersProcess
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
+from marq_worker.handlers.handlers_process import VARIABLE, HandlersProcess
 from marq_worker.handlers.supervisor import (
     FIRST_PAUSE_S,
     LONG_LIFE_S,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from marq_worker.agents.tracker import TrackerOwners
+from marq_worker.owner.tracker_owners import TrackerOwners
 from marq_worker.web import peers
 from marq_worker.web.partition_statistics import Statistics
 from marq_worker.web.peers import Members
