@@ -19,7 +19,7 @@ from tests.docs.pages import ROOT
 
 LIMIT_SECONDS = 180
 #: Files of a checkout that the commands need, in addition to marq.toml, into which readers write.
-NEEDED = ["app", "agents", "tables", "config", "broker", "marq_worker", "marq", "examples", "pyproject.toml"]
+NEEDED = ["app", "agents", "tables", "config", "marq_worker", "marq", "examples", "pyproject.toml"]
 
 
 class Checkout:

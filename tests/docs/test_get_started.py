@@ -18,7 +18,7 @@ from tests.worker.harness import eventually
 PAGE = (ROOT / "docs" / "get-started.md").read_text(encoding="utf-8")
 LIMIT_SECONDS = 300.0
 #: Of a checkout, from which the page installs the package.
-INSTALLED = ("app", "agents", "tables", "config", "broker", "marq_worker", "marq")
+INSTALLED = ("app", "agents", "tables", "config", "marq_worker", "marq")
 
 
 def blocks(heading: str) -> list[str]:

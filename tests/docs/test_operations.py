@@ -19,7 +19,7 @@ from tests.docs.pages import OPERATIONS, ROOT
 
 PAGES = {page.name: page.read_text(encoding="utf-8") for page in OPERATIONS}
 PAGE = PAGES["troubleshooting.md"]
-PACKAGES = ("marq", "app", "agents", "tables", "config")
+PACKAGES = ("marq", "marq_worker", "app", "agents", "tables", "config")
 #: Levels of messages that operators read.
 LEVELS = {"warning", "error", "critical"}
 #: Of a message in the log, this many words in a row must be on the page.
@@ -135,8 +135,8 @@ def quoted() -> list[str]:
 
 
 def source() -> str:
-    elsewhere = ROOT / "marq" / "kafka" / "connection_diagnosis.py", ROOT / "agents" / "stuck_processes.py"
-    files = [*sorted((ROOT / "app" / "check").glob("*.py")), *elsewhere]
+    elsewhere = ROOT / "marq" / "kafka" / "connection_diagnosis.py", ROOT / "marq_worker" / "handlers" / "stuck_processes.py"
+    files = [*sorted((ROOT / "marq_worker" / "check").glob("*.py")), *elsewhere]
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     # Literals that follow each other are one, and what stands between braces is a name or a number.
     joined = re.sub(r'"\s*\n\s*f?"', "", text)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
-    "marq", "app", "agents", "tables", "config", "pipeline", "broker", "demo", "bench", "examples", "proof", "faults",
+    "marq", "marq_worker", "app", "agents", "tables", "config", "pipeline", "demo", "bench", "examples", "proof", "faults",
     "rig",
 )  # fmt: skip
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))

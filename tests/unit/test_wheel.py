@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Of the checkout; below marq_worker in the wheel.
-FOLDERS = ("app", "agents", "tables", "config", "broker")
+FOLDERS = ("app", "agents", "tables", "config")
 #: Imports every module of the worker from the directory that it is given.
 IMPORT_ALL = """
 import importlib, pkgutil, sys

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parents[3] / "app" / "web" / "dashboard"
+HERE = Path(__file__).resolve().parents[3] / "marq_worker" / "web" / "dashboard"
 VENDOR = HERE / "static" / "vendor"
 TEMPLATES = sorted((HERE / "templates").glob("*.html"))
 
