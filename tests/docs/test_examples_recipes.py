@@ -174,19 +174,39 @@ async def test_a_relay_that_is_killed_between_send_and_delete_loses_and_repeats_
     assert (await worker.queue("invoices"))["acked"] == 20
 
 
-async def test_relays_take_turns(shop: tuple[ModuleType, Any], machine: Machine, worker: Worker) -> None:
+async def test_relays_take_turns(shop: tuple[ModuleType, Any]) -> None:
+    import psycopg
+
+    class Recorded:
+        """Notes what is sent, and lets the caller wait."""
+
+        def __init__(self) -> None:
+            self.values: list[bytes] = []
+            self.called, self.confirmed = asyncio.Event(), asyncio.Event()
+
+        async def send_many(self, _: str, values: list[bytes], **__: Any) -> None:
+            self.values += values
+            self.called.set()
+            await self.confirmed.wait()
+
     outbox, connection = shop
-    for _ in range(2):
-        await machine.start("recipes.outbox", "relay")
-    for amount in range(1, 201):
-        await outbox.place_order(connection, "ann", amount)
+    await outbox.place_order(connection, "ann", 30)
+    first, second = Recorded(), Recorded()
+    second.confirmed.set()
+    async with await psycopg.AsyncConnection.connect(os.environ["DATABASE_URL"], autocommit=True) as other:
+        sending = asyncio.create_task(outbox.relay_batch(connection, first))
+        await first.called.wait()
+        waiting = asyncio.create_task(outbox.relay_batch(other, second))
 
-    async with marq.Consumer("invoices", machine.servers, prefix=machine.names.prefix, codec=marq.JSON) as consumer:
-        messages = await take(consumer, 200)
-        await consumer.ack(messages)
+        async def waits() -> bool:
+            assert not waiting.done(), "the second relay did not wait"
+            return query("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'") == [(1,)]
 
-    assert {message.value["amount"] for message in messages} == set(range(1, 201))
-    assert (await worker.queue("invoices")).get("deduplicated", 0) == 0
+        await eventually(waits)
+        first.confirmed.set()
+
+        assert (await sending, await waiting) == (1, 0)
+        assert (len(first.values), second.values) == (1, [])
 
 
 # --- idempotent handlers ----------------------------------------------------------------------------------------------
