@@ -43,11 +43,12 @@ lease = 2
 
 
 @pytest.fixture(scope="module")
-def packages() -> Path:
-    """Packages of the recipes, behind those of .venv: in this process, and in those that it starts."""
+def packages() -> Iterator[Path]:
+    """The directory of the recipes' packages. This process imports them, too, but prefers those of .venv."""
     site_packages = recipes.packages()
     sys.path.append(str(site_packages))
-    return site_packages
+    yield site_packages
+    sys.path.remove(str(site_packages))
 
 
 @pytest.fixture(scope="module")
