@@ -37,7 +37,8 @@ async def endpoint(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFact
 
 async def test_the_sdk_for_javascript_with_sqs_consumer(endpoint: Worker) -> None:
     modules = await asyncio.to_thread(environments.node_modules)
-    command = [environments.node(), environments.HERE / "node" / "client.cjs"]
+    node = await asyncio.to_thread(environments.node)
+    command = [node, environments.HERE / "node" / "client.cjs"]
 
     printed = await run(command, endpoint, {"NODE_PATH": str(modules)})
 
