@@ -97,7 +97,7 @@ def test_the_page_lists_the_versions_that_are_tested() -> None:
     locks = text("tasks.lock") + text("celery.lock") + text("judges.lock")
     python = dict(re.findall(r"^(\S+)==(\S+)", locks, re.MULTILINE))
     node = json.loads(text("node/package.json"))["dependencies"]
-    go = dict(re.findall(r"/(\S+) v(\S+)", text("go/go.mod")))
+    go = dict(re.findall(r"(\S+) v(\S+)", text("go/go.mod")))
 
     table = PAGE.read_text(encoding="utf-8").partition("| client | version |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines()[2:]]
@@ -111,7 +111,8 @@ def test_the_page_lists_the_versions_that_are_tested() -> None:
         "django-q2": python["django-q2"],
         "`@aws-sdk/client-sqs` (JavaScript)": node["@aws-sdk/client-sqs"],
         "`sqs-consumer` (JavaScript)": node["sqs-consumer"],
-        "`aws-sdk-go-v2/service/sqs` (Go)": go["aws/aws-sdk-go-v2/service/sqs"],
+        "`aws-sdk-go-v2/service/sqs` (Go)": go["github.com/aws/aws-sdk-go-v2/service/sqs"],
+        "`gocloud.dev/pubsub/awssnssqs` (Go)": go["gocloud.dev"],
     }
 
 

@@ -1,4 +1,4 @@
-"""Programs of other environments, apart from .venv: Python packages, packages of Node, and a Go program.
+"""Programs of other environments, apart from .venv: Python packages, packages of Node, and Go programs.
 
 Each has a lock with hashes next to this file, and a directory in the cache, which the first test makes. Checkouts share
 them. Only the ordinary clients of the registries are used: pip, npm and go.
@@ -66,19 +66,20 @@ def node() -> Path:
     return packaged if packaged.exists() else _require("node", NODE)
 
 
-def go_client() -> Path:
-    """Return the program that is built from ``go``."""
-    sources = sorted((HERE / "go").iterdir())
+def go_clients() -> Path:
+    """Return the directory of the programs that are built from ``go``: ``sqsclient`` and ``gocloud``."""
+    sources = sorted(path for path in (HERE / "go").rglob("*") if path.is_file())
 
     def build(directory: Path) -> None:
-        compiler = _require("go", "Go 1.24 or newer")
+        compiler = _require("go", "Go 1.26 or newer")
+        directory.mkdir()
         # The installed compiler, rather than one that it would download.
         variables = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
-        options = ("-buildvcs=false", "-mod=readonly", "-o", directory / "client")
-        command = [compiler, "-C", HERE / "go", "build", *options, "."]
-        run_tool("building the client in Go", command, environment=variables)
+        options = ("-buildvcs=false", "-mod=readonly", "-o", directory)
+        command = [compiler, "-C", HERE / "go", "build", *options, "./..."]
+        run_tool("building the clients in Go", command, environment=variables)
 
-    return _made("go", sources, build) / "client"
+    return _made("go", sources, build)
 
 
 def _require(name: str, package: str) -> Path:

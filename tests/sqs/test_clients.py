@@ -45,10 +45,11 @@ async def test_the_sdk_for_javascript_with_sqs_consumer(endpoint: Worker) -> Non
     await check_accounts(endpoint, json.loads(printed))
 
 
-async def test_the_sdk_for_go(endpoint: Worker) -> None:
-    program = await asyncio.to_thread(environments.go_client)
+@pytest.mark.parametrize("program", ["sqsclient", "gocloud"])
+async def test_go(endpoint: Worker, program: str) -> None:
+    programs = await asyncio.to_thread(environments.go_clients)
 
-    printed = await run([program], endpoint, {})
+    printed = await run([programs / program], endpoint, {})
 
     await check_accounts(endpoint, json.loads(printed))
 
