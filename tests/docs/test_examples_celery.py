@@ -17,6 +17,7 @@ from marq.wire.names import Names
 from marq_worker.app.sqs.access_keys import load_keys
 from marq_worker.app.sqs.aws_json import operations
 from marq_worker.app.sqs.operations import SUPPORTED
+from marq_worker.broker.downloads import JarList
 from marq_worker.broker.ports import free_port
 from rig.program import Program
 from tests.docs.pages import ROOT, blocks
@@ -90,6 +91,13 @@ def test_the_page_lists_each_operation_and_whether_it_is_supported() -> None:
     assert {name for name, answer in listed.items() if answer.startswith("yes")} == SUPPORTED
 
 
+def jar_version(jars: str, name: str) -> str:
+    """Return the version of an artifact in a list of jars."""
+    paths = JarList.read(environments.HERE / "java" / f"{jars}.sha256").sums
+    [version] = [path.split("/")[-2] for path in paths if path.split("/")[-3] == name]
+    return version
+
+
 def test_the_page_lists_the_versions_that_are_tested() -> None:
     def text(name: str) -> str:
         return (environments.HERE / name).read_text(encoding="utf-8")
@@ -113,6 +121,7 @@ def test_the_page_lists_the_versions_that_are_tested() -> None:
         "`sqs-consumer` (JavaScript)": node["sqs-consumer"],
         "`aws-sdk-go-v2/service/sqs` (Go)": go["github.com/aws/aws-sdk-go-v2/service/sqs"],
         "`gocloud.dev/pubsub/awssnssqs` (Go)": go["gocloud.dev"],
+        "Spring Cloud AWS (Java)": ", ".join(jar_version(f"spring{n}", "spring-cloud-aws-sqs") for n in (3, 4)),
     }
 
 

@@ -1,12 +1,13 @@
-"""Programs of other environments, apart from .venv: Python packages, packages of Node, and Go programs.
+"""Programs of other environments, apart from .venv: packages of Python and Node, programs in Go and Java.
 
 Each has a lock with hashes next to this file, and a directory in the cache, which the first test makes. Checkouts share
-them. Only the ordinary clients of the registries are used: pip, npm and go.
+them. Only the ordinary clients of the registries are used: pip, npm, go and Maven.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import shutil
 import sys
@@ -19,8 +20,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from marq_worker.broker import environment
-from marq_worker.broker.downloads import cache_directory, run_tool
+from marq_worker.broker import environment, java
+from marq_worker.broker.downloads import JarList, cache_directory, ensure_jars, run_tool
 
 HERE = Path(__file__).parent
 #: sqs-consumer needs Node.js 22, which is one of the packages on Linux.
@@ -80,6 +81,30 @@ def go_clients() -> Path:
         run_tool("building the clients in Go", command, environment=variables)
 
     return _made("go", sources, build)
+
+
+def java_client(jars: str, program: str) -> list[str | Path]:
+    """Return the command that runs ``java/PROGRAM.java`` with the jars in ``java/JARS.sha256``."""
+    runtime = java.ensure().path
+    source = HERE / "java" / f"{program}.java"
+    locks = [HERE / "java" / f"{name}.sha256" for name in ("compiler", jars)]
+    with _alone():
+        compiler, class_path = [_class_path(JarList.read(lock)) for lock in locks]
+
+    def build(directory: Path) -> None:
+        # Eclipse's compiler, because a Java runtime has none.
+        options: list[str | Path] = ["-17", "-parameters", "-proc:none", "-nowarn", "-cp", class_path, "-d", directory]
+        command = [runtime, "-cp", compiler, "org.eclipse.jdt.internal.compiler.batch.Main", *options, source]
+        run_tool("compiling the client in Java", command)
+
+    classes = _made(f"{jars}-{program}", [source, *locks], build)
+    # Thorough compilation would cost more than it saves.
+    return [runtime, java.SHORT_LIVED_OPTIONS, "-cp", f"{classes}{os.pathsep}{class_path}", program]
+
+
+def _class_path(jars: JarList) -> str:
+    directory = ensure_jars(jars)
+    return os.pathsep.join(str(directory / path) for path in jars.sums)
 
 
 def _require(name: str, package: str) -> Path:

@@ -63,6 +63,15 @@ async def test_a_task_queue_in_python(endpoint: Worker, library: str) -> None:
     await check_accounts(endpoint, json.loads(printed))
 
 
+@pytest.mark.parametrize("version", ["spring3", "spring4"])
+async def test_spring_cloud_aws(endpoint: Worker, version: str) -> None:
+    command = await asyncio.to_thread(environments.java_client, version, "SpringClient")
+
+    printed = await run(command, endpoint, {"PREFIX": version})
+
+    await check_accounts(endpoint, json.loads(printed))
+
+
 async def test_the_commands_of_the_page(endpoint: Worker, tmp_path: Path) -> None:
     python = await asyncio.to_thread(environments.python, "judges")
     [page] = [
