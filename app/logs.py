@@ -59,6 +59,8 @@ class JsonFormatter(logging.Formatter):
         if record.name.partition(".")[0] == "marq":
             for name, value, last, rest in _FIELD.findall(message):
                 document[name or last] = _number(value) if name else rest
+            # Fields that a line has in other words.
+            document |= getattr(record, "marq_fields", {})
         document |= _trace()
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
