@@ -43,7 +43,7 @@ from marq_worker.app.check.permissions import Use
 from marq_worker.app.check.permissions_at_start import ensure_permissions
 from marq_worker.app.faust_app import MarqApp, new_app, or_exit
 from marq_worker.app.handlers.handlers_role import HandlersRole
-from marq_worker.app.handlers.supervisor import HandlersProcesses
+from marq_worker.app.handlers.supervisor import HandlersProcesses, command
 from marq_worker.app.publication import differences, publish
 from marq_worker.app.watchdog.broker_probe import BrokerProbe, Markers, Rebalance
 from marq_worker.app.watchdog.watchdog import Watchdog
@@ -59,6 +59,7 @@ from marq_worker.app.web.statistics import attach as attach_web
 from marq_worker.app.worker import former_member
 from marq_worker.app.worker.former_member import TrackerAssignor
 from marq_worker.app.worker.memory import Heap, look_for_garbage_rarely
+from marq_worker.app.worker.start_report import StartReport, introduction
 from marq_worker.config.queues import QueuesFile, load_queues
 from marq_worker.config.settings import AppSettings, Role, misspelt_variables, stop_limit_s
 from marq_worker.tables import leases
@@ -91,6 +92,7 @@ class WorkerApp(MarqApp):
     watchdog: Watchdog | None = None
     #: True once the group has assigned partitions, possibly none; False without the role tracker.
     assigned = False
+    probes: probes.Probes
     dashboard: Dashboard
     usage: ProcessUsage
     _own_parts: Sequence[Service] = ()
@@ -115,7 +117,9 @@ class WorkerApp(MarqApp):
         for name, setting in misspelt_variables().items():
             log.warning("%s is not a setting of Marq, so it has no effect; did you mean %s?", name, setting)
         if Role.HANDLERS in roles:
-            processes = HandlersProcesses(stop_limit_s(settings.stop_timeout), self.log_level, self.end)
+            processes = HandlersProcesses(
+                stop_limit_s(settings.stop_timeout), command(self.log_level, faust_log=self.faust_log), self.end
+            )
             missing = partial(missing_topics, self.client)
             self.handlers = HandlersRole(settings.handlers, processes, self.queues, missing)
         decorated = None if self.handlers is None else self.handlers.documents
@@ -138,6 +142,15 @@ class WorkerApp(MarqApp):
         self._own_parts = self._parts()
         for part in self._own_parts:
             await self.add_runtime_dependency(part)
+        if not self.quiet:
+            # Only now: a start that fails prints nothing but its error.
+            self._introduce()
+
+    def _introduce(self) -> None:
+        groups = None if self.handlers is None else self.handlers.groups()
+        dashboard = str(self.conf.canonical_url) if self.conf.web_enabled else ""
+        for line in introduction(self.settings, groups, dashboard):
+            log.info("%s", line)
 
     def _parts(self) -> list[Service]:
         """Return the long-lived parts besides Faust's own, in start order."""
@@ -152,6 +165,7 @@ class WorkerApp(MarqApp):
                 self.removed_handlers,
             ]
         parts += [self.handlers, self.watchdog, self.dashboard, self.usage, self.sqs]
+        parts.append(StartReport(self.probes.not_ready, lambda: len(self.owners.owned)))
         return [part for part in parts if part is not None]
 
     async def _ensure_permissions(self, file: QueuesFile) -> None:
@@ -289,7 +303,7 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         app.removed_handlers = RemovedHandlers(app.queues, app.owners.keeps_placements)
         app_statistics.removed_handlers = app.removed_handlers.metrics
     app_statistics.paces.end_of = app.markers_end
-    probes.attach(app, app_statistics)
+    app.probes = probes.attach(app, app_statistics)
     app.usage = ProcessUsage(app.handlers_pids)
     totals = NamespaceStatistics(app_statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage)
     attach_web(app, totals)
