@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from mode import Service
 
 from marq.version import VERSION
-from marq_worker.agents.handler_groups import HandlerGroup
 from marq_worker.app import IMPORTED_S
-from marq_worker.app.web.liveness_and_readiness import Reason
 from marq_worker.config.settings import AppSettings, Role
+from marq_worker.handlers.handler_groups import HandlerGroup
+from marq_worker.web.liveness_and_readiness import Reason
 
 log = logging.getLogger("marq.worker")
 

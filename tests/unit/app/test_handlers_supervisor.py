@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup
-from marq_worker.app.handlers.handlers_app import VARIABLE, HandlersProcess
-from marq_worker.app.handlers.supervisor import (
+from marq_worker.app.handlers_app import VARIABLE, HandlersProcess
+from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
+from marq_worker.handlers.supervisor import (
     FIRST_PAUSE_S,
     LONG_LIFE_S,
     MAX_PAUSE_S,
@@ -25,8 +25,8 @@ from marq_worker.app.handlers.supervisor import (
     changes,
     command,
 )
-from marq_worker.app.handlers.worker_pipes import SILENCE_SECONDS
-from marq_worker.app.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
+from marq_worker.handlers.worker_pipes import SILENCE_SECONDS
+from marq_worker.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
 
 def group(name: str, *queues: str, concurrency: int = 64, topic: str | None = None) -> HandlerGroup:
@@ -111,8 +111,8 @@ started_before.touch()
 if os.fork() == 0:
     os.read(json.loads(os.environ[{VARIABLE!r}])["pipe"], 1)
 """
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.REPORTS_END_S", 0.01)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.REPORTS_END_S", 0.01)
     codes: asyncio.Queue[int] = asyncio.Queue()
     processes = HandlersProcesses(1, [sys.executable, "-c", program], codes.put_nowait)
     await processes.start()
@@ -133,7 +133,7 @@ async def test_an_unexpected_error_that_keeps_a_process_from_being_restarted_end
     async def defect(_: object) -> str:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor._GroupProcess._run", defect)
+    monkeypatch.setattr("marq_worker.handlers.supervisor._GroupProcess._run", defect)
     codes: asyncio.Queue[int] = asyncio.Queue()
     processes = HandlersProcesses(1, [], codes.put_nowait)
     await processes.start()
@@ -179,7 +179,7 @@ async def test_a_blocked_process_stays_blocked_while_only_its_watchdog_reports(m
             yield await told.get()
             told.task_done()
 
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.reports", reports)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.reports", reports)
     process = _GroupProcess(group("a", "emails"), [], {}, 0, lambda code: None)
     listening = asyncio.create_task(process._listen(0))
 
@@ -212,8 +212,8 @@ async def test_a_silent_process_is_logged_once_with_the_reason(
         metrics.append(process.metrics())
 
     handler, metrics = "handler mail:send of queue emails", list[Mapping[str, Any]]()
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.reports", reports)
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.is_stopped", lambda pid: stopped)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.reports", reports)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.is_stopped", lambda pid: stopped)
     process = _GroupProcess(group("mail", "emails"), [], {}, 0, lambda code: None)
     process._process = SimpleNamespace(pid=4711, returncode=None)  # type: ignore[assignment]
 

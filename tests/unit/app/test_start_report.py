@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup
-from marq_worker.app.logs import FOREIGN, hide_faust
-from marq_worker.app.web.liveness_and_readiness import Reason
 from marq_worker.app.worker import start_report
 from marq_worker.app.worker.start_report import MAX_QUEUES, StartReport, introduction
 from marq_worker.config.settings import AppSettings, Role
+from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
+from marq_worker.logs import FOREIGN, hide_faust
+from marq_worker.web.liveness_and_readiness import Reason
 
 SETTINGS = AppSettings(bootstrap_servers="kafka:9092", prefix="shop", project="billing")
 
@@ -62,7 +62,7 @@ def levels() -> Iterator[None]:
 def test_lines_of_faust_are_hidden_and_ours_are_not(levels: None) -> None:
     hide_faust()
 
-    for name in ("faust.worker", "mode.services", "aiokafka.conn", "marq_worker.app.faust_worker"):
+    for name in ("faust.worker", "mode.services", "aiokafka.conn", "marq_worker.faust_worker"):
         assert not logging.getLogger(name).isEnabledFor(logging.INFO)
         assert logging.getLogger(name).isEnabledFor(logging.WARNING)
     assert all(logging.getLogger(name).level == logging.NOTSET for name in ("marq", "marq.worker", "tasks"))
