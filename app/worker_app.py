@@ -31,6 +31,7 @@ from marq.settings.placements import SYNCED_S
 from marq.wire.errors import MarqError
 from marq_worker import client_id, former_member
 from marq_worker.agents import queue_consumer, timer, tracker
+from marq_worker.app import IMPORTED_S
 from marq_worker.app.faust_app import MarqApp, new_app
 from marq_worker.backlog.backlog_counter import BacklogCounter
 from marq_worker.backlog.consumer_watch import ConsumerLookup, ConsumerWatch
@@ -41,7 +42,7 @@ from marq_worker.config.settings import AppSettings, Role, misspelt_variables, s
 from marq_worker.former_member import TrackerAssignor
 from marq_worker.handlers.handler_watch import RemovedHandlers
 from marq_worker.handlers.handlers_role import HandlersRole
-from marq_worker.handlers.supervisor import HandlersProcesses
+from marq_worker.handlers.supervisor import HandlersProcesses, command
 from marq_worker.memory import Heap, look_for_garbage_rarely
 from marq_worker.owner.owner_context import OwnerContext
 from marq_worker.owner.placement_keeper import PlacementKeeper
@@ -50,6 +51,7 @@ from marq_worker.process_usage import ProcessUsage
 from marq_worker.progress import ProgressReport
 from marq_worker.publication import differences, publish
 from marq_worker.readable import or_exit
+from marq_worker.start_report import StartReport, introduction
 from marq_worker.tables import leases
 from marq_worker.tables.standby import Standby
 from marq_worker.transport.batch_transport import BatchSchema
@@ -92,6 +94,7 @@ class WorkerApp(MarqApp):
     watchdog: Watchdog | None = None
     #: True once the group has assigned partitions, possibly none; False without the role tracker.
     assigned = False
+    probes: probes.Probes
     dashboard: Dashboard
     usage: ProcessUsage
     _own_parts: Sequence[Service] = ()
@@ -116,7 +119,9 @@ class WorkerApp(MarqApp):
         for name, setting in misspelt_variables().items():
             log.warning("%s is not a setting of Marq, so it has no effect; did you mean %s?", name, setting)
         if Role.HANDLERS in roles:
-            processes = HandlersProcesses(stop_limit_s(settings.stop_timeout), self.log_level, self.end)
+            processes = HandlersProcesses(
+                stop_limit_s(settings.stop_timeout), command(self.log_level, faust_log=self.faust_log), self.end
+            )
             missing = partial(missing_topics, self.client)
             self.handlers = HandlersRole(settings.handlers, processes, self.queues, missing)
         decorated = None if self.handlers is None else self.handlers.documents
@@ -139,6 +144,15 @@ class WorkerApp(MarqApp):
         self._own_parts = self._parts()
         for part in self._own_parts:
             await self.add_runtime_dependency(part)
+        if not self.quiet:
+            # Only now: a start that fails prints nothing but its error.
+            self._introduce()
+
+    def _introduce(self) -> None:
+        groups = None if self.handlers is None else self.handlers.groups()
+        dashboard = str(self.conf.canonical_url) if self.conf.web_enabled else ""
+        for line in introduction(self.settings, groups, dashboard):
+            log.info("%s", line)
 
     def _parts(self) -> list[Service]:
         """Return the long-lived parts besides Faust's own, in start order."""
@@ -153,6 +167,7 @@ class WorkerApp(MarqApp):
                 self.removed_handlers,
             ]
         parts += [self.handlers, self.watchdog, self.dashboard, self.usage, self.sqs]
+        parts.append(StartReport(IMPORTED_S, self.probes.not_ready, lambda: len(self.owners.owned)))
         return [part for part in parts if part is not None]
 
     async def _ensure_permissions(self, file: QueuesFile) -> None:
@@ -290,7 +305,7 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         app.removed_handlers = RemovedHandlers(app.queues, app.owners.keeps_placements)
         app_statistics.removed_handlers = app.removed_handlers.metrics
     app_statistics.paces.end_of = app.markers_end
-    probes.attach(app, app_statistics)
+    app.probes = probes.attach(app, app_statistics)
     app.usage = ProcessUsage(app.handlers_pids)
     totals = NamespaceStatistics(app_statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage)
     attach_web(app, totals)

@@ -227,19 +227,19 @@ def _settle(name: str) -> Callable[[Any], Any]:
 def _fail(original: Any) -> Any:
     """Trace what follows an exception: a release, or a reject if the exception or the queue's rules require one."""
 
-    def fail(message: Message, error: BaseException, *more: Any) -> None:
+    def fail(message: Message, error: BaseException, *more: Any) -> Any:
         held = message._held
         if message._offset in held.decided:
-            original(message, error, *more)
-            return
+            return original(message, error, *more)
         # The handler's span is over by then; that of a block is not.
         parent = None if trace.get_current_span().get_span_context().is_valid else _context(message)
         rejected = len(held.rejected)
         with _span("release", "settle", message.queue, SpanKind.CLIENT, _of(message), parent=parent) as span:
-            original(message, error, *more)
+            consequence = original(message, error, *more)
             if len(held.rejected) > rejected:
                 span.update_name(f"reject {message.queue}")
                 span.set_attribute("messaging.operation.name", "reject")
+            return consequence
 
     return fail
 

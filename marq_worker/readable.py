@@ -51,6 +51,21 @@ def plain(text: str) -> str:
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
+#: How the reason of a message begins that used up its attempts, and ends if a release ended the last one.
+_EXHAUSTED = re.compile(r"(\d+) of \1 attempts used: the last time it was released")
+
+
+def why_dead(reason: str, error: str) -> str:
+    """Return why a message became a dead letter: its error, if that ended the last attempt, else the reason."""
+    exhausted = _EXHAUSTED.fullmatch(reason)
+    return failures(int(exhausted[1]), error) if exhausted and error else reason
+
+
+def failures(count: int, error: str) -> str:
+    """Return how often a message failed, and its last error."""
+    return f"failed {count:,} times: {error}" if count > 1 else f"failed: {error}"
+
+
 def end_with(error: Exception) -> NoReturn:
     """End the process with the error's notes (such as the traceback of a failed import) and its text."""
     sys.exit("\n".join([*getattr(error, "__notes__", ()), f"marq: {error}"]))

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from marq.settings.ordering_keys import line_of
+from marq.wire.error_texts import error_of
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.marker_codec import VERSION, decode
 from marq.wire.markers import (
@@ -190,11 +191,11 @@ def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, An
         columns |= {"text": _deduplication_ids(batch)} if isinstance(batch, Delay) else {}
     elif isinstance(batch, Release):
         columns["delay_ms"] = batch.delays_ms
-        columns["text"] = [error or None for error in batch.errors]
+        columns["text"] = [error_of(error) or None for error in batch.errors]
         columns["cause"] = ["LAST" if delay_ms == LAST else None for delay_ms in batch.delays_ms]
         common["counted"] = batch.counted
     elif isinstance(batch, Reject):
-        columns["text"] = list(batch.reasons)
+        columns["text"] = [error_of(reason) for reason in batch.reasons]
     elif isinstance(batch, Fact):
         columns["attempt"] = batch.attempts
         columns["cause"] = [_name(Cause, cause) for cause in batch.causes]

@@ -8,7 +8,14 @@ from typing import Any
 from marq.client.codecs import Codec, decode
 from marq.core.deliveries.dead_letter_records import DeadLetterRecord, dead_lettered_at_ms, text_of
 from marq.wire.markers import Source
-from marq.wire.names import ERROR_HEADER, KEY_HEADER, ORIGIN_HEADER, REASON_HEADER, RESERVED_HEADER
+from marq.wire.names import (
+    ERROR_HEADER,
+    KEY_HEADER,
+    ORIGIN_HEADER,
+    REASON_HEADER,
+    RESERVED_HEADER,
+    TRACEBACK_HEADER,
+)
 from marq.wire.record_headers import Origin, origin
 
 
@@ -62,6 +69,11 @@ class DeadLetter:
     def last_error(self) -> str:
         """Error of the last release, such as the handler's exception; empty if there was none."""
         return text_of(self._record.headers, ERROR_HEADER)
+
+    @property
+    def traceback(self) -> str:
+        """Traceback of the last attempt, its last 4,096 bytes; empty if no exception ended it, or none was kept."""
+        return text_of(self._record.headers, TRACEBACK_HEADER)
 
     @property
     def attempts(self) -> int:

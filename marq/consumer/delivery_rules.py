@@ -70,7 +70,7 @@ class Rules:
 
     def apply(self, held: HeldBatch) -> None:
         """Apply the current settings to a batch."""
-        settings = self._settings(held.queue)
+        held.settings = settings = self._settings(held.queue)
         if settings.errors:
             known = self._failures.get(held.queue)
             if known is None or known.errors is not settings.errors:

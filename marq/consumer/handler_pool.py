@@ -19,10 +19,11 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from marq.client.codecs import Codec
-from marq.client.outcomes import Outcome
+from marq.client.outcomes import Outcome, Reject, Retry
 from marq.consumer import handler_failures, middleware, settlement
 from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.circuit_breaker import Call
+from marq.consumer.failure_log import Consequence
 from marq.consumer.handler_parameters import is_coroutine_function, name_of
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
@@ -44,6 +45,9 @@ DEFAULT_BATCH_MESSAGES, DEFAULT_BATCH_CONCURRENCY = 1_000, 1
 
 #: Argument of a handler: a message, or a list of them.
 Work = TypeVar("Work")
+
+#: Of a call whose messages were settled before it failed, or whose leases had ended.
+_WITHOUT_CONSEQUENCE = Consequence("handler failed after its message was settled, or its lease had ended")
 
 _held: Callable[[Message], HeldBatch] = attrgetter("_held")
 
@@ -255,14 +259,30 @@ class HandlerPool(ABC, Generic[Work]):
             # sys.exit() in the handler or a library: it would end the event loop, and with it all other handlers.
             replaced = RuntimeError(f"{type(error).__name__} in the handler: {error_text(error)}")
             replaced.__cause__, error = error, replaced
-        decided = sum([message.offset in message._held.decided for message in messages])
-        handler_failures.fail_all(messages, error, call or Call(messages), only_open=lost and not stopping)
+        consequences = handler_failures.fail_all(
+            messages, error, call or Call(messages), only_open=lost and not stopping
+        )
         if isinstance(error, handler_failures.INTERRUPTIONS):
             raise error
-        if not (isinstance(error, Outcome) or (lost and cancelled)):
-            # A traceback shows code but no values, so payloads stay out of the log.
-            text = handler_failures.text_of(error)[:200]
-            log.error("handler failed: %s decided=%d error=%s", _describe(messages), decided, text, exc_info=error)
+        if not (lost and cancelled):
+            self._log_failure(consequences, error)
+
+    def _log_failure(self, consequences: Sequence[tuple[Message, Consequence | None]], error: BaseException) -> None:
+        """Log a failed call in one line, with what happens to its first message that was open."""
+        followed = [(message, consequence) for message, consequence in consequences if consequence is not None]
+        if not followed:
+            if not isinstance(error, Outcome):
+                messages = [message for message, _ in consequences]
+                self._acks.failures.write(messages, _WITHOUT_CONSEQUENCE, error, traceback=True)
+            return
+        consequence = followed[0][1]
+        if isinstance(error, Retry) and not consequence.final:
+            # The handler asked for it.
+            return
+        messages = [message for message, _ in followed]
+        # A traceback shows code but no values, so payloads stay out of the log.
+        traceback = not isinstance(error, Outcome)
+        self._acks.failures.write(messages, consequence, _shown(error), traceback=traceback)
 
     def _is_running(self, index: int) -> bool:
         """Return whether a task is running, so that nothing closes its coroutine, as the end of the event loop does."""
@@ -394,6 +414,15 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
         batch, now_s = self._buffer.ready.take(self._max_messages), self._acks.clock()
         ended = {held for held in set(map(_held, batch)) if held.expires_s <= now_s}
         return [message for message in batch if message._held not in ended] if ended else batch
+
+
+def _shown(error: BaseException) -> BaseException | str:
+    """Return what a line says of an exception."""
+    if isinstance(error, Reject):
+        return error.reason
+    if isinstance(error, Retry):
+        return error.__cause__ or error.__context__ or error
+    return error
 
 
 def _describe(messages: Sequence[Message]) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from marq.client.codecs import Codec
 from marq.client.exception_rules import Failures
 from marq.kafka.records import Records, Row
+from marq.settings.queue import QueueSettings
 from marq.wire.markers import BLOCKED_MS, LAST, Source
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _NO_OFFSETS = cast("set[int]", frozenset())
 _NOTHING = cast("list[Any]", ())
 _NO_TIMES = cast("dict[int, float]", MappingProxyType({}))
+_DEFAULTS = QueueSettings()
 
 
 class Released(NamedTuple):
@@ -53,7 +55,7 @@ class HeldBatch:
     __slots__ = (
         "acked", "acks", "at_most_once", "breaker", "codec", "decided", "dirty", "ends", "errors", "expires_s",
         "fixed_ms", "holder", "lease_s", "lines", "open", "own_expiry_s", "own_topic", "queue", "records", "rejected",
-        "released", "renewed", "source", "started", "starts", "taken_s", "unseen",
+        "released", "renewed", "settings", "source", "started", "starts", "taken_s", "unseen",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +76,8 @@ class HeldBatch:
         self.codec = codec
         #: True if the source is the queue's own topic, where senders choose the keys.
         self.own_topic = own_topic
+        #: The queue's settings when the messages were acquired.
+        self.settings = _DEFAULTS
         #: The queue's policies for exceptions, if any.
         self.errors: Failures | None = None
         self.breaker: QueueBreaker | None = None
@@ -125,6 +129,7 @@ class HeldBatch:
         )  # fmt: skip
         part.open = set(offsets)
         part.fixed_ms, part.errors, part.breaker = lease_ms, self.errors, self.breaker
+        part.settings = self.settings
         part.at_most_once, part.lines, part.unseen = self.at_most_once, self.lines, self.unseen
         part.starts, part.started = self.starts, self.started
         part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))

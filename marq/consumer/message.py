@@ -215,7 +215,11 @@ class Message(Hinted, Generic[T_co]):
         if error is None:
             settlement.ack(self)
             return False
-        handler_failures.fail(self, error)
+        consequence = handler_failures.fail(self, error)
+        if consequence is not None and consequence.final:
+            # The exception itself propagates, except Reject.
+            text = error.reason if isinstance(error, Reject) else handler_failures.text_of(error)
+            self._held.acks.failures.write([self], consequence, text)
         return isinstance(error, Retry | Reject)
 
     def __repr__(self) -> str:

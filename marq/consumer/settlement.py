@@ -12,6 +12,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from marq.consumer import handler_failures
 from marq.wire.markers import Ack
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def reject(message: Message, reason: str) -> None:
     """Dead-letter a message, unless it has an outcome."""
     if message._held.decide(message._offset):
         message._held.reject(message._offset, reason)
+        consequence = handler_failures.after_rejection(message, "was rejected")
+        message._held.acks.failures.write([message], consequence, reason)
 
 
 def renew(message: Message, lease_ms: int) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from marq.core.due_messages import DueMessages
 from marq.core.storage.rows import LeaseRow, State
 from marq.settings.queue import UNLIMITED_ATTEMPTS
-from marq.wire.marker_codec import MAX_TEXT_BYTES
+from marq.wire.error_texts import error_of, most_bytes
 from marq.wire.markers import (
     BLOCKED_MS,
     BLOCKED_WAIT_MS,
@@ -100,7 +100,9 @@ def _resumed(batch: Resume, asked_at: int, messages: DueMessages, now_ms: int) -
         marks = messages.marks.get((queue, source))
         acquired = [] if marks is None else marks.within(begin, max(marks.end, begin))
     rows = [leases.get(offset) for offset in offsets]
-    sizes = [_MESSAGE_BYTES + (0 if row is None else min(MAX_TEXT_BYTES, 4 * len(row.text))) for row in rows]
+    # Without tracebacks: the asking consumer only needs the errors.
+    texts = ["" if row is None else error_of(row.text) for row in rows]
+    sizes = [_MESSAGE_BYTES + most_bytes(text) for text in texts]
     parts = list(_parts(offsets, sizes))
     for number, part in enumerate(parts, 1):
         some = rows[part]
@@ -115,7 +117,7 @@ def _resumed(batch: Resume, asked_at: int, messages: DueMessages, now_ms: int) -
             [0 if row is None else row.state for row in some],
             [0 if row is None else _attempt(row) for row in some],
             [0 if row is None else _wait_ms(row.due_ms - now_ms) for row in some],
-            ["" if row is None else row.text for row in some],
+            texts[part],
         )
 
 

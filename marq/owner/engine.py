@@ -17,6 +17,7 @@ so writing it twice does no harm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -28,6 +29,7 @@ from marq.owner.pending_limits import PendingLimits
 from marq.owner.transaction_content import Due, Write
 from marq.wire import record_headers
 from marq.wire.dead_letter_notes import Note
+from marq.wire.error_texts import error_of, traceback_of
 from marq.wire.errors import UnknownVersion
 from marq.wire.large_messages import left_out, size_bytes, without_value
 from marq.wire.markers import Answer, Batch, Cause, Payload, Record, Resumed, Source
@@ -306,6 +308,11 @@ class OwnerEngine:
         if not write.due:
             return self._cut_unreadable()
         fire, payload = write.due[0]
+        if traceback_of(fire.lease.text):
+            # The first thing to leave out: the message and its error matter more.
+            lease = replace(fire.lease, text=error_of(fire.lease.text))
+            self._apart.append((replace(fire, lease=lease), payload))
+            return True
         if fire.cause is Cause.TOO_LARGE:
             if left_out(payload):
                 return False

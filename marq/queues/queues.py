@@ -64,6 +64,7 @@ class QueueOptions(TypedDict, total=False):
     start: str | None
     deduplication_window: Duration | None
     shutdown_timeout: Duration | None
+    tracebacks: bool | None
 
 
 class Queues(Lifecycle[DefinitionsFollower]):

@@ -69,6 +69,7 @@ class QueueSettings:
     message is delivered after all earlier ones of its ordering key; with ``on_dead_letter`` BLOCK, a dead letter blocks
     the later ones of its key. Of messages with one deduplication id, only the first of ``deduplication_window_ms`` is
     delivered. A stopping worker waits for running handlers for ``shutdown_timeout_ms``, None for the worker's setting.
+    With ``tracebacks``, a dead letter has the traceback of the last attempt.
 
     While ``paused``, nothing is delivered; messages in flight end as usual, and senders continue. A pause ends at
     ``paused_until_ms``: :meth:`marq.settings.definitions.Definitions.end_pauses` replaces the settings then.
@@ -96,6 +97,7 @@ class QueueSettings:
     start: str = EARLIEST
     deduplication_window_ms: int = 300_000
     shutdown_timeout_ms: int | None = None
+    tracebacks: bool = True
 
     @property
     def ordered(self) -> bool:
@@ -184,6 +186,7 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
         "start": settings.start,
         "deduplication_window": _seconds(settings.deduplication_window_ms),
         "shutdown_timeout": None if settings.shutdown_timeout_ms is None else _seconds(settings.shutdown_timeout_ms),
+        "tracebacks": settings.tracebacks,
     }
 
 
@@ -401,4 +404,5 @@ CHECKS: Mapping[str, Check] = {
     "start": _either(EARLIEST, LATEST),
     "deduplication_window": _number(0, MAX_DEDUPLICATION_SECONDS, unit=" of seconds", above=True),
     "shutdown_timeout": _number(0, MAX_SHUTDOWN_SECONDS, unit=" of seconds"),
+    "tracebacks": switch,
 }

@@ -20,6 +20,7 @@ from struct import Struct, error, pack
 from typing import Any, Protocol
 
 from marq.wire.byte_reader import Reader
+from marq.wire.error_texts import cut_text
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.markers import (
     FACTS,
@@ -53,8 +54,6 @@ VERSION = 1
 #: has the magic in the right place, too.
 NEWER_VERSIONS = range(VERSION + 1, 32)
 MAGIC = b"mq"
-#: Bytes of an error or reason text that travel with a marker; longer ones are cut.
-MAX_TEXT_BYTES = 1024
 
 #: Flags of a batch; the others are those of its payloads (:mod:`marq.wire.payload_columns`).
 CONTIGUOUS, UNCOUNTED, TEXTS, DUES, RELATIVE = 1, 16, 32, 64, 128
@@ -309,11 +308,6 @@ def _parts(batch: Batch) -> list[bytes]:
         flags |= field.write(batch, parts)
     parts[0] = _HEAD.pack(VERSION, MAGIC, kind, flags, batch.holder, len(queue))
     return parts
-
-
-def cut_text(text: str) -> bytes:
-    """Return at most :data:`MAX_TEXT_BYTES` of a text as UTF-8, never half a character."""
-    return text.encode("utf-8", "replace")[:MAX_TEXT_BYTES].decode("utf-8", "ignore").encode()
 
 
 # --- decoding ---------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ REASON_HEADER = "marq-reason"
 #: Of a message whose value is left out because it does not fit: the place and the size of its record, as text.
 TOO_LARGE_HEADER = "marq-too-large"
 ERROR_HEADER = "marq-error"
+#: The traceback of the last attempt, in dead letters only.
+TRACEBACK_HEADER = "marq-traceback"
 #: Number of consecutive releases that did not count.
 UNCOUNTED_HEADER = "marq-uncounted"
 #: Number of consecutive deliveries whose leases have expired.

@@ -88,6 +88,10 @@ class HandlersRole(Service):
     async def on_stop(self) -> None:
         self._end_listening()
 
+    def groups(self) -> dict[str, HandlerGroup]:
+        """Return the groups whose handlers this worker runs, as its definitions are now."""
+        return handler_groups(self._queues.definitions, self._own, self._surrounding, self.project)
+
     def set_quiet(self, quiet: bool) -> None:
         self._processes.set_quiet(quiet)
 
@@ -118,7 +122,7 @@ class HandlersRole(Service):
 
         Such a queue must not stop the others: its group's process goes on without it until the topic exists again.
         """
-        groups = handler_groups(self._queues.definitions, self._own, self._surrounding, self.project)
+        groups = self.groups()
         try:
             missing = await self._missing_topics({q: t for group in groups.values() for q, t in group.topics.items()})
         except MarqError as error:
@@ -146,8 +150,7 @@ class HandlersRole(Service):
             await self.publish()
 
     def _follow(self) -> None:
-        definitions = self._queues.definitions
-        groups = handler_groups(definitions, self._own, self._surrounding, self.project)
+        definitions, groups = self._queues.definitions, self.groups()
         incomplete = {name: rest for name, group in groups.items() if (rest := without_handler(definitions, group))}
         for name, rest in incomplete.items():
             if self._incomplete.get(name) != rest:

@@ -66,8 +66,10 @@ def changes(running: Mapping[str, HandlerGroup], wanted: Mapping[str, HandlerGro
     return stop, start
 
 
-def command(log_level: str | int | None) -> list[str]:
+def command(log_level: str | int | None, *, faust_log: bool = False) -> list[str]:
+    """Return the command of a handler process; with ``faust_log`` its log has Faust's lines, too."""
     level = [] if log_level is None else ["-l", str(log_level)]
+    level += ["--faust-log"] if faust_log else []
     # -P: files in the current directory must not shadow modules that the worker itself imports.
     return [sys.executable, "-P", "-m", "marq_worker", "worker", "--quiet", "--without-web", *level]
 
@@ -79,11 +81,11 @@ class HandlersProcesses(Service):
     unexpected error keeps one from being restarted.
     """
 
-    def __init__(self, stop_limit_s: float, log_level: str | int | None, end: Callable[[int], None]) -> None:
+    def __init__(self, stop_limit_s: float, command: Sequence[str], end: Callable[[int], None]) -> None:
         super().__init__()
         self._stop_limit_s = stop_limit_s
         self._end = end
-        self._command = command(log_level)
+        self._command = command
         # Read once: a process that is restarted later must not read files that were changed meanwhile.
         ours = {name: value for name, value in read_environment().items() if name.startswith("MARQ_")}
         self._environment = {**os.environ, **ours}

@@ -15,6 +15,7 @@ from marq.kafka.inspector import Peeked
 from marq.settings.durations import moment_of
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import Schedule
+from marq.wire.error_texts import error_of, traceback_of
 from marq.wire.errors import ConfigError
 from marq.wire.markers import BLOCKED_MS, Payload, Source
 from marq.wire.record_headers import origin, previous_time_s, record_id
@@ -80,7 +81,7 @@ class Choice:
             and (self.until_ms is None or lease.due_ms < self.until_ms)
             and lease.attempt >= self.attempts
             and (not self.older_ms or now_ms - lease.since_ms >= self.older_ms)
-            and (not self.error or self.error in lease.text.casefold())
+            and (not self.error or self.error in error_of(lease.text).casefold())
         )
 
 
@@ -212,7 +213,8 @@ def described(
         "due_in_seconds": max(0.0, (due_ms - now_ms) / 1000),
         "since": moment(lease.since_ms),
         "attempt": lease.attempt,
-        "error": lease.text,
+        "error": error_of(lease.text),
+        "traceback": redaction.traceback(traceback_of(lease.text)),
         # A message that waits in its place keeps its last holder.
         "holder": lease.holder if lease.state in HELD else 0,
     }

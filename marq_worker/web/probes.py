@@ -96,7 +96,7 @@ class Probes:
         return frozenset() if self._app.watchdog is None else self._app.watchdog.suspects
 
 
-def attach(app: WorkerApp, statistics: Statistics) -> None:
+def attach(app: WorkerApp, statistics: Statistics) -> Probes:
     probes = Probes(app, statistics)
 
     @app.page("/metrics", name="metrics")
@@ -110,6 +110,8 @@ def attach(app: WorkerApp, statistics: Statistics) -> None:
     @app.page("/readyz", name="readyz")
     async def readyz(self: View, request: Any) -> Any:
         return _answer(self, "ready", await probes.not_ready())
+
+    return probes
 
 
 def _answer(view: View, verdict: str, reasons: list[health.Reason]) -> Any:

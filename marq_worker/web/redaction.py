@@ -14,6 +14,7 @@ from marq.wire.names import ORDERING_KEY_HEADER, RESERVED_HEADER
 
 HIDDEN = "[hidden]"
 ALL_HIDDEN = "[hidden: MARQ_REDACT hides fields, and this value is not JSON, so it cannot be searched]"
+TRACEBACK_HIDDEN = "[hidden: MARQ_REDACT hides fields, and a traceback cannot be searched; `marq dead` shows it]"
 #: Payloads up to this size are parsed as JSON; longer ones are shown as text.
 MAX_JSON_BYTES = 65_536
 #: Characters of text, and bytes in hexadecimal, that the page of a message shows.
@@ -52,6 +53,10 @@ class Redaction:
             for name, value in headers
             if not name.startswith(RESERVED_HEADER)
         }
+
+    def traceback(self, text: str) -> str:
+        """Return a traceback. It may contain values and can't be searched for fields, so it is hidden like such."""
+        return TRACEBACK_HIDDEN if text and self._names else text
 
     def ordering_key(self, key: bytes | None) -> str | None:
         """Return an ordering key as text, None for no key; it is hidden if its header's name is."""

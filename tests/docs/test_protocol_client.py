@@ -209,6 +209,7 @@ values = st.fixed_dictionaries(
         "on_dead_letter": st.sampled_from(["continue", "block", "drop"]),
         "deduplication_window": numbers,
         "shutdown_timeout": numbers,
+        "tracebacks": st.booleans(),
         "project": st.sampled_from(["shop", "billing", "", 1]),
         "a key of a later version": st.just(1),
     },

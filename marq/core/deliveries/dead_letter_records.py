@@ -22,6 +22,7 @@ from marq.wire.names import (
     FIRST_RECEIVED_HEADER,
     ORIGIN_HEADER,
     REASON_HEADER,
+    TRACEBACK_HEADER,
     UNCOUNTED_HEADER,
     check_queue_name,
 )
@@ -37,6 +38,7 @@ _DEATH_HEADERS = frozenset(
         FIRST_RECEIVED_HEADER,
         ORIGIN_HEADER,
         REASON_HEADER,
+        TRACEBACK_HEADER,
         UNCOUNTED_HEADER,
     }
 )

@@ -16,6 +16,7 @@ from marq.core.storage.handling_times import BOUNDS_MS
 from marq.dead_letters.dead_letters import Redriven
 from marq.kafka.topics import Topics
 from marq.settings.definitions import Definitions
+from marq.wire.error_texts import with_traceback
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import (
@@ -374,13 +375,36 @@ def test_a_message_is_followed_through_its_redeliveries() -> None:
     assert [(event["text"], event["detail"]) for event in events] == [
         ("Delivered to worker-2, attempt 1", "lease of 30 s"),
         ("Released by worker-2, to be redelivered after its backoff", "ValueError: no"),
-        ("Redelivered for attempt 2, because it was released", ""),
+        ("Redelivered for attempt 2, because it failed: ValueError: no", ""),
         ("Delivered to worker-2, attempt 2", "lease of 30 s"),
         ("Acknowledged by worker-2", ""),
     ]
     assert [event["elapsed_seconds"] for event in events] == [0.005, 0.015, 0.035, 0.055, 0.065]
     # One that has left its group.
     assert timeline.told()[0]["text"] == "Delivered to a consumer, attempt 1"
+
+
+def test_a_message_that_failed_says_how_often_and_why_and_shows_the_last_traceback() -> None:
+    timeline, identity = Timeline("marq.messages/0/5"), b"marq.messages/0/5"
+    error = "ValueError: cannot bill order 2"
+
+    read(
+        timeline,
+        (10, acquire(FIRST, [5])),
+        (20, Release("emails", 7, FIRST, [5], [-1], True, [error])),
+        (30, Fact(Kind.REDELIVERED, "emails", 1, FIRST, [5], [2], [Cause.RELEASED])),
+        (40, acquire(AGAIN, [9], identity, attempt=2)),
+        (50, Release("emails", 7, AGAIN, [9], [-1], True, [with_traceback(error, "Traceback: in bill")])),
+        (60, Fact(Kind.DEAD_LETTERED, "emails", 1, AGAIN, [9], [2], [Cause.RELEASED])),
+    )
+
+    events = timeline.told()
+    assert [event["text"] for event in events if event["kind"] in ("REDELIVERED", "DEAD_LETTERED")] == [
+        "Redelivered for attempt 2, because it failed: ValueError: cannot bill order 2",
+        "Dead-lettered after attempt 2, because it failed 2 times: ValueError: cannot bill order 2",
+    ]
+    released = [(event["detail"], event["traceback"]) for event in events if event["kind"] == "RELEASE"]
+    assert released == [(error, ""), (error, "Traceback: in bill")]
 
 
 @pytest.mark.parametrize(
@@ -453,7 +477,7 @@ def test_the_deliveries_of_a_queue_with_ordering_are_told_from_its_markers() -> 
         ("Acquired by a consumer, attempt 2", in_line),
         ("Released by a consumer; it blocks its key until it is delivered now or cancelled", "once more"),
         ("Released by a consumer after its last attempt", "again"),
-        ("Dead-lettered after attempt 2, because it was released", ""),
+        ("Dead-lettered after attempt 2, because it failed 2 times: again", ""),
     ]
 
 

@@ -720,6 +720,26 @@ async def test_a_dead_message_is_redriven_and_deleted_from_its_page(client: Clie
     assert (fields.count(("queue", "invoices")), fields.count(("id", "marq.messages/1/3"))) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    "path", ["/message?id=marq.messages/1/3", "/queues/invoices/messages?state=dead", "/dead-letters"]
+)
+async def test_a_dead_letter_shows_the_traceback_of_its_last_attempt(
+    client: Client, namespace: Filtered, path: str
+) -> None:
+    namespace.story = (*namespace.story, DEAD_LETTERED)
+
+    page = await (await client.get(path)).text()
+
+    assert "Traceback (most recent call last):" in page
+    assert "in &lt;bill&gt;" in page
+
+
+async def test_the_page_of_a_dead_letter_says_how_often_it_failed(client: Client, namespace: Filtered) -> None:
+    namespace.story = (*namespace.story, DEAD_LETTERED)
+
+    assert "failed 5 times: ValueError: no customer" in await (await client.get("/message?id=marq.messages/1/3")).text()
+
+
 async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(client: Client, namespace: Filtered) -> None:
     namespace.story = (*namespace.story, DEAD_LETTERED)
     namespace.dead = []

@@ -85,9 +85,8 @@ async def test_a_process_whose_instance_id_another_one_uses_ends_its_worker_and_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = [sys.executable, "-c", f"raise SystemExit({EXIT_FENCED})"]
-    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: ended)
     codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, None, codes.put_nowait)
+    processes = HandlersProcesses(1, ended, codes.put_nowait)
     await processes.start()
 
     processes.want({"a": group("a", "emails")})
@@ -112,11 +111,10 @@ started_before.touch()
 if os.fork() == 0:
     os.read(json.loads(os.environ[{VARIABLE!r}])["pipe"], 1)
 """
-    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
     monkeypatch.setattr("marq_worker.handlers.supervisor.FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr("marq_worker.handlers.supervisor.REPORTS_END_S", 0.01)
     codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, None, codes.put_nowait)
+    processes = HandlersProcesses(1, [sys.executable, "-c", program], codes.put_nowait)
     await processes.start()
 
     processes.want({"a": group("a", "emails")})
@@ -137,7 +135,7 @@ async def test_an_unexpected_error_that_keeps_a_process_from_being_restarted_end
 
     monkeypatch.setattr("marq_worker.handlers.supervisor._GroupProcess._run", defect)
     codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, None, codes.put_nowait)
+    processes = HandlersProcesses(1, [], codes.put_nowait)
     await processes.start()
 
     processes.want({"a": group("a", "emails")})
@@ -160,9 +158,8 @@ async def test_a_process_has_the_settings_of_its_worker_even_if_the_files_have_c
 from marq_worker.config.settings import load_settings
 raise SystemExit({EXIT_FENCED} if load_settings().prefix == "shop" else 1)
 """
-    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: [sys.executable, "-c", ask])
     codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, None, codes.put_nowait)
+    processes = HandlersProcesses(1, [sys.executable, "-c", ask], codes.put_nowait)
     await processes.start()
 
     project.write_text("[settings\n")
@@ -232,6 +229,7 @@ async def test_a_silent_process_is_logged_once_with_the_reason(
 def test_a_process_has_the_workers_log_level_and_no_web_server() -> None:
     assert command("INFO")[-3:] == ["--without-web", "-l", "INFO"]
     assert command(None)[-1] == "--without-web"
+    assert command("INFO", faust_log=True)[-1] == "--faust-log"
 
 
 def test_a_process_reads_what_it_is_told_from_its_environment() -> None:
@@ -272,9 +270,8 @@ os.write(document["reports"], b"{{}}\\n")
 # Until the worker ends.
 os.read(document["pipe"], 1)
 """
-    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
     codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, None, codes.put_nowait)
+    processes = HandlersProcesses(1, [sys.executable, "-c", program], codes.put_nowait)
     await processes.start()
 
     processes.set_quiet(True)

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
-from marq import Reject, Retry
+from marq import DecodeError, Reject, Retry
 from marq.consumer.handler_pool import HandlerPool
 from marq.consumer.message import Message
+from marq.core.redeliver_or_dead_letter import release_delay_ms
+from marq.core.storage.rows import row_key
+from marq.settings.queue import QueueSettings
 from marq.wire.markers import BACKOFF
 from tests.unit.client.fakes import LIMIT_S, P0, P1, Rig, spin
 
@@ -158,16 +161,30 @@ async def test_a_failure_is_logged_once_with_its_traceback_and_without_the_paylo
     await pool.stop(1)
 
     (record,) = [each for each in caplog.records if each.name == "marq"]
-    assert record.levelname == "ERROR"
+    assert record.levelname == "WARNING"
+    wait_s = release_delay_ms(1, True, BACKOFF, QueueSettings(), row_key("q", P0, 0)) / 1000
     assert record.getMessage() == (
-        "handler failed: queue=q id=t/0/0 partition=0 offset=0 attempt=1 decided=0 error=KeyError: 'no such customer'"
+        f"queue q: attempt 1 of 5 failed, retry in {wait_s:.3g} s: KeyError: 'no such customer' (t/0/0)"
     )
     assert "in charge" in caplog.text
     assert "payload" not in caplog.text
 
 
-@pytest.mark.parametrize("outcome", [Retry(delay=7), Reject("why")], ids=["Retry", "Reject"])
-async def test_retry_and_reject_are_not_logged_as_failures(make_rig, work, logged, outcome) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "lines"),
+    [
+        (Retry(delay=7), []),
+        (Reject("why"), ["queue q: attempt 1 of 5 was rejected, now a dead letter: why (t/0/0)"]),
+        (
+            DecodeError("not JSON"),
+            ["queue q: attempt 1 of 5 could not be decoded, now a dead letter: not JSON (t/0/0)"],
+        ),
+    ],
+    ids=["Retry", "Reject", "DecodeError"],
+)
+async def test_retry_is_not_logged_and_rejections_are_without_a_traceback(
+    make_rig, work, caplog, outcome, lines
+) -> None:
     rig = make_rig()
     rig.add(1)
 
@@ -181,7 +198,9 @@ async def test_retry_and_reject_are_not_logged_as_failures(make_rig, work, logge
     await rig.settler.until(lambda: bool(rig.released or rig.rejected))
     await pool.stop(1)
 
-    assert logged() == []
+    records = [record for record in caplog.records if record.name == "marq"]
+    assert [record.getMessage() for record in records] == lines
+    assert [record.exc_info for record in records if record.exc_info] == []
 
 
 async def test_a_cancellation_that_is_not_ours_is_an_error_of_the_handler(make_rig, work) -> None:
@@ -458,7 +477,7 @@ async def test_a_list_that_fails_is_logged_once_with_its_length(make_rig, caplog
     await pool.stop(1)
 
     (record,) = [each for each in caplog.records if "failed" in each.getMessage()]
-    assert "id=t/0/0 partition=0 offset=0 attempt=1 messages=3 decided=0 error=KeyError" in record.getMessage()
+    assert record.getMessage().endswith(": KeyError: 'no such customer' (t/0/0 and 2 more messages)")
 
 
 async def test_messages_whose_lease_ended_before_their_list_began_are_left_out(make_rig) -> None:
