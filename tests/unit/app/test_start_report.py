@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from marq_worker.app.worker import start_report
+from marq_worker import start_report
 from marq_worker.config.settings import AppSettings, Role
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
 from marq_worker.logs import FOREIGN, hide_faust
