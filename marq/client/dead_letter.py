@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Generic
 
-from marq.client.codecs import Codec, decode
+from marq.client.codecs import Codec, V, decode
 from marq.core.deliveries.dead_letter_records import DeadLetterRecord, dead_lettered_at_ms, text_of
 from marq.wire.markers import Source
 from marq.wire.names import ERROR_HEADER, KEY_HEADER, ORIGIN_HEADER, REASON_HEADER, RESERVED_HEADER
 from marq.wire.record_headers import Origin, origin
 
 
-class DeadLetter:
+class DeadLetter(Generic[V]):
     """A message that exhausted its attempts, or was rejected."""
 
     __slots__ = ("_codec", "_record", "_topic", "queue")
 
-    def __init__(self, record: DeadLetterRecord, queue: str, topic: str, codec: Codec | None) -> None:
+    def __init__(self, record: DeadLetterRecord, queue: str, topic: str, codec: Codec[V] | None) -> None:
         #: The queue in which it was dead-lettered.
         self.queue = queue
         self._record = record
@@ -30,13 +30,14 @@ class DeadLetter:
         return self._origin.id
 
     @property
-    def value(self) -> Any:
+    def value(self) -> V:
         """The value, decoded by the codec; without a codec :attr:`body`.
 
         Raises:
             DecodeError: the codec can't decode it, which may be why it was dead-lettered.
         """
-        return self.body if self._codec is None else decode(self._codec, self.body)
+        # Without a codec, V is not known.
+        return self.body if self._codec is None else decode(self._codec, self.body)  # type: ignore[return-value]
 
     @property
     def body(self) -> bytes:

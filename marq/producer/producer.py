@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Generic, TypeVar, Unpack, overload
 
 from marq.backend.cluster import Cluster, cluster_of
-from marq.client.codecs import Codec
+from marq.client.codecs import Codec, V
 from marq.client.current_producer import note_started, note_stopped
 from marq.client.delivery_time import AT_ONCE, At, Delay, When, when, whens
 from marq.client.hooks import point
@@ -57,7 +57,7 @@ class SendManyFailed(BrokerUnavailable):
         )
 
 
-class Producer(CodecClient[Running]):
+class Producer(CodecClient[Running, V], Generic[V]):
     """Sends messages in batches. Sends are idempotent and confirmed by all in-sync replicas.
 
     Args:
@@ -69,7 +69,7 @@ class Producer(CodecClient[Running]):
     #: How long a message waits for others while batches are on their way.
     _linger_s = 0.0
 
-    def _begin(self, settings: ClientSettings, codec: Codec | None) -> None:
+    def _begin(self, settings: ClientSettings, codec: Codec[V] | None) -> None:
         Lifecycle.__init__(self, "the producer")
         self._codec = codec
         self._settings = settings
@@ -114,11 +114,14 @@ class Producer(CodecClient[Running]):
     @overload
     async def send(self, queue: Target[T], value: T, **options: Unpack[SendOptions]) -> Receipt: ...
 
+    # A str is a sequence of str, too.
     @overload
-    async def send(self, queue: str, value: Any, **options: Unpack[SendOptions]) -> Receipt: ...
+    async def send(  # type: ignore[overload-overlap]
+        self, queue: str, value: V, **options: Unpack[SendOptions]
+    ) -> Receipt: ...
 
     @overload
-    async def send(self, queue: Sequence[str], value: Any, **options: Unpack[SendOptions]) -> list[Receipt]: ...
+    async def send(self, queue: Sequence[str], value: V, **options: Unpack[SendOptions]) -> list[Receipt]: ...
 
     @point("send")
     async def send(
@@ -251,9 +254,7 @@ class Producer(CodecClient[Running]):
     ) -> list[Receipt]: ...
 
     @overload
-    async def send_many(
-        self, queue: str, values: Iterable[Any], **options: Unpack[SendManyOptions]
-    ) -> list[Receipt]: ...
+    async def send_many(self, queue: str, values: Iterable[V], **options: Unpack[SendManyOptions]) -> list[Receipt]: ...
 
     @point("send_many")
     async def send_many(
