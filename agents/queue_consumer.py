@@ -20,7 +20,7 @@ from faust.types import TP, StreamT
 from marq.backend.cluster import cluster_of
 from marq.client.current_producer import SharedProducer
 from marq.consumer.handler_parameters import Handler
-from marq.consumer.handlers import HandlerDefinition, check_handler, codec_of, handlers_in
+from marq.consumer.handlers import HandlerDefinition, check_handler, codec_of, definitions_of, handlers_in
 from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Resources, lifespans_in
 from marq.consumer.middleware import middleware_in
@@ -188,6 +188,12 @@ def load_handler(queue: str, name: str) -> Handler:
     except ConfigError as error:
         raise ConfigError(f"queue {queue!r}: its handler {name!r} can't be used: {error}") from error
     return handler
+
+
+def decorated_settings(queue: str, name: str) -> list[str]:
+    """Return the names of the settings of a queue in the decorator of a handler, ``module:function``."""
+    definitions = definitions_of(load_handler(queue, name))
+    return [key for definition in definitions if definition.queue == queue for key in definition.settings]
 
 
 def load_modules(modules: tuple[str, ...]) -> list[HandlerDefinition]:

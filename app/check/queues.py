@@ -16,8 +16,8 @@ from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import Names
 from marq_worker.agents.handler_groups import handler_groups, without_handler
 from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding
-from marq_worker.app.check.findings import Finding, fine, problem, warning
-from marq_worker.app.handlers.handlers_role import lacks_handler, part_of_group, publication
+from marq_worker.app.check.findings import Finding, exit_code, fine, problem, warning
+from marq_worker.app.handlers.handlers_role import check, lacks_handler, part_of_group, publication, unpublished
 from marq_worker.app.publication import check_topics, differences, left_over, listed
 from marq_worker.config.queues import QueuesFile
 
@@ -170,7 +170,8 @@ def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[st
         after = after.after(publication(after, documents, modules, file.project))
     except ConfigError as error:
         return [problem("handlers", str(error))]
-    groups = handler_groups(after, {handler.queue: handler.name for handler in decorated}, around, file.runs_project)
+    own = {handler.queue: handler.name for handler in decorated}
+    groups = handler_groups(after, own, around, file.runs_project)
     findings = []
     for group in groups.values():
         for queue, handled in group.queues.items():
@@ -182,5 +183,11 @@ def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[st
         if rest:
             judged = problem if lacks_handler(after, rest) else warning
             findings.append(judged("handlers", part_of_group(group, rest, after)))
+    if not exit_code(findings):
+        try:
+            check(after, groups, own)
+        except ConfigError as error:
+            return [*findings, problem("handlers", str(error), advice="no worker starts until then")]
+        findings += [warning("handlers", text) for text in unpublished(groups, own)]
     queues = [queue for group in groups.values() for queue in group.queues]
     return findings or ([fine("handlers", f"can be imported: {', '.join(queues)}")] if queues else [])

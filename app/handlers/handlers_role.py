@@ -12,11 +12,19 @@ from typing import Any
 from mode import Service
 
 from marq.queues.queues import Queues
+from marq.settings.combinations import ORIGINS, check_queue
 from marq.settings.definitions import Definitions, confirmed_key, layer_key
+from marq.settings.queue import queue_settings, settings_document
 from marq.settings.removed_handlers import CONFIRM_S, EXPIRY_S, Confirmations, decorated, module_of
 from marq.wire.errors import ConfigError, MarqError
 from marq_worker.agents.handler_groups import HandlerGroup, handler_groups, without_handler
-from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding, without_handlers
+from marq_worker.agents.queue_consumer import (
+    decorated_settings,
+    load_handler,
+    load_modules,
+    surrounding,
+    without_handlers,
+)
 from marq_worker.app.handlers.supervisor import HandlersProcesses
 from marq_worker.app.publication import check_owner, listed, with_project
 
@@ -68,6 +76,12 @@ class HandlersRole(Service):
         await self._queues.publish(records)
         if removed := [key for key, document in records.items() if document is None]:
             log.warning("project %s removed definitions that its code no longer has: %s", self.project, listed(removed))
+        definitions = self._queues.definitions
+        for text in overridden(definitions, self.documents):
+            log.info("%s", text)
+        groups = handler_groups(definitions, self._own, self._surrounding, self.project)
+        for text in unpublished(groups, self._own):
+            log.warning("%s", text)
 
     def check(self, definitions: Definitions) -> None:
         """Check what would run with these definitions."""
@@ -184,12 +198,41 @@ def publication(
     return layers
 
 
+def overridden(definitions: Definitions, documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return which settings of decorators have no effect, because a stronger layer has another value."""
+    texts = []
+    for queue, document in documents.items():
+        current = settings_document(definitions.settings(queue))
+        decorated = settings_document(queue_settings(document))
+        for key in document.keys() - {"handler"}:
+            if current[key] != decorated[key]:
+                origin = ORIGINS[definitions.origin(queue, key)]
+                texts.append(
+                    f"queue {queue!r}: {key} = {current[key]} ({origin}) overrides {key} = {decorated[key]} of"
+                    f" @marq.handler ({document['handler']})"
+                )
+    return sorted(texts)
+
+
+def unpublished(groups: Mapping[str, HandlerGroup], own: Collection[str]) -> list[str]:
+    """Return which settings of decorators no worker publishes, because only marq.toml names their handlers."""
+    return [
+        f"queue {queue!r}: the settings of @marq.handler ({handled.handler}) have no effect: {', '.join(keys)};"
+        f" MARQ_HANDLERS does not list the module {module_of(handled.handler)!r}: add it, or set them in marq.toml"
+        for group in groups.values()
+        for queue, handled in group.queues.items()
+        if queue not in own and (keys := decorated_settings(queue, handled.handler))
+    ]
+
+
 def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Mapping[str, str]) -> None:
-    """Check that each queue has one importable handler, and each group handlers for all its queues.
+    """Check that each queue has one importable handler, and each group handlers for all its queues; and the settings
+    of decorators.
 
     A missing decorated handler is not an error, because it may have been removed.
     """
     for queue, name in own.items():
+        check_queue(definitions, queue)
         named = (definitions.layer("file", queue) or {}).get("handler")
         if named not in (None, name):
             raise ConfigError(

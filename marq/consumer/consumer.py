@@ -20,7 +20,14 @@ from marq.consumer.handler_pool import (
     BatchHandlerTasks,
     HandlerTasks,
 )
-from marq.consumer.handlers import DEFAULT_CONCURRENCY, check_handler, codec_of, definitions_for, definitions_of
+from marq.consumer.handlers import (
+    DEFAULT_CONCURRENCY,
+    check_handler,
+    codec_of,
+    definitions_for,
+    definitions_of,
+    warn_of_unpublished,
+)
 from marq.consumer.membership import Membership
 from marq.consumer.message import Message, T_co
 from marq.consumer.middleware import Middleware, check_middleware
@@ -289,8 +296,12 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
         running = self._started()
         check = partial(definitions_for, handler)
         definitions = check(running.queues)
+        for definition in definitions.values():
+            warn_of_unpublished(definition, running.definitions.settings(definition.queue))
         if concurrency is None:
-            decorated = [each.concurrency for each in definitions.values() if each.concurrency is not None]
+            decorated = [
+                each.settings["concurrency"] for each in definitions.values() if "concurrency" in each.settings
+            ]
             concurrency = max(decorated, default=DEFAULT_CONCURRENCY)
         count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
         # Not only for these queues, because more queues may join the group.

@@ -10,60 +10,54 @@ import contextlib
 import difflib
 import functools
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import FrameType, ModuleType
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from marq.client.codecs import Codec, check_codec
 from marq.client.current_producer import current_producer
 from marq.client.receipt import Receipt
 from marq.consumer.decorated import Decorate
 from marq.consumer.handler_parameters import EXPECTED, Handler, keep, name_of, parameters, payload_codec
-from marq.settings.client import whole_number
-from marq.settings.hints import OURS, Unknown, UnknownOption, refuse
-from marq.settings.queue import CHECKS, MAX_CONCURRENCY
+from marq.settings.durations import plain
+from marq.settings.hints import OURS, UnknownOption, refuse
+from marq.settings.queue import QueueSettings, check_document, queue_settings, settings_document
+from marq.settings.queue_options import HandlerOptions
 from marq.wire.errors import ConfigError
-from marq.wire.names import check_group_name, check_queue_name
+from marq.wire.names import check_queue_name
+
+log = logging.getLogger("marq")
 
 DEFAULT_CONCURRENCY = 64
 
 _ATTRIBUTE = "__marq_handlers__"
-_KEYWORDS = ("concurrency", "codec", "group")
-#: Names of queue settings in other systems.
-_FOREIGN_SETTINGS = {"max_retries": "max_attempts", "visibility_timeout": "lease"}
+_KEYWORDS = ("codec", *HandlerOptions.__annotations__)
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerDefinition:
     """A function that handles a queue; ``name`` is ``module:qualname``, as in ``handler`` of marq.toml.
 
-    Without a ``codec`` in the decorator, the annotated type determines it, if there is one.
+    Without a ``codec`` in the decorator, the annotated type determines it, if there is one. ``settings`` are the other
+    settings of the queue in the decorator, as in its table of marq.toml.
     """
 
     queue: str
     function: Handler
     name: str
-    concurrency: int | None = None
     codec: Codec | None = None
-    group: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def document(self) -> dict[str, Any]:
         """The definition as a layer of the queue's settings."""
-        settings = {"handler": self.name, "group": self.group, "concurrency": self.concurrency}
-        return {key: value for key, value in settings.items() if value is not None}
+        return {"handler": self.name, **self.settings}
 
 
-def handler(
-    queue: str,
-    *,
-    concurrency: int | None = None,
-    codec: Codec | None = None,
-    group: str | None = None,
-    **unknown: Unknown,
-) -> Decorate:
+def handler(queue: str, *, codec: Codec | None = None, **settings: Unpack[HandlerOptions]) -> Decorate:
     """Decorate a function that handles the messages of ``queue``; you can still call it.
 
     It takes the message, its value, or both, as annotated: ``(message: marq.Message)``, ``(order: Order)``, or
@@ -80,31 +74,30 @@ def handler(
 
     Args:
         queue: the queue's name.
-        concurrency: number of simultaneous calls (default: the queue's setting, else 64).
         codec: decodes the value (default: the annotated type, else the consumer's codec, else bytes).
-        group: the group of queues that are read together (default "handlers").
+        settings: settings of the queue, such as ``max_attempts=3``: the keys of its table in marq.toml, except
+            ``handler``. Workers publish them. Settings of the queue in marq.toml and at run time override them, and
+            they override [defaults]. With :meth:`Consumer.run` only ``concurrency`` has an effect.
 
     Raises:
-        ConfigError: a name or a number is invalid, or the function has other parameters.
+        ConfigError: a name or a setting is invalid, or the function has other parameters.
         TypeError: the decorator is used without parentheses or with an unknown keyword.
     """
     if callable(queue):
         raise TypeError('@marq.handler needs the name of a queue: write @marq.handler("emails"), for example')
     check_queue_name(queue)
-    _refuse(queue, unknown)
-    if concurrency is not None:
-        whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
+    _refuse(settings)
     if codec is not None:
         check_codec(codec)
-    if group is not None:
-        check_group_name(group)
+    given = {key: plain(value) for key, value in settings.items() if value is not None}
+    document = check_document(given, f"@marq.handler({queue!r})")
 
     def decorate(function: Handler) -> Handler:
         _check_decorated(queue, function)
         in_class = _is_in_class(function)
         taken = parameters(function, method=in_class, names=_local_names(sys._getframe(1), in_class))
         values = payload_codec(function, taken) if codec is None else codec
-        _attach(HandlerDefinition(queue, function, name_of(function), concurrency, values, group))
+        _attach(HandlerDefinition(queue, function, name_of(function), values, document))
         keep(function, taken.annotations)
         return function
 
@@ -200,6 +193,23 @@ def definitions_for(function: object, queues: Collection[str]) -> dict[str, Hand
             f" called with messages of queue {', '.join(map(repr, others))}: decorate it for that queue, too"
         )
     return {queue: definitions[queue] for queue in queues} if definitions else {}
+
+
+def warn_of_unpublished(definition: HandlerDefinition, current: QueueSettings) -> None:
+    """Warn if a decorator's settings have no effect, because no worker publishes them: a consumer runs its handler."""
+    decorated, now = settings_document(queue_settings(definition.settings)), settings_document(current)
+    # A consumer takes the concurrency from the decorator itself.
+    keys = [key for key in definition.settings if key != "concurrency" and now[key] != decorated[key]]
+    if keys:
+        ours, theirs = [", ".join(f"{key} = {each[key]}" for key in keys) for each in (decorated, now)]
+        log.warning(
+            "queue %r: %s of @marq.handler (%s) has no effect, because only workers publish it; the queue has %s: set"
+            " it in marq.toml, or run the handler in a worker",
+            definition.queue,
+            ours,
+            definition.name,
+            theirs,
+        )
 
 
 def check_handler(function: Any, takes: str = "a message") -> None:
@@ -300,23 +310,19 @@ def two_handlers(one: HandlerDefinition, other: HandlerDefinition) -> ConfigErro
     )
 
 
-def _refuse(queue: str, unknown: Mapping[str, object]) -> None:
-    for name in unknown:
-        close = difflib.get_close_matches(name, [*_KEYWORDS, *CHECKS], n=1)
-        setting = _FOREIGN_SETTINGS.get(name) or (close[0] if close else name)
-        if setting in _KEYWORDS:
-            raise UnknownOption(f"handler() has no keyword {name!r}; did you mean {setting!r}?")
-        if setting in CHECKS:
+def _refuse(settings: Mapping[str, object]) -> None:
+    for name in settings:
+        if name in _KEYWORDS:
+            continue
+        if name == "countdown":
             raise UnknownOption(
-                f"handler() has no keyword {name!r}: {OURS.get(name, setting)} is a setting of the queue; write"
-                f" {setting} = … under [queues.{queue}] in marq.toml"
-            )
-        if name in {"countdown", "delay"}:
-            raise UnknownOption(
-                f"handler() has no keyword {name!r}: a message is delayed where it is sent, send(…, delay=…), or in"
+                "handler() has no keyword 'countdown': a message is delayed where it is sent, send(…, delay=…), or in"
                 " the handler, raise marq.Retry(delay=…)"
             )
-    refuse("handler", unknown)
+        close = difflib.get_close_matches(name, _KEYWORDS, n=1)
+        if close and name not in OURS:
+            raise UnknownOption(f"handler() has no keyword {name!r}; did you mean {close[0]!r}?")
+        refuse("handler", {name: None})
 
 
 def accepts(function: Callable[..., object], count: int) -> bool:

@@ -15,13 +15,14 @@ from marq.consumer.lifespan import Lifespan, is_lifespan
 from marq.core.storage.rows import HELD, State
 from marq.producer.producer import Producer
 from marq.queues.ordered_changes import order_changes, refusal
-from marq.queues.queues import QueueOptions, Queues, plain
+from marq.queues.queues import Queues
 from marq.queues.schedules import Schedules
 from marq.settings.client import ClientSettings
 from marq.settings.combinations import check_combinations, check_lease, check_ordering, check_start, check_topic
 from marq.settings.definitions import DEFAULTS_KEY, layer_key
-from marq.settings.durations import Duration, duration_ms
+from marq.settings.durations import Duration, duration_ms, plain
 from marq.settings.queue import check_defaults, check_document
+from marq.settings.queue_options import QueueOptions
 from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
 from marq.settings.schedule_definitions import check_schedule, check_schedule_name
 from marq.testing.clients_left_running import warn_of_running

@@ -22,7 +22,7 @@ from marq.consumer.middleware import CallNext, Middleware, middleware_in
 from marq.kafka.queue_records import serving
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
-from marq.settings.combinations import check_topic
+from marq.settings.combinations import check_queue, check_topic
 from marq.settings.default_group import HANDLERS_GROUP
 from marq.settings.definitions import Definitions, layer_key
 from marq.settings.removed_handlers import handler_of
@@ -129,7 +129,9 @@ class Worker:
                 raise two_handlers(other, each)
             document = {**each.document, "handler": _importable(each.name)}
             key = layer_key("handler", each.queue)
-            check_topic(definitions.after({key: document}), each.queue, self._namespace.names)
+            after = definitions.after({key: document})
+            check_queue(after, each.queue)
+            check_topic(after, each.queue, self._namespace.names)
             self._namespace.define(key, encoded(document))
             handlers[each.queue] = each.function
         for queue in definitions.names():

@@ -160,6 +160,18 @@ async def handle_both(message: marq.Message) -> int:
     return 5
 
 
+@marq.handler("a", max_attempts=3, backoff=[1, timedelta(seconds=5)], lease=timedelta(minutes=1))
+async def with_settings(order: Order) -> None: ...
+
+
+@marq.handler("a", max_retries=3)  # E: call-arg
+async def misspelt(order: Order) -> None: ...
+
+
+@marq.handler("a", lease="30s")  # E: arg-type
+async def mistyped(order: Order) -> None: ...
+
+
 def call(message: marq.Message) -> None:
     reveal_type(handle_both(message))  # R: Coroutine[Any, Any, int]
 
