@@ -20,9 +20,10 @@ from faust.types import TP, StreamT
 from marq.backend.cluster import cluster_of
 from marq.client.current_producer import SharedProducer
 from marq.consumer.handler_parameters import Handler
-from marq.consumer.handlers import HandlerDefinition, check_handler, codec_of, definitions_of, handlers_in
-from marq.consumer.handlers_session import HandlersSession
+from marq.consumer.handlers import QueueHandlers, by_queue, check_handler, codec_of, definitions_of, handlers_in
+from marq.consumer.handlers_session import HandlersSession, QueueHandler, handler_for
 from marq.consumer.lifespan import Resources, lifespans_in
+from marq.consumer.message import Message
 from marq.consumer.middleware import middleware_in
 from marq.kafka.offset_snapshots import check_room
 from marq.kafka.topics import Topics
@@ -31,7 +32,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
-from marq_worker.agents.handler_groups import HandlerGroup, check_transactional
+from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup, check_transactional
 from marq_worker.agents.handler_modules import load_function, load_module
 from marq_worker.agents.stream_reader import Partitions, StreamReader
 
@@ -128,8 +129,14 @@ class Handlers:
     def running(self, task: asyncio.Task[Any] | None = None) -> str:
         """Describe the handlers that are running now, or only the one that runs in a task; "" without any."""
         pools = [] if self.session is None else self.session.pools
-        queues = {each.queue for pool in pools if task is None or task in pool.busy_tasks for each in pool.running}
-        return ", ".join(f"handler {self.group.queues[queue].handler} of queue {queue}" for queue in sorted(queues))
+        running = [pool for pool in pools if task is None or task in pool.busy_tasks]
+        names = {(each.queue, self._name_of(each)) for pool in running for each in pool.running}
+        return ", ".join(f"handler {name} of queue {queue}" for queue, name in sorted(names))
+
+    def _name_of(self, message: Message) -> str:
+        handled = self.group.queues[message.queue]
+        kind = message.type if handled.types else None
+        return handled.handler or handled.handlers[0] if kind not in handled.types else handled.types[kind]
 
     def holders(self) -> Sequence[int]:
         """Return the holders (numbers) as which this process acquires messages for its group."""
@@ -160,16 +167,16 @@ class Handlers:
                 log.error("%s", error, exc_info=error.__cause__)
 
 
-def load_handlers(group: HandlerGroup) -> dict[str, Handler]:
+def load_handlers(group: HandlerGroup) -> dict[str, QueueHandler]:
     """Import the handlers of a group; skip a queue whose handler can't be imported, so that the others run.
 
     Raises ConfigError if no handler can be imported.
     """
-    handlers: dict[str, Handler] = {}
+    handlers: dict[str, QueueHandler] = {}
     errors: list[ConfigError] = []
     for queue, handled in group.queues.items():
         try:
-            handlers[queue] = load_handler(queue, handled.handler)
+            handlers[queue] = load_handlers_of(queue, handled)
         except ConfigError as error:
             errors.append(error)
     if errors and not handlers:
@@ -179,8 +186,16 @@ def load_handlers(group: HandlerGroup) -> dict[str, Handler]:
     return handlers
 
 
+def load_handlers_of(queue: str, handled: HandledQueue) -> QueueHandler:
+    """Import the handlers of a queue."""
+    functions: dict[str | None, Handler] = {kind: load_handler(queue, name) for kind, name in handled.types.items()}
+    if handled.handler is not None:
+        functions[None] = load_handler(queue, handled.handler)
+    return handler_for(queue, functions)
+
+
 def load_handler(queue: str, name: str) -> Handler:
-    """Import the handler of a queue, ``module:function``."""
+    """Import a handler of a queue, ``module:function``."""
     handler: Handler = load_function(queue, name)  # type: ignore[assignment]
     try:
         check_handler(handler)
@@ -196,9 +211,9 @@ def decorated_settings(queue: str, name: str) -> list[str]:
     return [key for definition in definitions if definition.queue == queue for key in definition.settings]
 
 
-def load_modules(modules: tuple[str, ...]) -> list[HandlerDefinition]:
-    """Import modules and return the decorated handlers in them."""
-    return handlers_in(*map(load_module, modules))
+def load_modules(modules: tuple[str, ...]) -> dict[str, QueueHandlers]:
+    """Import modules and return the decorated handlers in them, by queue."""
+    return by_queue(handlers_in(*map(load_module, modules)))
 
 
 def surrounding(modules: tuple[str, ...]) -> tuple[str, ...]:
@@ -215,7 +230,7 @@ def without_handlers(modules: tuple[str, ...]) -> list[str]:
 
 def modules_around(group: HandlerGroup, handlers: Iterable[str]) -> list[ModuleType]:
     """Return the modules whose lifespans and middleware apply to the handlers of some queues."""
-    own = [sys.modules[group.queues[queue].handler.partition(":")[0]] for queue in handlers]
+    own = [sys.modules[name.partition(":")[0]] for queue in handlers for name in group.queues[queue].handlers]
     return [*map(load_module, group.modules), *own]
 
 

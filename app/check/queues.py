@@ -15,7 +15,7 @@ from marq.settings.topic_configs import LIMIT, TopicFacts, room_for_markers
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import Names
 from marq_worker.agents.handler_groups import handler_groups, without_handler
-from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding
+from marq_worker.agents.queue_consumer import load_handlers_of, load_modules, surrounding
 from marq_worker.app.check.findings import Finding, exit_code, fine, problem, warning
 from marq_worker.app.handlers.handlers_role import check, lacks_handler, part_of_group, publication, unpublished
 from marq_worker.app.publication import check_topics, differences, left_over, listed
@@ -165,18 +165,19 @@ def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[st
     except ConfigError as error:
         return [problem("handlers", str(error))]
     after = with_file(definitions, file)
-    documents = {handler.queue: handler.document for handler in decorated}
+    documents = {queue: each.document for queue, each in decorated.items()}
     try:
         after = after.after(publication(after, documents, modules, file.project))
     except ConfigError as error:
         return [problem("handlers", str(error))]
-    own = {handler.queue: handler.name for handler in decorated}
-    groups = handler_groups(after, own, around, file.runs_project)
+    own = {queue: each.name for queue, each in decorated.items() if each.name is not None}
+    types = {queue: each.types for queue, each in decorated.items()}
+    groups = handler_groups(after, own, around, file.runs_project, types)
     findings = []
     for group in groups.values():
         for queue, handled in group.queues.items():
             try:
-                load_handler(queue, handled.handler)
+                load_handlers_of(queue, handled)
             except ConfigError as error:
                 findings.append(problem("handlers", str(error)))
         rest = without_handler(after, group)
@@ -188,6 +189,6 @@ def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[st
             check(after, groups, own)
         except ConfigError as error:
             return [*findings, problem("handlers", str(error), advice="no worker starts until then")]
-        findings += [warning("handlers", text) for text in unpublished(groups, own)]
+        findings += [warning("handlers", text) for text in unpublished(groups, documents)]
     queues = [queue for group in groups.values() for queue in group.queues]
     return findings or ([fine("handlers", f"can be imported: {', '.join(queues)}")] if queues else [])

@@ -128,6 +128,7 @@ def described(letter: DeadLetter) -> dict[str, Any]:
     return {
         "id": letter.id,
         "queue": letter.queue,
+        "type": letter.type,
         "reason": letter.reason,
         "last_error": letter.last_error,
         "attempts": letter.attempts,

@@ -20,7 +20,7 @@ from marq.wire.errors import ConfigError, MarqError
 from marq_worker.agents.handler_groups import HandlerGroup, handler_groups, without_handler
 from marq_worker.agents.queue_consumer import (
     decorated_settings,
-    load_handler,
+    load_handlers_of,
     load_modules,
     surrounding,
     without_handlers,
@@ -52,8 +52,9 @@ class HandlersRole(Service):
         self._modules = modules
         self._surrounding = surrounding(modules)
         #: Settings from the decorators in our modules, by queue.
-        self.documents = {handler.queue: handler.document for handler in handlers}
-        self._own = {handler.queue: handler.name for handler in handlers}
+        self.documents = {queue: each.document for queue, each in handlers.items()}
+        self._own = {queue: each.name for queue, each in handlers.items() if each.name is not None}
+        self._types = {queue: each.types for queue, each in handlers.items() if each.types}
         self._confirmations = Confirmations()
         self._processes = processes
         self._queues = queues
@@ -76,17 +77,17 @@ class HandlersRole(Service):
         await self._queues.publish(records)
         if removed := [key for key, document in records.items() if document is None]:
             log.warning("project %s removed definitions that its code no longer has: %s", self.project, listed(removed))
-        definitions = self._queues.definitions
-        for text in overridden(definitions, self.documents):
+        for text in overridden(self._queues.definitions, self.documents):
             log.info("%s", text)
-        groups = handler_groups(definitions, self._own, self._surrounding, self.project)
-        for text in unpublished(groups, self._own):
+        for text in unpublished(self._groups(self._queues.definitions), self.documents):
             log.warning("%s", text)
 
     def check(self, definitions: Definitions) -> None:
         """Check what would run with these definitions."""
-        groups = handler_groups(definitions, self._own, self._surrounding, self.project)
-        check(definitions, groups, self._own)
+        check(definitions, self._groups(definitions), self._own)
+
+    def _groups(self, definitions: Definitions) -> dict[str, HandlerGroup]:
+        return handler_groups(definitions, self._own, self._surrounding, self.project, self._types)
 
     async def on_start(self) -> None:
         """Run handlers as the definitions say, now and after each change."""
@@ -132,7 +133,7 @@ class HandlersRole(Service):
 
         Such a queue must not stop the others: its group's process goes on without it until the topic exists again.
         """
-        groups = handler_groups(self._queues.definitions, self._own, self._surrounding, self.project)
+        groups = self._groups(self._queues.definitions)
         try:
             missing = await self._missing_topics({q: t for group in groups.values() for q, t in group.topics.items()})
         except MarqError as error:
@@ -161,7 +162,7 @@ class HandlersRole(Service):
 
     def _follow(self) -> None:
         definitions = self._queues.definitions
-        groups = handler_groups(definitions, self._own, self._surrounding, self.project)
+        groups = self._groups(definitions)
         incomplete = {name: rest for name, group in groups.items() if (rest := without_handler(definitions, group))}
         for name, rest in incomplete.items():
             if self._incomplete.get(name) != rest:
@@ -221,7 +222,7 @@ def unpublished(groups: Mapping[str, HandlerGroup], own: Collection[str]) -> lis
         f" MARQ_HANDLERS does not list the module {module_of(handled.handler)!r}: add it, or set them in marq.toml"
         for group in groups.values()
         for queue, handled in group.queues.items()
-        if queue not in own and (keys := decorated_settings(queue, handled.handler))
+        if queue not in own and handled.handler is not None and (keys := decorated_settings(queue, handled.handler))
     ]
 
 
@@ -232,7 +233,6 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
     A missing decorated handler is not an error, because it may have been removed.
     """
     for queue, name in own.items():
-        check_queue(definitions, queue)
         named = (definitions.layer("file", queue) or {}).get("handler")
         if named not in (None, name):
             raise ConfigError(
@@ -241,7 +241,9 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
             )
     for group in groups.values():
         for queue, each in group.queues.items():
-            load_handler(queue, each.handler)
+            load_handlers_of(queue, each)
+            if definitions.layer("handler", queue) is not None:
+                check_queue(definitions, queue)
         rest = without_handler(definitions, group)
         check_projects(definitions, group, rest)
         if lacks_handler(definitions, rest):

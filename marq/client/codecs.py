@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol
 
 from marq.client.outcomes import DecodeError, Outcome
 from marq.wire.errors import ConfigError
@@ -233,6 +234,15 @@ _PLAIN: list[tuple[Any, Codec]] = [
     *[(kind, _JsonOf(dict)) for kind in (dict, dict[str, Any], dict[str, object])],
     *[(kind, _JsonOf(list)) for kind in (list, list[Any], list[object])],
 ]
+
+
+class CodecsByType(NamedTuple):
+    """The codecs of a queue by the type of its messages; those of no listed type have the codec under None."""
+
+    by_type: Mapping[str | None, Codec | None]
+
+    def of(self, kind: str | None) -> Codec | None:
+        return self.by_type[kind] if kind in self.by_type else self.by_type.get(None)
 
 
 def codec_for(kind: Any) -> Codec:

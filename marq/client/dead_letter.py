@@ -9,7 +9,7 @@ from marq.client.codecs import Codec, V, decode
 from marq.core.deliveries.dead_letter_records import DeadLetterRecord, dead_lettered_at_ms, text_of
 from marq.wire.markers import Source
 from marq.wire.names import ERROR_HEADER, KEY_HEADER, ORIGIN_HEADER, REASON_HEADER, RESERVED_HEADER
-from marq.wire.record_headers import Origin, origin
+from marq.wire.record_headers import Origin, message_type, origin
 
 
 class DeadLetter(Generic[V]):
@@ -48,6 +48,11 @@ class DeadLetter(Generic[V]):
     def headers(self) -> dict[str, bytes | None]:
         """The sender's headers; if a name occurs twice, the last value counts."""
         return {name: value for name, value in self._record.headers if not name.startswith(RESERVED_HEADER)}
+
+    @property
+    def type(self) -> str | None:
+        """The type that the message was sent with, or None."""
+        return message_type(self._record.headers)
 
     @property
     def key(self) -> bytes | None:

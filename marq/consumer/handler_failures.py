@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from marq.client.hooks import point
-from marq.client.outcomes import Reject, Retry
+from marq.client.outcomes import NoHandler, Reject, Retry
 from marq.consumer.circuit_breaker import Call
 from marq.core.storage.rows import row_key
 from marq.wire.errors import error_text
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 #: After this many uncounted releases in a row, the next interrupted attempt counts. Otherwise a message whose handlers
 #: are always interrupted, as in a deployment that keeps crashing, would be redelivered forever.
 MAX_UNCOUNTED = 100
+
+#: The longest delay of a message that no handler here is for.
+MAX_NO_HANDLER_MS = 60_000
 
 #: What interrupts a handler. Everything else is a failed attempt, even if it is not an Exception: extensions written in
 #: Rust panic with a BaseException. Such a message would otherwise end its process again and again, uncounted.
@@ -37,6 +40,8 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> No
         return
     if isinstance(error, Reject):
         held.reject(offset, error.reason)
+    elif isinstance(error, NoHandler):
+        _release_without_handler(message, error)
     elif held.at_most_once:
         _reject_failed(message, error, call)
     elif isinstance(error, Retry):
@@ -98,6 +103,17 @@ def _release_interrupted(message: Message) -> None:
     counted = uncounted(message._record.headers) >= MAX_UNCOUNTED
     error = f"interrupted, as {MAX_UNCOUNTED} times before" if counted else ""
     message._held.release(message._offset, 0, counted=counted, error=error)
+
+
+def _release_without_handler(message: Message, error: NoHandler) -> None:
+    """Release a message that no handler here is for, or dead-letter it if that has been so for long."""
+    held, offset = message._held, message._offset
+    times = uncounted(message._record.headers)
+    if times >= MAX_UNCOUNTED or held.at_most_once:
+        held.reject(offset, error.text)
+    else:
+        delay_ms = min(1_000 << min(times, 10), MAX_NO_HANDLER_MS)
+        held.release(offset, delay_ms, counted=False, error=error.text)
 
 
 def text_of(error: BaseException) -> str:

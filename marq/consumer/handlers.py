@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import FrameType, ModuleType
-from typing import Any, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 from marq.client.codecs import Codec, check_codec
 from marq.client.current_producer import current_producer
@@ -27,14 +27,14 @@ from marq.settings.hints import OURS, UnknownOption, refuse
 from marq.settings.queue import QueueSettings, check_document, queue_settings, settings_document
 from marq.settings.queue_options import HandlerOptions
 from marq.wire.errors import ConfigError
-from marq.wire.names import check_queue_name
+from marq.wire.names import check_queue_name, check_type_name
 
 log = logging.getLogger("marq")
 
 DEFAULT_CONCURRENCY = 64
 
 _ATTRIBUTE = "__marq_handlers__"
-_KEYWORDS = ("codec", *HandlerOptions.__annotations__)
+_KEYWORDS = ("type", "codec", *HandlerOptions.__annotations__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class HandlerDefinition:
     """A function that handles a queue; ``name`` is ``module:qualname``, as in ``handler`` of marq.toml.
 
     Without a ``codec`` in the decorator, the annotated type determines it, if there is one. ``settings`` are the other
-    settings of the queue in the decorator, as in its table of marq.toml.
+    settings of the queue in the decorator, as in its table of marq.toml. ``type``: the type of the messages that it
+    handles; None: those that no other handler is for.
     """
 
     queue: str
@@ -50,14 +51,72 @@ class HandlerDefinition:
     name: str
     codec: Codec | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    type: str | None = None
+
+    @property
+    def what(self) -> str:
+        """What it handles, for errors."""
+        return f"queue {self.queue!r}" if self.type is None else f"queue {self.queue!r}, type {self.type!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHandlers:
+    """All decorated handlers of one queue: by type, None for the one without; and the settings in their decorators."""
+
+    by_type: Mapping[str | None, HandlerDefinition]
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str | None:
+        """The name of the handler without a type."""
+        untyped = self.by_type.get(None)
+        return None if untyped is None else untyped.name
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The names of the other handlers by type."""
+        return {kind: each.name for kind, each in self.by_type.items() if kind is not None}
 
     @property
     def document(self) -> dict[str, Any]:
-        """The definition as a layer of the queue's settings."""
-        return {"handler": self.name, **self.settings}
+        """Their definitions as a layer of the queue's settings, which can name only one of the handlers."""
+        return {"handler": self.name or min(self.types.values()), **self.settings}
 
 
-def handler(queue: str, *, codec: Codec | None = None, **settings: Unpack[HandlerOptions]) -> Decorate:
+def by_queue(definitions: Iterable[HandlerDefinition]) -> dict[str, QueueHandlers]:
+    """Return the handlers of each queue.
+
+    Raises:
+        ConfigError: two functions handle the same messages, or two decorators have different values of a setting.
+    """
+    queues: dict[str, dict[str | None, HandlerDefinition]] = {}
+    for each in definitions:
+        other = queues.setdefault(each.queue, {}).setdefault(each.type, each)
+        if other.function is not each.function:
+            raise two_handlers(other, each)
+    return {queue: QueueHandlers(by_type, _settings_of(by_type.values())) for queue, by_type in queues.items()}
+
+
+def _settings_of(definitions: Collection[HandlerDefinition]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for each in definitions:
+        for key, value in each.settings.items():
+            if settings.setdefault(key, value) != value:
+                other = next(one for one in definitions if key in one.settings)
+                raise ConfigError(
+                    f"queue {each.queue!r}: {key} = {settings[key]} of @marq.handler ({other.name}) and {key} = {value}"
+                    f" of @marq.handler ({each.name}), but a setting is for the whole queue: keep one of them"
+                )
+    return settings
+
+
+def handler(
+    queue: str,
+    *,
+    type: str | None = None,  # noqa: A002
+    codec: Codec | None = None,
+    **settings: Unpack[HandlerOptions],
+) -> Decorate:
     """Decorate a function that handles the messages of ``queue``; you can still call it.
 
     It takes the message, its value, or both, as annotated: ``(message: marq.Message)``, ``(order: Order)``, or
@@ -72,8 +131,12 @@ def handler(queue: str, *, codec: Codec | None = None, **settings: Unpack[Handle
     handler it uses the worker's producer, elsewhere the producer that is started in the event loop.
     ``producer.send(function, value)`` does the same with any producer.
 
+    A queue can have a handler for each ``type`` of messages, and one without a type for all others. Messages of a type
+    that has no handler wait, and become dead letters after about an hour and a half.
+
     Args:
         queue: the queue's name.
+        type: handle only messages that are sent with this type: ``producer.send("mail", value, type="welcome")``.
         codec: decodes the value (default: the annotated type, else the consumer's codec, else bytes).
         settings: settings of the queue, such as ``max_attempts=3``: the keys of its table in marq.toml, except
             ``handler``. Workers publish them. Settings of the queue in marq.toml and at run time override them, and
@@ -86,6 +149,8 @@ def handler(queue: str, *, codec: Codec | None = None, **settings: Unpack[Handle
     if callable(queue):
         raise TypeError('@marq.handler needs the name of a queue: write @marq.handler("emails"), for example')
     check_queue_name(queue)
+    if type is not None:
+        check_type_name(type)
     _refuse(settings)
     if codec is not None:
         check_codec(codec)
@@ -97,7 +162,7 @@ def handler(queue: str, *, codec: Codec | None = None, **settings: Unpack[Handle
         in_class = _is_in_class(function)
         taken = parameters(function, method=in_class, names=_local_names(sys._getframe(1), in_class))
         values = payload_codec(function, taken) if codec is None else codec
-        _attach(HandlerDefinition(queue, function, name_of(function), values, document))
+        _attach(HandlerDefinition(queue, function, name_of(function), values, document, type))
         keep(function, taken.annotations)
         return function
 
@@ -116,35 +181,57 @@ def definitions_of(function: object) -> tuple[HandlerDefinition, ...]:
     return tuple(replace(each, function=function) for each in definitions if isinstance(each, HandlerDefinition))
 
 
-def target_of(function: object, codec: Codec | None) -> tuple[str, Codec | None]:
-    """Return the queue of a decorated function and the codec of its values, else ``codec``.
+class SendTarget(NamedTuple):
+    """Where ``send`` sends, the codec of the values, and their type."""
+
+    queue: str
+    codec: Codec | None
+    type: str | None
+
+
+def target_of(function: object, codec: Codec | None, kind: str | None = None) -> SendTarget:
+    """Return the queue of a decorated function, the codec of its values, else ``codec``, and the type of its messages.
+
+    ``kind`` is the type that the caller has named.
 
     Raises:
-        ConfigError: it is not decorated, or is decorated for several queues.
+        ConfigError: it is not decorated, is decorated for several queues or types, or not for this type.
     """
-    definition, *others = definitions_of(function) or [None]
-    if definition is None:
+    definitions = definitions_of(function)
+    if not definitions:
         raise ConfigError(
             "a queue's name is text (str), or several a list of names, or a function with @marq.handler, not"
             f" {function!r}"
         )
-    if others:
-        queues = ", ".join(repr(each.queue) for each in [definition, *others] if each)
+    first, *others = definitions
+    if any(each.queue != first.queue for each in others):
+        queues = ", ".join(dict.fromkeys(repr(each.queue) for each in definitions))
         raise ConfigError(
-            f"{definition.name} handles several queues ({queues}), so its queue is ambiguous: name one, as in"
-            f" producer.send({definition.queue!r}, value)"
+            f"{first.name} handles several queues ({queues}), so its queue is ambiguous: name one, as in"
+            f" producer.send({first.queue!r}, value)"
         )
-    return definition.queue, definition.codec or codec
+    by_type = {each.type: each for each in definitions}
+    definition = by_type.get(kind) if kind is not None or None in by_type or others else first
+    if definition is None:
+        types = ", ".join(repr(each) for each in by_type if each is not None) or "none"
+        problem = (
+            "handles several types, so the type is ambiguous" if kind is None else f"does not handle type {kind!r}"
+        )
+        raise ConfigError(
+            f"{first.name} {problem} (its types: {types}): name one of them, or the queue and a type, as in"
+            f" producer.send({first.queue!r}, value, type=…)"
+        )
+    return SendTarget(definition.queue, definition.codec or codec, definition.type)
 
 
-def codec_of(function: Handler, queue: str) -> Codec | None:
-    """Return the codec of a handler's values: of its definition for the queue, else of its annotation.
+def codec_of(function: Handler, queue: str, kind: str | None = None) -> Codec | None:
+    """Return the codec of a handler's values: of its definition for the queue and type, else of its annotation.
 
     Raises:
         ConfigError: values of the annotated type can't be decoded.
     """
     for definition in definitions_of(function):
-        if definition.queue == queue:
+        if (definition.queue, definition.type) == (queue, kind):
             return definition.codec
     return payload_codec(function)
 
@@ -156,9 +243,9 @@ def handlers_in(*modules: ModuleType) -> list[HandlerDefinition]:
     method counts if the module has a name for the method bound to an instance.
 
     Raises:
-        ConfigError: two functions handle one queue, or a decorated method has no instance.
+        ConfigError: two functions handle the same messages, or a decorated method has no instance.
     """
-    by_queue: dict[str, HandlerDefinition] = {}
+    found: dict[tuple[str, str | None], HandlerDefinition] = {}
     seen: set[int] = set()
     for module in modules:
         for variable, value in list(vars(module).items()):
@@ -167,16 +254,19 @@ def handlers_in(*modules: ModuleType) -> list[HandlerDefinition]:
             seen.add(id(value))
             for definition in definitions_of(value):
                 name = f"{module.__name__}:{variable}"
-                _add(by_queue, definition if _imported(definition.name) is value else replace(definition, name=name))
+                named = definition if _imported(definition.name) is value else replace(definition, name=name)
+                other = found.setdefault((named.queue, named.type), named)
+                if other is not named:
+                    raise two_handlers(other, named)
     for module in modules:
         for definition in _methods(module):
-            if definition.queue not in by_queue:
+            if (definition.queue, definition.type) not in found:
                 raise ConfigError(
-                    f"queue {definition.queue!r}: its handler {definition.name} is a method, and the module names no"
+                    f"{definition.what}: its handler {definition.name} is a method, and the module names no"
                     f" instance to call it on: write, for example, {_method_of(definition.name)} ="
                     f" {_class_of(definition.name)}().{_method_of(definition.name)}"
                 )
-    return list(by_queue.values())
+    return list(found.values())
 
 
 def definitions_for(function: object, queues: Collection[str]) -> dict[str, HandlerDefinition]:
@@ -186,6 +276,12 @@ def definitions_for(function: object, queues: Collection[str]) -> dict[str, Hand
         ConfigError: it is decorated, but not for all of them.
     """
     definitions = {each.queue: each for each in definitions_of(function)}
+    for each in definitions.values():
+        if each.type is not None:
+            raise ConfigError(
+                f"{each.name} handles only messages of type {each.type!r} of queue {each.queue!r}, and a consumer would"
+                " call it with all of them: run it in a worker, or pass a function that looks at message.type"
+            )
     others = [queue for queue in queues if queue not in definitions]
     if definitions and others:
         raise ConfigError(
@@ -271,8 +367,8 @@ def _check_decorated(queue: str, function: object) -> None:
 def _attach(definition: HandlerDefinition) -> None:
     function = definition.function
     before = getattr(function, _ATTRIBUTE, ())
-    if any(each.queue == definition.queue for each in before):
-        raise ConfigError(f"queue {definition.queue!r}: {definition.name} is decorated twice for it")
+    if any((each.queue, each.type) == (definition.queue, definition.type) for each in before):
+        raise ConfigError(f"{definition.what}: {definition.name} is decorated twice for it")
     try:
         setattr(function, _ATTRIBUTE, (*before, definition))
         # A callable object may have a method of that name.
@@ -288,7 +384,7 @@ def _attach(definition: HandlerDefinition) -> None:
 def _sending(function: Handler) -> Callable[..., Any]:
     async def send(value: Any, **options: Any) -> Receipt:
         """Send one message to the handler's queue, like :meth:`marq.Producer.send`."""
-        target_of(function, None)
+        target_of(function, None, options.get("type"))
         producer = await current_producer(name_of(function))
         receipt: Receipt = await producer.send(function, value, **options)
         return receipt
@@ -296,17 +392,12 @@ def _sending(function: Handler) -> Callable[..., Any]:
     return send
 
 
-def _add(by_queue: dict[str, HandlerDefinition], definition: HandlerDefinition) -> None:
-    other = by_queue.setdefault(definition.queue, definition)
-    if other is not definition:
-        raise two_handlers(other, definition)
-
-
 def two_handlers(one: HandlerDefinition, other: HandlerDefinition) -> ConfigError:
-    """Return the error for two handlers of one queue."""
+    """Return the error for two handlers of the same messages."""
+    advice = "a queue has one, or one for each type: @marq.handler(…, type=…)" if one.type is None else "a type has one"
     return ConfigError(
-        f"queue {one.queue!r} has two handlers, {one.name} and {other.name}, but a queue has one: remove one of the"
-        " decorators"
+        f"{one.what} has two handlers, {one.name} and {other.name}, but {advice}; remove one of the"
+        " decorators otherwise"
     )
 
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Self, TypeVar, Unpack, cast, overload
 
 from marq.client.codecs import Codec, V, check_codec
 from marq.client.message_checks import encode
@@ -119,9 +119,9 @@ class SyncProducer(Hinted, Generic[V]):
     ) -> Receipt | list[Receipt]:
         """Send one message, to one queue or to several, like :meth:`marq.Producer.send`; durable on return."""
         thread = self._started()
-        codec = self._codec
+        codec: Codec | None = self._codec
         if not isinstance(queue, Sequence):
-            queue, codec = target_of(queue, codec)
+            queue, codec, options["type"] = target_of(queue, codec, options.get("type"))
         if codec is not None:
             value = encode(codec, queue, value)
         names = queue
@@ -138,7 +138,9 @@ class SyncProducer(Hinted, Generic[V]):
     ) -> list[Receipt]:
         """Send messages, like :meth:`marq.Producer.send_many`; durable on return."""
         thread = self._started()
-        name, codec = (queue, self._codec) if isinstance(queue, Sequence) else target_of(queue, self._codec)
+        name, codec = queue, cast("Codec | None", self._codec)
+        if not isinstance(name, Sequence):
+            name, codec, options["type"] = target_of(name, codec, options.get("type"))
         # Here and not in the loop: the iterable may belong to this thread, or be slow.
         items = list(values)
         if codec is not None:

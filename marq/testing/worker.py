@@ -14,8 +14,8 @@ from typing import Any, Self
 from marq.client.current_producer import SharedProducer
 from marq.client.outcomes import Outcome
 from marq.consumer.handler_parameters import Handler
-from marq.consumer.handlers import HandlerDefinition, check_handler, definitions_of, handlers_in, two_handlers
-from marq.consumer.handlers_session import HandlersSession
+from marq.consumer.handlers import HandlerDefinition, by_queue, check_handler, definitions_of, handlers_in
+from marq.consumer.handlers_session import HandlersSession, QueueHandler, handler_for
 from marq.consumer.lifespan import Lifespan, Resources, lifespans_in
 from marq.consumer.message import Message
 from marq.consumer.middleware import CallNext, Middleware, middleware_in
@@ -65,7 +65,7 @@ class Worker:
     async def __aenter__(self) -> Self:
         handlers = self._handlers()
         definitions = self._namespace.definitions
-        by_group: dict[str, dict[str, Handler]] = {}
+        by_group: dict[str, dict[str, QueueHandler]] = {}
         for queue, handler in handlers.items():
             by_group.setdefault(definitions.group(queue) or HANDLERS_GROUP, {})[queue] = handler
         for name, members in sorted(by_group.items()):
@@ -118,26 +118,25 @@ class Worker:
         own = [sys.modules.get(name.partition(":")[0]) for name in names]
         return [each for each in [*self._sources, *own] if isinstance(each, ModuleType)]
 
-    def _handlers(self) -> dict[str, Handler]:
+    def _handlers(self) -> dict[str, QueueHandler]:
         """Return the handler of each queue, and publish the decorated ones."""
         definitions = self._namespace.definitions
-        handlers: dict[str, Handler] = {}
-        decorated: dict[str, HandlerDefinition] = {}
-        for each in _decorated(self._sources):
-            other = decorated.setdefault(each.queue, each)
-            if other.function is not each.function:
-                raise two_handlers(other, each)
-            document = {**each.document, "handler": _importable(each.name)}
-            key = layer_key("handler", each.queue)
+        handlers: dict[str, QueueHandler] = {}
+        decorated = by_queue(_decorated(self._sources))
+        for queue, each in decorated.items():
+            document = {**each.document, "handler": _importable(each.document["handler"])}
+            key = layer_key("handler", queue)
             after = definitions.after({key: document})
-            check_queue(after, each.queue)
-            check_topic(after, each.queue, self._namespace.names)
+            check_queue(after, queue)
+            check_topic(after, queue, self._namespace.names)
             self._namespace.define(key, encoded(document))
-            handlers[each.queue] = each.function
+            handlers[queue] = handler_for(queue, {kind: one.function for kind, one in each.by_type.items()})
         for queue in definitions.names():
             name = handler_of(definitions, queue, own={})
             if name is not None:
-                handlers[queue] = _load(queue, name)
+                typed = decorated[queue].by_type if queue in decorated else {}
+                functions = {kind: one.function for kind, one in typed.items()}
+                handlers[queue] = handler_for(queue, {**functions, None: _load(queue, name)})
         if not handlers:
             raise ConfigError(
                 "no handlers to run: pass functions with @marq.handler or modules with such functions, or name a"
@@ -150,7 +149,7 @@ class _Group:
     """The handlers of one group, run as a worker's process runs them."""
 
     def __init__(
-        self, name: str, handlers: Mapping[str, Handler], chain: Sequence[Middleware], resources: Resources
+        self, name: str, handlers: Mapping[str, QueueHandler], chain: Sequence[Middleware], resources: Resources
     ) -> None:
         self.handlers = handlers
         self._name = name
@@ -220,7 +219,7 @@ def _load(queue: str, name: str) -> Handler:
     return handler
 
 
-def _refuse_part(group: str, queues: Iterable[str], handlers: Mapping[str, Handler]) -> None:
+def _refuse_part(group: str, queues: Iterable[str], handlers: Mapping[str, QueueHandler]) -> None:
     missing = [queue for queue in queues if queue not in handlers]
     if missing:
         raise ConfigError(

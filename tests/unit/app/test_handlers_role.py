@@ -57,7 +57,7 @@ def test_a_module_that_can_not_be_imported_is_named() -> None:
 
 def test_what_is_said_of_decorated_handlers_is_said_once(make_module: Callable[..., ModuleType]) -> None:
     make_module()
-    said = {each.queue: each.document for each in load_modules(("mail_of_the_test",))}
+    said = {queue: each.document for queue, each in load_modules(("mail_of_the_test",)).items()}
     document = {"handler": "mail_of_the_test:send", "concurrency": 3}
 
     confirmed = {b"confirmed:emails": {}}

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from marq.client.codecs import BYTES, JSON
-from marq.consumer.handlers import HandlerDefinition, check_handler, definitions_of, handler, handlers_in
+from marq.consumer.handlers import HandlerDefinition, by_queue, check_handler, definitions_of, handler, handlers_in
 from marq.settings.queue import CHECKS, check_document, queue_settings
 from marq.wire.errors import ConfigError
 
@@ -63,7 +63,7 @@ def test_a_definition_says_of_its_queue_only_what_the_decorator_said(make_module
         def post(message): ...
     """)
 
-    documents = {each.queue: each.document for each in handlers_in(module)}
+    documents = {queue: each.document for queue, each in by_queue(handlers_in(module)).items()}
 
     assert documents == {
         "emails": {"handler": "mail:send"},
@@ -89,7 +89,7 @@ def test_a_decorator_takes_the_settings_of_a_table_of_marq_toml(make_module) -> 
 
     [definition] = definitions_of(post)
     plain = {"lease": 120.0, "backoff": [1.0, 5]}
-    assert definition.document == {"handler": definition.name, **given, **plain}
+    assert definition.settings == {**given, **plain}
     assert queue_settings(definition.settings).lease_ms == 120_000
 
 

@@ -172,6 +172,20 @@ async def misspelt(order: Order) -> None: ...
 async def mistyped(order: Order) -> None: ...
 
 
+@marq.handler("mail", type="welcome")
+async def welcome(order: Order, message: marq.Message[Order]) -> None:
+    reveal_type(message.type)  # R: str | None
+
+
+async def send_types(producer: marq.Producer, synchronous: marq.SyncProducer) -> None:
+    await producer.send("mail", b"x", type="welcome")
+    await producer.send_many("mail", [b"x"], type="welcome")
+    synchronous.send("mail", b"x", type="welcome")
+    await welcome.send(Order(1), type="welcome")
+    await welcome.send("x")  # E: arg-type
+    await producer.send("mail", b"x", type=5)  # E: call-overload
+
+
 def call(message: marq.Message) -> None:
     reveal_type(handle_both(message))  # R: Coroutine[Any, Any, int]
 

@@ -1,0 +1,92 @@
+"""Several handlers of one queue, by the type of its messages, which their sender put in the header ``marq-type``.
+
+A message whose type has no handler goes to the handler without a type. If there is none, it is not an error of the
+message: in a rolling deployment, workers with the old code receive messages of a new type. So it is released, for
+workers that have the handler, and the attempt does not count. After ``MAX_UNCOUNTED`` releases in a row, about an hour
+and a half, it becomes a dead letter: by then, no worker will get the handler.
+
+Only queues with typed handlers look at the header. All others call their handler directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn
+
+from marq.client.codecs import Codec, CodecsByType
+from marq.client.outcomes import NoHandler
+from marq.consumer.handler_parameters import Handler, bound, is_coroutine_function, name_of
+from marq.consumer.message import Message
+from marq.consumer.repeated_warnings import RepeatedWarning
+from marq.wire.names import TYPE_HEADER
+from marq.wire.record_headers import last_value
+
+Call = Callable[[Message], Awaitable[Any]]
+
+
+class TypedHandlers:
+    """The handlers of a queue by type, and the one for all other messages, if there is one.
+
+    ``codecs`` has the codec of each type's values, None for bytes, and that of the other messages under None.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        handlers: Mapping[str, Handler],
+        untyped: Handler | None,
+        codecs: Mapping[str | None, Codec | None],
+    ) -> None:
+        self._queue = queue
+        self._types = ", ".join(map(repr, sorted(handlers)))
+        self._untyped = None if untyped is None else bound(untyped)
+        self._handlers = {name.encode(): bound(handler) for name, handler in handlers.items()}
+        has_codec = any(codec is not None for codec in codecs.values())
+        self.codecs = CodecsByType(codecs) if has_codec else None
+        self._missing = RepeatedWarning(
+            "no handler: queue=%s type=%s id=%s; the message is released without counting the attempt, for workers that"
+            " have a handler of this type, and becomes a dead letter after about 90 minutes"
+        )
+
+    def handler_of(self, message: Message) -> Callable[[Message], Any]:
+        """Return the handler that is called with a message."""
+        other = self._refuse if self._untyped is None else self._untyped
+        return self._handlers.get(type_of(message), other)
+
+    def calls(self, threaded: Callable[[Any], Any]) -> Call:
+        """Return what calls the handler of a message; ``threaded`` makes a plain function run in a thread."""
+
+        def call_of(handler: Callable[[Message], Any]) -> Call:
+            call: Call = handler if is_coroutine_function(handler) else threaded(handler)
+            return call
+
+        get = {kind: call_of(handler) for kind, handler in self._handlers.items()}.get
+        other = self._refuse if self._untyped is None else call_of(self._untyped)
+
+        def call(message: Message) -> Awaitable[Any]:
+            return get(type_of(message), other)(message)
+
+        return call
+
+    async def _refuse(self, message: Message) -> NoReturn:
+        kind = message.type
+        said = "a message without a type" if kind is None else f"messages of type {kind!r}"
+        self._missing.write(asyncio.get_running_loop().time(), self._queue, kind, message.id)
+        raise NoHandler(f"no handler for {said}; there are handlers for {self._types}")
+
+
+def type_of(message: Message) -> bytes:
+    """Return the type of a message as bytes, empty if it has none."""
+    return last_value(message._record.headers, TYPE_HEADER) or b""
+
+
+def in_thread(handler: object, message: Message) -> bool:
+    """Return whether the call of a handler with a message runs in a thread."""
+    function = handler.handler_of(message) if isinstance(handler, TypedHandlers) else handler
+    return not is_coroutine_function(function)
+
+
+def called_name(handler: object, message: Message) -> str:
+    """Return the name of the function that a handler calls with a message."""
+    return name_of(handler.handler_of(message) if isinstance(handler, TypedHandlers) else handler)
