@@ -34,7 +34,7 @@ _LINES, _BYTES = 5_000, 8 << 20
     click.option("--type", "kind", metavar="TYPE", help="Type of the message, which chooses its handler."),
     click.option("--ordering-key", metavar="KEY", help='Ordering key, in a queue with ordering = "key".'),
     click.option("--deduplication-id", "own_id", metavar="ID", help="Id; later messages with the same id are dropped."),
-    click.option("--delay", metavar="DURATION", help="Delay before delivery: 90s, 15m, 2h, 7d."),
+    click.option("--delay", metavar="DURATION", help="Delay before delivery: 90s, 15m, 1h30m, 7d."),
     click.option("--at", "moment", metavar="TIME", help="Time of delivery: 2030-01-31T08:00:00+00:00."),
     click.option("--lines", is_flag=True, help="Send each line of standard input as a message."),
     JSON,

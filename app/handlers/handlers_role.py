@@ -11,6 +11,7 @@ from typing import Any
 
 from mode import Service
 
+from marq.consumer.handlers_session import QueueHandler, check_value
 from marq.queues.queues import Queues
 from marq.settings.combinations import ORIGINS, check_queue
 from marq.settings.definitions import Definitions, confirmed_key, layer_key
@@ -27,6 +28,7 @@ from marq_worker.agents.queue_consumer import (
 )
 from marq_worker.app.handlers.supervisor import HandlersProcesses
 from marq_worker.app.publication import check_owner, listed, with_project
+from marq_worker.config.queues import FILE_LAYER
 
 log = logging.getLogger("marq.handlers")
 
@@ -241,13 +243,26 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
             )
     for group in groups.values():
         for queue, each in group.queues.items():
-            load_handlers_of(queue, each)
+            check_schedules(definitions, queue, load_handlers_of(queue, each))
             if definitions.layer("handler", queue) is not None:
                 check_queue(definitions, queue)
         rest = without_handler(definitions, group)
         check_projects(definitions, group, rest)
         if lacks_handler(definitions, rest):
             raise ConfigError(part_of_group(group, rest, definitions))
+
+
+def check_schedules(definitions: Definitions, queue: str, handler: QueueHandler) -> None:
+    """Check that the handlers of a queue can decode the values of the schedules in marq.toml.
+
+    Otherwise each of their messages would become a dead letter, perhaps only weeks after the deployment.
+    """
+    for schedule in definitions.schedules.current.values():
+        if schedule.queue == queue and definitions.schedules.layer(FILE_LAYER, schedule.name) is not None:
+            try:
+                check_value(queue, handler, schedule.type or None, schedule.value.encode())
+            except ConfigError as error:
+                raise ConfigError(f"schedule {schedule.name!r}: {error}") from error
 
 
 def check_projects(definitions: Definitions, group: HandlerGroup, rest: Collection[str]) -> None:

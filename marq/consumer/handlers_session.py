@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 from marq.backend.cluster import Cluster
 from marq.client.current_producer import SharedProducer
+from marq.client.outcomes import DecodeError
 from marq.consumer.handler_parameters import Handler, bound, name_of
 from marq.consumer.handler_pool import HandlerPool, HandlerTasks
 from marq.consumer.handlers import codec_of, definitions_of
@@ -25,6 +27,8 @@ from marq.kafka.topics import Topics
 from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
+
+log = logging.getLogger("marq")
 
 #: For a worker's handlers: maximum messages in flight per process, and how long a stop waits for handlers in tests.
 WORKER_MAX_IN_FLIGHT, TESTS_SHUTDOWN_S = 10_000, 3.0
@@ -52,6 +56,19 @@ def handler_for(queue: str, functions: Mapping[str | None, Handler]) -> QueueHan
         assert untyped is not None, "a queue has at least one handler"
         return untyped
     return TypedHandlers(queue, typed, untyped, codecs)
+
+
+def check_value(queue: str, handler: QueueHandler, kind: str | None, data: bytes) -> None:
+    """Check that the handlers of a queue can decode a value of a type. Raises ConfigError."""
+    codec = handler.codec_of(kind) if isinstance(handler, TypedHandlers) else codec_of(handler, queue)
+    if codec is None:
+        return
+    try:
+        codec.decode(data)
+    except DecodeError as error:
+        raise ConfigError(f"its value can't be decoded by the handler of queue {queue!r}: {error}") from error
+    except Exception as error:  # a user's codec may need what only a running handler has
+        log.debug("a value could not be checked: queue=%s error=%r", queue, error)
 
 
 class HandlersSession(ConsumerSession):

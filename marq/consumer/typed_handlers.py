@@ -19,6 +19,7 @@ from marq.client.outcomes import NoHandler
 from marq.consumer.handler_parameters import Handler, bound, is_coroutine_function, name_of
 from marq.consumer.message import Message
 from marq.consumer.repeated_warnings import RepeatedWarning
+from marq.wire.errors import ConfigError
 from marq.wire.names import TYPE_HEADER
 from marq.wire.record_headers import last_value
 
@@ -42,12 +43,23 @@ class TypedHandlers:
         self._types = ", ".join(map(repr, sorted(handlers)))
         self._untyped = None if untyped is None else bound(untyped)
         self._handlers = {name.encode(): bound(handler) for name, handler in handlers.items()}
-        has_codec = any(codec is not None for codec in codecs.values())
-        self.codecs = CodecsByType(codecs) if has_codec else None
+        self._codecs = CodecsByType(codecs)
         self._missing = RepeatedWarning(
             "no handler: queue=%s type=%s id=%s; the message is released without counting the attempt, for workers that"
             " have a handler of this type, and becomes a dead letter after about 90 minutes"
         )
+
+    @property
+    def codecs(self) -> CodecsByType | None:
+        """The codecs; None if all values are bytes."""
+        has_codec = any(codec is not None for codec in self._codecs.by_type.values())
+        return self._codecs if has_codec else None
+
+    def codec_of(self, kind: str | None) -> Codec | None:
+        """Return the codec of a type's values. Raises ConfigError if no handler is for it."""
+        if self._untyped is None and kind not in self._codecs.by_type:
+            raise ConfigError(f"queue {self._queue!r}: {_no_handler(kind, self._types)}")
+        return self._codecs.of(kind)
 
     def handler_of(self, message: Message) -> Callable[[Message], Any]:
         """Return the handler that is called with a message."""
@@ -70,10 +82,13 @@ class TypedHandlers:
         return call
 
     async def _refuse(self, message: Message) -> NoReturn:
-        kind = message.type
-        said = "a message without a type" if kind is None else f"messages of type {kind!r}"
-        self._missing.write(asyncio.get_running_loop().time(), self._queue, kind, message.id)
-        raise NoHandler(f"no handler for {said}; there are handlers for {self._types}")
+        self._missing.write(asyncio.get_running_loop().time(), self._queue, message.type, message.id)
+        raise NoHandler(_no_handler(message.type, self._types))
+
+
+def _no_handler(kind: str | None, types: str) -> str:
+    what = "a message without a type" if kind is None else f"messages of type {kind!r}"
+    return f"no handler for {what}; there are handlers for {types}"
 
 
 def type_of(message: Message) -> bytes:

@@ -14,7 +14,7 @@ from marq.dead_letters.snapshots import Snapshot
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
 from marq_worker.agents.message_listing import MAX_MINUTES, MAX_PLACES, read_number
-from marq_worker.app.readable import read_duration
+from marq_worker.app.readable import DURATION_FORM, read_duration
 from marq_worker.app.web.dashboard.actions import MAX_IDS, Action
 from marq_worker.app.web.dashboard.actor import DeadLetterSelection
 
@@ -76,7 +76,7 @@ def read_pause(form: Mapping[str, str]) -> float | None:
     text = form.get("for", "").strip()
     duration_s = read_duration(text)
     if text and duration_s is None:
-        raise ConfigError(f"for={text}: expected a duration such as 90s, 15m, 2h or 7d")
+        raise ConfigError(f"for={text}: expected {DURATION_FORM}")
     return duration_s
 
 

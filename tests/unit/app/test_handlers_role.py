@@ -167,6 +167,60 @@ def test_settings_of_a_decorator_whose_module_no_worker_lists_are_named(make_mod
     assert unpublished(groups, {"emails"}) == []
 
 
+TYPED = """
+    from dataclasses import dataclass
+    import marq
+
+    @dataclass
+    class Report:
+        day: str
+
+    @marq.handler("reports", type="daily")
+    def daily(report: Report): ...
+
+    @marq.handler("reports", type="raw")
+    def raw(message): ...
+
+    @marq.handler("bills")
+    def bill(report: Report): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ({"queue": "bills", "value": '{"day": "monday"}'}, None),
+        ({"queue": "reports", "type": "daily", "value": '{"day": "monday"}'}, None),
+        ({"queue": "reports", "type": "raw", "value": "anything"}, None),
+        ({"queue": "elsewhere", "value": "anything"}, None),
+        ({"queue": "bills", "value": '{"day": 5}'}, "schedule 's': its value .* 'bills': .*day: string_type"),
+        ({"queue": "reports", "type": "daily"}, "schedule 's': its value can't be decoded by the handler of"),
+        ({"queue": "reports", "type": "weekly"}, "no handler for messages of type 'weekly'; .* 'daily', 'raw'"),
+        ({"queue": "reports"}, "schedule 's': queue 'reports': no handler for a message without"),
+    ],
+)  # fmt: skip
+def test_values_of_schedules_that_no_handler_can_decode_are_refused_at_the_start(
+    make_module: Callable[..., ModuleType], schedule: dict[str, Any], said: str | None
+) -> None:
+    make_module(TYPED)
+    handlers = load_modules(("mail_of_the_test",))
+    documents = {queue: each.document for queue, each in handlers.items()}
+    definitions = Definitions().after(publication(Definitions(), documents, ["mail_of_the_test"]))
+    definitions.fold(b"schedule-file:s", {"cron": "@daily", **schedule})
+    own = {"bills": "mail_of_the_test:bill"}
+    groups = handler_groups(definitions, own, types={queue: each.types for queue, each in handlers.items()})
+
+    if said is None:
+        check(definitions, groups, own)
+    else:
+        with pytest.raises(ConfigError, match=said):
+            check(definitions, groups, own)
+        # then: what was defined at run time keeps no worker from starting
+        definitions.fold(b"schedule-file:s", None)
+        definitions.fold(b"schedule:s", {"cron": "@daily", **schedule})
+        check(definitions, groups, own)
+
+
 def test_check_finds_what_would_keep_a_worker_from_starting(make_module: Callable[..., ModuleType]) -> None:
     make_module()
     modules = ("mail_of_the_test",)
