@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import pkgutil
 import re
 import sys
@@ -12,7 +13,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from marq.client.current_producer import SharedProducer
-from marq.client.outcomes import Outcome
+from marq.client.outcomes import NoHandler, Outcome
 from marq.consumer.handler_parameters import Handler
 from marq.consumer.handlers import HandlerDefinition, by_queue, check_handler, definitions_of, handlers_in
 from marq.consumer.handlers_session import HandlersSession, QueueHandler, handler_for
@@ -43,8 +44,13 @@ class Worker:
         namespace: Namespace,
         handlers: Sequence[Handled],
         overrides: Mapping[Lifespan, Any],
+        modules: Sequence[str] = (),
     ) -> None:
         self.errors: list[Exception] = []
+        #: Whether to handle nothing after the first error, which :meth:`check` then raises.
+        self.raises = False
+        #: The modules whose handlers the project's workers run.
+        self._project = modules
         #: What some lifespans yield instead of running.
         self._overrides = overrides
         self._settings = settings
@@ -59,17 +65,21 @@ class Worker:
 
     def check(self) -> None:
         """Raise the error because of which handlers no longer receive messages, if there is one."""
+        if self.raises and self.errors:
+            raise self.errors[0]
         for group in self._groups:
             group.check()
 
     async def __aenter__(self) -> Self:
+        if not self._sources:
+            self._sources = [_project_module(name) for name in self._project]
         handlers = self._handlers()
         definitions = self._namespace.definitions
         by_group: dict[str, dict[str, QueueHandler]] = {}
         for queue, handler in handlers.items():
             by_group.setdefault(definitions.group(queue) or HANDLERS_GROUP, {})[queue] = handler
         for name, members in sorted(by_group.items()):
-            _refuse_part(name, definitions.queues_of(name), members)
+            self._refuse_part(name, definitions.queues_of(name), members)
         try:
             for name, members in sorted(by_group.items()):
                 modules = self._modules(members)
@@ -95,12 +105,26 @@ class Worker:
 
     async def _note(self, message: Message, call_next: CallNext) -> None:
         """Record the exceptions of handlers and middleware."""
+        if self.raises and self.errors:
+            raise NoHandler("not handled, because an earlier message has failed")
         try:
             await call_next(message)
         except Exception as error:
             if not isinstance(error, Outcome):
                 self.errors.append(error)
             raise
+
+    def _refuse_part(self, group: str, queues: Iterable[str], handlers: Mapping[str, QueueHandler]) -> None:
+        missing = [queue for queue in queues if queue not in handlers]
+        if missing and self._project:
+            # A test may run some of the handlers that the project's workers run.
+            elsewhere = by_queue(_decorated(map(_project_module, self._project)))
+            missing = [queue for queue in missing if queue not in elsewhere]
+        if missing:
+            raise ConfigError(
+                f"group {group!r}: {', '.join(map(repr, missing))} has no handler here, but a worker runs the handlers"
+                " of all queues of a group: pass those, too, or move these queues to another group"
+            )
 
     def _overridden(self, function: Lifespan) -> Lifespan:
         if function not in self._overrides:
@@ -139,8 +163,9 @@ class Worker:
                 handlers[queue] = handler_for(queue, {**functions, None: _load(queue, name)})
         if not handlers:
             raise ConfigError(
-                "no handlers to run: pass functions with @marq.handler or modules with such functions, or name a"
-                " handler in the settings of a queue, Broker.define('emails', handler='module:function')"
+                "no handlers to run: pass functions with @marq.handler or modules with such functions, or name modules"
+                ' in marq.toml, [settings] handlers = ["tasks"], or a handler in the settings of a queue,'
+                " Broker.define('emails', handler='module:function')"
             )
         return handlers
 
@@ -219,10 +244,11 @@ def _load(queue: str, name: str) -> Handler:
     return handler
 
 
-def _refuse_part(group: str, queues: Iterable[str], handlers: Mapping[str, QueueHandler]) -> None:
-    missing = [queue for queue in queues if queue not in handlers]
-    if missing:
+def _project_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # importing a module may raise anything
         raise ConfigError(
-            f"group {group!r}: {', '.join(map(repr, missing))} has no handler here, but a worker runs the handlers of"
-            " all queues of a group: pass those, too, or move these queues to another group"
-        )
+            f"marq.toml: [settings] handlers: module {name!r} can't be imported ({error!r}); Python looks for it in the"
+            " directory of marq.toml, too"
+        ) from error

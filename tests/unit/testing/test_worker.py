@@ -91,6 +91,30 @@ async def test_an_error_that_a_handler_did_not_mean_can_be_raised_in_the_test() 
             await broker.run(handle, raise_errors=True)
 
 
+async def test_a_run_stops_at_the_first_error_and_handles_nothing_more() -> None:
+    calls: list[bytes] = []
+
+    @marq.handler("q", concurrency=1)
+    async def handle(message: marq.Message) -> None:
+        calls.append(message.value)
+        if message.value == b"1":
+            raise KeyError("a bug")
+
+    async with Broker() as broker, broker.producer(partitions=1) as producer:
+        await producer.send_many("q", [b"0", b"1", b"2", b"3"])
+        with pytest.raises(KeyError, match="a bug"):
+            await broker.run(handle, raise_errors=True)
+
+        # then: the failed message is released for its next attempt, and the attempts of the others do not count
+        assert calls == [b"0", b"1"]
+        left = [*broker.delayed("q"), *broker.messages("q")]
+        assert sorted(message.value for message in left) == [b"1", b"2", b"3"]
+        calls.clear()
+        await broker.run(marq.handler("q")(lambda message: calls.append(message.attempt)))
+
+    assert sorted(calls) == [1, 1, 2]
+
+
 async def test_a_worker_runs_in_the_background_all_handlers_of_a_module() -> None:
     module, threads = types.ModuleType("handlers"), []
 
