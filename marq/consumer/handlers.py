@@ -394,10 +394,9 @@ def _sending(function: Handler) -> Callable[..., Any]:
 
 def two_handlers(one: HandlerDefinition, other: HandlerDefinition) -> ConfigError:
     """Return the error for two handlers of the same messages."""
-    advice = "a queue has one, or one for each type: @marq.handler(…, type=…)" if one.type is None else "a type has one"
+    most = "a queue has one, or one for each type (@marq.handler(…, type=…))" if one.type is None else "a type has one"
     return ConfigError(
-        f"{one.what} has two handlers, {one.name} and {other.name}, but {advice}; remove one of the"
-        " decorators otherwise"
+        f"{one.what} has two handlers, {one.name} and {other.name}, but {most}: remove one of the decorators"
     )
 
 

@@ -25,6 +25,13 @@ from marq.wire.record_headers import last_value
 
 Call = Callable[[Message], Awaitable[Any]]
 
+#: Senders choose the types, so their number has no limit.
+MAX_WARNED_TYPES = 100
+_WARNING = (
+    "no handler: queue=%s type=%s id=%s; the message is released without counting the attempt, for workers that have a"
+    " handler of this type, and becomes a dead letter after about 90 minutes"
+)
+
 
 class TypedHandlers:
     """The handlers of a queue by type, and the one for all other messages, if there is one.
@@ -44,10 +51,8 @@ class TypedHandlers:
         self._untyped = None if untyped is None else bound(untyped)
         self._handlers = {name.encode(): bound(handler) for name, handler in handlers.items()}
         self._codecs = CodecsByType(codecs)
-        self._missing = RepeatedWarning(
-            "no handler: queue=%s type=%s id=%s; the message is released without counting the attempt, for workers that"
-            " have a handler of this type, and becomes a dead letter after about 90 minutes"
-        )
+        #: The warnings about types without a handler.
+        self._missing: dict[str | None, RepeatedWarning] = {}
 
     @property
     def codecs(self) -> CodecsByType | None:
@@ -82,8 +87,12 @@ class TypedHandlers:
         return call
 
     async def _refuse(self, message: Message) -> NoReturn:
-        self._missing.write(asyncio.get_running_loop().time(), self._queue, message.type, message.id)
-        raise NoHandler(_no_handler(message.type, self._types))
+        kind = message.type
+        if kind not in self._missing and len(self._missing) < MAX_WARNED_TYPES:
+            self._missing[kind] = RepeatedWarning(_WARNING)
+        if kind in self._missing:
+            self._missing[kind].write(asyncio.get_running_loop().time(), self._queue, kind, message.id)
+        raise NoHandler(_no_handler(kind, self._types))
 
 
 def _no_handler(kind: str | None, types: str) -> str:

@@ -14,6 +14,7 @@ import pytest
 import marq
 from marq.client.outcomes import NoHandler
 from marq.consumer.handler_failures import MAX_NO_HANDLER_MS, MAX_UNCOUNTED
+from marq.consumer.typed_handlers import MAX_WARNED_TYPES
 from marq.testing import Broker
 from marq.wire.names import TYPE_HEADER
 
@@ -244,6 +245,16 @@ async def test_middleware_sees_a_type_without_a_handler_as_an_outcome(calls: Cal
     assert [type(each) for each in seen] == [NoHandler]
 
 
+async def test_each_type_without_a_handler_has_its_own_warning(calls: Calls, caplog: pytest.LogCaptureFixture) -> None:
+    async with Broker() as broker, broker.producer() as producer, broker.worker(calls.handler(type="welcome")):
+        for number in range(MAX_WARNED_TYPES + 10):
+            await producer.send("mail", b"x", type=f"t{number % (MAX_WARNED_TYPES + 5)}")
+        await broker.settle()
+
+    warnings = {each.getMessage().partition(" id=")[0] for each in caplog.records if each.levelname == "WARNING"}
+    assert len(warnings) == MAX_WARNED_TYPES
+
+
 # --- functions and coroutines of one queue ----------------------------------------------------------------------------
 
 
@@ -316,7 +327,7 @@ async def test_a_lost_lease_cancels_a_coroutine_and_not_the_thread_of_the_same_q
 def refused() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     two = r"queue 'mail', type 'a' has two handlers, .*one and .*other, but a type has one"
     yield two, [{"type": "a"}, {"type": "a"}]
-    yield r"queue 'mail' has two handlers, .* or one for each type: @marq\.handler\(…, type=…\)", [{}, {}]
+    yield r"queue 'mail' has two handlers, .* or one for each type \(@marq\.handler\(…, type=…\)\)", [{}, {}]
     settings = r"queue 'mail': max_attempts = 2 of @marq\.handler \(.*one\) and max_attempts = 3 of @marq\.handler"
     yield settings, [{"type": "a", "max_attempts": 2}, {"type": "b", "max_attempts": 3}]
 
