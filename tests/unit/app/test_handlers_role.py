@@ -14,11 +14,11 @@ import pytest
 
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
-from marq_worker.agents.handler_groups import HandlerGroup, check_transactional, handler_groups
 from marq_worker.agents.queue_consumer import load_modules
-from marq_worker.app.check.queues import judge_handlers
-from marq_worker.app.handlers.handlers_role import check, overridden, part_of_group, publication, unpublished
+from marq_worker.check.queues import judge_handlers
 from marq_worker.config.queues import QueuesFile
+from marq_worker.handlers.handler_groups import HandlerGroup, check_transactional, handler_groups
+from marq_worker.handlers.handlers_role import check, overridden, part_of_group, publication, unpublished
 
 MAIL = """
     import marq

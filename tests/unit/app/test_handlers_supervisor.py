@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup
-from marq_worker.app.handlers.handlers_app import VARIABLE, HandlersProcess
-from marq_worker.app.handlers.supervisor import (
+from marq_worker.app.handlers_app import VARIABLE, HandlersProcess
+from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
+from marq_worker.handlers.supervisor import (
     FIRST_PAUSE_S,
     LONG_LIFE_S,
     MAX_PAUSE_S,
@@ -25,8 +25,8 @@ from marq_worker.app.handlers.supervisor import (
     changes,
     command,
 )
-from marq_worker.app.handlers.worker_pipes import SILENCE_SECONDS
-from marq_worker.app.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
+from marq_worker.handlers.worker_pipes import SILENCE_SECONDS
+from marq_worker.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
 
 def group(name: str, *queues: str, concurrency: int = 64, topic: str | None = None) -> HandlerGroup:
@@ -85,7 +85,7 @@ async def test_a_process_whose_instance_id_another_one_uses_ends_its_worker_and_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = [sys.executable, "-c", f"raise SystemExit({EXIT_FENCED})"]
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: ended)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: ended)
     codes: asyncio.Queue[int] = asyncio.Queue()
     processes = HandlersProcesses(1, None, codes.put_nowait)
     await processes.start()
@@ -112,9 +112,9 @@ started_before.touch()
 if os.fork() == 0:
     os.read(json.loads(os.environ[{VARIABLE!r}])["pipe"], 1)
 """
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.REPORTS_END_S", 0.01)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
+    monkeypatch.setattr("marq_worker.handlers.supervisor.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.REPORTS_END_S", 0.01)
     codes: asyncio.Queue[int] = asyncio.Queue()
     processes = HandlersProcesses(1, None, codes.put_nowait)
     await processes.start()
@@ -135,7 +135,7 @@ async def test_an_unexpected_error_that_keeps_a_process_from_being_restarted_end
     async def defect(_: object) -> str:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor._GroupProcess._run", defect)
+    monkeypatch.setattr("marq_worker.handlers.supervisor._GroupProcess._run", defect)
     codes: asyncio.Queue[int] = asyncio.Queue()
     processes = HandlersProcesses(1, None, codes.put_nowait)
     await processes.start()
@@ -160,7 +160,7 @@ async def test_a_process_has_the_settings_of_its_worker_even_if_the_files_have_c
 from marq_worker.config.settings import load_settings
 raise SystemExit({EXIT_FENCED} if load_settings().prefix == "shop" else 1)
 """
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: [sys.executable, "-c", ask])
+    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: [sys.executable, "-c", ask])
     codes: asyncio.Queue[int] = asyncio.Queue()
     processes = HandlersProcesses(1, None, codes.put_nowait)
     await processes.start()
@@ -182,7 +182,7 @@ async def test_a_blocked_process_stays_blocked_while_only_its_watchdog_reports(m
             yield await told.get()
             told.task_done()
 
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.reports", reports)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.reports", reports)
     process = _GroupProcess(group("a", "emails"), [], {}, 0, lambda code: None)
     listening = asyncio.create_task(process._listen(0))
 
@@ -215,8 +215,8 @@ async def test_a_silent_process_is_logged_once_with_the_reason(
         metrics.append(process.metrics())
 
     handler, metrics = "handler mail:send of queue emails", list[Mapping[str, Any]]()
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.reports", reports)
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.is_stopped", lambda pid: stopped)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.reports", reports)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.is_stopped", lambda pid: stopped)
     process = _GroupProcess(group("mail", "emails"), [], {}, 0, lambda code: None)
     process._process = SimpleNamespace(pid=4711, returncode=None)  # type: ignore[assignment]
 
@@ -272,7 +272,7 @@ os.write(document["reports"], b"{{}}\\n")
 # Until the worker ends.
 os.read(document["pipe"], 1)
 """
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
+    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
     codes: asyncio.Queue[int] = asyncio.Queue()
     processes = HandlersProcesses(1, None, codes.put_nowait)
     await processes.start()

@@ -1,0 +1,184 @@
+"""The actions of operators on pages: their catalogue, and their audited execution.
+
+Every action is a POST that a second one confirms. Only the role ``operator`` may send POSTs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from marq.admin.purge_extent import Extent
+from marq.dead_letters.dead_letters import Deleted, Redriven
+from marq.dead_letters.snapshots import Snapshot
+from marq.wire.errors import ConfigError
+from marq_worker.web.dashboard.actor import Actor, DeadLetterSelection
+from marq_worker.web.dashboard.tasks import Reached, Tasks
+
+#: One line of JSON for each action, whether it was done or rejected.
+audit_log = logging.getLogger("marq.audit")
+
+#: Messages that can be selected one by one, and in one request to the cluster.
+MAX_IDS = 1_000
+
+
+class NotThere(ConfigError):
+    """An address names an action or a task that does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """``question``: {} stands for the target; ``on``: messages, dead letters, or queue; ``past``: the participle."""
+
+    name: str
+    label: str
+    question: str
+    consequence: str
+    on: str
+    past: str
+
+
+ACTIONS: Mapping[str, Action] = {
+    action.name: action
+    for action in (
+        Action(
+            "deliver-now", "Deliver now", "Deliver {} now?",
+            "They are due now. A paused queue delivers them when it is resumed.", "messages", "due now",
+        ),
+        Action(
+            "cancel", "Cancel", "Cancel {}?",
+            "They will never be delivered. This can't be undone.", "messages", "cancelled",
+        ),
+        Action(
+            "release", "Release", "Release {}?",
+            "Their leases end and they are redelivered at once; the attempt does not count. A handler that is running"
+            " is not stopped, so its message may be handled twice.", "messages", "requested to be released",
+        ),
+        Action(
+            "redrive", "Redrive", "Send {} back to their queue?",
+            "They are delivered again, starting with their first attempt.", "dead letters", "redriven",
+        ),
+        Action(
+            "delete", "Delete", "Delete {}?",
+            "They can no longer be listed or redriven. This can't be undone.", "dead letters", "deleted",
+        ),
+        Action(
+            "pause", "Pause", "Pause {}?",
+            "No message is delivered until the pause ends or the queue is resumed. Messages in flight are finished, and"
+            " new ones may be sent.",
+            "queue", "paused",
+        ),
+        Action("resume", "Resume", "Resume {}?", "Its messages are delivered again.", "queue", "resumed"),
+        Action(
+            "purge", "Purge", "Purge all waiting messages from {}?",
+            "Waiting messages, and those that wait for redelivery, will never be delivered. Messages in flight are not"
+            " affected. The queue is paused meanwhile. This can't be undone.", "queue", "purged",
+        ),
+    )
+}  # fmt: skip
+
+
+def read_action(name: str) -> Action:
+    if name not in ACTIONS:
+        raise NotThere(f"unknown action {name!r}; expected one of {', '.join(ACTIONS)}")
+    return ACTIONS[name]
+
+
+class AuditedActions:
+    """Executes actions and writes each to the audit log, done or failed."""
+
+    def __init__(self, actor: Actor, tasks: Tasks) -> None:
+        self.actor = actor
+        self.tasks = tasks
+
+    async def to_messages(
+        self, action: Action, queue: str, ids: Sequence[str], who: Mapping[str, str]
+    ) -> tuple[int, int]:
+        """Return for how many messages the action was done, and for how many it was too late.
+
+        ``queue``: that of the messages, or ANY_QUEUE as in :class:`Actor`.
+        """
+        call = {"cancel": self.actor.cancel, "deliver-now": self.actor.deliver_now, "release": self.actor.release}
+        with audited(action.name, who, queue=queue or None, ids=list(ids)) as results:
+            done = sum(await call[action.name](queue, ids))
+            results.update(done=done, too_late=len(ids) - done)
+        return done, len(ids) - done
+
+    def to_matching(self, action: Action, queue: str, ids: Sequence[str], who: Mapping[str, str]) -> str:
+        """Start an action on many messages; return the id of its task; raise as :meth:`to_dead_letters`."""
+
+        async def work(progress: Callable[[Reached], None]) -> Reached:
+            reached = Deleted(len(ids))
+            for start in range(0, len(ids), MAX_IDS):
+                some = ids[start : start + MAX_IDS]
+                done, late = await self.to_messages(action, queue, some, who)
+                reached = Deleted(len(ids), start + len(some), reached.deleted + done, reached.already_settled + late)
+                progress(reached)
+            return reached
+
+        return self.tasks.begin(action.name, queue, f"messages of queue {queue}", Deleted(len(ids)), work).id
+
+    async def to_queue(
+        self, action: Action, queue: str, who: Mapping[str, str], duration_s: float | None = None
+    ) -> None:
+        """Pause a queue, for ``duration_s`` if that is not None, or resume it."""
+        details = {"queue": queue} if duration_s is None else {"queue": queue, "seconds": duration_s}
+        with audited(action.name, who, **details):
+            if action.name == "pause":
+                await self.actor.pause(queue, duration_s)
+            else:
+                await self.actor.resume(queue)
+
+    def purge(self, action: Action, queue: str, who: Mapping[str, str], *, delayed: bool, extent: Extent | None) -> str:
+        """Start to purge a queue; return the id of its task; raise as :meth:`to_dead_letters`."""
+
+        async def work(progress: Callable[[Reached], None]) -> Reached:
+            with audited(action.name, who, queue=queue, delayed=delayed) as results:
+                purged = await self.actor.purge(queue, progress, delayed=delayed, extent=extent)
+                results.update(asdict(purged))
+            return purged
+
+        what = f"waiting{' and delayed' if delayed else ''} messages of queue {queue}"
+        task = self.tasks.begin(action.name, queue, what, Deleted(0), work)
+        audit(action.name, who, task=task.id, queue=queue, delayed=delayed)
+        return task.id
+
+    def to_dead_letters(
+        self, action: Action, selection: DeadLetterSelection, chosen: int, who: Mapping[str, str]
+    ) -> str:
+        """Start an action on dead letters; return the id of its task. Raises TooManyTasks."""
+        reached = Redriven(chosen) if action.name == "redrive" else Deleted(chosen)
+        filters = {
+            name: str(value) if isinstance(value, Snapshot) else value for name, value in selection.filters.items()
+        }
+        details: dict[str, Any] = {"queue": selection.queue, "filters": filters, "to": selection.to}
+
+        async def work(progress: Callable[[Reached], None]) -> Reached:
+            with audited(action.name, who, **details) as results:
+                settled = await self.actor.settle(action.name, selection, progress)
+                results.update(done=settled.done, chosen=settled.chosen)
+            return settled
+
+        task = self.tasks.begin(action.name, selection.queue, str(selection), reached, work)
+        audit(action.name, who, task=task.id, **details)
+        return task.id
+
+
+@contextmanager
+def audited(action: str, who: Mapping[str, str], **details: Any) -> Iterator[dict[str, Any]]:
+    """Write to the audit log how an action ended; results that the block adds to the dictionary are written, too."""
+    try:
+        yield details
+    except BaseException as error:
+        audit(action, who, **details, error=str(error) or type(error).__name__)
+        raise
+    audit(action, who, **details)
+
+
+def audit(action: str, who: Mapping[str, str], **details: Any) -> None:
+    """Write one line, as a warning, so that no usual log level omits it."""
+    audit_log.warning("%s", json.dumps({"audit": action, **who, **details}, ensure_ascii=False))
