@@ -19,6 +19,7 @@ from marq.backend.cluster import cluster_of
 from marq.client.current_producer import SharedProducer
 from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Resources, lifespans_in
+from marq.consumer.message import Message
 from marq.consumer.middleware import middleware_in
 from marq.kafka.offset_snapshots import check_room
 from marq.kafka.topics import Topics
@@ -124,8 +125,14 @@ class Handlers:
     def running(self, task: asyncio.Task[Any] | None = None) -> str:
         """Describe the handlers that are running now, or only the one that runs in a task; "" without any."""
         pools = [] if self.session is None else self.session.pools
-        queues = {each.queue for pool in pools if task is None or task in pool.busy_tasks for each in pool.running}
-        return ", ".join(f"handler {self.group.queues[queue].handler} of queue {queue}" for queue in sorted(queues))
+        running = [pool for pool in pools if task is None or task in pool.busy_tasks]
+        names = {(each.queue, self._name_of(each)) for pool in running for each in pool.running}
+        return ", ".join(f"handler {name} of queue {queue}" for queue, name in sorted(names))
+
+    def _name_of(self, message: Message) -> str:
+        handled = self.group.queues[message.queue]
+        kind = message.type if handled.types else None
+        return handled.handler or handled.handlers[0] if kind not in handled.types else handled.types[kind]
 
     def holders(self) -> Sequence[int]:
         """Return the holders (numbers) as which this process acquires messages for its group."""

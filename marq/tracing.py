@@ -68,7 +68,7 @@ def _send(original: Any) -> Any:
         attributes = _delay(options)
         if isinstance(queue, Sequence) and not isinstance(queue, str):
             attributes["messaging.batch.message_count"] = len(queue)
-        with _span("send", "send", _destination(queue), SpanKind.PRODUCER, attributes) as span:
+        with _span("send", "send", _destination(queue, options), SpanKind.PRODUCER, attributes) as span:
             receipt = await original(self, queue, value, headers=_with_context(headers), **options)
             if isinstance(receipt, Receipt):
                 span.set_attributes(_place(receipt))
@@ -81,14 +81,14 @@ def _send_many(original: Any) -> Any:
     async def send_many(self: Producer, queue: Any, values: Iterable[Any], *, headers: Any = None, **more: Any) -> Any:
         items = list(values)
         attributes = _delay(more) | {"messaging.batch.message_count": len(items)}
-        with _span("send", "send", _destination(queue), SpanKind.PRODUCER, attributes):
+        with _span("send", "send", _destination(queue, more), SpanKind.PRODUCER, attributes):
             return await original(self, queue, items, headers=_with_context(headers), **more)
 
     return send_many
 
 
-def _destination(queue: Any) -> Any:
-    return target_of(queue, None)[0] if callable(queue) else queue
+def _destination(queue: Any, options: Mapping[str, Any]) -> Any:
+    return target_of(queue, None, options.get("type")).queue if callable(queue) else queue
 
 
 def _with_context(headers: Any) -> Any:

@@ -47,6 +47,7 @@ from marq.wire.names import (
     ORDERING_KEY_HEADER,
     REPLAYED_HEADER,
     RESERVED_HEADER,
+    TYPE_HEADER,
     check_queue_name,
     synthetic_topic,
 )
@@ -298,7 +299,9 @@ class _Replaying:
         return synthetic_topic(int.from_bytes(digest[:16]))
 
     def _payload(self, source: Source, row: Row) -> Payload:
-        kept = [each for each in row.headers if each[0] in _KEPT or not each[0].startswith(RESERVED_HEADER)]
+        kept = [
+            each for each in row.headers if each[0] in (*_KEPT, TYPE_HEADER) or not each[0].startswith(RESERVED_HEADER)
+        ]
         if source.topic != self._settings.names.messages and row.key is not None:
             kept = [*(each for each in kept if each[0] not in _KEPT), (KEY_HEADER, row.key)]
             if self._ordered and row.key:

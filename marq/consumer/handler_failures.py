@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from marq.client.hooks import point
-from marq.client.outcomes import DecodeError, Reject, Retry
+from marq.client.outcomes import DecodeError, NoHandler, Reject, Retry
 from marq.consumer.circuit_breaker import Call
 from marq.consumer.failure_log import Consequence
 from marq.core.redeliver_or_dead_letter import is_exhausted, release_delay_ms
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 #: After this many uncounted releases in a row, the next interrupted attempt counts. Otherwise a message whose handlers
 #: are always interrupted, as in a deployment that keeps crashing, would be redelivered forever.
 MAX_UNCOUNTED = 100
+
+#: The longest delay of a message that no handler here is for.
+MAX_NO_HANDLER_MS = 60_000
 
 #: What interrupts a handler. Everything else is a failed attempt, even if it is not an Exception: extensions written in
 #: Rust panic with a BaseException. Such a message would otherwise end its process again and again, uncounted.
@@ -48,6 +51,8 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> Co
         cause = None if isinstance(error, DecodeError) else _cause_of(error)
         held.reject(offset, _text_and_traceback(message, error.reason, cause, call))
         return after_rejection(message, "could not be decoded" if isinstance(error, DecodeError) else "was rejected")
+    if isinstance(error, NoHandler):
+        return _release_without_handler(message, error)
     if held.at_most_once:
         return _reject_failed(message, error, call)
     if isinstance(error, Retry):
@@ -165,6 +170,18 @@ def _release_interrupted(message: Message) -> Consequence:
     error = f"interrupted, as {MAX_UNCOUNTED} times before" if counted else ""
     message._held.release(message._offset, 0, counted=counted, error=error)
     return after_release(message, 0, "was interrupted", counted=counted)
+
+
+def _release_without_handler(message: Message, error: NoHandler) -> Consequence:
+    """Release a message that no handler here is for, or dead-letter it if that has been so for long."""
+    held, offset = message._held, message._offset
+    times = uncounted(message._record.headers)
+    if times >= MAX_UNCOUNTED or held.at_most_once:
+        held.reject(offset, error.text)
+        return after_rejection(message, "has no handler")
+    delay_ms = min(1_000 << min(times, 10), MAX_NO_HANDLER_MS)
+    held.release(offset, delay_ms, counted=False, error=error.text)
+    return after_release(message, delay_ms, "has no handler", counted=False)
 
 
 def text_of(error: BaseException) -> str:

@@ -24,12 +24,13 @@ from marq.consumer import handler_failures, middleware, settlement
 from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.circuit_breaker import Call
 from marq.consumer.failure_log import Consequence
-from marq.consumer.handler_parameters import is_coroutine_function, name_of
+from marq.consumer.handler_parameters import is_coroutine_function
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
 from marq.consumer.middleware import Middleware
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.starts import started
+from marq.consumer.typed_handlers import TypedHandlers, called_name, in_thread
 from marq.wire.errors import LeaseLost, error_text
 
 log = logging.getLogger("marq")
@@ -62,7 +63,7 @@ class HandlerPool(ABC, Generic[Work]):
         self,
         buffer: PrefetchBuffer,
         acks: AckBatcher,
-        handler: Callable[[Work], Any],
+        handler: Callable[[Work], Any] | TypedHandlers,
         concurrency: int,
         demand: int,
         codecs: Callable[[str], Codec | None] | None = None,
@@ -74,8 +75,12 @@ class HandlerPool(ABC, Generic[Work]):
         self._codecs = codecs
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
-        self._function = handler
-        call = handler if is_coroutine_function(handler) else self._threaded(handler)
+        self._function: Callable[[Work], Any] | TypedHandlers = handler
+        call: Callable[[Any], Awaitable[Any]]
+        if isinstance(handler, TypedHandlers):
+            call = handler.calls(self._threaded)
+        else:
+            call = handler if is_coroutine_function(handler) else self._threaded(handler)
         self._handler = middleware.surround(call, chain)
         self.tasks: list[asyncio.Task[None]] = []
         #: The argument of each task's current call; None between calls.
@@ -98,7 +103,9 @@ class HandlerPool(ABC, Generic[Work]):
         """Return the messages of one call."""
 
     def _threaded(self, handler: Callable[[Work], Any]) -> Callable[[Work], Awaitable[Any]]:
-        self._threads = threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="marq-handler")
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="marq-handler")
+        threads = self._threads
 
         def run_handler(work: Work) -> Any:
             try:
@@ -192,7 +199,8 @@ class HandlerPool(ABC, Generic[Work]):
         messages = self.running
         if messages:
             queues = ",".join(sorted({message.queue for message in messages}))
-            log.log(level, "%s: queue=%s handler=%s messages=%d", text, queues, name_of(self._function), len(messages))
+            handlers = ",".join(sorted({called_name(self._function, message) for message in messages}))
+            log.log(level, "%s: queue=%s handler=%s messages=%d", text, queues, handlers, len(messages))
 
     def hurry(self) -> None:
         """Stop waiting for running handlers."""
@@ -227,7 +235,7 @@ class HandlerPool(ABC, Generic[Work]):
             return
         if index not in self._interrupted:
             self._interrupted[index] = Call(messages)
-            if self._threads is not None:
+            if in_thread(self._function, messages[0]):
                 log.warning("lease lost; its handler runs in a thread and can't be cancelled: %s", _describe(lost))
             else:
                 log.warning("lease lost, its handler is cancelled: %s", _describe(lost))
@@ -237,8 +245,8 @@ class HandlerPool(ABC, Generic[Work]):
 
     def _resumed(self, index: int) -> Call | None:
         """Return a task's call if it lost a lease, and undo the cancellation."""
-        call = self._interrupted.pop(index, None)
-        if call is not None and self._threads is None:
+        call, work = self._interrupted.pop(index, None), self._current[index]
+        if call is not None and work is not None and not in_thread(self._function, self._messages(work)[0]):
             self.tasks[index].uncancel()
         return call
 
@@ -299,7 +307,7 @@ class HandlerTasks(HandlerPool[Message]):
         self,
         buffer: PrefetchBuffer,
         acks: AckBatcher,
-        handler: Callable[[Message], Any],
+        handler: Callable[[Message], Any] | TypedHandlers,
         concurrency: int,
         codecs: Callable[[str], Codec | None] | None = None,
         chain: Sequence[Middleware] = (),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from marq.client.codecs import Codec
+from marq.client.codecs import Codec, CodecsByType
 from marq.client.exception_rules import Failures
 from marq.kafka.records import Records, Row
 from marq.settings.queue import QueueSettings
@@ -67,7 +67,7 @@ class HeldBatch:
         records: Records,
         taken_s: float,
         lease_s: float,
-        codec: Codec | None = None,
+        codec: Codec | CodecsByType | None = None,
         own_topic: bool = False,
     ) -> None:
         #: Without values, which each message has itself: keeping one message must not keep the values of all.

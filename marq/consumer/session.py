@@ -318,6 +318,11 @@ class MemberSession(ConsumerSession):
         """The queues that are served now."""
         return self._membership.queues(self._queues.definitions)
 
+    @property
+    def definitions(self) -> Definitions:
+        """The current definitions."""
+        return self._queues.definitions
+
     async def _follow(self) -> None:
         """Follow changes to the definitions."""
         retry_s = inf

@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, TypeVar, Unpack
 
 from marq.backend.cluster import Cluster, Writer, cluster_of
-from marq.client.codecs import Codec
+from marq.client.codecs import Codec, V
 from marq.client.dead_letter import DeadLetter, time_of
 from marq.client.lifecycle import CodecClient, Lifecycle
 from marq.core.deliveries import dead_letter_records
@@ -94,7 +94,7 @@ class Deleted:
         return self.deleted
 
 
-class DeadLetters(CodecClient[Topics]):
+class DeadLetters(CodecClient[Topics, V], Generic[V]):
     """Lists, counts, redrives and deletes dead letters.
 
     Args:
@@ -103,7 +103,7 @@ class DeadLetters(CodecClient[Topics]):
         options: see :class:`marq.settings.client.ClientOptions`.
     """
 
-    def _begin(self, settings: ClientSettings, codec: Codec | None) -> None:
+    def _begin(self, settings: ClientSettings, codec: Codec[V] | None) -> None:
         Lifecycle.__init__(self, "the DeadLetters client")
         self._settings = settings
         self._codec = codec
@@ -127,7 +127,7 @@ class DeadLetters(CodecClient[Topics]):
 
     async def peek(
         self, queue: str | None = None, *, limit: int | None = None, **filters: Unpack[Filters]
-    ) -> AsyncIterator[DeadLetter]:
+    ) -> AsyncIterator[DeadLetter[V]]:
         """Return dead letters of one queue or of all, in the order of each partition, without changing anything.
 
         Args:
@@ -345,7 +345,7 @@ class DeadLetters(CodecClient[Topics]):
     def _source(self, partition: int) -> Source:
         return Source(self._settings.names.dead_letters, partition)
 
-    def _letter(self, record: Stored) -> DeadLetter:
+    def _letter(self, record: Stored) -> DeadLetter[V]:
         queue = dead_letter_records.queue_of(record)
         assert queue is not None, "a survey finds dead letters only"
         return DeadLetter(record, queue, self._settings.names.dead_letters, self._codec)

@@ -30,8 +30,8 @@ _NO_ACK_BATCHER = cast("AckBatcher", None)
 class SeenMessage:
     """A message of a queue.
 
-    ``id``, ``headers``, ``key``, ``attempt`` and ``sent_at`` are as in :class:`marq.Message`. The attempt of a waiting
-    message is that of the next delivery; that of a delayed or finished one is that of the last delivery.
+    ``id``, ``headers``, ``key``, ``type``, ``attempt`` and ``sent_at`` are as in :class:`marq.Message`. The attempt of
+    a waiting message is that of the next delivery; that of a delayed or finished one is that of the last delivery.
     """
 
     queue: str
@@ -39,6 +39,7 @@ class SeenMessage:
     body: bytes
     headers: Mapping[str, bytes | None]
     key: bytes | None
+    type: str | None
     attempt: int
     sent_at: datetime
     _codec: Codec | None = field(repr=False, compare=False)
@@ -110,6 +111,7 @@ def _parts(
         "body": message.body,
         "headers": message.headers,
         "key": message.key,
+        "type": message.type,
         "attempt": attempt or message.attempt,
         "sent_at": message.sent_at,
         "_codec": codec,

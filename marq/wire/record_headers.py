@@ -24,11 +24,12 @@ from marq.wire.names import (
     ORDERING_KEY_HEADER,
     PREVIOUS_HEADER,
     RESERVED_HEADER,
+    TYPE_HEADER,
     UNCOUNTED_HEADER,
 )
 
 #: Marq's headers that any sender may write.
-SENDERS_HEADERS = frozenset({DELIVER_AT_HEADER, ORDERING_KEY_HEADER, DEDUPLICATION_ID_HEADER})
+SENDERS_HEADERS = frozenset({DELIVER_AT_HEADER, ORDERING_KEY_HEADER, DEDUPLICATION_ID_HEADER, TYPE_HEADER})
 
 
 class Origin(NamedTuple):
@@ -128,6 +129,11 @@ def ordering_key(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
 def deduplication_id(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
     """Return the deduplication id of a message, or None."""
     return last_value(headers, DEDUPLICATION_ID_HEADER) or None
+
+
+def message_type(headers: Iterable[tuple[str, bytes | None]]) -> str | None:
+    """Return the type of a message, or None."""
+    return (last_value(headers, TYPE_HEADER) or b"").decode("utf-8", "replace") or None
 
 
 def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:

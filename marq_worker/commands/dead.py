@@ -39,8 +39,8 @@ FILTERS: Sequence[Callable[..., Any]] = (
         "--header", "headers", metavar="NAME[=VALUE]", multiple=True,
         help="Only those with this header; without VALUE, with any value. Repeatable.",
     ),
-    click.option("--older", metavar="AGE", help="Only those older than AGE (90s, 15m, 2h, 7d) or than a time."),
-    click.option("--newer", metavar="AGE", help="Only those newer than AGE (90s, 15m, 2h, 7d) or than a time."),
+    click.option("--older", metavar="AGE", help="Only those older than AGE (90s, 1h30m, 7d) or than a time."),
+    click.option("--newer", metavar="AGE", help="Only those newer than AGE (90s, 1h30m, 7d) or than a time."),
     click.option("--id", "identity", metavar="ID", help="Only the message with this id."),
 )  # fmt: skip
 
@@ -156,6 +156,7 @@ def described(letter: DeadLetter) -> dict[str, Any]:
     return {
         "id": letter.id,
         "queue": letter.queue,
+        "type": letter.type,
         "reason": letter.reason,
         "last_error": letter.last_error,
         "traceback": letter.traceback,
@@ -195,7 +196,7 @@ def _age(option: str, text: str) -> float | datetime:
     moment = moment_of(text.strip())
     if moment is None:
         raise ConfigError(
-            f"{option} {text}: expected an age such as 90s, 15m, 2h or 7d, or a time with a time zone, as in"
+            f"{option} {text}: expected an age such as 90s, 15m, 1h30m or 7d, or a time with a time zone, as in"
             " 2030-01-31T08:00:00+00:00"
         )
     return moment

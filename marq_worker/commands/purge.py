@@ -96,7 +96,7 @@ _PAUSE_S = 0.5
         default="10m",
         show_default=True,
         metavar="DURATION",
-        help="Wait at most this long: 90s, 15m, 2h, 7d.",
+        help="Wait at most this long: 90s, 15m, 1h30m.",
     ),
     JSON,
 )

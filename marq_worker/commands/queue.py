@@ -37,12 +37,14 @@ from marq_worker.commands.open_messages import Open, told_by_workers
 from marq_worker.commands.terminal import Column, cell, quoted, seconds, show
 from marq_worker.commands.unknown import note_if_unknown
 from marq_worker.handlers.handler_watch import removed
-from marq_worker.readable import paused, span
+from marq_worker.readable import DURATION_FORM, paused, read_duration, span
 from marq_worker.web.blocked_keys import merged_keys
 from marq_worker.web.peers import ask_workers, path_segment
 
 #: Settings whose values are names. Changing one may change which group reads the queue.
 _NAMED = frozenset({"group", "topic", "handler"})
+#: Settings that are durations.
+_DURATIONS = frozenset({"lease", "max_lease", "delay", "deduplication_window", "shutdown_timeout"})
 
 
 def _next_attempt(key: Mapping[str, Any]) -> str:
@@ -65,7 +67,7 @@ _WORDS = frozenset({UNLIMITED, ALL, UNORDERED, ORDERED_BY_KEY, CONTINUE, BLOCK, 
 @command(click.argument("name"),
     click.option(
         "--set", "assignments", multiple=True, metavar="KEY=VALUE",
-        help="Change a setting for all workers and clients; VALUE as in marq.toml. Repeatable.",
+        help="Change a setting for all workers and clients; VALUE as in marq.toml; durations also 1h30m. Repeatable.",
     ),
     click.option(
         "--unset", "unset", multiple=True, metavar="KEY",
@@ -152,10 +154,13 @@ def _value(key: str, text: str) -> Any:
     if text in _WORDS or (key in _NAMED and not text.startswith(("'", '"'))):
         # A name; the shell removes quotes anyhow.
         return text
+    if key in _DURATIONS and (duration_s := read_duration(text)) is not None:
+        return int(duration_s) if duration_s.is_integer() else duration_s
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--set {key}={text}: expected a value as in marq.toml: {error}") from error
+        form = DURATION_FORM if key in _DURATIONS else f"a value as in marq.toml: {error}"
+        raise ConfigError(f"--set {key}={text}: expected {form}") from error
     if len(document) > 1:
         raise ConfigError(f"--set {key}={text}: expected one value")
     return document["value"]
@@ -251,7 +256,7 @@ _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 
 
 @command(_NAMES,
-    click.option("--for", "duration", metavar="DURATION", help="Resume automatically after DURATION: 10m, 2h."),
+    click.option("--for", "duration", metavar="DURATION", help="Resume automatically after DURATION: 10m, 1h30m."),
     JSON,
 )  # fmt: skip
 async def pause(setup: Setup, names: Sequence[str], duration: str | None, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from marq.settings.definitions import Definitions
 from marq_worker.backlog.consumer_watch import NO_CONSUMER_S, has_no_consumer, unattended
 from marq_worker.commands.command import JSON, Setup, command, open_groups, open_queues
 from marq_worker.commands.open_messages import Open, told_by_workers
-from marq_worker.commands.terminal import WATCH, Alarm, Column, cell, duration, looked, number, show
+from marq_worker.commands.terminal import WATCH, Alarm, Column, cell, duration, interval, looked, number, show
 from marq_worker.readable import paused
 
 
@@ -53,7 +53,7 @@ _COUNT_DEAD_S = 30.0
     WATCH,
     JSON,
 )  # fmt: skip
-async def queues(setup: Setup, scan: int, watch: float | None, as_json: bool) -> int:
+async def queues(setup: Setup, scan: int, watch: str | None, as_json: bool) -> int:
     """Show all queues and their messages; exit 1 if some metrics are missing."""
     client = setup.client
     async with open_queues(client) as followed, DeadLetters.of(client) as letters:
@@ -71,7 +71,7 @@ async def queues(setup: Setup, scan: int, watch: float | None, as_json: bool) ->
                 lonely = await _unattended(client, definitions, waiting)
             return described(definitions, told, waiting, await dead.counts(), names, lonely)
 
-        shown = await looked(look, _show, watch=watch, as_json=as_json)
+        shown = await looked(look, _show, watch=interval(watch), as_json=as_json)
     return 0 if shown["complete"] else 1
 
 

@@ -24,7 +24,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 from marq_worker.commands.command import JSON, Setup, command, open_groups, open_queues
-from marq_worker.commands.terminal import WATCH, Column, bar, cell, duration, looked, number, show
+from marq_worker.commands.terminal import WATCH, Column, bar, cell, duration, interval, looked, number, show
 from marq_worker.web.message_listing import moment
 
 NO_OWNER = "none"
@@ -68,7 +68,7 @@ _MEMBERS = (
 
 
 @command(WATCH, JSON)
-async def state(setup: Setup, watch: float | None, as_json: bool) -> int:
+async def state(setup: Setup, watch: str | None, as_json: bool) -> int:
     """Show the owner, or last owner, and position of each partition; exit 1 if a markers partition has no owner."""
     client = setup.client
     async with open_queues(client, changelog=True) as queues:
@@ -81,7 +81,7 @@ async def state(setup: Setup, watch: float | None, as_json: bool) -> int:
                 ranges = await existing_ranges(view, {source for group in groups.values() for source in group.sources})
             return described(client, queues.definitions, groups, owned, ranges, time.time() * 1000)
 
-        document = await looked(look, _show, watch=watch, as_json=as_json)
+        document = await looked(look, _show, watch=interval(watch), as_json=as_json)
     return 0 if all(partition["owner"] for partition in document["markers"]) else 1
 
 

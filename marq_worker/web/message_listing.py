@@ -18,7 +18,7 @@ from marq.settings.schedule_definitions import Schedule
 from marq.wire.error_texts import error_of, traceback_of
 from marq.wire.errors import ConfigError
 from marq.wire.markers import BLOCKED_MS, Payload, Source
-from marq.wire.record_headers import origin, previous_time_s, record_id
+from marq.wire.record_headers import message_type, origin, previous_time_s, record_id
 from marq_worker.owner.ownership import Ownership
 from marq_worker.owner.tracker_owners import TrackerOwners
 from marq_worker.web.redaction import Redaction
@@ -225,6 +225,7 @@ def _content(source: Source, number: int, payload: Payload, redaction: Redaction
     past = origin(source, number, payload.timestamp_ms, payload.headers)
     return {
         "id": past.id,
+        "type": message_type(payload.headers),
         "sent": moment(past.first_sent_ms),
         "bytes": len(payload.value or b""),
         "value": redaction.text(payload.value, SHOWN_BYTES),
@@ -247,6 +248,7 @@ def waiting_described(message: Peeked, settings: QueueSettings, redaction: Redac
     return {
         "id": message.id,
         "place": record_id(message.source, row.offset),
+        "type": message_type(row.headers),
         "sent": moment(message.sent_ms),
         "not_before": None if due_ms is None else moment(due_ms),
         "attempt": message.attempt,

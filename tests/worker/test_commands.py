@@ -285,6 +285,16 @@ async def test_a_key_is_sent_to_an_ordered_queue(shell: Shell) -> None:
     assert "partitions can't change while the queue has messages (3 waiting, 0 in flight and 0 delayed)" in kept.err
 
 
+async def test_a_message_is_sent_with_a_type(shell: Shell) -> None:
+    await shell.json("send", "with-types", "1", "--type", "welcome")
+    await shell.json("send", "with-types", "2")
+
+    waiting = (await shell.json("peek", "with-types"))["messages"]
+    assert {each["value"]: each["type"] for each in waiting} == {"1": "welcome", "2": None}
+    refused = await shell("send", "with-types", "1", "--type", "", code=1)
+    assert "a type's name must not be empty" in refused.err
+
+
 async def test_a_message_is_sent_with_a_deduplication_id(shell: Shell, shared_worker: Worker) -> None:
     queue = "once"
     for value in "12":

@@ -308,6 +308,22 @@ async def test_a_decorated_handler_of_a_module_is_run_and_published(site: Site) 
     )
 
 
+async def test_a_worker_runs_the_handlers_of_a_queue_by_the_type_of_each_message(site: Site) -> None:
+    await site.producer.send("typed", b'{"number": 7}', type="parcel")
+    await site.producer.send("typed", b"seven", type="text")
+    await site.producer.send("typed", b"?", type="unheard-of")
+    await site.acked("typed", 2)
+
+    # then: the settings of both decorators apply, and a type without a handler is released without counting
+    assert (site.settings["typed"].max_attempts, site.settings["typed"].group) == (2, "decorated handlers")
+    noted = await site.handlers.noted("typed")
+    assert sorted(line["value"] for line in noted) == ["seven", '{"number": 7}']
+    await eventually(
+        lambda: site.worker.queue("typed"),
+        lambda found: found["redelivered"] > 0 and found["waiting_for_redelivery"] == 1,
+    )
+
+
 async def test_a_handler_sends_to_another_one_with_the_workers_producer(site: Site) -> None:
     await site.producer.send("parcels", b'{"number": 1}')
 

@@ -13,7 +13,7 @@ from marq.dead_letters.filters import Filters
 from marq.dead_letters.snapshots import Snapshot
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
-from marq_worker.readable import read_duration
+from marq_worker.readable import DURATION_FORM, read_duration
 from marq_worker.web.dashboard.actions import MAX_IDS, Action
 from marq_worker.web.dashboard.actor import DeadLetterSelection
 from marq_worker.web.message_listing import MAX_MINUTES, MAX_PLACES, read_number
@@ -76,7 +76,7 @@ def read_pause(form: Mapping[str, str]) -> float | None:
     text = form.get("for", "").strip()
     duration_s = read_duration(text)
     if text and duration_s is None:
-        raise ConfigError(f"for={text}: expected a duration such as 90s, 15m, 2h or 7d")
+        raise ConfigError(f"for={text}: expected {DURATION_FORM}")
     return duration_s
 
 

@@ -166,7 +166,8 @@ def test_an_import_that_fails_with_an_unprintable_exception_is_named(
     ("decorated", "said"),
     [
         ("@marq.handler\ndef handle(message): ...", "@marq.handler needs the name of a queue"),
-        ('@marq.handler("q", lease=3)\ndef handle(message): ...', "handler() has no keyword 'lease'"),
+        ('@marq.handler("q", leese=3)\ndef handle(message): ...', "handler() has no keyword 'leese'"),
+        ('@marq.handler("q", lease=0)\ndef handle(message): ...', "@marq.handler('q'): lease: expected a number"),
         ('@marq.handler("q")\ndef handle(a, b, c): ...', ":handle(a, b, c): expected a function that takes a message"),
     ],
 )

@@ -155,6 +155,7 @@ def test_a_dead_letter_is_shown_with_all_details() -> None:
 
     assert shown == {
         "id": "marq.messages/0/7",
+        "type": None,
         "queue": "emails",
         "reason": "no good",
         "last_error": "LookupError: x",

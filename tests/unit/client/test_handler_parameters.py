@@ -191,7 +191,7 @@ def test_a_codec_of_the_decorator_wins_over_the_annotation() -> None:
     def handle(value: SimpleNamespace) -> None: ...
 
     assert codec_of(handle, "q") is marq.JSON
-    assert target_of(handle, marq.TEXT) == ("q", marq.JSON)
+    assert target_of(handle, marq.TEXT) == ("q", marq.JSON, None)
 
 
 def test_without_a_codec_of_the_handler_that_of_the_client_counts() -> None:
@@ -199,7 +199,7 @@ def test_without_a_codec_of_the_handler_that_of_the_client_counts() -> None:
     def handle(message: marq.Message) -> None: ...
 
     assert codec_of(handle, "q") is None
-    assert target_of(handle, marq.TEXT) == ("q", marq.TEXT)
+    assert target_of(handle, marq.TEXT) == ("q", marq.TEXT, None)
 
 
 async def test_a_decorated_handler_can_be_called_and_keeps_local_types() -> None:
