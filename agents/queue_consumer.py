@@ -45,7 +45,7 @@ class Handlers:
         self.group = group
         self.session: HandlersSession | None = None
         self.reader: StreamReader | None = None
-        self._quiet = False
+        self.quiet = False
 
     async def start(
         self,
@@ -85,7 +85,7 @@ class Handlers:
             shutdown_limit_s=shutdown_limit_s,
         )
         self.session = session
-        if self._quiet:
+        if self.quiet:
             session.set_quiet(True)
         await session.connect()
         if self.session is not session:
@@ -96,8 +96,8 @@ class Handlers:
 
     def set_quiet(self, quiet: bool) -> None:
         """Take no more messages, or take messages again; running handlers continue, and the group stays as it is."""
-        if quiet != self._quiet:
-            self._quiet = quiet
+        if quiet != self.quiet:
+            self.quiet = quiet
             group = self.group.name
             if quiet:
                 log.warning("group %s: quiet, taking no more messages until SIGCONT; running handlers continue", group)

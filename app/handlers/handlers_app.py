@@ -139,8 +139,10 @@ class HandlersApp(MarqApp):
         await super().on_stop()
 
     def report(self) -> None:
-        report = {"breakers": self.handlers.breakers, "partitions": self.partitions, "blocked_by": None}
-        self.reporter.tell({**report, **self.handlers.holding})
+        handlers = self.handlers
+        report = {"breakers": handlers.breakers, "partitions": self.partitions, "blocked_by": None}
+        # It may have got a signal of its own.
+        self.reporter.tell({**report, "quiet": handlers.quiet, **handlers.holding})
 
     async def failed(self, error: MarqError) -> None:
         """End the process; the worker restarts it."""

@@ -190,11 +190,14 @@ class _GroupProcess:
             "starts": self._starts,
             "blocked_seconds": 0.0 if self._stopping else self._blocked_s,
             "stopped": pid is not None and is_stopped(pid),
+            "quiet": self._quiet,
             **self._report,
         }
 
     def set_quiet(self, quiet: bool) -> None:
         self._quiet = quiet
+        # The process confirms it with its next report.
+        self._report.pop("quiet", None)
         self._signal_quiet()
 
     def _signal_quiet(self) -> None:

@@ -173,6 +173,9 @@ class WorkerApp(MarqApp):
         if handlers is not None:
             await handlers.publish()
 
+    def has_handlers(self) -> bool:
+        return self.handlers is not None
+
     def set_quiet(self, quiet: bool) -> None:
         if self.handlers is not None:
             self.handlers.set_quiet(quiet)
@@ -298,7 +301,7 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         from marq_worker.app.sqs.service import SqsEndpoint
 
         app.sqs = SqsEndpoint(settings, client, app.queues, lambda: totals.all(app), app.sqs_calls)
-    app.dashboard = Dashboard(app, totals, settings, client, app.queues)
+    app.dashboard = Dashboard(app, totals, settings, client, app.queues, app)
     return app
 
 

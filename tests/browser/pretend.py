@@ -150,6 +150,8 @@ class PretendNamespace:
         self.paused: dict[str, int | None] = {}
         self.complete = True
         self.alarm = ""
+        #: Addresses of workers that take no more messages.
+        self.quiet: set[str] = set()
         self.tasks_of_others: list[dict[str, Any]] = []
         self.old_handlers: list[dict[str, Any]] = []
         self.removed_handlers: dict[str, dict[str, Any]] = {}
@@ -162,7 +164,7 @@ class PretendNamespace:
     async def statistics(self) -> dict[str, Any]:
         workers = [
             {"url": URLS[0], "answered": True, "partitions": [partition(0), partition(1, alarm=self.alarm)],
-             "process": PROCESS, "handlers": [HANDLERS]},
+             "process": PROCESS, "handlers": [HANDLERS | {"quiet": URLS[0] in self.quiet}]},
             {"url": URLS[1], "answered": self.complete, "partitions": [partition(2)] if self.complete else [],
              "process": UNKNOWN, "handlers": self.old_handlers},
         ]  # fmt: skip
@@ -416,6 +418,10 @@ class PretendActor:
     async def resume(self, queue: str) -> None:
         self.asked.append(("resume", queue))
         self._namespace.paused.pop(queue, None)
+
+    async def command(self, worker: str, command: str, details: Mapping[str, str], who: str) -> None:
+        self.asked.append((command, (worker, dict(details))))
+        (self._namespace.quiet.add if command == "quiet" else self._namespace.quiet.discard)(worker)
 
     async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
         return Extent({Source("marq.messages", 0): 7}, clocks)

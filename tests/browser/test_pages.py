@@ -349,6 +349,19 @@ def test_all_messages_that_match_are_acted_on_with_progress(site: Site, page: Pa
     assert (asked, queue, len(ids)) == ("release", "emails", 4)
 
 
+def test_a_worker_is_made_quiet_and_takes_messages_again(site: Site, page: Page) -> None:
+    page.goto(site.url + "/workers")
+    for button, state in (("Quiet", "quiet"), ("Take messages", "running")):
+        page.get_by_role("button", name=button, exact=True).click()
+        expect(page.locator(".question")).to_contain_text("10.0.0.7")
+        assert violations(page) == []
+        page.get_by_role("button", name=button, exact=True).click()
+
+        expect(page.get_by_role("region", name="Handlers").locator(".state")).to_have_text(state)
+
+    assert [action for action, _ in site.actor.asked] == ["quiet", "unquiet"]
+
+
 def test_a_redrive_to_a_mistyped_queue_is_asked_about_once_more(site: Site, page: Page) -> None:
     page.goto(site.url + "/dead-letters")
     page.get_by_role("row", name="ValueError").get_by_role("button", name="Redrive", exact=True).click()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
 
 import marq
 from marq.wire.markers import Ack, Release
@@ -129,7 +130,10 @@ async def test_a_quiet_worker_takes_nothing_until_it_continues_and_what_ran_is_a
 
         # then
         assert len(quiet) == 1
-        worker.process.signal(signal.SIGCONT)
+        await eventually(worker.handlers, lambda found: any(each["quiet"] for each in found.values()))
+        form = {"worker": worker.url, "confirmed": "yes", "back": "/workers"}
+        async with ClientSession() as operator, operator.post(f"{worker.url}/actions/unquiet", data=form) as done:
+            assert done.status == 200, await done.text()
         statistics = await eventually(lambda: worker.queue("patient"), lambda found: found.get("acked") == 5)
     assert statistics["expired"] == 0
     assert Counter(line["attempt"] for line in await handlers.noted("patient")) == {1: 5}

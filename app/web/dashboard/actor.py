@@ -23,6 +23,7 @@ from marq.wire.markers import ANY_QUEUE, Release, Source
 from marq.wire.names import log_name
 from marq_worker.agents.message_listing import can_be_released
 from marq_worker.app.web.dashboard.tasks import Emptied, Reached
+from marq_worker.app.web.dashboard.worker_commands import WorkerCommands
 
 #: The error that the next consumer of a released message sees.
 RELEASED_BY_OPERATOR = "released by an operator"
@@ -70,11 +71,21 @@ class Actor:
         dead_letters: DeadLetters,
         queues: Queues,
         look: Callable[[str, str], Coroutine[Any, Any, Mapping[str, Any] | None]],
+        workers: WorkerCommands,
     ) -> None:
         self._client = client
         self._dead_letters = dead_letters
         self._queues = queues
         self._look = look
+        self._workers = workers
+
+    async def command(self, worker: str, command: str, details: Mapping[str, str], who: str) -> None:
+        """Let a worker carry out a command in the name of an operator."""
+        await self._workers.send(worker, command, details, who)
+
+    async def carry_out(self, command: str, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """Carry out a command that another worker passes on."""
+        return await self._workers.receive(command, query)
 
     async def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         async with Producer.of(self._client) as producer:

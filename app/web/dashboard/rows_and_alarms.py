@@ -10,7 +10,7 @@ from marq.core.storage.handling_times import quantile_ms
 from marq_worker.agents.consumer_watch import has_no_consumer
 from marq_worker.agents.handler_watch import removed
 from marq_worker.agents.statistics import empty_metrics, recreated
-from marq_worker.agents.stuck_processes import stuck_processes
+from marq_worker.agents.stuck_processes import quiet_workers, stuck_processes
 from marq_worker.app.readable import span
 
 PAGE_ROWS = 100
@@ -202,6 +202,8 @@ def alarms(metrics: Mapping[str, Any]) -> list[str]:
         for queue, state in sorted(open_breakers(metrics["workers"]).items())
     ]
     texts += [f"Group {each.group}: {each.found}." for each in stuck_processes(metrics["workers"])]
+    if quiet := quiet_workers(metrics["workers"]):
+        texts.append(f"Quiet workers, which take no more messages: {', '.join(quiet)}.")
     texts += no_consumer_alarms(metrics["queues"])
     texts += removed_alarms(metrics["removed_handlers"])
     texts += [f"Queue {each['queue']}: {recreated(**each)}." for each in metrics["recreated_topics"][:_NAMED]]
@@ -272,7 +274,7 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
     unowned = [part["partition"] for part in markers if part["owner"] is None]
     opened = open_breakers(metrics["workers"])
     answered = sum(worker["answered"] for worker in metrics["workers"])
-    stuck = stuck_processes(metrics["workers"])
+    stuck, quiet = stuck_processes(metrics["workers"]), quiet_workers(metrics["workers"])
     # Their handlers have a process.
     handled = frozenset[str]().union(*(each.queues for each in stuck))
     unread = [queue for queue in without_consumer(metrics["queues"]) if queue not in handled]
@@ -299,6 +301,8 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
          "Repair the service that the handlers of these queues call"),
         (not stuck, "handler processes run their event loops", "; ".join(each.found for each in stuck) or "all do",
          ". ".join({each.advice[:1].upper() + each.advice[1:]: None for each in stuck})),
+        (not quiet, "no worker is quiet", ", ".join(quiet) or "none",
+         "Let them take messages again on the page of workers, or with SIGCONT; or stop them"),
         (not unread, "queues with waiting messages have consumers", _without(unread) or "all have",
          "Start the consumers or handlers of these queues, or purge them"),
         (not removed_handlers, "published handlers run in a worker", ", ".join(removed_handlers) or "all do",

@@ -18,7 +18,7 @@ from marq.dead_letters.dead_letters import DeadLetters
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError, MarqError, UnknownQueue
-from marq_worker.app.web.credentials import Access
+from marq_worker.app.web.credentials import Access, Credentials
 from marq_worker.app.web.dashboard import rows_and_alarms
 from marq_worker.app.web.dashboard.actions import ACTIONS, AuditedActions, NotThere
 from marq_worker.app.web.dashboard.actor import Actor
@@ -28,6 +28,7 @@ from marq_worker.app.web.dashboard.namespace import Namespace
 from marq_worker.app.web.dashboard.pages import Data, Pages
 from marq_worker.app.web.dashboard.rendering import STATIC, environment
 from marq_worker.app.web.dashboard.tasks import Tasks
+from marq_worker.app.web.dashboard.worker_commands import COMMANDS_PATH, Commanded, WorkerCommands
 from marq_worker.app.web.security import SAFE_METHODS, VISITOR
 from marq_worker.app.web.statistics import NamespaceStatistics
 from marq_worker.config.settings import AppSettings
@@ -87,6 +88,7 @@ class DashboardViews:
         app.page("/api/unfinished")(_json(pages.open))
         app.page("/api/tasks")(_json(pages.tasks))
         app.page("/actions/{action}", base=PostView)(self._guarded(self._buttons.act))
+        app.page(f"/{COMMANDS_PATH}/{{command}}", base=PostView)(_command(self._buttons))
         app.page("/tasks/{task}/stop", base=PostView)(self._guarded(self._buttons.stop_task))
         app.page("/static/{file:.+}")(_static)
 
@@ -169,6 +171,17 @@ def _json(page: PageData) -> Handler:
     return handler
 
 
+def _command(buttons: Buttons) -> Handler:
+    async def handler(view: View, request: web.Request, command: str) -> web.StreamResponse:
+        try:
+            data, status = await buttons.command(request, command), 200
+        except MarqError as error:
+            data, status = _error_data(error), _status(error)
+        return web.json_response(data, status=status)
+
+    return handler
+
+
 def _plain(value: Any) -> Any:
     """Serialize a value of a type that JSON does not have."""
     return value.query() if isinstance(value, rows_and_alarms.Shown) else str(value)
@@ -217,6 +230,7 @@ class Dashboard(Service):
         settings: AppSettings,
         client: ClientSettings,
         queues: Queues,
+        worker: Commanded,
     ) -> None:
         super().__init__()
         self._dead_letters = DeadLetters.of(client)
@@ -224,7 +238,14 @@ class Dashboard(Service):
         self._tasks_of_pages = Tasks()
         history = History()
         self._namespace = Namespace(app, statistics, settings, client, lambda: queues.definitions, history)
-        actor = Actor(client, self._dead_letters, queues, self._look)
+        workers = WorkerCommands(
+            worker,
+            lambda: str(app.conf.canonical_url),
+            statistics.group,
+            lambda: app.http_client,
+            Credentials.of(settings),
+        )
+        actor = Actor(client, self._dead_letters, queues, self._look, workers)
         DashboardViews(self._namespace, AuditedActions(actor, self._tasks_of_pages)).attach(app)
         self.add_dependency(HistorySampler(history, statistics.worker.recent))
 

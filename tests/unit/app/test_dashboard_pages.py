@@ -35,7 +35,7 @@ from marq_worker.app.web.dashboard.tasks import Task
 from marq_worker.app.web.dashboard.views import Dashboard, twin
 from marq_worker.app.web.peers import path_segment
 from marq_worker.app.web.security import MAX_BODY_BYTES, VISITOR
-from tests.browser.pretend import DEAD_LETTERED, PAGES, PROCESS, SHARED_ID, PretendActor, PretendNamespace, site
+from tests.browser.pretend import DEAD_LETTERED, PAGES, PROCESS, SHARED_ID, URLS, PretendActor, PretendNamespace, site
 
 Client = TestClient[web.Request, web.Application]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -265,7 +265,7 @@ async def test_the_page_of_a_purge_tells_that_the_queue_is_still_paused(
 ) -> None:
     purged = AsyncMock(return_value=Purged(waiting=9, paused=paused))
     monkeypatch.setattr(purging, "purge", purged)
-    actor = Actor(None, None, Mock(), AsyncMock())  # type: ignore[arg-type]
+    actor = Actor(None, None, Mock(), AsyncMock(), Mock())  # type: ignore[arg-type]
     reached = await actor.purge("emails", Mock(), delayed=False, extent=None)
     task = Task("4f", "purge", "emails", "waiting messages of queue emails", 0.0, reached, "done").told()
     namespace.tasks_of_others = [{**task, "worker": "http://10.0.0.8:6066", "here": False}]
@@ -376,6 +376,7 @@ async def confirm(client: Client, action: str, fields: Sequence[tuple[str, str]]
         ("pause", ("queue", "webhooks"), "For how long", (("for", "10m"),), ("webhooks", 600)),
         ("resume", ("queue", "webhooks"), "Resume queue webhooks?", (), "webhooks"),
         ("purge", ("queue", "webhooks"), "queue webhooks", (("typed", "webhooks"),), ("webhooks", False)),
+        ("quiet", ("worker", URLS[0]), f"Let worker {URLS[0]} take no more messages?", (), (URLS[0], {})),
         ("purge", ("queue", "a/b&c"), "queue a/b&amp;c", (("typed", "a/b&c"), ("delayed", "yes")), ("a/b&c", True)),
     ],
 )
@@ -411,6 +412,25 @@ async def test_an_action_on_a_page_of_a_queue_concerns_its_messages_alone(
     await confirm(client, action, fields)
 
     assert actor.asked == [(action, (queue, [place]))]
+
+
+async def test_the_page_of_workers_says_which_are_quiet_and_offers_what_is_possible(
+    client: Client, namespace: Filtered
+) -> None:
+    seen = []
+    for namespace.quiet in (set(), {URLS[0]}):
+        page = await (await client.get("/workers")).text()
+        # The other worker runs no handlers.
+        seen.append([page.count(each) for each in ('state wrong">quiet', "/actions/quiet", "/actions/unquiet")])
+
+    assert seen == [[0, 1, 0], [2, 0, 1]]
+
+
+async def test_an_action_that_names_no_target_is_refused(client: Client, actor: PretendActor) -> None:
+    answer = await client.post("/actions/quiet", data={"confirmed": "yes"})
+
+    assert (answer.status, actor.asked) == (400, [])
+    assert "which worker?" in await answer.text()
 
 
 async def test_the_pages_show_until_when_a_queue_is_paused(client: Client, actor: PretendActor) -> None:

@@ -200,6 +200,32 @@ async def test_a_blocked_process_stays_blocked_while_only_its_watchdog_reports(m
     listening.cancel()
 
 
+async def test_a_process_reports_whether_it_is_quiet_which_it_is_as_soon_as_its_worker_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+
+    async def reports(pipe: int) -> AsyncIterator[Mapping[str, Any] | None]:
+        while True:
+            yield await told.get()
+            told.task_done()
+
+    monkeypatch.setattr("marq_worker.app.handlers.supervisor.reports", reports)
+    process = _GroupProcess(group("a", "emails"), [], {}, 0, lambda code: None)
+    listening = asyncio.create_task(process._listen(0))
+    seen = [process.metrics()["quiet"]]
+    # A signal of its own.
+    for quiet in (True, False):
+        told.put_nowait({"partitions": 2, "quiet": quiet})
+        await told.join()
+        seen.append(process.metrics()["quiet"])
+    process.set_quiet(True)
+    seen.append(process.metrics()["quiet"])
+    listening.cancel()
+
+    assert seen == [False, True, False, True]
+
+
 @pytest.mark.parametrize(
     ("stopped", "reason"), [(True, "was stopped by a signal (SIGSTOP)"), (False, "holds the GIL, or the machine lacks")]
 )
