@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import heapq
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -36,6 +37,9 @@ from marq_worker.agents.handler_modules import load_function, load_module
 from marq_worker.agents.stream_reader import Partitions, StreamReader
 
 log = logging.getLogger("marq.handlers")
+
+#: Running handlers to tell of one process.
+MAX_CALLS = 100
 
 
 class Handlers:
@@ -130,6 +134,32 @@ class Handlers:
         pools = [] if self.session is None else self.session.pools
         queues = {each.queue for pool in pools if task is None or task in pool.busy_tasks for each in pool.running}
         return ", ".join(f"handler {self.group.queues[queue].handler} of queue {queue}" for queue in sorted(queues))
+
+    def calls(self) -> list[dict[str, Any]]:
+        """Return what handlers do now, those first that have run for longest; may be called in any thread.
+
+        ``cancellable``: not if it is a plain function, which runs in a thread.
+        """
+        session = self.session
+        calls = [
+            {
+                "queue": message.queue,
+                "handler": self.group.queues[message.queue].handler,
+                "id": message.id,
+                "attempt": message.attempt,
+                "seconds": round(seconds, 3),
+                "cancellable": pool.cancellable,
+            }
+            for pool in (() if session is None else list(session.pools))
+            for message, seconds in pool.calls()
+        ]
+        return heapq.nlargest(MAX_CALLS, calls, key=lambda call: call["seconds"])
+
+    def cancel(self, queue: str, message_id: str, *, counted: bool) -> None:
+        """Cancel the handler of a message, as :meth:`marq.consumer.handler_pool.HandlerPool.cancel`."""
+        for pool in () if self.session is None else self.session.pools:
+            if pool.queue == queue:
+                pool.cancel(message_id, counted=counted)
 
     def holders(self) -> Sequence[int]:
         """Return the holders (numbers) as which this process acquires messages for its group."""

@@ -7,6 +7,7 @@ web pages nor the handlers of other groups.
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import json
 import logging
@@ -51,6 +52,7 @@ class HandlersProcess:
     """The parameters that a worker passes to a process that it starts."""
 
     group: HandlerGroup
+    #: The socket for questions.
     pipe: int
     #: The pipe for reports.
     reports: int
@@ -74,6 +76,7 @@ class HandlersApp(MarqApp):
     group: HandlerGroup
     queues: Queues
     handlers: queue_consumer.Handlers
+    running_loop: asyncio.AbstractEventLoop
     reporter: Reporter
     watchdog: Watchdog | None = None
     #: Number of assigned partitions; None before the first assignment.
@@ -87,6 +90,7 @@ class HandlersApp(MarqApp):
         await or_exit(self._begin())
 
     async def _begin(self) -> None:
+        self.running_loop = asyncio.get_running_loop()
         topics = await ensure_topics(self.client)
         await own_topics(self.client, self.group.topics.values(), topics)
         await self.queues.start()
@@ -122,6 +126,21 @@ class HandlersApp(MarqApp):
         blocker = self._blocker(task)
         self.reporter.tell({"blocked_by": blocker})
         return blocker
+
+    def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a question of the worker: cancel a handler, if it says so, and return those that run.
+
+        A thread calls this, so that it is known what runs while a handler blocks the event loop.
+        """
+        calls = self.handlers.calls()
+        if wanted := question.get("cancel"):
+            calls = [call for call in calls if (call["queue"], call["id"]) == (wanted["queue"], wanted["id"])]
+            if calls:
+                cancel = functools.partial(
+                    self.handlers.cancel, wanted["queue"], wanted["id"], counted=wanted["counted"]
+                )
+                self.running_loop.call_soon_threadsafe(cancel)
+        return {"calls": calls}
 
     def _blocker(self, task: asyncio.Task[Any] | None) -> str:
         """Name the handler that a task runs; for another task, the handlers that may have started it."""
@@ -190,7 +209,7 @@ def trace_handlers() -> None:
 
 def create_handlers_app(settings: AppSettings, client: ClientSettings, process: HandlersProcess) -> HandlersApp:
     """Return the application of a handler process, which ends when its parent does."""
-    follow_parent(process.pipe, settings.stop_timeout)
+    follow_parent(process.pipe, settings.stop_timeout, lambda question: app.answer(question))
     if settings.tracing:
         trace_handlers()
     group, names = process.group, client.names

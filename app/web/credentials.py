@@ -85,7 +85,7 @@ class Credentials:
         # All workers have the same settings, so all derive the same token.
         joined = "\n".join([settings.prefix, *[login.secret for login in [*passwords, *tokens]]])
         peer = hmac.new(joined.encode(), b"workers of one namespace", "sha256").hexdigest()
-        # Only from secrets of operators: a viewer who knows his own must not be able to derive it.
+        # Only from operators' secrets, so that a viewer's own secret does not reveal it.
         operators = [login.secret for login in [*passwords, *tokens] if login.visitor.access >= Access.OPERATOR]
         joined = "\n".join([settings.prefix, *operators])
         key = hmac.digest(joined.encode(), b"commands between workers", "sha256") if operators else b""
@@ -104,8 +104,8 @@ class Credentials:
     def sign_command(self, who: str, address: str) -> dict[str, str]:
         """Return the headers of a command to another worker, in the name of an operator; ``address``: path and query.
 
-        A signature instead of a token or the operator's password: whoever can join the trackers' group can publish an
-        address there, and must not learn something that works elsewhere.
+        It is signed instead of sent with a token or the operator's password. Any client that can join the trackers'
+        group can publish an address there; what it receives must not work at other workers.
         """
         if not self.required:
             return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,10 @@ class MarqWeb(Web):
         await self._create_site().start()
 
 
+async def _no_calls() -> list[dict[str, Any]]:
+    return []
+
+
 @dataclass(frozen=True)
 class NamespaceStatistics:
     """Collects the statistics of this process and of all trackers."""
@@ -57,6 +61,8 @@ class NamespaceStatistics:
     handlers: Callable[[], list[dict[str, Any]]]
     redaction: Redaction = field(default_factory=Redaction)
     usage: ProcessUsage = field(default_factory=ProcessUsage)
+    #: What the handlers of this worker do now, by process.
+    calls: Callable[[], Awaitable[list[dict[str, Any]]]] = _no_calls
 
     def local(self) -> dict[str, Any]:
         """Return the statistics of this worker alone."""
@@ -103,6 +109,32 @@ class NamespaceStatistics:
         own, members = URL(app.conf.canonical_url), await self.group.members()
         peers = [url for url in members.urls if url != own]
         return members.settled, await ask_each(app.http_client, peers, path, dict(query), own=own)
+
+    async def running(self, app: faust.App, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return what handlers do now, of all trackers and this worker or (``scope=worker``) of this one.
+
+        ``silent``: groups whose process did not answer, with their worker.
+        """
+        own = str(app.conf.canonical_url)
+        local = {"processes": [{**process, "worker": own} for process in await self.calls()]}
+        if query.get("scope") == "worker":
+            return local
+        settled, answers = await self.of_others(app, "api/running", {})
+        processes = [each for answer in [local, *answers] if answer is not None for each in answer["processes"]]
+        calls = [
+            {**call, "group": process["group"], "worker": process["worker"]}
+            for process in processes
+            for call in process["calls"] or ()
+        ]
+        return {
+            "complete": settled and None not in answers,
+            "calls": sorted(calls, key=lambda call: -call["seconds"]),
+            "silent": [
+                {"group": process["group"], "worker": process["worker"]}
+                for process in processes
+                if process["calls"] is None
+            ],
+        }
 
     async def schedules(self, app: faust.App, query: Mapping[str, str]) -> dict[str, Any]:
         """Return all schedules, of all trackers or (``scope=worker``) of this one."""

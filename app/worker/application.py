@@ -176,6 +176,13 @@ class WorkerApp(MarqApp):
     def has_handlers(self) -> bool:
         return self.handlers is not None
 
+    async def handlers_calls(self) -> list[dict[str, Any]]:
+        return [] if self.handlers is None else await self.handlers.calls()
+
+    async def cancel_handler(self, queue: str, message_id: str, *, counted: bool) -> None:
+        if self.handlers is not None:
+            await self.handlers.cancel(queue, message_id, counted=counted)
+
     def set_quiet(self, quiet: bool) -> None:
         if self.handlers is not None:
             self.handlers.set_quiet(quiet)
@@ -294,7 +301,9 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
     app_statistics.paces.end_of = app.markers_end
     probes.attach(app, app_statistics)
     app.usage = ProcessUsage(app.handlers_pids)
-    totals = NamespaceStatistics(app_statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage)
+    totals = NamespaceStatistics(
+        app_statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage, app.handlers_calls
+    )
     attach_web(app, totals)
     if Role.SQS in settings.roles:
         # Imported only here: it needs botocore.

@@ -152,6 +152,8 @@ class PretendNamespace:
         self.alarm = ""
         #: Addresses of workers that take no more messages.
         self.quiet: set[str] = set()
+        #: Handler processes that do not answer.
+        self.silent: list[dict[str, str]] = []
         self.tasks_of_others: list[dict[str, Any]] = []
         self.old_handlers: list[dict[str, Any]] = []
         self.removed_handlers: dict[str, dict[str, Any]] = {}
@@ -316,6 +318,13 @@ class PretendNamespace:
     async def tasks(self, ours: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
         own = [{**task, "worker": URLS[0], "here": True} for task in ours]
         return {"complete": self.complete, "tasks": [*own, *self.tasks_of_others]}
+
+    async def running(self, query: Mapping[str, str]) -> dict[str, Any]:
+        call = {"group": "handlers", "worker": URLS[0], "queue": "emails", "handler": "shop.mail:send_welcome",
+                "attempt": 1, "cancellable": True}  # fmt: skip
+        calls = [call | {"id": f"marq.messages/0/{number}", "seconds": 340.0 / 9**number} for number in range(3)]
+        calls[1] |= {"handler": "shop.mail:resize", "cancellable": False, "worker": URLS[1]}
+        return {"complete": self.complete, "calls": calls if self.queues else [], "silent": self.silent}
 
     async def markers(self, statistics: Mapping[str, Any]) -> list[dict[str, Any]]:
         parts = [(worker["url"], part) for worker in statistics["workers"] for part in worker["partitions"]]

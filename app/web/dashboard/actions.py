@@ -21,6 +21,7 @@ from marq.wire.errors import ConfigError
 from marq_worker.app.web.dashboard.actor import Actor, DeadLetterSelection
 from marq_worker.app.web.dashboard.forms import MAX_IDS, read_pause
 from marq_worker.app.web.dashboard.tasks import Reached, Tasks
+from marq_worker.app.web.dashboard.worker_commands import CANCEL, QUIET, UNQUIET
 
 #: One line of JSON for each action, whether it was done or rejected.
 audit_log = logging.getLogger("marq.audit")
@@ -49,8 +50,8 @@ class Action:
     """``question``: {} stands for the target; ``on``: messages, dead letters, queue, or worker; ``past``: the
     participle.
 
-    ``fields``: those that the operator fills in; ``hidden``: those that a page sets, besides the target's; ``run``: how
-    an action on one target is carried out; None for actions that are tasks.
+    ``fields``: those that the operator fills in; ``hidden``: those that a page sets; ``run``: how an action on one
+    target is carried out, None for actions that are tasks. It needs all hidden fields, and the question may name them.
     """
 
     name: str
@@ -66,9 +67,10 @@ class Action:
     @property
     def names(self) -> frozenset[str]:
         """The names of all fields of its form."""
-        return frozenset((self.on,) if self.run else ()) | self.hidden | {each.name for each in self.fields}
+        return self.hidden | {each.name for each in self.fields}
 
 
+_QUEUE, _WORKER = frozenset({"queue"}), frozenset({"worker"})
 _FILTERED = frozenset({"queue", "id", "selected", "match", "state", "error", "minutes"})
 _OPEN = _FILTERED | {"attempts", "places"}
 _DEAD = _FILTERED | {"kind", "reason", "as_of", "to", "unknown", "limit", "rate"}
@@ -130,10 +132,11 @@ ACTIONS: Mapping[str, Action] = {
             "No message is delivered until the pause ends or the queue is resumed. Messages in flight are finished, and"
             " new ones may be sent.",
             "queue", "paused",
-            (Field("for", "For how long, such as 10m or 2h (empty: until it is resumed)"),), run=_pause,
+            (Field("for", "For how long, such as 10m or 2h (empty: until it is resumed)"),), _QUEUE, _pause,
         ),
         Action(
-            "resume", "Resume", "Resume {}?", "Its messages are delivered again.", "queue", "resumed", run=_resume
+            "resume", "Resume", "Resume {}?", "Its messages are delivered again.", "queue", "resumed", hidden=_QUEUE,
+            run=_resume,
         ),
         Action(
             "purge", "Purge", "Purge all waiting messages from {}?",
@@ -143,17 +146,26 @@ ACTIONS: Mapping[str, Action] = {
                 Field("delayed", "Also delayed messages", "checkbox", {"value": "yes"}),
                 Field("typed", "Type the name of the queue", attributes={"required": "required"}),
             ),
-            frozenset({"queue", "extent"}),
+            _QUEUE | {"extent"},
         ),
         Action(
-            "quiet", "Quiet", "Let {} take no more messages?",
+            CANCEL, "Cancel", "Cancel the handler of message {id} of queue {queue}?",
+            "The coroutine gets a CancelledError, as when its worker stops. Its message is delivered again at once, and"
+            " the attempt does not count. If you count it as failed, the queue's backoff and max_attempts apply. A"
+            " message of an at-most-once queue becomes a dead letter.",
+            "worker", "handler is being cancelled",
+            (Field("counted", "Count the attempt as failed", "checkbox", {"value": "yes"}),),
+            frozenset({"worker", "queue", "id"}), _command(CANCEL),
+        ),
+        Action(
+            QUIET, "Quiet", "Let {} take no more messages?",
             "Its running handlers continue, without a limit. New messages in its partitions wait until you let it take"
             " messages again, or until it stops.",
-            "worker", "worker takes no more messages", run=_command("quiet"),
+            "worker", "worker takes no more messages", hidden=_WORKER, run=_command(QUIET),
         ),
         Action(
-            "unquiet", "Take messages", "Let {} take messages again?", "Its handlers get messages again.",
-            "worker", "worker takes messages again", run=_command("unquiet"),
+            UNQUIET, "Take messages", "Let {} take messages again?", "Its handlers get messages again.",
+            "worker", "worker takes messages again", hidden=_WORKER, run=_command(UNQUIET),
         ),
     )
 }  # fmt: skip

@@ -113,9 +113,9 @@ class Buttons:
         self, request: web.Request, action: Action, form: Mapping[str, str], back: str, *, confirmed: bool
     ) -> web.StreamResponse:
         """Act on one target, which a field of the form names."""
-        target = await self._known_queue(form) if action.on == "queue" else form.get(action.on, "")
-        if not target:
-            raise ConfigError(f"{action.name}: which {action.on}? The form names none, so nothing was done")
+        if missing := sorted(name for name in action.hidden if not form.get(name)):
+            raise ConfigError(f"{action.name}: which {missing[0]}? The form names none, so nothing was done")
+        target = await self._known_queue(form) if action.on == "queue" else form[action.on]
         if not confirmed:
             return self._ask(request, action, [], back, f"{action.on} {target}", list(form.items()))
         await self._actions.run(action, form, _who(request))
@@ -192,7 +192,7 @@ class Buttons:
         adjusted = {each.name for each in action.fields}
         data = {
             "action": action,
-            "question": action.question.format(what),
+            "question": action.question.format(what, **dict(fields)),
             "ids": ids[:20],
             "more": max(0, len(ids) - 20),
             "back": back,

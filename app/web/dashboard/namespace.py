@@ -237,6 +237,9 @@ class Namespace:
         """Return the number of dead letters of each queue, and when they were read; None if not yet."""
         return self._index.counts(), self._index.read_at
 
+    async def running(self, query: Mapping[str, str]) -> dict[str, Any]:
+        return await self._statistics.running(self._app, query)
+
     async def schedules(self, query: Mapping[str, str]) -> dict[str, Any]:
         return await self._statistics.schedules(self._app, query)
 

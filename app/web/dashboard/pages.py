@@ -32,6 +32,8 @@ from marq_worker.app.web.dashboard.timeline import status_after
 
 #: Kinds of errors of dead letters on the page, the newest first.
 MAX_KINDS = 200
+#: Running handlers on the page, those that have run for longest.
+MAX_CALLS = 200
 #: Minutes in the tables next to the charts.
 _TABLE_MINUTES = 15
 #: Actions for messages of a state.
@@ -249,15 +251,23 @@ class Pages:
         return await self._namespace.schedules(query)
 
     async def workers(self, query: Query) -> Data:
-        statistics, groups = await asyncio.gather(self._namespace.statistics(), self._namespace.groups())
+        statistics, groups, running = await asyncio.gather(
+            self._namespace.statistics(), self._namespace.groups(), self._namespace.running({})
+        )
         workers = statistics["workers"]
         versions = {version for worker in workers if (version := worker["process"]["version"]) is not None}
         return {
             "complete": statistics["complete"],
             "versions": sorted(versions),
             "workers": workers,
+            "running": running["calls"][:MAX_CALLS],
+            "running_in_all": len(running["calls"]),
+            "silent": running["silent"],
             "groups": groups,
         }
+
+    async def running(self, query: Query) -> Data:
+        return await self._namespace.running(query)
 
     async def health(self, query: Query) -> Data:
         statistics = await self._namespace.statistics()

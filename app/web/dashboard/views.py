@@ -86,6 +86,7 @@ class DashboardViews:
             app.page(twin(path), name=twin(path))(_json(data))
         app.page("/api/history")(_json(pages.history))
         app.page("/api/unfinished")(_json(pages.open))
+        app.page("/api/running")(_json(pages.running))
         app.page("/api/tasks")(_json(pages.tasks))
         app.page("/actions/{action}", base=PostView)(self._guarded(self._buttons.act))
         app.page(f"/{COMMANDS_PATH}/{{command}}", base=PostView)(_command(self._buttons))

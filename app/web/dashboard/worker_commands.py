@@ -16,6 +16,7 @@ from marq.wire.errors import ConfigError
 from marq_worker.app.web.credentials import Credentials
 from marq_worker.app.web.peers import Group, tell
 
+QUIET, UNQUIET, CANCEL = "quiet", "unquiet", "cancel-handler"
 #: The path of commands, and the parameter that names the worker.
 COMMANDS_PATH, WORKER = "api/commands", "worker"
 
@@ -26,6 +27,8 @@ class Commanded(Protocol):
     def has_handlers(self) -> bool: ...
 
     def set_quiet(self, quiet: bool) -> None: ...
+
+    async def cancel_handler(self, queue: str, message_id: str, *, counted: bool) -> None: ...
 
 
 class WorkerCommands:
@@ -68,9 +71,13 @@ class WorkerCommands:
 
     async def carry_out(self, command: str, details: Mapping[str, str]) -> Mapping[str, Any]:
         """Carry out a command here; raise as :meth:`send`."""
-        if command in ("quiet", "unquiet"):
-            if not self._worker.has_handlers():
-                raise ConfigError("it runs no handlers, so it takes no messages")
-            self._worker.set_quiet(command == "quiet")
-            return {}
-        raise ConfigError(f"unknown command {command!r}: does the worker run an older version?")
+        if command not in (QUIET, UNQUIET, CANCEL):
+            raise ConfigError(f"unknown command {command!r}: does the worker run an older version?")
+        if not self._worker.has_handlers():
+            raise ConfigError("it runs no handlers")
+        if command == CANCEL:
+            queue, message_id = details.get("queue", ""), details.get("id", "")
+            await self._worker.cancel_handler(queue, message_id, counted=details.get("counted") == "yes")
+        else:
+            self._worker.set_quiet(command == QUIET)
+        return {}

@@ -376,14 +376,22 @@ async def confirm(client: Client, action: str, fields: Sequence[tuple[str, str]]
         ("pause", ("queue", "webhooks"), "For how long", (("for", "10m"),), ("webhooks", 600)),
         ("resume", ("queue", "webhooks"), "Resume queue webhooks?", (), "webhooks"),
         ("purge", ("queue", "webhooks"), "queue webhooks", (("typed", "webhooks"),), ("webhooks", False)),
+        (
+            "cancel-handler",
+            [("worker", URLS[1]), ("queue", "emails"), ("id", "t/0/1")],
+            "Cancel the handler of message t/0/1 of queue emails?",
+            (("counted", "yes"),),
+            (URLS[1], {"queue": "emails", "id": "t/0/1", "counted": "yes"}),
+        ),
         ("quiet", ("worker", URLS[0]), f"Let worker {URLS[0]} take no more messages?", (), (URLS[0], {})),
         ("purge", ("queue", "a/b&c"), "queue a/b&amp;c", (("typed", "a/b&c"), ("delayed", "yes")), ("a/b&c", True)),
     ],
 )
 async def test_nothing_is_done_before_the_answer_to_a_question(
-    client: Client, actor: PretendActor, action: str, pressed: Field, asked: str, typed: Sequence[Field], done: object
-) -> None:
-    page, fields = await question(client, action, pressed)
+    client: Client, actor: PretendActor, action: str, pressed: Field | list[Field], asked: str, typed: Sequence[Field],
+    done: object,
+) -> None:  # fmt: skip
+    page, fields = await question(client, action, *(pressed if isinstance(pressed, list) else [pressed]))
     assert asked in page
     assert actor.asked == []
 
@@ -424,6 +432,20 @@ async def test_the_page_of_workers_says_which_are_quiet_and_offers_what_is_possi
         seen.append([page.count(each) for each in ('state wrong">quiet', "/actions/quiet", "/actions/unquiet")])
 
     assert seen == [[0, 1, 0], [2, 0, 1]]
+
+
+async def test_the_page_of_workers_says_what_runs_and_offers_to_cancel_what_can_be(
+    client: Client, namespace: Filtered
+) -> None:
+    namespace.silent = [{"group": "mail", "worker": URLS[1]}]
+
+    page = await (await client.get("/workers")).text()
+    told = await (await client.get("/api/running")).json()
+
+    assert re.findall(r"marq.messages/0/\d</a></th><td>(.*?)</td>", page) == ["5 min 40 s", "38 s", "4.2 s"]
+    assert (page.count("/actions/cancel-handler"), page.count("a thread: can't be cancelled")) == (2, 1)
+    assert f"The handler process of group mail of {URLS[1]} did not answer" in page
+    assert len(told["calls"]) == 3
 
 
 async def test_an_action_that_names_no_target_is_refused(client: Client, actor: PretendActor) -> None:

@@ -38,6 +38,9 @@ class Commanded:
     def set_quiet(self, quiet: bool) -> None:
         self.quiet = quiet
 
+    async def cancel_handler(self, queue: str, message_id: str, *, counted: bool) -> None:
+        self.cancelled = (queue, message_id, counted)
+
 
 class Peer:
     """Another worker, with its pages."""
@@ -91,6 +94,14 @@ async def test_a_worker_is_made_quiet_from_the_pages_of_another_in_the_name_of_t
     assert line == {"audit": "quiet", "who": "alice", "from": "127.0.0.1", "worker": peer.address}
     await peer.pages_of_another().send(peer.address, "unquiet", {}, "alice")
     assert peer.worker.quiet is False
+
+
+async def test_a_handler_of_another_worker_is_cancelled(peer: Peer) -> None:
+    details = {"queue": "a/b&c", "id": "t/0/1", "counted": "yes"}
+
+    await peer.pages_of_another().send(peer.address, "cancel-handler", details, "alice")
+
+    assert peer.worker.cancelled == ("a/b&c", "t/0/1", True)
 
 
 async def test_a_command_without_the_signature_of_an_operator_is_refused(
