@@ -28,6 +28,7 @@ from marq_worker.app.web.dashboard.actions import AuditedActions
 from marq_worker.app.web.dashboard.actor import DeadLetterSelection
 from marq_worker.app.web.dashboard.tasks import Reached, Tasks
 from marq_worker.app.web.dashboard.views import DashboardViews
+from marq_worker.app.web.dashboard.waiting_search import WaitingSearch
 from marq_worker.app.web.process_usage import UNKNOWN
 
 #: A message that tries to attack those who look at it.
@@ -152,6 +153,8 @@ class PretendNamespace:
         self.alarm = ""
         #: Addresses of workers that take no more messages.
         self.quiet: set[str] = set()
+        #: The searches of waiting messages.
+        self.searches: list[WaitingSearch] = []
         #: Handler processes that do not answer.
         self.silent: list[dict[str, str]] = []
         self.tasks_of_others: list[dict[str, Any]] = []
@@ -238,11 +241,17 @@ class PretendNamespace:
         wanted = query.get("error", "")
         return {"complete": self.complete, "messages": [each for each in found.values() if wanted in each["error"]]}
 
-    async def waiting(self, queue: str, limit: int) -> dict[str, Any]:
-        if queue == "reports":
-            return {"complete": False, "messages": []}
-        shown = self._message("marq.messages/1/77", "", 0.0)
-        return {"complete": True, "messages": [shown | {"not_before": NOW.isoformat(), "attempt": 1, "error": ""}]}
+    async def waiting(self, queue: str, limit: int, search: WaitingSearch) -> dict[str, Any]:
+        self.searches.append(search)
+        searched = {"records": 4_000, "waiting": 0 if queue == "reports" else 3, "matching": 0}
+        if queue == "reports" or search.text == "nothing":
+            return {"complete": queue != "reports", "messages": [], "searched": searched}
+        messages = [
+            self._message(f"marq.messages/1/{77 + number}", "", 0.0)
+            | {"not_before": NOW.isoformat() if number else None, "attempt": number + 1, "error": ""}
+            for number in range(3)
+        ]
+        return {"complete": True, "messages": messages, "searched": searched | {"matching": 3}}
 
     async def message(self, message_id: str, queue: str, since_ms: int | None) -> dict[str, Any]:
         if message_id.count("/") < 2:

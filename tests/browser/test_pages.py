@@ -146,6 +146,21 @@ def test_queues_are_sorted_and_filtered_by_the_address(site: Site, page: Page) -
     expect(names).to_have_text(["invoices"])
 
 
+def test_waiting_messages_are_searched_and_sorted_by_the_address(site: Site, page: Page) -> None:
+    page.goto(site.url + PAGES["waiting"])
+
+    page.get_by_label("Payload contains").fill("ann")
+    page.get_by_label("Header, or header=part of its value").fill("tenant=acme")
+    page.get_by_role("button", name="Filter", exact=True).click()
+    expect(page.get_by_text("3 of 3 waiting messages match")).to_be_visible()
+    page.get_by_role("link", name="Bytes", exact=True).click()
+
+    expect(page).to_have_url(re.compile("sort=bytes&order=desc"))
+    expect(page.get_by_label("Payload contains")).to_have_value("ann")
+    last = site.namespace.searches[-1]
+    assert (last.text, last.header, last.sort, last.descending) == ("ann", "tenant=acme", "bytes", True)
+
+
 def test_a_page_is_refreshed_while_somebody_looks(site: Site, page: Page) -> None:
     page.goto(site.url + "/")
     page.get_by_label("Refresh").select_option("2")

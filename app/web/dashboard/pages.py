@@ -29,6 +29,7 @@ from marq_worker.app.web.dashboard.forms import read_filters
 from marq_worker.app.web.dashboard.namespace import CONSUMERS_WAIT_S, Namespace, has_several
 from marq_worker.app.web.dashboard.tasks import Tasks
 from marq_worker.app.web.dashboard.timeline import status_after
+from marq_worker.app.web.dashboard.waiting_search import WaitingSearch
 
 #: Kinds of errors of dead letters on the page, the newest first.
 MAX_KINDS = 200
@@ -59,8 +60,9 @@ _FILTERS: Mapping[str, Sequence[str]] = {
     "in_flight": ("error", "attempts", "minutes"),
     "delayed": ("error", "attempts", "minutes"),
     "dead": ("reason", "error", "minutes"),
-    "waiting": (),
+    "waiting": ("text", "header", "attempts", "minutes"),
 }
+_SHOWN_FILTERS = ("error", "reason", "id", "attempts", "minutes", "text", "header")
 
 Data = dict[str, Any]
 Query = Mapping[str, str]
@@ -169,9 +171,10 @@ class Pages:
             "state": state,
             "counts": _counts(row),
             "least": rows_and_alarms.least(statistics["backlog"]),
-            "shown": {name: query.get(name, "") for name in ("error", "reason", "id", "attempts", "minutes")}
+            "shown": {name: query.get(name, "") for name in _SHOWN_FILTERS}
             | {"kind": query.get("kind"), "limit": limit},
             "filters": _FILTERS[state],
+            "search": WaitingSearch.read(query) if state == "waiting" else None,
             "possible": _possible_in(state, listed["messages"], at_most_once=self._is_at_most_once(name)),
             "unreleasable": UNRELEASABLE,
             **listed,
@@ -179,7 +182,7 @@ class Pages:
 
     async def _messages_of(self, queue: str, state: str, query: Mapping[str, str], limit: int) -> Data:
         if state == "waiting":
-            return await self._namespace.waiting(queue, limit)
+            return await self._namespace.waiting(queue, limit, WaitingSearch.read(query))
         if state == "dead":
             filters = read_filters(query, [query["id"]] if "id" in query else [])
             dead_letters = await in_time(self._namespace.dead_letters(queue, limit, filters))

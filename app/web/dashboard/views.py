@@ -28,6 +28,7 @@ from marq_worker.app.web.dashboard.namespace import Namespace
 from marq_worker.app.web.dashboard.pages import Data, Pages
 from marq_worker.app.web.dashboard.rendering import STATIC, environment
 from marq_worker.app.web.dashboard.tasks import Tasks
+from marq_worker.app.web.dashboard.waiting_search import WaitingSearch
 from marq_worker.app.web.dashboard.worker_commands import COMMANDS_PATH, Commanded, WorkerCommands
 from marq_worker.app.web.security import SAFE_METHODS, VISITOR
 from marq_worker.app.web.statistics import NamespaceStatistics
@@ -185,7 +186,7 @@ def _command(buttons: Buttons) -> Handler:
 
 def _plain(value: Any) -> Any:
     """Serialize a value of a type that JSON does not have."""
-    return value.query() if isinstance(value, rows_and_alarms.Shown) else str(value)
+    return value.query() if isinstance(value, rows_and_alarms.Shown | WaitingSearch) else str(value)
 
 
 def _status(error: MarqError) -> int:

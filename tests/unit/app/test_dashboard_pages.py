@@ -33,6 +33,7 @@ from marq_worker.app.web.dashboard.descriptions import consumer_names, consumer_
 from marq_worker.app.web.dashboard.forms import read_places, write_places
 from marq_worker.app.web.dashboard.tasks import Task
 from marq_worker.app.web.dashboard.views import Dashboard, twin
+from marq_worker.app.web.dashboard.waiting_search import WaitingSearch
 from marq_worker.app.web.peers import path_segment
 from marq_worker.app.web.security import MAX_BODY_BYTES, VISITOR
 from tests.browser.pretend import DEAD_LETTERED, PAGES, PROCESS, SHARED_ID, URLS, PretendActor, PretendNamespace, site
@@ -244,6 +245,28 @@ async def test_a_message_is_found_by_its_id_behind_those_that_are_listed(
     answer = await client.get(f"/api/queues/{queue}/messages?{urlencode({'state': state, 'id': wanted})}")
 
     assert [each["id"] for each in (await answer.json())["messages"]] == [wanted] * found
+
+
+async def test_waiting_messages_are_searched_and_the_page_says_what_was_searched(
+    client: Client, namespace: Filtered
+) -> None:
+    asked = {"state": "waiting", "text": "ann", "header": "tenant=acme", "sort": "bytes", "order": "desc"}
+    address = f"/queues/emails/messages?{urlencode(asked)}"
+
+    page = await (await client.get(address)).text()
+    told = await (await client.get(f"/api{address}")).json()
+    nothing = await (await client.get("/queues/emails/messages?state=waiting&text=nothing")).text()
+    plain = await (await client.get("/queues/emails/messages?state=waiting")).text()
+
+    assert namespace.searches[0] == WaitingSearch("ann", "tenant=acme", sort="bytes", descending=True)
+    assert "3 of 3 waiting messages match. 4,000 records were read, which are all." in page
+    assert 'aria-sort="descending"><a href="?text=ann&amp;header=tenant%3Dacme&amp;sort=bytes&amp;state=waiting' in page
+    assert told["search"] == {"text": "ann", "header": "tenant=acme", "sort": "bytes", "order": "desc"}
+    assert told["searched"] == {"records": 4_000, "waiting": 3, "matching": 3}
+    assert "No waiting message matches." in nothing
+    assert "waiting messages match" not in plain
+    wrong = await client.get("/queues/emails/messages?state=waiting&attempts=x")
+    assert (wrong.status, "attempts=x" in await wrong.text()) == (400, True)
 
 
 async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Client, namespace: Filtered) -> None:
