@@ -410,11 +410,30 @@ def _event(number: int, kind: str, text: str, detail: str) -> dict[str, Any]:
             "holder": "00c0ffee00c0ffee", "place": "marq.messages/0/1", "markers": [f"2/{number}"]}  # fmt: skip
 
 
+class PretendSender:
+    """Notes what was sent."""
+
+    def __init__(self, asked: list[tuple[str, Any]]) -> None:
+        self._asked = asked
+
+    async def send(self, queue: str, form: Mapping[str, str]) -> dict[str, Any]:
+        self._asked.append(("send", (queue, {name: value for name, value in form.items() if value})))
+        return {"sent": "marq.messages/2/9", "to": queue, "bytes": len(form["value"])}
+
+    async def editable(self, queue: str, message_id: str) -> str:
+        return HOSTILE.decode()
+
+    async def resend(self, queue: str, message_id: str, form: Mapping[str, str]) -> dict[str, Any]:
+        self._asked.append(("resend", (queue, message_id, {name: value for name, value in form.items() if value})))
+        return {"sent": "marq.messages/2/9", "to": form.get("to") or queue, "bytes": 1, "deleted": 1}
+
+
 class PretendActor:
     """Notes its calls and applies them to the invented statistics."""
 
     def __init__(self, namespace: PretendNamespace) -> None:
         self.asked: list[tuple[str, Any]] = []
+        self.sender = PretendSender(self.asked)
         self.fails = False
         #: What purges were given.
         self.extents: list[Extent | None] = []

@@ -41,8 +41,11 @@ class Field:
     attributes: Mapping[str, str] = field(default_factory=dict)
 
 
-#: Carries out an action with the values of its form, in the name of an operator; raises MarqError.
-Run = Callable[[Actor, Mapping[str, str], str], Awaitable[None]]
+#: Carries out an action with the values of its form, in the name of an operator. Returns more for the audit log, such
+#: as the id of a message that was ``sent``. Raises MarqError.
+Run = Callable[[Actor, Mapping[str, str], str], Awaitable[Mapping[str, Any] | None]]
+#: Returns the first values of fields.
+Preview = Callable[[Actor, Mapping[str, str]], Awaitable[Mapping[str, str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Action:
 
     ``fields``: those that the operator fills in; ``hidden``: those that a page sets; ``run``: how an action on one
     target is carried out, None for actions that are tasks. It needs all hidden fields, and the question may name them.
+    ``preview``: the first values of the fields that the operator fills in.
     """
 
     name: str
@@ -63,6 +67,7 @@ class Action:
     fields: Sequence[Field] = ()
     hidden: frozenset[str] = frozenset()
     run: Run | None = None
+    preview: Preview | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -74,6 +79,18 @@ _QUEUE, _WORKER = frozenset({"queue"}), frozenset({"worker"})
 _FILTERED = frozenset({"queue", "id", "selected", "match", "state", "error", "minutes"})
 _OPEN = _FILTERED | {"attempts", "places"}
 _DEAD = _FILTERED | {"kind", "reason", "as_of", "to", "unknown", "limit", "rate"}
+
+
+async def _send(actor: Actor, form: Mapping[str, str], who: str) -> Mapping[str, Any]:
+    return await actor.sender.send(form["queue"], form)
+
+
+async def _editable(actor: Actor, form: Mapping[str, str]) -> Mapping[str, str]:
+    return {"value": await actor.sender.editable(form["queue"], form["id"])}
+
+
+async def _resend(actor: Actor, form: Mapping[str, str], who: str) -> Mapping[str, Any]:
+    return await actor.sender.resend(form["queue"], form["id"], form)
 
 
 async def _pause(actor: Actor, form: Mapping[str, str], who: str) -> None:
@@ -126,6 +143,29 @@ ACTIONS: Mapping[str, Action] = {
             "delete", "Delete", "Delete {}?",
             "They can no longer be listed or redriven. This can't be undone.", "dead letters", "deleted",
             hidden=_DEAD,
+        ),
+        Action(
+            "resend", "Edit and resend", "Send message {id} of queue {queue} with another payload?",
+            "A new message is sent, with the same headers and ordering key, and the dead letter is deleted.",
+            "queue", "sent",
+            (
+                Field("value", "Payload", "textarea", {"rows": "12", "spellcheck": "false"}),
+                Field("to", "To another queue (empty: its own)"),
+                Field("keep", "Keep the dead letter", "checkbox", {"value": "yes"}),
+            ),
+            _QUEUE | {"id"}, _resend, _editable,
+        ),
+        Action(
+            "send", "Send a message", "Send a message to {}?",
+            "Its handler or consumer processes it like any other.", "queue", "sent",
+            (
+                Field("value", "Payload, as text", "textarea", {"rows": "6", "spellcheck": "false"}),
+                Field("headers", "Headers, one per line as name: value", "textarea",
+                      {"rows": "2", "spellcheck": "false"}),
+                Field("delay", "Delay, such as 10m or 2h (empty: none)"),
+                Field("ordering_key", "Ordering key (empty: none)"),
+            ),
+            _QUEUE, _send,
         ),
         Action(
             "pause", "Pause", "Pause {}?",
@@ -211,12 +251,15 @@ class AuditedActions:
 
         return self.tasks.begin(action.name, queue, f"messages of queue {queue}", Deleted(len(ids)), work).id
 
-    async def run(self, action: Action, form: Mapping[str, str], who: Mapping[str, str]) -> None:
-        """Carry out an action that is not a task, with the values of its form."""
+    async def run(self, action: Action, form: Mapping[str, str], who: Mapping[str, str]) -> Mapping[str, Any]:
+        """Carry out an action that is not a task, with the values of its form; return the outcome."""
         assert action.run is not None, "the caller checks it"
-        # Empty fields are those that the operator left out.
-        with audited(action.name, who, **{name: value for name, value in form.items() if value}):
-            await action.run(self.actor, form, who["who"])
+        # Never log payloads. Empty fields are those that the operator left out.
+        texts = {each.name for each in action.fields if each.kind == "textarea"}
+        details = {name: value for name, value in form.items() if value and name not in texts}
+        with audited(action.name, who, **details) as results:
+            results.update(await action.run(self.actor, form, who["who"]) or {})
+        return results
 
     async def carry_out(self, command: str, query: Mapping[str, str], who: Mapping[str, str]) -> Mapping[str, Any]:
         """Carry out a command here that another worker passes on; raise as :meth:`WorkerCommands.send`."""

@@ -22,6 +22,7 @@ from marq.wire.errors import MarqError
 from marq.wire.markers import ANY_QUEUE, Release, Source
 from marq.wire.names import log_name
 from marq_worker.agents.message_listing import can_be_released
+from marq_worker.app.web.dashboard.sending import OperatorSender
 from marq_worker.app.web.dashboard.tasks import Emptied, Reached
 from marq_worker.app.web.dashboard.worker_commands import WorkerCommands
 
@@ -72,12 +73,14 @@ class Actor:
         queues: Queues,
         look: Callable[[str, str], Coroutine[Any, Any, Mapping[str, Any] | None]],
         workers: WorkerCommands,
+        sender: OperatorSender,
     ) -> None:
         self._client = client
         self._dead_letters = dead_letters
         self._queues = queues
         self._look = look
         self._workers = workers
+        self.sender = sender
 
     async def command(self, worker: str, command: str, details: Mapping[str, str], who: str) -> None:
         """Let a worker carry out a command in the name of an operator."""

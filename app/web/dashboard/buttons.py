@@ -116,9 +116,14 @@ class Buttons:
         if missing := sorted(name for name in action.hidden if not form.get(name)):
             raise ConfigError(f"{action.name}: which {missing[0]}? The form names none, so nothing was done")
         target = await self._known_queue(form) if action.on == "queue" else form[action.on]
+        if form.get("to"):
+            await self._namespace.check_known(check_queue_name(form["to"]))
         if not confirmed:
-            return self._ask(request, action, [], back, f"{action.on} {target}", list(form.items()))
-        await self._actions.run(action, form, _who(request))
+            first = {} if action.preview is None else await in_time(action.preview(self._actions.actor, form))
+            return self._ask(request, action, [], back, f"{action.on} {target}", list({**first, **form}.items()))
+        outcome = await self._actions.run(action, form, _who(request))
+        if "sent" in outcome:
+            back = f"/message?{urlencode({'id': outcome['sent'], 'queue': outcome['to']})}"
         return see(back, {"did": action.name, "done": "1", "late": "0"})
 
     async def command(self, request: web.Request, command: str) -> dict[str, Any]:

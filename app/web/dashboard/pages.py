@@ -206,7 +206,8 @@ class Pages:
             await self._namespace.check_known(check_queue_name(queue))
         story = await self._namespace.message(identity, queue, since_ms)
         dead_letter, searched = await self._dead_letter(story)
-        possible = _OF_STATE["dead"] if dead_letter is not None else self._possible_now(story["now"])
+        dead = (*_OF_STATE["dead"], "resend")
+        possible = dead if dead_letter is not None else self._possible_now(story["now"])
         return {
             **story,
             "dead_letter": dead_letter,
@@ -305,7 +306,7 @@ class Pages:
 
 
 def _of_queue(state: str) -> Sequence[str]:
-    return ("resume" if state == "paused" else "pause", "purge")
+    return ("send", "resume" if state == "paused" else "pause", "purge")
 
 
 def _counts(row: Mapping[str, Any]) -> Data:

@@ -27,6 +27,7 @@ from marq_worker.app.web.dashboard.history import History, HistorySampler
 from marq_worker.app.web.dashboard.namespace import Namespace
 from marq_worker.app.web.dashboard.pages import Data, Pages
 from marq_worker.app.web.dashboard.rendering import STATIC, environment
+from marq_worker.app.web.dashboard.sending import OperatorSender
 from marq_worker.app.web.dashboard.tasks import Tasks
 from marq_worker.app.web.dashboard.waiting_search import WaitingSearch
 from marq_worker.app.web.dashboard.worker_commands import COMMANDS_PATH, Commanded, WorkerCommands
@@ -247,7 +248,8 @@ class Dashboard(Service):
             lambda: app.http_client,
             Credentials.of(settings),
         )
-        actor = Actor(client, self._dead_letters, queues, self._look, workers)
+        sender = OperatorSender(client, self._dead_letters, statistics.redaction)
+        actor = Actor(client, self._dead_letters, queues, self._look, workers, sender)
         DashboardViews(self._namespace, AuditedActions(actor, self._tasks_of_pages)).attach(app)
         self.add_dependency(HistorySampler(history, statistics.worker.recent))
 

@@ -498,7 +498,7 @@ async def test_a_message_with_ordering_or_a_dispatched_one_can_not_be_released_b
 
     monkeypatch.setattr(Actor, "_write", write)
     queues = Mock(definitions=Definitions(), start=AsyncMock())
-    actor = Actor(None, None, queues, look, Mock())  # type: ignore[arg-type]
+    actor = Actor(None, None, queues, look, Mock(), Mock())  # type: ignore[arg-type]
 
     assert await actor.release("emails", list(states)) == [True, False, False, False]
     assert [(batch.holder, batch.offsets) for batch in written] == [(7, [1])]
@@ -515,7 +515,7 @@ async def test_a_prefetched_message_of_an_at_most_once_queue_is_not_released_bec
     write = AsyncMock()
     monkeypatch.setattr(Actor, "_write", write)
     queues = Mock(definitions=definitions, start=AsyncMock())
-    actor = Actor(None, None, queues, look, Mock())  # type: ignore[arg-type]
+    actor = Actor(None, None, queues, look, Mock(), Mock())  # type: ignore[arg-type]
 
     assert await actor.release("payments", ["t/0/1"]) == [False]
     write.assert_not_called()
@@ -527,7 +527,7 @@ async def test_a_purge_is_refused_if_no_worker_reported_on_a_markers_partition(m
     cluster = Mock(topics=AsyncMock(return_value=Topics(4, 4, 10_000, 10_000)))
     monkeypatch.setattr("marq_worker.app.web.dashboard.actor.cluster_of", lambda settings: cluster)
     queues = Mock(definitions=Definitions(), start=AsyncMock())
-    actor = Actor(None, None, queues, AsyncMock(), Mock())  # type: ignore[arg-type]
+    actor = Actor(None, None, queues, AsyncMock(), Mock(), Mock())  # type: ignore[arg-type]
 
     with pytest.raises(MarqError, match="nothing was purged, because no worker reported on markers partition 1, 3"):
         await actor.extent("emails", {0: 1_000, 2: 1_000})
@@ -553,7 +553,7 @@ async def test_a_release_is_written_for_each_queue_that_is_meant(
         definitions.fold(f"file:{name}".encode(), {"topic": "orders"})
     queues = Mock(definitions=definitions, start=AsyncMock())
     monkeypatch.setattr(Actor, "_write", write)
-    actor = Actor(None, None, queues, look, Mock())  # type: ignore[arg-type]
+    actor = Actor(None, None, queues, look, Mock(), Mock())  # type: ignore[arg-type]
 
     assert await actor.release(queue, ["orders/0/5"]) == [True]
     assert {batch.queue: batch.holder for batch in written} == released

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from html.parser import HTMLParser
@@ -288,7 +290,7 @@ async def test_the_page_of_a_purge_tells_that_the_queue_is_still_paused(
 ) -> None:
     purged = AsyncMock(return_value=Purged(waiting=9, paused=paused))
     monkeypatch.setattr(purging, "purge", purged)
-    actor = Actor(None, None, Mock(), AsyncMock(), Mock())  # type: ignore[arg-type]
+    actor = Actor(None, None, Mock(), AsyncMock(), Mock(), Mock())  # type: ignore[arg-type]
     reached = await actor.purge("emails", Mock(), delayed=False, extent=None)
     task = Task("4f", "purge", "emails", "waiting messages of queue emails", 0.0, reached, "done").told()
     namespace.tasks_of_others = [{**task, "worker": "http://10.0.0.8:6066", "here": False}]
@@ -469,6 +471,49 @@ async def test_the_page_of_workers_says_what_runs_and_offers_to_cancel_what_can_
     assert (page.count("/actions/cancel-handler"), page.count("a thread: can't be cancelled")) == (2, 1)
     assert f"The handler process of group mail of {URLS[1]} did not answer" in page
     assert len(told["calls"]) == 3
+
+
+async def test_a_dead_letter_is_edited_and_sent_and_its_payload_stays_out_of_the_audit_log(
+    client: Client, namespace: Filtered, actor: PretendActor, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "marq.audit")
+    namespace.story = (*namespace.story, DEAD_LETTERED)
+    identity = "marq.messages/1/3"
+    offered = await (await client.get(f"/message?{urlencode({'id': identity, 'queue': 'invoices'})}")).text()
+    page, fields = await question(client, "resend", ("queue", "invoices"), ("id", identity))
+
+    location = await confirm(client, "resend", [*fields, ("value", "secret"), ("to", "emails")])
+
+    assert "/actions/resend" in offered
+    assert '<textarea name="value" rows="12" spellcheck="false">\n{&#34;card&#34;: &#34;4111-1111&#34;' in page
+    assert actor.asked == [
+        ("resend", ("invoices", identity, {"queue": "invoices", "id": identity, "value": "secret", "to": "emails"}))
+    ]
+    assert location == "/message?id=marq.messages%2F2%2F9&queue=emails&did=resend&done=1&late=0"
+    [line] = [json.loads(record.message) for record in caplog.records if record.name == "marq.audit"]
+    assert line["audit"] == "resend"
+    assert (line["id"], line["sent"], line["deleted"]) == (identity, "marq.messages/2/9", 1)
+    assert "value" not in line
+
+
+async def test_an_edited_dead_letter_is_not_sent_to_an_unknown_queue(client: Client, actor: PretendActor) -> None:
+    form = {"queue": "invoices", "id": "marq.messages/1/3", "value": "x", "to": "invoises", "confirmed": "yes"}
+
+    answer = await client.post("/actions/resend", data=form)
+
+    assert (answer.status, actor.asked) == (404, [])
+    assert "Did you mean" in await answer.text()
+
+
+async def test_a_test_message_is_sent_from_the_page_of_a_queue(client: Client, actor: PretendActor) -> None:
+    offered = await (await client.get("/queues/emails")).text()
+    _, fields = await question(client, "send", ("queue", "emails"))
+
+    location = await confirm(client, "send", [*fields, ("value", "hello"), ("headers", ""), ("delay", "10m")])
+
+    assert "/actions/send" in offered
+    assert actor.asked == [("send", ("emails", {"queue": "emails", "value": "hello", "delay": "10m"}))]
+    assert location.startswith("/message?id=marq.messages%2F2%2F9&queue=emails")
 
 
 async def test_an_action_that_names_no_target_is_refused(client: Client, actor: PretendActor) -> None:
@@ -779,10 +824,10 @@ async def test_a_dead_message_is_redriven_and_deleted_from_its_page(client: Clie
 
     assert "<strong>dead letter</strong>, attempt 5" in page
     assert namespace.filters == {"id": ["marq.messages/1/3"]}
-    for action in ("redrive", "delete"):
+    for action in ("redrive", "delete", "resend"):
         assert f'action="/actions/{action}"' in page
     fields = Form(page).fields
-    assert (fields.count(("queue", "invoices")), fields.count(("id", "marq.messages/1/3"))) == (2, 2)
+    assert (fields.count(("queue", "invoices")), fields.count(("id", "marq.messages/1/3"))) == (3, 3)
 
 
 async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(client: Client, namespace: Filtered) -> None:

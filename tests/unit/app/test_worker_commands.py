@@ -49,7 +49,7 @@ class Peer:
         self.worker = Commanded()
         self.address = "http://unset"
         commands = WorkerCommands(self.worker, lambda: self.address, Mock(), Mock(), Credentials.of(load_settings()))
-        actor = Actor(None, None, Mock(), Mock(), commands)  # type: ignore[arg-type]
+        actor = Actor(None, None, Mock(), Mock(), commands, Mock())  # type: ignore[arg-type]
         application = site(PretendNamespace(), actor, **options(load_settings()))  # type: ignore[arg-type]
         self.server = TestServer(application)
         self.session = session
