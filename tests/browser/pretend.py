@@ -155,6 +155,8 @@ class PretendNamespace:
         self.quiet: set[str] = set()
         #: The searches of waiting messages.
         self.searches: list[WaitingSearch] = []
+        #: Schedules that an operator has resumed.
+        self.resumed: set[str] = set()
         #: Handler processes that do not answer.
         self.silent: list[dict[str, str]] = []
         self.tasks_of_others: list[dict[str, Any]] = []
@@ -321,8 +323,11 @@ class PretendNamespace:
 
     async def schedules(self, query: Mapping[str, str]) -> dict[str, Any]:
         row = {"name": "nightly", "queue": "reports", "cron": "0 2 * * *", "timezone": "Europe/Berlin", "enabled": True,
-               "catch_up": "last", "next": NOW.isoformat(), "last": None, "problem": ""}  # fmt: skip
-        return {"complete": self.complete, "schedules": [row] if self.queues else []}
+               "catch_up": False, "next": NOW.isoformat(), "last": NOW.isoformat(), "problem": "",
+               "last_id": "~schedule/nightly/5f0c2a4b6d8e/3/1795240800"}  # fmt: skip
+        off = row | {"name": "hourly", "cron": "0 * * * *", "enabled": "hourly" in self.resumed, "last": None,
+                     "last_id": None, "next": None}  # fmt: skip
+        return {"complete": self.complete, "schedules": [row, off] if self.queues else []}
 
     async def tasks(self, ours: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
         own = [{**task, "worker": URLS[0], "here": True} for task in ours]
@@ -459,6 +464,14 @@ class PretendActor:
     async def command(self, worker: str, command: str, details: Mapping[str, str], who: str) -> None:
         self.asked.append((command, (worker, dict(details))))
         (self._namespace.quiet.add if command == "quiet" else self._namespace.quiet.discard)(worker)
+
+    async def run_schedule(self, name: str) -> dict[str, Any]:
+        self.asked.append(("run-schedule", name))
+        return {"sent": "marq.messages/2/9", "to": "reports", "bytes": 5}
+
+    async def switch_schedule(self, name: str, *, enabled: bool) -> None:
+        self.asked.append(("switch-schedule", (name, enabled)))
+        (self._namespace.resumed.add if enabled else self._namespace.resumed.discard)(name)
 
     async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
         return Extent({Source("marq.messages", 0): 7}, clocks)

@@ -75,7 +75,7 @@ class Action:
         return self.hidden | {each.name for each in self.fields}
 
 
-_QUEUE, _WORKER = frozenset({"queue"}), frozenset({"worker"})
+_QUEUE, _WORKER, _SCHEDULE = frozenset({"queue"}), frozenset({"worker"}), frozenset({"schedule"})
 _FILTERED = frozenset({"queue", "id", "selected", "match", "state", "error", "minutes"})
 _OPEN = _FILTERED | {"attempts", "places"}
 _DEAD = _FILTERED | {"kind", "reason", "as_of", "to", "unknown", "limit", "rate"}
@@ -91,6 +91,17 @@ async def _editable(actor: Actor, form: Mapping[str, str]) -> Mapping[str, str]:
 
 async def _resend(actor: Actor, form: Mapping[str, str], who: str) -> Mapping[str, Any]:
     return await actor.sender.resend(form["queue"], form["id"], form)
+
+
+async def _run_schedule(actor: Actor, form: Mapping[str, str], who: str) -> Mapping[str, Any]:
+    return await actor.run_schedule(form["schedule"])
+
+
+def _switch_schedule(*, enabled: bool) -> Run:
+    async def run(actor: Actor, form: Mapping[str, str], who: str) -> None:
+        await actor.switch_schedule(form["schedule"], enabled=enabled)
+
+    return run
 
 
 async def _pause(actor: Actor, form: Mapping[str, str], who: str) -> None:
@@ -166,6 +177,21 @@ ACTIONS: Mapping[str, Action] = {
                 Field("ordering_key", "Ordering key (empty: none)"),
             ),
             _QUEUE, _send,
+        ),
+        Action(
+            "run-schedule", "Run now", "Run {} now?",
+            "A message with the schedule's value and headers is sent to its queue, in addition to those at its times.",
+            "schedule", "sent", hidden=_SCHEDULE, run=_run_schedule,
+        ),
+        Action(
+            "pause-schedule", "Pause", "Pause {}?",
+            "It sends nothing until you resume it. Times that pass meanwhile are skipped.",
+            "schedule", "schedule paused", hidden=_SCHEDULE, run=_switch_schedule(enabled=False),
+        ),
+        Action(
+            "resume-schedule", "Resume", "Resume {}?",
+            "It sends messages again, from its next time on. Times that have passed are skipped.",
+            "schedule", "schedule resumed", hidden=_SCHEDULE, run=_switch_schedule(enabled=True),
         ),
         Action(
             "pause", "Pause", "Pause {}?",

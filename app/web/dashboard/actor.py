@@ -16,9 +16,11 @@ from marq.dead_letters.snapshots import Snapshot
 from marq.kafka.marker_writer import MarkerRecord
 from marq.producer.producer import Producer
 from marq.queues.queues import Queues
+from marq.queues.schedules import Schedules
 from marq.settings.client import ClientSettings
 from marq.settings.queue import AT_MOST_ONCE
-from marq.wire.errors import MarqError
+from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
+from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import ANY_QUEUE, Release, Source
 from marq.wire.names import log_name
 from marq_worker.agents.message_listing import can_be_released
@@ -138,6 +140,25 @@ class Actor:
     async def resume(self, queue: str) -> None:
         await self._queues.start()
         await self._queues.resume(queue)
+
+    async def run_schedule(self, name: str) -> dict[str, Any]:
+        """Send a schedule's message now, besides those at its times; return its id for the audit log."""
+        schedule = (await self._schedules()).get(name)
+        if schedule is None:
+            raise ConfigError(f"schedule {name!r} does not exist any more, so nothing was sent")
+        return await self.sender.send_value(
+            schedule.queue, schedule.value.encode(), {"headers": dict(schedule.headers)}
+        )
+
+    async def switch_schedule(self, name: str, *, enabled: bool) -> None:
+        """Enable or disable a schedule; if undoing an earlier change suffices, marq.toml applies again."""
+        schedules = await self._schedules()
+        file = self._queues.definitions.schedules.layer(SCHEDULE_LAYERS[0], name) or {}
+        await schedules.change(name, enabled=None if file.get("enabled", True) is enabled else enabled)
+
+    async def _schedules(self) -> Schedules:
+        await self._queues.start()
+        return Schedules.of(self._queues)
 
     async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
         """Return what a purge of a queue would affect now, given the trackers' clocks by markers partition.

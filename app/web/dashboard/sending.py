@@ -66,7 +66,10 @@ class OperatorSender:
         return {**sent, "deleted": deleted.done}
 
     async def _send(self, queue: str, text: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        value = text.encode("utf-8", "surrogateescape")
+        return await self.send_value(queue, text.encode("utf-8", "surrogateescape"), options)
+
+    async def send_value(self, queue: str, value: bytes, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Send bytes with the options of :meth:`marq.Producer.send`; return their id for the audit log."""
         async with Producer.of(self._client) as producer:
             receipt = await producer.send(queue, value, **options)
         return {"sent": receipt.id, "to": queue, "bytes": len(value)}

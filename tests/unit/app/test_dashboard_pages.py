@@ -516,6 +516,25 @@ async def test_a_test_message_is_sent_from_the_page_of_a_queue(client: Client, a
     assert location.startswith("/message?id=marq.messages%2F2%2F9&queue=emails")
 
 
+async def test_schedules_are_run_paused_and_resumed_from_their_page(client: Client, actor: PretendActor) -> None:
+    page = await (await client.get("/schedules")).text()
+    last = f"/message?id={quote('~schedule/nightly/5f0c2a4b6d8e/3/1795240800', safe='')}&amp;queue=reports"
+
+    locations = []
+    for action, schedule in (("run-schedule", "nightly"), ("pause-schedule", "nightly"), ("resume-schedule", "hourly")):
+        assert f'action="/actions/{action}"' in page
+        _, fields = await question(client, action, ("schedule", schedule), ("back", "/schedules"))
+        locations.append(await confirm(client, action, fields))
+
+    assert f'<a href="{last}"><time' in page
+    assert actor.asked == [
+        ("run-schedule", "nightly"),
+        ("switch-schedule", ("nightly", False)),
+        ("switch-schedule", ("hourly", True)),
+    ]
+    assert [location.partition("?")[0] for location in locations] == ["/message", "/schedules", "/schedules"]
+
+
 async def test_an_action_that_names_no_target_is_refused(client: Client, actor: PretendActor) -> None:
     answer = await client.post("/actions/quiet", data={"confirmed": "yes"})
 

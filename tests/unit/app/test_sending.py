@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -14,6 +15,7 @@ from marq.testing import Broker
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
 from marq.wire.record_headers import ordering_key
 from marq_worker.agents.redaction import Redaction
+from marq_worker.app.web.dashboard.actor import Actor
 from marq_worker.app.web.dashboard.sending import MAX_EDITED_BYTES, OperatorSender, read_headers
 
 
@@ -137,6 +139,44 @@ async def test_an_error_after_the_message_was_sent_names_it(stage: Stage, monkey
         await stage.sender.resend("orders", identity, {"value": "new"})
 
     assert len(stage.broker.messages("orders")) == 1
+
+
+async def test_a_schedule_is_run_besides_its_times(stage: Stage) -> None:
+    await stage.broker.schedules.define(
+        "daily", queue="reports", cron="0 9 * * *", value="grüße", headers={"kind": "report"}
+    )
+    actor = Actor(stage.client, stage.dead_letters, stage.broker.queues, AsyncMock(), Mock(), stage.sender)
+
+    told = await actor.run_schedule("daily")
+
+    [sent] = stage.broker.messages("reports")
+    assert (sent.body, sent.headers) == ("grüße".encode(), {"kind": b"report"})
+    assert told == {"sent": sent.id, "to": "reports", "bytes": 7}
+    with pytest.raises(ConfigError, match="schedule 'hourly' does not exist"):
+        await actor.run_schedule("hourly")
+
+
+async def test_a_schedule_is_paused_and_resumed_by_undoing_the_change_where_that_suffices() -> None:
+    daily = {"queue": "reports", "cron": "0 9 * * *"}
+    async with Broker(schedules={"daily": daily, "off": daily | {"enabled": False}}) as broker:
+        actor = Actor(Mock(), Mock(), broker.queues, AsyncMock(), Mock(), Mock())
+        schedules = broker.queues.definitions.schedules
+
+        await actor.switch_schedule("daily", enabled=False)
+        paused = schedules.layer("schedule", "daily")
+        await broker.advance(timedelta(days=2))
+        sent_before = broker.messages("reports")
+        await actor.switch_schedule("daily", enabled=True)
+        await actor.switch_schedule("off", enabled=True)
+
+        assert (paused, sent_before) == ({"enabled": False}, [])
+        # marq.toml applies again.
+        assert schedules.layer("schedule", "daily") is None
+        assert schedules.layer("schedule", "off") == {"enabled": True}
+        with pytest.raises(ConfigError, match="schedule 'never' does not exist"):
+            await actor.switch_schedule("never", enabled=False)
+        await broker.advance(timedelta(days=1))
+        assert len(broker.messages("reports")) == 2
 
 
 def test_headers_are_lines() -> None:
