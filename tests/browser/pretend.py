@@ -465,6 +465,12 @@ class PretendActor:
         self.asked.append((command, (worker, dict(details))))
         (self._namespace.quiet.add if command == "quiet" else self._namespace.quiet.discard)(worker)
 
+    async def setting(self, queue: str, key: str) -> str:
+        return "5"
+
+    async def change_setting(self, queue: str, key: str, text: str) -> None:
+        self.asked.append(("set", (queue, key, text)))
+
     async def run_schedule(self, name: str) -> dict[str, Any]:
         self.asked.append(("run-schedule", name))
         return {"sent": "marq.messages/2/9", "to": "reports", "bytes": 5}

@@ -93,6 +93,14 @@ async def _resend(actor: Actor, form: Mapping[str, str], who: str) -> Mapping[st
     return await actor.sender.resend(form["queue"], form["id"], form)
 
 
+async def _setting(actor: Actor, form: Mapping[str, str]) -> Mapping[str, str]:
+    return {"value": await actor.setting(form["queue"], form["key"])}
+
+
+async def _set(actor: Actor, form: Mapping[str, str], who: str) -> None:
+    await actor.change_setting(form["queue"], form["key"], form.get("value", "").strip())
+
+
 async def _run_schedule(actor: Actor, form: Mapping[str, str], who: str) -> Mapping[str, Any]:
     return await actor.run_schedule(form["schedule"])
 
@@ -177,6 +185,17 @@ ACTIONS: Mapping[str, Action] = {
                 Field("ordering_key", "Ordering key (empty: none)"),
             ),
             _QUEUE, _send,
+        ),
+        Action(
+            "set", "Change", "Change {key} of {}?",
+            "All workers and clients apply it at once, and it overrides marq.toml. After a change of group, topic or"
+            " handler, other consumers may read the queue.",
+            "queue", "setting changed",
+            (
+                Field("value", "Value, as in marq.toml (empty: undo the change made here or with marq queue --set)"),
+                Field("reason", "Reason, for the audit log", attributes={"required": "required", "maxlength": "500"}),
+            ),
+            _QUEUE | {"key"}, _set, _setting,
         ),
         Action(
             "run-schedule", "Run now", "Run {} now?",

@@ -18,12 +18,13 @@ from marq.producer.producer import Producer
 from marq.queues.queues import Queues
 from marq.queues.schedules import Schedules
 from marq.settings.client import ClientSettings
-from marq.settings.queue import AT_MOST_ONCE
+from marq.settings.queue import AT_MOST_ONCE, CHECKS, check_document, settings_document
 from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import ANY_QUEUE, Release, Source
 from marq.wire.names import log_name
 from marq_worker.agents.message_listing import can_be_released
+from marq_worker.app.setting_values import read_value, write_value
 from marq_worker.app.web.dashboard.sending import OperatorSender
 from marq_worker.app.web.dashboard.tasks import Emptied, Reached
 from marq_worker.app.web.dashboard.worker_commands import WorkerCommands
@@ -140,6 +141,25 @@ class Actor:
     async def resume(self, queue: str) -> None:
         await self._queues.start()
         await self._queues.resume(queue)
+
+    async def setting(self, queue: str, key: str) -> str:
+        """Return the current value of a setting as text; empty for none."""
+        if key not in CHECKS:
+            raise ConfigError(f"unknown setting {key!r}; expected one of {', '.join(CHECKS)}")
+        await self._queues.start()
+        value = settings_document(self._queues.definitions.settings(queue)).get(key)
+        return "" if value is None else write_value(value)
+
+    async def change_setting(self, queue: str, key: str, text: str) -> None:
+        """Change a setting as ``marq queue --set`` does, or for an empty text undo the change, as ``--unset``."""
+        if key not in CHECKS:
+            raise ConfigError(f"unknown setting {key!r}; expected one of {', '.join(CHECKS)}")
+        changes: dict[str, Any] = {key: None}
+        if text:
+            changes = {key: read_value(key, text, f"queue {queue!r}:")}
+            check_document(changes, f"queue {queue!r}")
+        await self._queues.start()
+        await self._queues.change(queue, **changes)  # type: ignore[typeddict-item]
 
     async def run_schedule(self, name: str) -> dict[str, Any]:
         """Send a schedule's message now, besides those at its times; return its id for the audit log."""

@@ -121,6 +121,11 @@ class Buttons:
         if not confirmed:
             first = {} if action.preview is None else await in_time(action.preview(self._actions.actor, form))
             return self._ask(request, action, [], back, f"{action.on} {target}", list({**first, **form}.items()))
+        for each in action.fields:
+            if "required" in each.attributes and not form.get(each.name, "").strip():
+                raise ConfigError(
+                    f"{action.name}: {each.label}: it is empty, so nothing was done; go back and fill it in"
+                )
         outcome = await self._actions.run(action, form, _who(request))
         if "sent" in outcome:
             back = f"/message?{urlencode({'id': outcome['sent'], 'queue': outcome['to']})}"

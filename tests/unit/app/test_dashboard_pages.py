@@ -535,6 +535,26 @@ async def test_schedules_are_run_paused_and_resumed_from_their_page(client: Clie
     assert [location.partition("?")[0] for location in locations] == ["/message", "/schedules", "/schedules"]
 
 
+async def test_a_setting_is_changed_with_a_reason_that_the_audit_log_keeps(
+    client: Client, actor: PretendActor, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "marq.audit")
+    offered = await (await client.get("/queues/emails")).text()
+    page, fields = await question(client, "set", ("queue", "emails"), ("key", "max_attempts"))
+
+    form = [*fields, ("confirmed", "yes"), ("value", "9")]
+    without = await client.post("/actions/set", data=dict(form))
+    await confirm(client, "set", [*form, ("reason", "incident 12")])
+
+    assert "<option>max_attempts</option>" in offered
+    assert "Change max_attempts of queue emails?" in page
+    assert 'name="value" value="5"' in page
+    assert (without.status, "Reason, for the audit log: it is empty" in await without.text()) == (400, True)
+    assert actor.asked == [("set", ("emails", "max_attempts", "9"))]
+    [line] = [json.loads(record.message) for record in caplog.records if record.name == "marq.audit"]
+    assert (line["audit"], line["key"], line["value"], line["reason"]) == ("set", "max_attempts", "9", "incident 12")
+
+
 async def test_an_action_that_names_no_target_is_refused(client: Client, actor: PretendActor) -> None:
     answer = await client.post("/actions/quiet", data={"confirmed": "yes"})
 
