@@ -22,11 +22,11 @@ from marq_worker.app.web.peers import Group, ask_each, path_segment
 from marq_worker.app.web.process_usage import UNKNOWN, ProcessUsage
 
 _NOTHING: dict[str, Any] = {
-    "queues": {}, "handled": {}, "partitions": [], "handlers": [], "backlog": None, "process": {},
+    "queues": {}, "handled": {}, "waited": {}, "partitions": [], "handlers": [], "backlog": None, "process": {},
     "removed_handlers": {}, "recreated_topics": [],
 }  # fmt: skip
 #: What the statistics of the namespace have instead of those of its workers.
-_ADDED_UP = frozenset(("queues", "handled", "removed_handlers", "recreated_topics"))
+_ADDED_UP = frozenset(("queues", "handled", "waited", "removed_handlers", "recreated_topics"))
 
 
 class MarqWeb(Web):
@@ -88,6 +88,7 @@ class NamespaceStatistics:
             "queues": add_up(answered),
             "backlog": backlog_of(answered, everyone=everyone),
             "handled": add_counts([worker["handled"] for worker in answered]),
+            "waited": add_counts([worker["waited"] for worker in answered]),
             "removed_handlers": merged_removals(answered),
             "recreated_topics": recreated_topics([worker["recreated_topics"] for worker in answered]),
             "workers": [{name: value for name, value in worker.items() if name not in _ADDED_UP} for worker in workers],

@@ -177,7 +177,8 @@ class PretendNamespace:
         ]  # fmt: skip
         return {
             "complete": self.complete, "queues": statistics_of(self.queues), "workers": workers, "backlog": BACKLOG,
-            "handled": dict.fromkeys(self.queues, HANDLED), "removed_handlers": self.removed_handlers,
+            "handled": dict.fromkeys(self.queues, HANDLED), "waited": dict.fromkeys(self.queues, HANDLED),
+            "removed_handlers": self.removed_handlers,
             "recreated_topics": [],
         }  # fmt: skip
 
@@ -224,6 +225,7 @@ class PretendNamespace:
             "statistics": statistics_of(self.queues).get(name),
             "backlog": BACKLOG,
             "handled": HANDLED,
+            "waited": HANDLED if name != "reports" else [],
             "removed_handler": self.removed_handlers.get(name),
             "messages": [
                 {"partition": number, "consumer": self.consumer, "host": "10.0.0.9", "end": 52_000, "committed": 51_990,

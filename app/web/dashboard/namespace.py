@@ -136,6 +136,7 @@ class Namespace:
             "statistics": statistics["queues"].get(name),
             "backlog": statistics["backlog"],
             "handled": statistics["handled"].get(name, []),
+            "waited": statistics["waited"].get(name, []),
             "removed_handler": statistics["removed_handlers"].get(name),
             "messages": partitions(
                 topic, {number: end for number, end in ends.items() if reads is None or number in reads},

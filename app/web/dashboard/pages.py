@@ -131,6 +131,10 @@ class Pages:
             "least": rows_and_alarms.least(details["backlog"]),
             "blocked": metrics["blocked_keys"] if metrics else 0,
             "row": row,
+            "times": {
+                "wait": rows_and_alarms.quantiles(details["waited"]),
+                "run": rows_and_alarms.quantiles(details["handled"]),
+            },
             "past": minutes(past),
             "possible": _of_queue(row["state"]),
             "counts": _counts(row),

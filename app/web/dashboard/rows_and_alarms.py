@@ -34,6 +34,8 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
 #: Sort keys; consumers are only looked up for the rows of a page. The age of unfinished messages has no column.
 KEYS = (*(key for key, _, _ in COLUMNS if key != "consumers"), "oldest_seconds")
 STATES = ("busy", "waiting", "idle", "no consumer", "paused", "breaker open")
+#: Times on the page of a queue, and the share of messages that took no longer.
+QUANTILES: Mapping[str, float] = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_seconds": 0.99}
 #: Queues that one alarm names.
 _NAMED = 10
 
@@ -138,6 +140,12 @@ def p95_seconds(handled: Iterable[Sequence[int]]) -> float | None:
     """Return the time within which 95% of messages were handled, from the counts of queues; None without any."""
     p95_ms = quantile_ms([sum(counts) for counts in zip(*filter(None, handled), strict=True)], 0.95)
     return None if p95_ms is None else p95_ms / 1000
+
+
+def quantiles(counts: Sequence[int]) -> dict[str, float | None]:
+    """Return the times within which a share of a queue's messages was handled; None without any."""
+    times_ms = {name: quantile_ms(counts, share) for name, share in QUANTILES.items()}
+    return {name: None if time_ms is None else time_ms / 1000 for name, time_ms in times_ms.items()}
 
 
 def _state(row: Mapping[str, Any], breaker: str, *, paused: bool) -> str:

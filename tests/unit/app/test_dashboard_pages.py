@@ -555,6 +555,22 @@ async def test_a_setting_is_changed_with_a_reason_that_the_audit_log_keeps(
     assert (line["audit"], line["key"], line["value"], line["reason"]) == ("set", "max_attempts", "9", "incident 12")
 
 
+async def test_the_page_of_a_queue_has_its_times_and_its_own_settings_before_tables_of_the_protocol(
+    client: Client,
+) -> None:
+    page = await (await client.get("/queues/emails")).text()
+    told = await (await client.get("/api/queues/reports")).json()
+
+    assert re.findall(r"<h2>(.*?)</h2>", page) == [
+        "Last 15 minutes", "Settings", "Consumers", "Partitions", "Trackers",
+    ]  # fmt: skip
+    assert re.findall(r"<span>(p\d\d) <strong>(.*?)</strong>", page)[:3] == [
+        ("p50", "39 ms"), ("p95", "83 ms"), ("p99", "97 ms"),
+    ]  # fmt: skip
+    assert told["times"]["wait"] == {"p50_seconds": None, "p95_seconds": None, "p99_seconds": None}
+    assert told["times"]["run"]["p99_seconds"] == pytest.approx(0.0967, abs=0.001)
+
+
 async def test_an_action_that_names_no_target_is_refused(client: Client, actor: PretendActor) -> None:
     answer = await client.post("/actions/quiet", data={"confirmed": "yes"})
 
