@@ -220,7 +220,10 @@ class PretendNamespace:
             "group": None,
             "consumer_group": f"marq.queue.{name}",
             "partitions": {"sent_to": "all", "read": "all"},
-            "settings": {key: {"value": value, "from": "default"} for key, value in settings.items()},
+            "settings": {
+                key: {"value": value, "from": "file" if key in ("backoff", "max_attempts") else "default"}
+                for key, value in settings.items()
+            },
             "complete": self.complete,
             "statistics": statistics_of(self.queues).get(name),
             "backlog": BACKLOG,

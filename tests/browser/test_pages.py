@@ -409,7 +409,7 @@ def test_a_test_message_is_sent_from_the_page_of_a_queue(site: Site, page: Page)
 
 def test_a_worker_is_made_quiet_and_takes_messages_again(site: Site, page: Page) -> None:
     page.goto(site.url + "/workers")
-    for button, state in (("Quiet", "quiet"), ("Take messages", "running")):
+    for button, state in (("Quiet", "quiet"), ("Resume", "running")):
         page.get_by_role("button", name=button, exact=True).click()
         expect(page.locator(".question")).to_contain_text("10.0.0.7")
         assert violations(page) == []

@@ -234,7 +234,7 @@ ACTIONS: Mapping[str, Action] = {
             _QUEUE | {"extent"},
         ),
         Action(
-            CANCEL, "Cancel", "Cancel the handler of message {id} of queue {queue}?",
+            CANCEL, "Cancel handler", "Cancel the handler of message {id} of queue {queue}?",
             "The coroutine gets a CancelledError, as when its worker stops. Its message is delivered again at once, and"
             " the attempt does not count. If you count it as failed, the queue's backoff and max_attempts apply. A"
             " message of an at-most-once queue becomes a dead letter.",
@@ -249,7 +249,7 @@ ACTIONS: Mapping[str, Action] = {
             "worker", "worker takes no more messages", hidden=_WORKER, run=_command(QUIET),
         ),
         Action(
-            UNQUIET, "Take messages", "Let {} take messages again?", "Its handlers get messages again.",
+            UNQUIET, "Resume", "Let {} take messages again?", "Its handlers get messages again.",
             "worker", "worker takes messages again", hidden=_WORKER, run=_command(UNQUIET),
         ),
     )

@@ -122,8 +122,11 @@ class DashboardViews:
             try:
                 response = await handler(request, **parameters)
             except MarqError as error:
-                status = _status(error)
-                response = self._render(request, "error.html", _error_data(error), status)
+                status, read = _status(error), request.method in SAFE_METHODS
+                heading = (
+                    ("Not found" if status == 404 else "This page can't be shown") if read else "The action failed"
+                )
+                response = self._render(request, "error.html", {**_error_data(error), "heading": heading}, status)
             response.headers["Server-Timing"] = f"page;dur={(time.perf_counter() - began_s) * 1000:.1f}"
             return response
 
