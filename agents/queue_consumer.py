@@ -1,7 +1,7 @@
 """The queue consumer agent: runs the handlers of one group of queues and emits markers.
 
 It runs the same session as :class:`marq.Consumer` (:mod:`marq.consumer.session`), fed by the agent's stream. Each group
-has its own process, a Faust application with this single agent (app/handlers/handlers_app.py). A worker only lists it.
+has its own process, a Faust application with this single agent (app/handlers_app.py). A worker only lists it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
-from marq_worker.agents.handler_groups import HandlerGroup, check_transactional
-from marq_worker.agents.handler_modules import load_function, load_module
-from marq_worker.agents.stream_reader import Partitions, StreamReader
+from marq_worker.handlers.handler_groups import HandlerGroup, check_transactional
+from marq_worker.handlers.handler_modules import load_function, load_module
+from marq_worker.transport.stream_reader import Partitions, StreamReader
 
 log = logging.getLogger("marq.handlers")
 

@@ -20,7 +20,7 @@ from marq.client.uptime import uptime_ms
 from marq.owner.transaction_content import Write
 
 if TYPE_CHECKING:
-    from marq_worker.agents.ownership import Ownership
+    from marq_worker.owner.ownership import Ownership
 
 
 async def redeliver(owner: Ownership, write: Write | None) -> None:

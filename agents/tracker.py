@@ -8,8 +8,8 @@ import faust
 from faust.types import TP, StreamT
 from mode import Service
 
-from marq_worker.agents.owner_context import OwnerContext
-from marq_worker.agents.ownership import Ownership
+from marq_worker.owner.owner_context import OwnerContext
+from marq_worker.owner.ownership import Ownership
 from marq_worker.tables.standby import Standby
 
 

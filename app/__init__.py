@@ -19,7 +19,7 @@ def create_app() -> "MarqApp":
     """Create the application of this process, and import only what that one needs."""
     import uvloop
 
-    from marq_worker.app.handlers import handlers_app
+    from marq_worker.app import handlers_app
     from marq_worker.config.settings import load_client_settings, load_settings
 
     # The loop that Faust runs. uvloop's timers and sockets use less CPU time than those of asyncio's own loop.
@@ -34,7 +34,7 @@ def create_app() -> "MarqApp":
         del os.environ[handlers_app.VARIABLE]
         return app
     # Commands, pages and tables are half of the imports: a handler process starts 0.3 s sooner without them.
-    from marq_worker.app.worker.application import create_worker_app
+    from marq_worker.app.worker_app import create_worker_app
 
     return create_worker_app(settings, client)
 
@@ -42,7 +42,7 @@ def create_app() -> "MarqApp":
 def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from marq_worker.app.readable import end_with
+    from marq_worker.readable import end_with
 
     try:
         app = globals()["app"] = create_app()
@@ -54,4 +54,4 @@ def __getattr__(name: str) -> Any:
 if __name__ == "app":
     # In a checkout. All modules have one name and one copy, that of the installed package.
     sys.modules["app"] = importlib.import_module("marq_worker.app")
-    importlib.import_module("marq_worker.app.commands").attach()
+    importlib.import_module("marq_worker.commands").attach()

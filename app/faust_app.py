@@ -16,11 +16,11 @@ from marq.kafka.assignor import SpreadAssignor
 from marq.kafka.token_logins import tokens_of
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
-from marq_worker.app.batch_transport import BatchTransport
-from marq_worker.app.faust_worker import MarqWorker
-from marq_worker.app.readable import end_with
-from marq_worker.app.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 from marq_worker.config.settings import AppSettings
+from marq_worker.faust_worker import MarqWorker
+from marq_worker.readable import end_with
+from marq_worker.transport.batch_transport import BatchTransport
+from marq_worker.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
 log = logging.getLogger("marq.worker")
 

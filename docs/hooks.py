@@ -177,7 +177,7 @@ def _commands() -> str:
 
 
 def _metrics() -> str:
-    from marq_worker.app.web.metrics import Snapshot, families
+    from marq_worker.web.metrics import Snapshot, families
 
     lines = ["# Metrics", "", "`GET /metrics` of each worker returns these in the format of Prometheus.", ""]
     lines += ["| metric | type | meaning |", "|---|---|---|"]

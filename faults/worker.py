@@ -21,7 +21,7 @@ from marq.owner.transaction_content import Write
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Resumed, Source, Tick
-from marq_worker.agents.ownership import Ownership
+from marq_worker.owner.ownership import Ownership
 from proof import history
 from rig.recorder import Recorder
 

@@ -1,4 +1,4 @@
-"""The command ``marq``: the worker, the tools for development, and the commands of :mod:`marq_worker.app.commands`."""
+"""The command ``marq``: the worker, the tools for development, and the commands of :mod:`marq_worker.commands`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from marq_worker.app import commands
+from marq_worker import commands
 
 #: Exit code after Ctrl-C, as in a shell.
 INTERRUPTED = 130
@@ -156,9 +156,9 @@ def completion(shell: str) -> None:
 
 def _check_start() -> None:
     """Find simple mistakes now: later, log lines of a start and a stop would precede their errors."""
-    from marq_worker.agents.handler_modules import check_exists
     from marq_worker.config.queues import load_queues
     from marq_worker.config.settings import HANDLERS_PROCESS, load_settings
+    from marq_worker.handlers.handler_modules import check_exists
 
     # A handlers process gets its settings from its worker, because the file may have changed since.
     if HANDLERS_PROCESS not in os.environ:
@@ -171,8 +171,8 @@ def _check_start() -> None:
 @contextmanager
 def _without_traceback() -> Iterator[None]:
     from marq.wire.errors import MarqError
-    from marq_worker.app.readable import end_with
     from marq_worker.broker.errors import BrokerError
+    from marq_worker.readable import end_with
 
     try:
         yield

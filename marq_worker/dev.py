@@ -28,9 +28,6 @@ import click
 
 from marq.wire.errors import ConfigError
 from marq.wire.names import DEFAULT_PREFIX
-from marq_worker.agents.handler_modules import check_exists
-from marq_worker.app.web.addresses import free_port, port_error
-from marq_worker.app.worker_exit_codes import EXIT_STALLED
 from marq_worker.broker.__main__ import DEFAULT_ADDRESS, prepare
 from marq_worker.broker.embedded import EmbeddedBroker
 from marq_worker.broker.errors import BrokerError
@@ -45,8 +42,11 @@ from marq_worker.config.settings import (
     load_settings,
     read_environment,
 )
+from marq_worker.handlers.handler_modules import check_exists
 from marq_worker.project import project_name
 from marq_worker.sources import imported_files
+from marq_worker.web.addresses import free_port, port_error
+from marq_worker.worker_exit_codes import EXIT_STALLED
 
 #: How often to look for changed files and at the worker, and how long to wait for its answer or for the broker's.
 _LOOK_S, _ANSWER_S = 0.5, 1.0

@@ -1,6 +1,6 @@
 """The owner of one markers partition as a pure state machine: it reads records, requests TICKs, and fires due messages.
 
-The engine (marq/owner/engine.py) drives it, and the shell (agents/ownership.py) performs the effects. An owner
+The engine (marq/owner/engine.py) drives it, and the shell (marq_worker/owner/ownership.py) performs the effects. An owner
 
 1. takes over the partition's transactional producer, which fences the former owner,
 2. reads the table's changelog to its end. Before step 1, the former owner could still append rows, and a row whose ACK

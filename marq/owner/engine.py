@@ -1,6 +1,6 @@
 """The owner of one markers partition, as a pure state machine.
 
-A shell performs its effects on Kafka (agents/ownership.py), in memory (marq/testing/owner.py), or with simulated faults
+A shell performs its effects on Kafka (marq_worker/owner/ownership.py), in memory (marq/testing/owner.py), or with simulated faults
 (tests/simulation/tracker.py), and reports the outcomes.
 
 1. **Take over** (:meth:`OwnerEngine.take_over`): fence the former owner, recover the table, seek to the position.

@@ -10,17 +10,17 @@ The topic is compacted. Each record is one layer of one queue or schedule, or th
 * ``placement:NAME``: the partitions of the messages topic for a queue (:mod:`marq.settings.placements`), from workers;
 * ``purge:NAME``: the purged records of a queue (:mod:`marq.settings.purged_offsets`);
 * ``start:NAME``: the records of its topic that came before the queue (:mod:`marq.settings.purged_offsets`);
-* ``sqs:NAME``: data of a queue that only SQS clients use, or when it was deleted (app/sqs/sqs_queues.py);
-* ``sqs-tasks:NAME``: tasks that endpoints carry out on a queue on behalf of SQS clients (app/sqs/tasks.py);
+* ``sqs:NAME``: data of a queue that only SQS clients use, or when it was deleted (marq_worker/sqs/sqs_queues.py);
+* ``sqs-tasks:NAME``: tasks that endpoints carry out on a queue on behalf of SQS clients (marq_worker/sqs/tasks.py);
 * ``quarantine:PARTITION/OFFSET``: a request to quarantine one marker record (:mod:`marq.wire.quarantines`);
-* ``confirmed:NAME``: a worker that runs the decorated handler of the queue was alive (agents/handler_watch.py);
+* ``confirmed:NAME``: a worker that runs the decorated handler of the queue was alive (marq_worker/handlers/handler_watch.py);
 * ``schedule-file:NAME``, ``schedule:NAME``: schedules (:mod:`marq.settings.schedule_definitions`), from the file and at
   run time;
 * ``check``: never with a value.
 
 The records that workers publish at their start (``defaults``, ``handler``, ``file`` and ``schedule-file``) name their
 project in the key ``project``, if it has a name. A start changes and removes only the records of its own project
-(app/publication.py): otherwise a worker started in the wrong directory would erase the settings of all others.
+(marq_worker/publication.py): otherwise a worker started in the wrong directory would erase the settings of all others.
 
 A record without a value removes its layer. The settings of a queue are the built-in defaults, overridden by these
 layers in this order: the layer closest to the running system wins.

@@ -20,16 +20,16 @@ from marq.settings.queue import QueueSettings, settings_document
 from marq.wire.errors import BrokerUnavailable, ConfigError, UnknownQueue
 from marq.wire.markers import Source
 from marq.wire.names import closest_name
-from marq_worker.agents.message_listing import SHOWN_BYTES
-from marq_worker.agents.redaction import Redaction
-from marq_worker.agents.statistics import empty_metrics
-from marq_worker.app.web.dashboard import history
-from marq_worker.app.web.dashboard.actions import AuditedActions
-from marq_worker.app.web.dashboard.actor import DeadLetterSelection
-from marq_worker.app.web.dashboard.tasks import Reached, Tasks
-from marq_worker.app.web.dashboard.views import DashboardViews
-from marq_worker.app.web.dashboard.waiting_search import WaitingSearch
-from marq_worker.app.web.process_usage import UNKNOWN
+from marq_worker.process_usage import UNKNOWN
+from marq_worker.web.dashboard import history
+from marq_worker.web.dashboard.actions import AuditedActions
+from marq_worker.web.dashboard.actor import DeadLetterSelection
+from marq_worker.web.dashboard.tasks import Reached, Tasks
+from marq_worker.web.dashboard.views import DashboardViews
+from marq_worker.web.dashboard.waiting_search import WaitingSearch
+from marq_worker.web.message_listing import SHOWN_BYTES
+from marq_worker.web.partition_statistics import empty_metrics
+from marq_worker.web.redaction import Redaction
 
 #: A message that tries to attack those who look at it.
 HOSTILE = b'{"card": "4111-1111", "name": "<img src=x onerror=alert(1)>", "note": "</script><script>alert(2)</script>"}'

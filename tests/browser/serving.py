@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from marq_worker.app.web.security import HEADERS
+from marq_worker.web.security import HEADERS
 from tests.browser.pretend import PretendActor, PretendNamespace, site
 
 LIMIT_S = 120.0

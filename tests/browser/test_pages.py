@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from marq_worker.app.web.dashboard.sending import lines
+from marq_worker.web.dashboard.sending import lines
 from tests.browser.pretend import DEAD_LETTERED, HOSTILE, PAGES, QUEUES, PretendNamespace
 from tests.browser.serving import Background, Site, serving
 from tests.browser.windows import ELSEWHERE, examine, violations, width

@@ -16,9 +16,9 @@ from unittest.mock import patch
 from marq.kafka.role_permissions import Permission, Tools, grants
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
-from marq_worker.app.check.examination import Examination
-from marq_worker.app.check.findings import Finding, Level, exit_code
-from marq_worker.app.check.permissions import WORKER
+from marq_worker.check.examination import Examination
+from marq_worker.check.findings import Finding, Level, exit_code
+from marq_worker.check.permissions import WORKER
 from marq_worker.config.settings import load_client_settings, load_settings
 from tests.embedded import kafka_tools
 from tests.worker.harness import LIMIT_SECONDS, Worker, eventually

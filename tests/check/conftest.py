@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from marq_worker.app.check import examination
 from marq_worker.broker import Certificates, EmbeddedBroker, Security
+from marq_worker.check import examination
 from tests.brokers import UNFENCED
 from tests.check.checking import Check, NewWorker, make_topics
 from tests.worker.conftest import workers

@@ -16,8 +16,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 import marq
 from marq.kafka.role_permissions import ROLES, Kind, Permission, Tools, consumer
 from marq.wire.names import Names
-from marq_worker.app.check.findings import Level
 from marq_worker.broker import Certificates, EmbeddedBroker
+from marq_worker.check.findings import Level
 from tests.brokers import UNFENCED
 from tests.check.checking import Check, allow, make_topics, obey, read_report
 from tests.embedded import kafka_tools
@@ -67,7 +67,7 @@ async def test_the_command_ends_with_1_for_problems_although_a_module_of_handler
 async def test_a_server_that_never_answers_does_not_hold_up_the_check(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marq_worker.app.check.examination.REACH_LIMIT_S", 0.5)
+    monkeypatch.setattr("marq_worker.check.examination.REACH_LIMIT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         broker = (await check(MARQ_BOOTSTRAP_SERVERS=f"127.0.0.1:{server.getsockname()[1]}")).problem("broker")
 
@@ -318,7 +318,7 @@ async def test_a_data_directory_and_web_addresses_that_can_t_be_used(
 
 async def test_a_clock_that_is_off(check: Check, servers: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     await make_topics(servers, prefix)
-    monkeypatch.setattr("marq_worker.app.check.cluster.time", SimpleNamespace(time=lambda: time.time() + 60))
+    monkeypatch.setattr("marq_worker.check.cluster.time", SimpleNamespace(time=lambda: time.time() + 60))
 
     found = (await check()).of(Level.WARNING, "clock")
 

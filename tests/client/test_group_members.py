@@ -12,7 +12,7 @@ from marq.kafka.group_members import described_members, listed_groups
 from marq.kafka.queue_positions import committed_by
 from marq.settings.definitions import Definitions
 from marq.wire.names import Names
-from marq_worker.agents.consumer_watch import unattended
+from marq_worker.backlog.consumer_watch import unattended
 
 
 async def test_consumers_of_one_process_are_told_apart_and_queues_without_any_are_found(

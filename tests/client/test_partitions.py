@@ -17,7 +17,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.placements import subset
 from marq.wire.markers import Release, Source
 from marq.wire.names import Names
-from marq_worker.agents.placement_keeper import PlacementKeeper
+from marq_worker.owner.placement_keeper import PlacementKeeper
 from tests.client.waiting import read_all, read_markers, until
 from tests.conformance.receiving import Served
 
@@ -178,7 +178,7 @@ async def test_a_queue_that_moves_under_load_again_and_again_loses_and_doubles_n
 async def test_consumers_that_were_away_while_a_queue_moved_twice_find_everything(
     queues: marq.Queues, producer: marq.Producer, readers: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marq_worker.agents.placement_keeper.MAX_GAP", 20)
+    monkeypatch.setattr("marq_worker.owner.placement_keeper.MAX_GAP", 20)
     await producer.send_many("q", values(400))
     await queues.change("q", partitions=2)
     await until(lambda: queues.definitions.placement("q").sends == tuple(of("q", 2)))

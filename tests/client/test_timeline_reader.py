@@ -15,9 +15,9 @@ from marq.settings.definitions import Definitions
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Release, Renew, Source
 from marq.wire.markers_partitions import markers_partition
-from marq_worker.agents.redaction import Redaction
-from marq_worker.app.web.dashboard import timeline_reader
-from marq_worker.app.web.dashboard.timeline_reader import Reading
+from marq_worker.web.dashboard import timeline_reader
+from marq_worker.web.dashboard.timeline_reader import Reading
+from marq_worker.web.redaction import Redaction
 
 EVENTS = 20
 

@@ -26,9 +26,9 @@ from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import confirmed_key, layer_key
 from marq.settings.removed_handlers import CONFIRM_S, EXPIRY_S, REMOVED_S
-from marq_worker.agents.handler_groups import handler_groups
-from marq_worker.agents.handler_watch import RemovedHandlers
-from marq_worker.app.handlers.handlers_role import HandlersRole
+from marq_worker.handlers.handler_groups import handler_groups
+from marq_worker.handlers.handler_watch import RemovedHandlers
+from marq_worker.handlers.handlers_role import HandlersRole
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import numbered, send, served
 

@@ -23,11 +23,11 @@ from compose_spec import PyCompose
 import marq
 from marq.settings.client import ClientOptions
 from marq.testing import Broker
-from marq_worker.app.web.security import OPEN_PATHS
-from marq_worker.app.worker_exit_codes import EXIT_FENCED
 from marq_worker.cli import cli
 from marq_worker.config.queues import load_queues
 from marq_worker.config.settings import AppSettings
+from marq_worker.web.security import OPEN_PATHS
+from marq_worker.worker_exit_codes import EXIT_FENCED
 from tests.deploy.digest import CHART, first_line
 
 ROOT = Path(__file__).resolve().parents[2]

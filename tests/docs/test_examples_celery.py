@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from marq.wire.names import Names
-from marq_worker.app.sqs.access_keys import load_keys
-from marq_worker.app.sqs.aws_json import operations
-from marq_worker.app.sqs.operations import SUPPORTED
 from marq_worker.broker.ports import free_port
+from marq_worker.sqs.access_keys import load_keys
+from marq_worker.sqs.aws_json import operations
+from marq_worker.sqs.operations import SUPPORTED
 from rig.program import Program
 from tests.docs.pages import ROOT, blocks
 from tests.sqs import environments

@@ -17,7 +17,7 @@ import boto3
 import pytest
 
 from marq.consumer.polled_consumer import MAX_SHORTFALL, MAX_SHORTFALL_S
-from marq_worker.app.sqs.handles import Handles
+from marq_worker.sqs.handles import Handles
 from rig.program import Program, stop_all
 from tests.sqs import environments
 from tests.worker.harness import Worker, eventually

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from marq_worker.app import commands
+from marq_worker import commands
 from marq_worker.cli import cli
 from marq_worker.project import project_name
 

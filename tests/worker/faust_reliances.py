@@ -41,7 +41,7 @@ _TRANSACTIONS = "aiokafka.producer.transaction_manager:TransactionManager"
 _STATE = "aiokafka.consumer.subscription_state"
 
 RELIANCES = (
-    # app/batch_transport.py: the thread that reads.
+    # marq_worker/transport/batch_transport.py: the thread that reads.
     Reliance(_THREAD, "__post_init__", "(self)", "called by Service.__init__; our fields are set in it"),
     Reliance(_THREAD, "_create_worker_consumer", "(self, transport)", "read_committed is set on what it returns"),
     Reliance(
@@ -55,7 +55,7 @@ RELIANCES = (
     Reliance(_THREAD, "call_thread", "async (self, fun, *args, **kwargs)", "runs a coroutine function there"),
     Reliance(_THREAD, "verify_event_path", "(self, now, tp)", "logs partitions that seem stalled, replaced"),
     Reliance(_THREAD, "verify_recovery_event_path", "(self, now, tp)", "the same for changelogs, replaced"),
-    # app/batch_transport.py: the consumer that delivers.
+    # marq_worker/transport/batch_transport.py: the consumer that delivers.
     Reliance(_CONSUMER, "_new_consumer_thread", "(self)", "makes our thread"),
     Reliance(_CONSUMER, "_new_offset", "(self, tp)", "says what to commit: the end of the last acknowledged batch"),
     Reliance(_CONSUMER, "_drain_messages", "async (self, fetcher)", "the reading loop, replaced"),
@@ -107,7 +107,7 @@ RELIANCES = (
         "generation_id=None)",
         "one for each batch",
     ),
-    # app/batch_transport.py: aiokafka below it.
+    # marq_worker/transport/batch_transport.py: aiokafka below it.
     Reliance(_KAFKA, "_isolation_level", "instance attribute", "read before start()"),
     Reliance(_KAFKA, "_fetch_max_wait_ms", "instance attribute", "read before start(); Faust fixes it at 1500"),
     Reliance(_KAFKA, "_partition_assignment_strategy", "instance attribute", "read in start(); Faust fixes it"),
@@ -141,7 +141,7 @@ RELIANCES = (
     Reliance("faust.channels:Channel", "queue", "property", "ours: a rebalance does not clear it"),
     Reliance("faust.channels:Channel", "get_topic_name", "(self)", "what `faust agents` shows; raises where local"),
     Reliance("faust.channels:Channel", "put", "async (self, value)", "to all streams that read the channel"),
-    # agents/partition_writer.py
+    # marq_worker/owner/partition_writer.py
     Reliance("aiokafka:AIOKafkaProducer", "_txn_manager", "instance attribute", "the way to the producer's epoch"),
     Reliance(
         "aiokafka:AIOKafkaProducer", "_message_accumulator", "instance attribute", "has the producer's last error"
@@ -154,7 +154,7 @@ RELIANCES = (
     ),
     Reliance(_TRANSACTIONS, "producer_id", "property", "the same for each producer of a transactional id"),
     Reliance(_TRANSACTIONS, "producer_epoch", "property", "rises with each producer, which reveals a second one"),
-    # app/faust_app.py, app/worker/application.py, app/handlers/handlers_app.py
+    # app/faust_app.py, app/worker_app.py, app/handlers_app.py
     Reliance(_APP, "_new_transport", "(self)", "makes our transport"),
     Reliance(_APP, "_new_web", "(self)", "makes our web server"),
     Reliance(_APP, "_create_directories", "(self)", "does nothing without tables"),
@@ -170,7 +170,7 @@ RELIANCES = (
     ),
     Reliance(_APP, "BootStrategy", "class attribute", "what App.boot_strategy is made of"),
     Reliance(_APP, "consumer_generation_id", "class attribute", "tells a batch of before a rebalance"),
-    # app/faust_worker.py
+    # marq_worker/faust_worker.py
     Reliance(_WORKER, "__init__", "(self, app, *services, ...)", "called with the app first"),
     Reliance(_WORKER, "execute_from_commandline", "(self)", "ends by SystemExit with 0, which we replace"),
     Reliance(_WORKER, "on_setup_root_logger", "(self, logger, level)", "called when logging has been set up"),
@@ -181,30 +181,30 @@ RELIANCES = (
         _WORKER, "on_worker_shutdown", "(self)", "called before every stop, also after an error of the event loop"
     ),
     Reliance(_WORKER, "_sentinel_task", "async (self)", "the last task of a stop, which sleeps for a second"),
-    # app/worker/application.py
+    # app/worker_app.py
     Reliance(_APP, "http_client", "property", "made by us, with what other workers ask for"),
     Reliance(_APP, "_http_client", "class attribute", "where the property keeps it, and what is closed at the end"),
     # Long-lived parts of a worker.
     Reliance(_SERVICE, "on_start", "async (self)", "called by start(); a child of a running service starts at once"),
     Reliance(_SERVICE, "on_stop", "async (self)", "called by stop() before children and tasks end; only once"),
     Reliance(_SERVICE, "on_shutdown", "async (self)", "called by stop() after children and tasks have ended"),
-    # app/commands/command.py
+    # marq_worker/commands/command.py
     Reliance(_COMMAND, "__call__", "inherited", "runs the command, and ends by SystemExit"),
     Reliance(_COMMAND, "as_click_command", "class attribute", "makes the command of click, whose help we change"),
-    # app/web/dashboard/views.py
+    # marq_worker/web/dashboard/views.py
     Reliance(_VIEW, "from_handler", "class attribute", "makes a view of a function; ours: one that answers POSTs"),
     Reliance(_VIEW, "get_methods", "(self)", "has HEAD for every view; ours: POST alone"),
-    # app/web/statistics.py
+    # marq_worker/web/statistics.py
     Reliance(_WEB, "start_server", "async (self)", "sets the runner up, starts a site of it; ours: limits between"),
     Reliance(_WEB, "_create_site", "(self)", "makes the site of self._runner, which we make"),
     Reliance(_WEB, "default_blueprints", "class attribute", "emptied: /table and /router need no login"),
     Reliance(_WEB, "production_blueprints", "class attribute", "emptied: our own page is at /"),
-    # app/worker/former_member.py
+    # marq_worker/former_member.py
     Reliance(_ASSIGNOR, "on_assignment", "(self, assignment)", "asserts that the assignment names the current address"),
     Reliance(_ASSIGNOR, "_decompress", "class attribute", "reads the user data of an assignment"),
     Reliance(_ASSIGNOR, "_compress", "class attribute", "writes it"),
     Reliance(_ASSIGNOR, "_url", "property", "is the address of this worker"),
-    # app/web/peers.py
+    # marq_worker/web/peers.py
     Reliance(
         _ASSIGNOR,
         "metadata",
@@ -221,7 +221,7 @@ RELIANCES = (
     Reliance(
         "aiokafka.coordinator.protocol:ConsumerProtocolMemberMetadata", "SCHEMA", "class attribute", "has user_data"
     ),
-    # app/check, app/web/dashboard/groups.py
+    # app/check, marq_worker/web/dashboard/groups.py
     Reliance(
         "aiokafka.admin:AIOKafkaAdminClient",
         "_send_request",

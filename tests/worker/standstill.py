@@ -26,14 +26,14 @@ def event_loop() -> None:
 
 def fetch() -> None:
     """The Kafka consumer's thread stays in its group and fetches no more."""
-    from marq_worker.app.batch_transport import BatchThread
+    from marq_worker.transport.batch_transport import BatchThread
 
     BatchThread._fetch_records = _hang
 
 
 def fold() -> None:
     """An owner does not come back from folding."""
-    from marq_worker.agents.ownership import Ownership
+    from marq_worker.owner.ownership import Ownership
 
     Ownership._read = _hang
 
@@ -48,7 +48,7 @@ def rebalance() -> None:
 def handlers_fetch() -> bool:
     """The consumer of a handler process fetches no more; the worker itself is not meant."""
     from marq_worker.app import app
-    from marq_worker.app.handlers.handlers_app import HandlersApp
+    from marq_worker.app.handlers_app import HandlersApp
 
     meant = isinstance(app, HandlersApp)
     if meant:
@@ -60,7 +60,7 @@ def handlers_rebalance() -> bool:
     """A handler process never gets out of a rebalance; the worker itself is not meant."""
     from marq_worker.agents.queue_consumer import Handlers
     from marq_worker.app import app
-    from marq_worker.app.handlers.handlers_app import HandlersApp
+    from marq_worker.app.handlers_app import HandlersApp
 
     meant = isinstance(app, HandlersApp)
     if meant:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from marq_worker import agents, app, tables
-from marq_worker.app.check.machine import VERSIONS
+from marq_worker.check.machine import VERSIONS
 from tests.worker.faust_reliances import RELIANCES, Reliance
 from tests.worker.harness import ROOT
 

@@ -17,10 +17,10 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP, ConsumerMessage
 from faust.types.enums import ProcessingGuarantee
 
-from marq_worker.agents.inbox import Fetched
 from marq_worker.app import app
-from marq_worker.app.batch_transport import BatchConsumer, BatchThread
-from marq_worker.app.worker_folders import claim_folder
+from marq_worker.transport.batch_transport import BatchConsumer, BatchThread
+from marq_worker.transport.inbox import Fetched
+from marq_worker.worker_folders import claim_folder
 
 
 async def test_records_of_a_partition_that_becomes_active_during_a_fetch_are_delivered(

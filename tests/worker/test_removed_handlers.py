@@ -12,7 +12,7 @@ import pytest
 import marq
 from marq.settings.definitions import confirmed_key
 from marq.settings.removed_handlers import EXPIRY_S
-from marq_worker.agents.handler_watch import RemovedHandlers
+from marq_worker.handlers.handler_watch import RemovedHandlers
 from tests.worker.harness import LIMIT_SECONDS, ROOT, Worker, eventually, take
 
 pytestmark = pytest.mark.verify

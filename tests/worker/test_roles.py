@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 import marq
-from marq_worker.app.web.liveness_and_readiness import MAX_LOOP_LAG_SECONDS
 from marq_worker.broker import EmbeddedBroker
+from marq_worker.web.liveness_and_readiness import MAX_LOOP_LAG_SECONDS
 from tests.worker.handling import Handlers
 from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, admin, eventually, make_topic
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from marq.wire.markers import Fact, Kind, Tick
-from marq_worker.app.worker_exit_codes import EXIT_FENCED
 from marq_worker.broker import EmbeddedBroker
+from marq_worker.worker_exit_codes import EXIT_FENCED
 from tests.worker.conftest import workers
 from tests.worker.harness import Namespace, Worker, eventually, kinds, shared_out
 from tests.worker.restarting import STATIC, came_back, half_done, ids, witness

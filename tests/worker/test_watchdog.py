@@ -18,11 +18,11 @@ import marq
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq.wire.names import Names
-from marq_worker.agents.progress import ProgressReport
-from marq_worker.app.watchdog.broker_probe import BrokerProbe, Markers
-from marq_worker.app.watchdog.watchdog import Answer
-from marq_worker.app.worker_exit_codes import EXIT_STALLED
 from marq_worker.broker import EmbeddedBroker, ports
+from marq_worker.progress import ProgressReport
+from marq_worker.watchdog.broker_probe import BrokerProbe, Markers
+from marq_worker.watchdog.watchdog import Answer
+from marq_worker.worker_exit_codes import EXIT_STALLED
 from tests.worker import standstill
 from tests.worker.conftest import workers
 from tests.worker.handling import Handlers

@@ -8,7 +8,7 @@ the broker's clock becomes the ``skew`` that is subtracted from later append tim
 
 A TICK that reaches the log long after its monotonic time was read (because the broker stalled) would look like a jump
 ahead, and the next one like a jump back. Leases acquired in between would expire early. So an owner gives up on a TICK
-that takes too long (agents/partition_writer.py) and aborts its transaction, so that no tracker reads it.
+that takes too long (marq_worker/owner/partition_writer.py) and aborts its transaction, so that no tracker reads it.
 """
 
 from __future__ import annotations

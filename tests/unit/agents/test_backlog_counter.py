@@ -13,9 +13,9 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 from marq_worker.agents import backlog_counter as module
-from marq_worker.agents.backlog_counter import BacklogCounter
-from marq_worker.agents.statistics import Statistics
 from marq_worker.agents.tracker import TrackerOwners
+from marq_worker.backlog.backlog_counter import BacklogCounter
+from marq_worker.web.partition_statistics import Statistics
 
 
 class Consumer:

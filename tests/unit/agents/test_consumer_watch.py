@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marq_worker.agents.consumer_watch import NO_CONSUMER_S, STALLED_S, Unattended, has_no_consumer, is_stalled
+from marq_worker.backlog.consumer_watch import NO_CONSUMER_S, STALLED_S, Unattended, has_no_consumer, is_stalled
 
 STEP_S = 5.0
 

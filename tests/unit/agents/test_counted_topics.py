@@ -14,11 +14,11 @@ from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 from marq.wire.names import Names, incarnation
-from marq_worker.agents import counted_sources
-from marq_worker.agents.backlog_counter import LOOK_S
-from marq_worker.agents.counted_sources import CountedSource, CountedSources, CountedTopics
 from marq_worker.agents.tracker import TrackerOwners
-from marq_worker.agents.waiting_messages import Waiting
+from marq_worker.backlog import counted_sources
+from marq_worker.backlog.backlog_counter import LOOK_S
+from marq_worker.backlog.counted_sources import CountedSource, CountedSources, CountedTopics
+from marq_worker.backlog.waiting_messages import Waiting
 
 MESSAGES, OWN = "marq.messages", "orders"
 

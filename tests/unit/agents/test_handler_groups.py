@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from marq.settings.definitions import Definitions
-from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup, handler_groups, without_handler
+from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup, handler_groups, without_handler
 
 SEND = {"handler": "mail:send"}
 

@@ -8,8 +8,6 @@ import faust
 import pytest
 
 from marq.wire.errors import ConfigError
-from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup
-from marq_worker.agents.handler_modules import check_exists
 from marq_worker.agents.queue_consumer import (
     declare,
     load_handler,
@@ -19,6 +17,8 @@ from marq_worker.agents.queue_consumer import (
     surrounding,
     without_handlers,
 )
+from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
+from marq_worker.handlers.handler_modules import check_exists
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marq_worker.agents.progress import RECENT, RECENT_MS, RecentLateness
+from marq_worker.progress import RECENT, RECENT_MS, RecentLateness
 
 
 def test_an_outage_that_is_over_is_forgotten() -> None:

@@ -23,10 +23,10 @@ from marq.wire.marker_codec import encode
 from marq.wire.markers import Acquire, Cause, Payload, Source
 from marq.wire.names import Names
 from marq.wire.payload_columns import Columns
-from marq_worker.agents.inbox import MAX_INBOX_BATCHES, Fetched
-from marq_worker.agents.owner_context import OwnerContext
-from marq_worker.agents.ownership import Ownership
+from marq_worker.owner.owner_context import OwnerContext
+from marq_worker.owner.ownership import Ownership
 from marq_worker.tables.leases import ChangelogLost, LeaseTable
+from marq_worker.transport.inbox import MAX_INBOX_BATCHES, Fetched
 
 
 def surroundings(**changes: Any) -> OwnerContext:
@@ -299,7 +299,7 @@ async def test_an_owner_whose_producer_has_ended_the_transaction_takes_over_agai
 
     async def seek(partition: int, offset: int) -> None: ...
 
-    monkeypatch.setattr("marq_worker.agents.retry_pauses.RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("marq_worker.owner.retry_pauses.RETRY_SECONDS", (0.0, 0.0))
     owner = Ownership(0, surroundings(table=BareTable(_nothing), log_range=log_range, seek=seek))
     monkeypatch.setattr(owner._writer, "fence", fence)
     monkeypatch.setattr(owner._writer, "stop", stop)

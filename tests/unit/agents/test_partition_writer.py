@@ -22,7 +22,7 @@ from aiokafka.producer.transaction_manager import TransactionManager
 from marq.owner.transaction_content import Write
 from marq.wire.markers import Tick
 from marq.wire.names import Names
-from marq_worker.agents.partition_writer import PartitionWriter
+from marq_worker.owner.partition_writer import PartitionWriter
 
 
 class FencedProducer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marq_worker.agents.progress import LEVEL_RECORDS, MAX_STEP_SECONDS, WINDOW_SECONDS, Pace, Paces
+from marq_worker.progress import LEVEL_RECORDS, MAX_STEP_SECONDS, WINDOW_SECONDS, Pace, Paces
 
 
 def pace_after(ends: list[int], positions: list[int], *, seconds: float = 1.0) -> Pace:

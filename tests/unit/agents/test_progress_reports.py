@@ -13,7 +13,7 @@ from marq.core.storage.handling_times import HandlingTimes
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.names import Names
-from marq_worker.agents.ownership import Ownership
+from marq_worker.owner.ownership import Ownership
 from marq_worker.tables.leases import LocalTableError
 
 
@@ -73,7 +73,7 @@ async def test_nothing_is_expected_of_an_owner_that_the_broker_or_the_disk_refus
         raise Over
 
     monkeypatch.setattr(owner, "_take_over", fails)
-    monkeypatch.setattr("marq_worker.agents.ownership.asyncio.sleep", over)
+    monkeypatch.setattr("marq_worker.owner.ownership.asyncio.sleep", over)
     with pytest.raises(Over):
         await owner._live()
 

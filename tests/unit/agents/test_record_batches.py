@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from marq_worker.agents.partition_writer import RecordBatches
+from marq_worker.owner.partition_writer import RecordBatches
 
 LIMIT_BYTES = 10_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marq_worker.agents.retry_pauses import RetryPauses
+from marq_worker.owner.retry_pauses import RetryPauses
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from marq.kafka.queue_records import Serving, serving
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
 from marq.wire.names import Names
-from marq_worker.agents import stream_reader
-from marq_worker.agents.inbox import Fetched
-from marq_worker.agents.stream_reader import NO_MEMBER, Partitions, StreamReader
+from marq_worker.transport import stream_reader
+from marq_worker.transport.inbox import Fetched
+from marq_worker.transport.stream_reader import NO_MEMBER, Partitions, StreamReader
 
 P0 = Source("messages", 0)
 ORDERS = Source("orders", 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marq.core.storage.rows import Counts
-from marq_worker.agents.statistics import Totals
+from marq_worker.web.partition_statistics import Totals
 
 QUEUE = "emails"
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.kafka.records import Records
-from marq_worker.agents import waiting_messages
-from marq_worker.agents.waiting_messages import Offsets, Waiting
+from marq_worker.backlog import waiting_messages
+from marq_worker.backlog.waiting_messages import Offsets, Waiting
 
 QUEUES = ("a", "b", "c")
 

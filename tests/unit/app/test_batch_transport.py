@@ -14,7 +14,7 @@ from aiokafka.structs import OffsetAndMetadata
 from faust.types import TP
 
 from marq.kafka.protocol import Generation
-from marq_worker.app.batch_transport import BatchThread
+from marq_worker.transport.batch_transport import BatchThread
 
 P0 = TP("messages", 0)
 MINE = Generation(3, "member", None)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from marq_worker.app.watchdog.blocked_loop import BLOCKED_SECONDS, BlockedLoop
+from marq_worker.watchdog.blocked_loop import BLOCKED_SECONDS, BlockedLoop
 
 SIGNAL_SECONDS = 30.0
 

@@ -8,7 +8,7 @@ import pytest
 
 from marq.testing import Broker
 from marq.wire.errors import ConfigError
-from marq_worker.app.web.dashboard.actor import Actor
+from marq_worker.web.dashboard.actor import Actor
 
 
 async def test_a_setting_is_changed_shown_and_undone() -> None:

@@ -15,14 +15,14 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.topic_configs import TopicFacts
 from marq.wire.names import Names
-from marq_worker.app.check import examination
-from marq_worker.app.check.brokers import APIS, Appended, judge_apis, judge_clock
-from marq_worker.app.check.findings import Finding, Level, exit_code, fine, problem, report, warning
-from marq_worker.app.check.machine import Port, judge_packages, judge_port
-from marq_worker.app.check.permissions import UNKNOWN, Allowed, Use, missing, operations
-from marq_worker.app.check.topics import judge_missing, judge_topics
-from marq_worker.app.check.trackers import Page, judge_members, judge_pages
-from marq_worker.app.client_id import Identity
+from marq_worker.check import examination
+from marq_worker.check.brokers import APIS, Appended, judge_apis, judge_clock
+from marq_worker.check.findings import Finding, Level, exit_code, fine, problem, report, warning
+from marq_worker.check.machine import Port, judge_packages, judge_port
+from marq_worker.check.permissions import UNKNOWN, Allowed, Use, missing, operations
+from marq_worker.check.topics import judge_missing, judge_topics
+from marq_worker.check.trackers import Page, judge_members, judge_pages
+from marq_worker.client_id import Identity
 from marq_worker.config.settings import AppSettings, Role
 
 NAMES = Names("shop")

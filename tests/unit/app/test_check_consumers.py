@@ -15,7 +15,7 @@ from marq.settings.definitions import Definitions
 from marq.settings.topic_configs import TopicFacts
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
-from marq_worker.app.check.consumers import (
+from marq_worker.check.consumers import (
     Place,
     Reader,
     ended_processes,
@@ -28,10 +28,10 @@ from marq_worker.app.check.consumers import (
     unhandled,
     with_large_messages,
 )
-from marq_worker.app.check.examination import MAX_GROUPS, Examination
-from marq_worker.app.check.findings import Finding, Level
-from marq_worker.app.check.permissions import WORKER
-from marq_worker.app.check.trackers import STALLED_S, Page, judge_pages
+from marq_worker.check.examination import MAX_GROUPS, Examination
+from marq_worker.check.findings import Finding, Level
+from marq_worker.check.permissions import WORKER
+from marq_worker.check.trackers import STALLED_S, Page, judge_pages
 from marq_worker.config.settings import AppSettings
 
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop", "partitions": 4}, environment={})

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from marq.version import VERSION
-from marq_worker.app.client_id import Identity
+from marq_worker.client_id import Identity
 from marq_worker.config.queues import load_queues
 
 ROOT = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ import click
 import pytest
 from faust.cli.base import cli
 
-from marq_worker.app import commands
+from marq_worker import commands
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,17 @@ import pytest
 
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
-from marq_worker.app.check.findings import problem
-from marq_worker.app.commands import send
-from marq_worker.app.commands.command import BROKEN_PIPE, INTERRUPTED, Interrupted, ending
-from marq_worker.app.commands.confirmation import confirm, typing
+from marq_worker.check.findings import problem
+from marq_worker.commands import send
+from marq_worker.commands.command import BROKEN_PIPE, INTERRUPTED, Interrupted, ending
+from marq_worker.commands.confirmation import confirm, typing
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[3]
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop"}, environment={})
 COMMAND = """
 import asyncio, sys
-from marq_worker.app.commands.command import ending
+from marq_worker.commands.command import ending
 async def drain():
     print("draining", flush=True)
     await asyncio.sleep(3600)

@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from marq.settings.client import ClientSettings
 from marq.wire.errors import Forbidden, UnknownQueue
-from marq_worker.app.commands import unknown
 from marq_worker.cli import cli
+from marq_worker.commands import unknown
 
 CLIENT = ClientSettings.read("127.0.0.1:1", {})
 

@@ -14,9 +14,9 @@ from marq.admin.replay import Replayed, Start
 from marq.kafka.group_members import DescribedGroup
 from marq.wire.errors import BrokerUnavailable, ConfigError, Forbidden
 from marq.wire.markers import Source
-from marq_worker.app.commands import purge, replay, state
-from marq_worker.app.commands.command import Interrupted
-from marq_worker.app.commands.terminal import looked
+from marq_worker.commands import purge, replay, state
+from marq_worker.commands.command import Interrupted
+from marq_worker.commands.terminal import looked
 
 LIMIT_S = 60.0
 

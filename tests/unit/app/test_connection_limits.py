@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marq_worker.app.web.connection_limits import MAX_ADDRESSES, Rate
+from marq_worker.web.connection_limits import MAX_ADDRESSES, Rate
 
 
 class Clock:

@@ -13,7 +13,7 @@ from marq.kafka.assignor import SpreadAssignor
 from marq.kafka.group_members import DescribedGroup, GroupMember, _group
 from marq.settings.definitions import Definitions
 from marq.wire.names import Names
-from marq_worker.agents.consumer_watch import is_read, unattended
+from marq_worker.backlog.consumer_watch import is_read, unattended
 
 NAMES = Names("shop")
 EMAILS = NAMES.group("emails")

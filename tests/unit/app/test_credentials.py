@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from marq.wire.errors import ConfigError
-from marq_worker.app.web.credentials import COMMAND_VALID_S, Access, Credentials, Visitor, hashed
 from marq_worker.config.settings import load_settings
+from marq_worker.web.credentials import COMMAND_VALID_S, Access, Credentials, Visitor, hashed
 
 Settings = Callable[..., Credentials]
 

@@ -38,19 +38,19 @@ from marq.wire.markers import (
     Source,
 )
 from marq.wire.names import ID_HEADER, schedule_topic
-from marq_worker.agents.consumer_watch import NO_CONSUMER_S
-from marq_worker.agents.statistics import add_up, backlog_of, empty_metrics
-from marq_worker.app.web.dashboard import history, rows_and_alarms
-from marq_worker.app.web.dashboard.actions import MAX_IDS, AuditedActions, read_action
-from marq_worker.app.web.dashboard.actor import RELEASED_BY_OPERATOR, Actor, DeadLetterSelection
-from marq_worker.app.web.dashboard.buttons import inside, see
-from marq_worker.app.web.dashboard.descriptions import markers_partitions, partitions
-from marq_worker.app.web.dashboard.forms import read_dead_letters, read_ids
-from marq_worker.app.web.dashboard.history import SAMPLES, History
-from marq_worker.app.web.dashboard.namespace import public
-from marq_worker.app.web.dashboard.rendering import age, ago, load, memory, moment, rate
-from marq_worker.app.web.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
-from marq_worker.app.web.dashboard.timeline import Timeline, last_place, status_after
+from marq_worker.backlog.consumer_watch import NO_CONSUMER_S
+from marq_worker.web.dashboard import history, rows_and_alarms
+from marq_worker.web.dashboard.actions import MAX_IDS, AuditedActions, read_action
+from marq_worker.web.dashboard.actor import RELEASED_BY_OPERATOR, Actor, DeadLetterSelection
+from marq_worker.web.dashboard.buttons import inside, see
+from marq_worker.web.dashboard.descriptions import markers_partitions, partitions
+from marq_worker.web.dashboard.forms import read_dead_letters, read_ids
+from marq_worker.web.dashboard.history import SAMPLES, History
+from marq_worker.web.dashboard.namespace import public
+from marq_worker.web.dashboard.rendering import age, ago, load, memory, moment, rate
+from marq_worker.web.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
+from marq_worker.web.dashboard.timeline import Timeline, last_place, status_after
+from marq_worker.web.partition_statistics import add_up, backlog_of, empty_metrics
 from tests.browser.pretend import PretendActor, PretendNamespace
 
 FIRST, AGAIN = Source("marq.messages", 0), Source("marq.messages", 3)
@@ -523,9 +523,9 @@ async def test_a_prefetched_message_of_an_at_most_once_queue_is_not_released_bec
 
 async def test_a_purge_is_refused_if_no_worker_reported_on_a_markers_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     extent_now = AsyncMock()
-    monkeypatch.setattr("marq_worker.app.web.dashboard.actor.extent_now", extent_now)
+    monkeypatch.setattr("marq_worker.web.dashboard.actor.extent_now", extent_now)
     cluster = Mock(topics=AsyncMock(return_value=Topics(4, 4, 10_000, 10_000)))
-    monkeypatch.setattr("marq_worker.app.web.dashboard.actor.cluster_of", lambda settings: cluster)
+    monkeypatch.setattr("marq_worker.web.dashboard.actor.cluster_of", lambda settings: cluster)
     queues = Mock(definitions=Definitions(), start=AsyncMock())
     actor = Actor(None, None, queues, AsyncMock(), Mock(), Mock())  # type: ignore[arg-type]
 

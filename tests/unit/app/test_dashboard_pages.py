@@ -27,17 +27,17 @@ from marq.kafka.assignor import encoded
 from marq.kafka.group_members import _member
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import BLOCKED_MS, Source
-from marq_worker.agents.message_listing import MAX_PLACES
-from marq_worker.app.web.credentials import Access, Visitor
-from marq_worker.app.web.dashboard import pages
-from marq_worker.app.web.dashboard.actor import Actor
-from marq_worker.app.web.dashboard.descriptions import consumer_names, consumer_of, names_of_holders
-from marq_worker.app.web.dashboard.forms import read_places, write_places
-from marq_worker.app.web.dashboard.tasks import Task
-from marq_worker.app.web.dashboard.views import Dashboard, twin
-from marq_worker.app.web.dashboard.waiting_search import WaitingSearch
-from marq_worker.app.web.peers import path_segment
-from marq_worker.app.web.security import MAX_BODY_BYTES, VISITOR
+from marq_worker.web.message_listing import MAX_PLACES
+from marq_worker.web.credentials import Access, Visitor
+from marq_worker.web.dashboard import pages
+from marq_worker.web.dashboard.actor import Actor
+from marq_worker.web.dashboard.descriptions import consumer_names, consumer_of, names_of_holders
+from marq_worker.web.dashboard.forms import read_places, write_places
+from marq_worker.web.dashboard.tasks import Task
+from marq_worker.web.dashboard.views import Dashboard, twin
+from marq_worker.web.dashboard.waiting_search import WaitingSearch
+from marq_worker.web.peers import path_segment
+from marq_worker.web.security import MAX_BODY_BYTES, VISITOR
 from tests.browser.pretend import DEAD_LETTERED, PAGES, PROCESS, SHARED_ID, URLS, PretendActor, PretendNamespace, site
 
 Client = TestClient[web.Request, web.Application]

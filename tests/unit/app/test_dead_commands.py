@@ -14,7 +14,7 @@ from marq.dead_letters.log import Stored
 from marq.dead_letters.snapshots import Snapshot
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
-from marq_worker.app.commands.dead import ask_and_act, described, read_filters, said
+from marq_worker.commands.dead import ask_and_act, described, read_filters, said
 
 CLIENT = ClientSettings.read("kafka:9092", {}, environment={})
 ASKED = Snapshot(1_795_327_200_000, {0: 120, 1: 33})
@@ -108,7 +108,7 @@ async def test_where_there_was_nothing_to_ask_about_nothing_is_deleted() -> None
 
 async def test_a_deletion_is_of_the_letters_that_were_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("marq_worker.app.commands.dead.confirm", lambda question, client, **_: asked.append(question))
+    monkeypatch.setattr("marq_worker.commands.dead.confirm", lambda question, client, **_: asked.append(question))
     calls: list[dict[str, Any]] = []
 
     async def delete(*, dry_run: bool = False, **options: Any) -> Deleted:

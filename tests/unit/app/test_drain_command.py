@@ -10,8 +10,8 @@ import pytest
 
 from marq.kafka.inspector import MAX_SCANNED, Waiting
 from marq.wire.markers import Source
-from marq_worker.app.commands import purge as command
-from marq_worker.app.commands.open_messages import Open
+from marq_worker.commands import purge as command
+from marq_worker.commands.open_messages import Open
 
 P0 = Source("marq.messages", 0)
 QUEUE = "emails"

@@ -13,10 +13,10 @@ import pytest
 from aiokafka.errors import KafkaError
 from mode.services import ServiceTask
 
-from marq_worker.app.batch_transport import BatchConsumer
 from marq_worker.app.faust_app import MarqApp, new_app
-from marq_worker.app.worker_exit_codes import EXIT_STALLED
 from marq_worker.config.settings import load_client_settings, load_settings
+from marq_worker.transport.batch_transport import BatchConsumer
+from marq_worker.worker_exit_codes import EXIT_STALLED
 
 
 @pytest.mark.parametrize("seconds", [6, 10, 300])

@@ -10,8 +10,8 @@ import pytest
 
 from marq.kafka import connection
 from marq.settings.client import ClientSettings
-from marq_worker.app.worker import former_member
-from marq_worker.app.worker.former_member import expel
+from marq_worker import former_member
+from marq_worker.former_member import expel
 
 FORMER, OTHER = "marq-former", "marq-other"
 

@@ -10,8 +10,8 @@ from aiokafka.errors import NodeNotReadyError
 
 from marq.kafka.group_members import DescribedGroup
 from marq.settings.client import ClientSettings
-from marq_worker.app.web.dashboard import groups as groups_module
-from marq_worker.app.web.dashboard.groups import Groups
+from marq_worker.web.dashboard import groups as groups_module
+from marq_worker.web.dashboard.groups import Groups
 
 NAMES = ["a", "b", "c", "d", "e"]
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from marq.wire.markers import Source
-from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup
-from marq_worker.agents.progress import ProgressReport
 from marq_worker.agents.queue_consumer import Handlers
-from marq_worker.app.handlers.handlers_app import HandlersApp
-from marq_worker.app.handlers.worker_pipes import Reporter, reports
-from marq_worker.app.watchdog.broker_probe import Messages, Rebalance
+from marq_worker.app.handlers_app import HandlersApp
+from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
+from marq_worker.handlers.worker_pipes import Reporter, reports
+from marq_worker.progress import ProgressReport
+from marq_worker.watchdog.broker_probe import Messages, Rebalance
 
 READ = ProgressReport((7,), 7)
 

@@ -13,9 +13,9 @@ import pytest
 
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
-from marq_worker.agents.handler_groups import HandlerGroup, check_transactional, handler_groups
 from marq_worker.agents.queue_consumer import load_modules
-from marq_worker.app.handlers.handlers_role import check, part_of_group, publication
+from marq_worker.handlers.handler_groups import HandlerGroup, check_transactional, handler_groups
+from marq_worker.handlers.handlers_role import check, part_of_group, publication
 
 MAIL = """
     import marq

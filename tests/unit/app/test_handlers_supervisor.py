@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from marq.wire.errors import ConfigError, MarqError
-from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup
-from marq_worker.app.handlers.handlers_app import VARIABLE, HandlersProcess
-from marq_worker.app.handlers.supervisor import (
+from marq_worker.app.handlers_app import VARIABLE, HandlersProcess
+from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
+from marq_worker.handlers.supervisor import (
     FIRST_PAUSE_S,
     LONG_LIFE_S,
     MAX_PAUSE_S,
@@ -26,8 +26,8 @@ from marq_worker.app.handlers.supervisor import (
     changes,
     command,
 )
-from marq_worker.app.handlers.worker_pipes import SILENCE_SECONDS, Questions, reports
-from marq_worker.app.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
+from marq_worker.handlers.worker_pipes import SILENCE_SECONDS, Questions, reports
+from marq_worker.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
 
 def group(name: str, *queues: str, concurrency: int = 64, topic: str | None = None) -> HandlerGroup:
@@ -86,7 +86,7 @@ async def test_a_process_whose_instance_id_another_one_uses_ends_its_worker_and_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = [sys.executable, "-c", f"raise SystemExit({EXIT_FENCED})"]
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: ended)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: ended)
     codes: asyncio.Queue[int] = asyncio.Queue()
     processes = HandlersProcesses(1, None, codes.put_nowait)
     await processes.start()
@@ -113,9 +113,9 @@ started_before.touch()
 if os.fork() == 0:
     os.read(json.loads(os.environ[{VARIABLE!r}])["pipe"], 1)
 """
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.REPORTS_END_S", 0.01)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
+    monkeypatch.setattr("marq_worker.handlers.supervisor.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.REPORTS_END_S", 0.01)
     codes: asyncio.Queue[int] = asyncio.Queue()
     processes = HandlersProcesses(1, None, codes.put_nowait)
     await processes.start()
@@ -136,7 +136,7 @@ async def test_an_unexpected_error_that_keeps_a_process_from_being_restarted_end
     async def defect(_: object) -> str:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor._GroupProcess._run", defect)
+    monkeypatch.setattr("marq_worker.handlers.supervisor._GroupProcess._run", defect)
     codes: asyncio.Queue[int] = asyncio.Queue()
     processes = HandlersProcesses(1, None, codes.put_nowait)
     await processes.start()
@@ -161,7 +161,7 @@ async def test_a_process_has_the_settings_of_its_worker_even_if_the_files_have_c
 from marq_worker.config.settings import load_settings
 raise SystemExit({EXIT_FENCED} if load_settings().prefix == "shop" else 1)
 """
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: [sys.executable, "-c", ask])
+    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: [sys.executable, "-c", ask])
     codes: asyncio.Queue[int] = asyncio.Queue()
     processes = HandlersProcesses(1, None, codes.put_nowait)
     await processes.start()
@@ -183,7 +183,7 @@ async def test_a_blocked_process_stays_blocked_while_only_its_watchdog_reports(m
             yield await told.get()
             told.task_done()
 
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.reports", reports)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.reports", reports)
     process = _GroupProcess(group("a", "emails"), [], {}, lambda code: None)
     listening = asyncio.create_task(process._listen(0))
 
@@ -211,7 +211,7 @@ async def test_a_process_reports_whether_it_is_quiet_which_it_is_as_soon_as_its_
             yield await told.get()
             told.task_done()
 
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.reports", reports)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.reports", reports)
     process = _GroupProcess(group("a", "emails"), [], {}, lambda code: None)
     listening = asyncio.create_task(process._listen(0))
     seen = [process.metrics()["quiet"]]
@@ -229,7 +229,7 @@ async def test_a_process_reports_whether_it_is_quiet_which_it_is_as_soon_as_its_
 
 _ANSWERING = f"""
 import json, os, time
-from marq_worker.app.handlers.worker_pipes import follow_parent
+from marq_worker.handlers.worker_pipes import follow_parent
 document = json.loads(os.environ[{VARIABLE!r}])
 calls = [{{"id": f"t/0/{{number}}", "handler": "mail:send", "cancellable": number > 0}} for number in range(3)]
 
@@ -256,8 +256,8 @@ async def running(program: str, monkeypatch: pytest.MonkeyPatch) -> HandlersProc
             yield report
             reported.set()
 
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.reports", noted)
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
+    monkeypatch.setattr("marq_worker.handlers.supervisor.reports", noted)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
     processes = HandlersProcesses(1, None, lambda code: None)
     await processes.start()
     processes.want({"a": group("a", "emails")})
@@ -268,7 +268,7 @@ async def running(program: str, monkeypatch: pytest.MonkeyPatch) -> HandlersProc
 async def test_a_process_tells_its_worker_what_its_handlers_do_and_cancels_one_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("marq_worker.app.handlers.worker_pipes.ANSWER_LIMIT_S", 60.0)
+    monkeypatch.setattr("marq_worker.handlers.worker_pipes.ANSWER_LIMIT_S", 60.0)
     processes = await running(_ANSWERING, monkeypatch)
     try:
         [told] = await processes.calls()
@@ -290,7 +290,7 @@ async def test_a_process_tells_its_worker_what_its_handlers_do_and_cancels_one_o
 
 
 async def test_what_a_process_that_does_not_answer_runs_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marq_worker.app.handlers.worker_pipes.ANSWER_LIMIT_S", 0.1)
+    monkeypatch.setattr("marq_worker.handlers.worker_pipes.ANSWER_LIMIT_S", 0.1)
     silent = _ANSWERING.replace("def answer(question):", "def answer(question):\n    time.sleep(120)")
     processes = await running(silent, monkeypatch)
     try:
@@ -303,9 +303,9 @@ async def test_what_a_process_that_does_not_answer_runs_is_unknown(monkeypatch: 
 
 async def test_a_late_answer_is_not_taken_for_that_of_the_next_question(monkeypatch: pytest.MonkeyPatch) -> None:
     questions = Questions()
-    monkeypatch.setattr("marq_worker.app.handlers.worker_pipes.ANSWER_LIMIT_S", 0.01)
+    monkeypatch.setattr("marq_worker.handlers.worker_pipes.ANSWER_LIMIT_S", 0.01)
     assert await questions.ask({}) is None
-    monkeypatch.setattr("marq_worker.app.handlers.worker_pipes.ANSWER_LIMIT_S", 60.0)
+    monkeypatch.setattr("marq_worker.handlers.worker_pipes.ANSWER_LIMIT_S", 60.0)
 
     questions.theirs.sendall(b'{"number": 1, "calls": "late"}\n{"number": 2, "calls": "ours"}\n')
 
@@ -330,8 +330,8 @@ async def test_a_silent_process_is_logged_once_with_the_reason(
         metrics.append(process.metrics())
 
     handler, metrics = "handler mail:send of queue emails", list[Mapping[str, Any]]()
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.reports", reports)
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.is_stopped", lambda pid: stopped)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.reports", reports)
+    monkeypatch.setattr("marq_worker.handlers.supervisor.is_stopped", lambda pid: stopped)
     process = _GroupProcess(group("mail", "emails"), [], {}, lambda code: None)
     process._process = SimpleNamespace(pid=4711, returncode=None)  # type: ignore[assignment]
 
@@ -387,7 +387,7 @@ os.write(document["reports"], b"{{}}\\n")
 # Until the worker ends.
 os.read(document["pipe"], 1)
 """
-    monkeypatch.setattr("marq_worker.app.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
+    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
     codes: asyncio.Queue[int] = asyncio.Queue()
     processes = HandlersProcesses(1, None, codes.put_nowait)
     await processes.start()

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from marq_worker.agents.progress import Pace
-from marq_worker.app.web.liveness_and_readiness import (
+from marq_worker.config.settings import Role
+from marq_worker.progress import Pace
+from marq_worker.web.liveness_and_readiness import (
     MAX_LAG_RECORDS,
     MAX_LOOP_LAG_SECONDS,
     Condition,
@@ -16,7 +17,6 @@ from marq_worker.app.web.liveness_and_readiness import (
     not_live,
     not_ready,
 )
-from marq_worker.config.settings import Role
 
 WELL = Condition(roles=frozenset(Role), partitions={0: ("owner", "")}, handlers={"background": True})
 BEHIND = MAX_LAG_RECORDS + 1

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from marq_worker.app.logs import TELLTALES, JsonFormatter, shape
 from marq_worker.config.settings import LogFormat
+from marq_worker.logs import TELLTALES, JsonFormatter, shape
 
 
 def line(message: str, *arguments: object, name: str = "marq", error: bool = False) -> dict[str, Any]:

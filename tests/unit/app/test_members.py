@@ -10,8 +10,8 @@ from yarl import URL
 
 from marq.kafka.group_members import STABLE, DescribedGroup, GroupMember
 from marq.settings.client import ClientSettings
-from marq_worker.app.web import peers
-from marq_worker.app.web.peers import Group, Members
+from marq_worker.web import peers
+from marq_worker.web.peers import Group, Members
 
 URLS = [URL("http://one:1"), URL("http://two:1")]
 

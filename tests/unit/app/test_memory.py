@@ -7,7 +7,7 @@ import sys
 
 _SCRIPT = """
 import asyncio
-from marq_worker.app.worker import memory
+from marq_worker import memory
 
 def resident():
     with open("/proc/self/statm") as file:

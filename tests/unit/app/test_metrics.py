@@ -9,11 +9,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from marq.core.storage.rows import Counts
-from marq_worker.agents.progress import Lateness
-from marq_worker.agents.statistics import empty_metrics
-from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.web.metrics import Exposition, Snapshot
-from marq_worker.app.web.sqs_metrics import CallMetrics
+from marq_worker.progress import Lateness
+from marq_worker.sqs.errors import SqsError
+from marq_worker.web.metrics import Exposition, Snapshot
+from marq_worker.web.partition_statistics import empty_metrics
+from marq_worker.web.sqs_metrics import CallMetrics
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

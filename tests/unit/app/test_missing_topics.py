@@ -10,7 +10,7 @@ import pytest
 
 from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable
-from marq_worker.app.handlers.handlers_role import HandlersRole
+from marq_worker.handlers.handlers_role import HandlersRole
 
 
 class Cluster:

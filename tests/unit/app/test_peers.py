@@ -8,7 +8,7 @@ import pytest
 from aiohttp import ClientSession, web
 from yarl import URL
 
-from marq_worker.app.web.peers import ask_each, path_segment
+from marq_worker.web.peers import ask_each, path_segment
 
 
 @pytest.fixture

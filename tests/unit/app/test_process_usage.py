@@ -12,10 +12,10 @@ import pytest
 from yarl import URL
 
 from marq.version import VERSION
-from marq_worker.agents.statistics import Statistics
 from marq_worker.agents.tracker import TrackerOwners
-from marq_worker.app.web.process_usage import UNKNOWN, ProcessUsage, Usage, is_stopped, usage_of
-from marq_worker.app.web.statistics import NamespaceStatistics, _worker
+from marq_worker.process_usage import UNKNOWN, ProcessUsage, Usage, is_stopped, usage_of
+from marq_worker.web.partition_statistics import Statistics
+from marq_worker.web.statistics import NamespaceStatistics, _worker
 
 CHILD = 4711
 

@@ -11,10 +11,10 @@ from marq.settings.definitions import Definitions
 from marq.testing import Broker
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
-from marq_worker.app.check.findings import Level
-from marq_worker.app.check.queues import judge_file, look_at_file
-from marq_worker.app.publication import check_topics, differences, publish
+from marq_worker.check.findings import Level
+from marq_worker.check.queues import judge_file, look_at_file
 from marq_worker.config.queues import QueuesFile
+from marq_worker.publication import check_topics, differences, publish
 
 Document = Mapping[str, object]
 Schedules = Mapping[str, Document]
@@ -263,7 +263,7 @@ async def test_a_worker_does_not_start_with_a_file_that_breaks_the_order_of_mess
     async with Broker(queues={"orders": {"ordering": "key"}}) as broker, broker.producer() as producer:
         await producer.send("orders", b"x", ordering_key="k")
         changed = file(orders={"ordering": "key", "partitions": 1})
-        monkeypatch.setattr("marq_worker.app.check.queues.definition_log", lambda _: broker.queues._follower._log)
+        monkeypatch.setattr("marq_worker.check.queues.definition_log", lambda _: broker.queues._follower._log)
 
         with pytest.raises(ConfigError, match=r"^queues.toml: queue 'orders': partitions can't change .*1 waiting"):
             await publish(broker.queues, Names(), changed)

@@ -19,9 +19,9 @@ from marq.admin.purge import Progress, Purged
 from marq.admin.replay import Replayed
 from marq.kafka.inspector import Waiting
 from marq.wire.markers import Source
-from marq_worker.app.commands import purge as command
-from marq_worker.app.commands import replay as replay_command
-from marq_worker.app.commands.command import INTERRUPTED
+from marq_worker.commands import purge as command
+from marq_worker.commands import replay as replay_command
+from marq_worker.commands.command import INTERRUPTED
 
 P0 = Source("marq.messages", 0)
 

@@ -14,8 +14,8 @@ from marq.settings.definitions import Definitions
 from marq.settings.effective_settings import queue_document
 from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq.wire.names import Names
-from marq_worker.app.commands import queue as command
-from marq_worker.app.commands.queue import lines, read_changes
+from marq_worker.commands import queue as command
+from marq_worker.commands.queue import lines, read_changes
 
 
 def test_values_are_written_as_in_queues_toml() -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from marq_worker.agents.progress import ProgressReport
-from marq_worker.app.watchdog.watchdog import Answer, StallDetector
+from marq_worker.progress import ProgressReport
+from marq_worker.watchdog.watchdog import Answer, StallDetector
 
 LIMIT_S = 60.0
 PARTITION = "markers partition 0"

@@ -12,10 +12,10 @@ from yarl import URL
 
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
-from marq_worker.app.commands.open_messages import covers, told_by_workers
-from marq_worker.app.commands.terminal import Column, fitted, seconds
-from marq_worker.app.readable import span
-from marq_worker.app.web.peers import Members
+from marq_worker.commands.open_messages import covers, told_by_workers
+from marq_worker.commands.terminal import Column, fitted, seconds
+from marq_worker.readable import span
+from marq_worker.web.peers import Members
 
 COLUMNS = (
     Column("id", itemgetter(0)),
@@ -110,7 +110,7 @@ async def test_statistics_without_the_answer_of_a_tracker_are_complete_only_if_i
     answer = {"partitions": [part(0, 9)], "queues": {"emails": {"waiting": 3}}, "backlog": backlog}
     members = Members([URL("http://a"), URL("http://b")], settled=True)
     asked = AsyncMock(return_value=(members, [answer, None]))
-    monkeypatch.setattr("marq_worker.app.commands.open_messages.ask_workers", asked)
+    monkeypatch.setattr("marq_worker.commands.open_messages.ask_workers", asked)
 
     told = await told_by_workers(ClientSettings(), ends)
 

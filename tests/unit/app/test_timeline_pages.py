@@ -13,9 +13,9 @@ from marq.settings.definitions import Definitions
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Ack, Acquire, Payload, Renew, Source
 from marq.wire.markers_partitions import markers_partition
-from marq_worker.agents.redaction import Redaction
-from marq_worker.app.web.dashboard import pages, timeline_reader
-from marq_worker.app.web.dashboard.timeline_reader import Reading
+from marq_worker.web.dashboard import pages, timeline_reader
+from marq_worker.web.dashboard.timeline_reader import Reading
+from marq_worker.web.redaction import Redaction
 
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "marq"}, environment={})
 MESSAGES, OFFSET, PARTITIONS = Source("marq.messages", 0), 5, 2

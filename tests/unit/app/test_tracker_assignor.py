@@ -8,7 +8,7 @@ from typing import Any
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 from yarl import URL
 
-from marq_worker.app.worker.former_member import TrackerAssignor
+from marq_worker.former_member import TrackerAssignor
 
 BEFORE, NOW = URL("http://pod-1:6066"), URL("http://pod-2:6067")
 

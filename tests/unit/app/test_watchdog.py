@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from marq.settings.client import ClientSettings
-from marq_worker.agents.progress import ProgressReport
-from marq_worker.app.watchdog import watchdog
-from marq_worker.app.watchdog.blocked_loop import BlockedLoop
-from marq_worker.app.watchdog.broker_probe import BrokerProbe, Rebalance
-from marq_worker.app.watchdog.watchdog import LOOK_SECONDS, Answer, Watchdog
-from marq_worker.app.worker_exit_codes import EXIT_STALLED
+from marq_worker.progress import ProgressReport
+from marq_worker.watchdog import watchdog
+from marq_worker.watchdog.blocked_loop import BlockedLoop
+from marq_worker.watchdog.broker_probe import BrokerProbe, Rebalance
+from marq_worker.watchdog.watchdog import LOOK_SECONDS, Answer, Watchdog
+from marq_worker.worker_exit_codes import EXIT_STALLED
 
 SIGNAL_SECONDS = 30.0
 

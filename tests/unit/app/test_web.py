@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from marq_worker.agents.statistics import Statistics
 from marq_worker.agents.tracker import TrackerOwners
-from marq_worker.app.web import peers
-from marq_worker.app.web.peers import Members
-from marq_worker.app.web.statistics import NamespaceStatistics
+from marq_worker.web import peers
+from marq_worker.web.partition_statistics import Statistics
+from marq_worker.web.peers import Members
+from marq_worker.web.statistics import NamespaceStatistics
 
 OWN, OTHER = URL("http://here:1"), URL("http://there:1")
 APP: Any = SimpleNamespace(conf=SimpleNamespace(canonical_url=OWN), http_client=None)

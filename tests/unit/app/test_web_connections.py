@@ -12,10 +12,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, AppRunner, HTTPRequestTimeout, Request, Response, TCPSite
 
 from marq.wire.errors import ConfigError
-from marq_worker.app.logs import shape
-from marq_worker.app.web.connection_limits import Connections
-from marq_worker.app.web.dashboard import forms
 from marq_worker.config.settings import LogFormat
+from marq_worker.logs import shape
+from marq_worker.web.connection_limits import Connections
+from marq_worker.web.dashboard import forms
 
 LIMIT_S = 60.0
 Handler = Callable[[Request], Awaitable[Response]]

@@ -14,10 +14,10 @@ from aiohttp.web import Application, HTTPFound, Request, Response
 from yarl import URL
 
 from marq.wire.errors import ConfigError
-from marq_worker.app.web.connection_limits import Rate
-from marq_worker.app.web.credentials import Credentials
-from marq_worker.app.web.security import FAILURES, HEADERS, MAX_BODY_BYTES, VISITOR, Guard, check_exposure, options
 from marq_worker.config.settings import load_settings
+from marq_worker.web.connection_limits import Rate
+from marq_worker.web.credentials import Credentials
+from marq_worker.web.security import FAILURES, HEADERS, MAX_BODY_BYTES, VISITOR, Guard, check_exposure, options
 
 
 def login(name: str, password: str) -> dict[str, str]:
@@ -163,7 +163,7 @@ async def test_a_request_that_is_too_large_is_refused(start: Start) -> None:
 @pytest.mark.usefixtures("guarded")
 async def test_guessing_is_slowed_down_but_known_logins_continue(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     # However slow the machine is: no guess becomes free during the test.
-    monkeypatch.setattr("marq_worker.app.web.security.FAILURES", (FAILURES[0], 1e-6))
+    monkeypatch.setattr("marq_worker.web.security.FAILURES", (FAILURES[0], 1e-6))
     client = await start()
     assert (await client.get("/", headers=OPERATOR)).status == 200
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from marq_worker.app.faust_worker import MarqWorker
-from marq_worker.app.web.addresses import free_port
-from marq_worker.app.worker_folders import MAX_WORKERS
+from marq_worker.faust_worker import MarqWorker
+from marq_worker.web.addresses import free_port
+from marq_worker.worker_folders import MAX_WORKERS
 
 
 def test_a_task_that_is_cancelled_at_the_end_of_a_stop_can_end() -> None:

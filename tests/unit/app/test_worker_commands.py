@@ -14,12 +14,12 @@ from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from marq.wire.errors import ConfigError, MarqError
-from marq_worker.app.web.credentials import Credentials
-from marq_worker.app.web.dashboard.actor import Actor
-from marq_worker.app.web.dashboard.worker_commands import WorkerCommands
-from marq_worker.app.web.peers import Members
-from marq_worker.app.web.security import options
 from marq_worker.config.settings import load_settings
+from marq_worker.web.credentials import Credentials
+from marq_worker.web.dashboard.actor import Actor
+from marq_worker.web.dashboard.worker_commands import WorkerCommands
+from marq_worker.web.peers import Members
+from marq_worker.web.security import options
 from tests.browser.pretend import PretendNamespace, site
 
 #: The address of the worker on whose page the operator is.

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from marq_worker.app.handlers.worker_pipes import REPEAT_SECONDS, Reporter, reports
+from marq_worker.handlers.worker_pipes import REPEAT_SECONDS, Reporter, reports
 
 
 async def test_a_report_is_told_when_it_is_new_until_the_writer_ends() -> None:
@@ -38,7 +38,7 @@ async def test_the_breakers_of_many_queues_are_reported_completely(monkeypatch: 
     """Also if the pipe has no room for all of them at once, and when queues are removed."""
     reading, writing = os.pipe()
     reporter, now_s = Reporter(writing), 100.0
-    monkeypatch.setattr("marq_worker.app.handlers.worker_pipes.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("marq_worker.handlers.worker_pipes.time", SimpleNamespace(monotonic=lambda: now_s))
     breakers = {f"{number:03d}{'é' * 126}": {"state": "closed", "openings": 0} for number in range(600)}
     fewer = dict(list(breakers.items())[:200])
     complete = []
@@ -58,7 +58,7 @@ async def test_the_breakers_of_many_queues_are_reported_completely(monkeypatch: 
 async def test_a_report_that_does_not_change_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     reporter, now_s = Reporter(writing), 100.0
-    monkeypatch.setattr("marq_worker.app.handlers.worker_pipes.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("marq_worker.handlers.worker_pipes.time", SimpleNamespace(monotonic=lambda: now_s))
 
     for passed_s in (0, REPEAT_SECONDS / 2, REPEAT_SECONDS / 2):
         now_s += passed_s

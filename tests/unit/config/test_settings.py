@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from marq.wire.errors import ConfigError
-from marq_worker.app.commands.command import _setup
+from marq_worker.commands.command import _setup
 from marq_worker.config.queues import load_queues
 from marq_worker.config.settings import (
     AppSettings,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from marq.wire.errors import ConfigError
-from marq_worker.app.sqs.access_keys import Grant, Key, action_of, load_keys
-from marq_worker.app.sqs.aws_json import operations
+from marq_worker.sqs.access_keys import Grant, Key, action_of, load_keys
+from marq_worker.sqs.aws_json import operations
 
 SECRET = "wJalrXUtnFEMI-very-secret"
 ALLOW = 'allow = [{ queues = "orders-*", actions = ["send"] }]'

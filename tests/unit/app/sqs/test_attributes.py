@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq_worker.app.sqs.attributes import (
+from marq_worker.sqs.attributes import (
     NAMES,
     QueueAttributes,
     differing_attribute,
     queue_of_arn,
     read_attributes,
 )
-from marq_worker.app.sqs.errors import SqsError
+from marq_worker.sqs.errors import SqsError
 
 DEAD = "arn:aws:sqs:us-east-1:000000000000:dead"
 SOURCE = "arn:aws:sqs:us-east-1:000000000000:orders"

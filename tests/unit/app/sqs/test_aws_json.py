@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.wire.errors import ConfigError
-from marq_worker.app.sqs import aws_json
-from marq_worker.app.sqs.aws_json import (
+from marq_worker.sqs import aws_json
+from marq_worker.sqs.aws_json import (
     CONTENT_TYPE,
     Call,
     SqsError,
@@ -26,7 +26,7 @@ from marq_worker.app.sqs.aws_json import (
     read_call,
     refusal,
 )
-from marq_worker.app.sqs.call_limits import check
+from marq_worker.sqs.call_limits import check
 from tests.unit.app.sqs.caught import QUEUE_URL, Caught
 
 TEXT = 'grüße \u2028 🎉 \t"quoted" \\ </x>'

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from marq_worker.app.sqs import counts
-from marq_worker.app.sqs.counts import Counts, QueueCounts
+from marq_worker.sqs import counts
+from marq_worker.sqs.counts import Counts, QueueCounts
 
 
 class Statistics:

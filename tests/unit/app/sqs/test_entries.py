@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from marq.wire.errors import BrokerUnavailable
-from marq_worker.app.sqs.entries import each_of, outcome_of
-from marq_worker.app.sqs.errors import SqsError
+from marq_worker.sqs.entries import each_of, outcome_of
+from marq_worker.sqs.errors import SqsError
 
 REFUSED, UNSENT = SqsError("InvalidParameterValue", "by the test"), BrokerUnavailable("by the test")
 

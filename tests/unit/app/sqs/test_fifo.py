@@ -15,12 +15,12 @@ from marq.client.message_token import Token
 from marq.consumer.lease_questions import Answered
 from marq.core.storage.rows import State
 from marq.wire.markers import Source
-from marq_worker.app.sqs.attributes import QueueAttributes
-from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, Outcome, Outcomes, move_options, send_options
-from marq_worker.app.sqs.handles import Handle
-from marq_worker.app.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
-from marq_worker.app.sqs.receiving import Delivery
+from marq_worker.sqs.attributes import QueueAttributes
+from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, Outcome, Outcomes, move_options, send_options
+from marq_worker.sqs.handles import Handle
+from marq_worker.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
+from marq_worker.sqs.receiving import Delivery
 from tests.unit.client.fakes import spin
 
 TOKEN = Token("orders.fifo", 7, Source("marq.messages", 3), 17)

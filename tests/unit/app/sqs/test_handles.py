@@ -12,8 +12,8 @@ from marq.client import message_token as plain_token
 from marq.client.message_token import Token
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
-from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.handles import MAX_HANDLE, Handle, Handles
+from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.handles import MAX_HANDLE, Handle, Handles
 
 HANDLES = Handles(b"a secret of sixteen bytes")
 TOKEN = Token("orders", 2**63 + 5, Source("marq.messages", 3), 17)

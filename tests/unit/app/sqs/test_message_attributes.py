@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.client.message_checks import check_headers
-from marq_worker.app.sqs.message_attributes import (
+from marq_worker.sqs.message_attributes import (
     TYPES_HEADER,
     base_type,
     from_headers,
@@ -20,7 +20,7 @@ from marq_worker.app.sqs.message_attributes import (
     selected,
     to_headers,
 )
-from marq_worker.app.sqs.message_limits import MAX_MESSAGE_BYTES, check_message
+from marq_worker.sqs.message_limits import MAX_MESSAGE_BYTES, check_message
 
 
 def string(value: str, label: str = "String") -> dict[str, Any]:

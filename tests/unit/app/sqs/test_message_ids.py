@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from marq.wire.markers import Source
 from marq.wire.record_headers import record_id
-from marq_worker.app.sqs.message_ids import MessageIds
+from marq_worker.sqs.message_ids import MessageIds
 
 IDS = MessageIds("marq.messages", "topic-1")
 TOPICS = st.sampled_from(["marq.messages", "marq.messages2", "orders", "~0f3a", "~schedule/daily/ab12", "t" * 249])

@@ -10,10 +10,10 @@ import pytest
 
 from marq.client.receipt import Receipt
 from marq.settings.definitions import Definitions
-from marq_worker.app.sqs.attributes import QueueAttributes
-from marq_worker.app.sqs.aws_json import Call, add_trace
-from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.message_operations import MessageOperations
+from marq_worker.sqs.attributes import QueueAttributes
+from marq_worker.sqs.aws_json import Call, add_trace
+from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.message_operations import MessageOperations
 
 MAXIMUM_BYTES = 1_024
 

@@ -16,15 +16,15 @@ from marq.client.message_token import Token
 from marq.queues.queues import Queues
 from marq.wire.errors import BrokerUnavailable, MessageTooLarge
 from marq.wire.markers import Source
-from marq_worker.app.sqs import moving
-from marq_worker.app.sqs.counts import Counts
-from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.message_answers import SOURCE_HEADER
-from marq_worker.app.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, NOT_COUNTED, NOT_RECEIVED, Mover
-from marq_worker.app.sqs.receive_limits import OldMessages
-from marq_worker.app.sqs.receiving import Delivery
-from marq_worker.app.sqs.sqs_queues import Directory
-from marq_worker.app.sqs.tasks import SKEW_S, MoveTask, PurgeTask, Tasks
+from marq_worker.sqs import moving
+from marq_worker.sqs.counts import Counts
+from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.message_answers import SOURCE_HEADER
+from marq_worker.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, NOT_COUNTED, NOT_RECEIVED, Mover
+from marq_worker.sqs.receive_limits import OldMessages
+from marq_worker.sqs.receiving import Delivery
+from marq_worker.sqs.sqs_queues import Directory
+from marq_worker.sqs.tasks import SKEW_S, MoveTask, PurgeTask, Tasks
 from tests.unit.client.test_queues import ListLog
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from marq_worker.app.sqs.peers import PATH, SETTLE_PATH, Peers
+from marq_worker.sqs.peers import PATH, SETTLE_PATH, Peers
 
 LIMIT_S = 20
 #: More than the connections of aiohttp's default pool.

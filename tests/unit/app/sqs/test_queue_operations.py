@@ -9,14 +9,14 @@ import pytest
 
 import marq.queues.following
 from marq.queues.queues import Queues
-from marq_worker.app.sqs.access_keys import Grant, Key
-from marq_worker.app.sqs.aws_json import Call
-from marq_worker.app.sqs.counts import Counts
-from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.move_operations import MoveOperations
-from marq_worker.app.sqs.operations import Operations
-from marq_worker.app.sqs.queue_operations import QueueOperations
-from marq_worker.app.sqs.sqs_queues import Directory
+from marq_worker.sqs.access_keys import Grant, Key
+from marq_worker.sqs.aws_json import Call
+from marq_worker.sqs.counts import Counts
+from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.move_operations import MoveOperations
+from marq_worker.sqs.operations import Operations
+from marq_worker.sqs.queue_operations import QueueOperations
+from marq_worker.sqs.sqs_queues import Directory
 from tests.unit.client.test_queues import ListLog
 
 URL = "http://127.0.0.1:9324"

@@ -16,13 +16,13 @@ from marq.client.message_token import Token
 from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable, ConfigError, Forbidden, MarqError, MessageTooLarge
 from marq.wire.markers import Source
-from marq_worker.app.sqs import message_operations, receive_limits, receiving
-from marq_worker.app.sqs.attributes import QueueAttributes
-from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.message_operations import MessageOperations
-from marq_worker.app.sqs.receive_limits import LEAST_LEASE_S, UNMOVABLE_S, OldMessages, ReceiveLimits
-from marq_worker.app.sqs.receiving import Delivery
-from marq_worker.app.sqs.settling import Settlers
+from marq_worker.sqs import message_operations, receive_limits, receiving
+from marq_worker.sqs.attributes import QueueAttributes
+from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.message_operations import MessageOperations
+from marq_worker.sqs.receive_limits import LEAST_LEASE_S, UNMOVABLE_S, OldMessages, ReceiveLimits
+from marq_worker.sqs.receiving import Delivery
+from marq_worker.sqs.settling import Settlers
 from tests.unit.client.fakes import spin
 
 ATTRIBUTES = QueueAttributes(dead_letter_queue="dead", max_receive_count=1, retention_s=3600)

@@ -20,10 +20,10 @@ from marq.consumer.prefetch import PrefetchBuffer
 from marq.settings.client import ClientSettings
 from marq.testing import Broker
 from marq.wire.markers import Source
-from marq_worker.app.sqs import receiving
-from marq_worker.app.sqs.deleted_messages import DELETED_S, MAX_DELETED, Deleted
-from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.receiving import (
+from marq_worker.sqs import receiving
+from marq_worker.sqs.deleted_messages import DELETED_S, MAX_DELETED, Deleted
+from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.receiving import (
     LONG_POLL_S,
     Delivery,
     QueueReceiver,

@@ -18,16 +18,16 @@ from botocore.credentials import Credentials
 
 from marq.client.message_token import Token
 from marq.wire.markers import Source
-from marq_worker.app.sqs import server as server_module
-from marq_worker.app.sqs.access_keys import Grant, Key
-from marq_worker.app.sqs.authentication import FAILURES
-from marq_worker.app.sqs.aws_json import Call
-from marq_worker.app.sqs.bodies import MAX_BODY_BYTES, Bodies
-from marq_worker.app.sqs.peers import PATH, SETTLE_PATH, Peers
-from marq_worker.app.sqs.receiving import Delivery, Receivers
-from marq_worker.app.sqs.server import SqsServer, room_for_connections
-from marq_worker.app.web.sqs_metrics import CallMetrics
 from marq_worker.broker.ports import free_port
+from marq_worker.sqs import server as server_module
+from marq_worker.sqs.access_keys import Grant, Key
+from marq_worker.sqs.authentication import FAILURES
+from marq_worker.sqs.aws_json import Call
+from marq_worker.sqs.bodies import MAX_BODY_BYTES, Bodies
+from marq_worker.sqs.peers import PATH, SETTLE_PATH, Peers
+from marq_worker.sqs.receiving import Delivery, Receivers
+from marq_worker.sqs.server import SqsServer, room_for_connections
+from marq_worker.web.sqs_metrics import CallMetrics
 from tests.unit.client.fakes import spin
 
 LIMIT_S = 30.0

@@ -9,9 +9,9 @@ import pytest
 from pydantic import SecretStr
 
 from marq.wire.errors import ConfigError
-from marq_worker.app.sqs.authentication import access_keys
-from marq_worker.app.sqs.service import SqsEndpoint, _secret
 from marq_worker.config.settings import AppSettings
+from marq_worker.sqs.authentication import access_keys
+from marq_worker.sqs.service import SqsEndpoint, _secret
 
 KEYS = """
 [keys.ORDERS]

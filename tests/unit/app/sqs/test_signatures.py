@@ -15,10 +15,10 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq_worker.app.sqs import signatures
-from marq_worker.app.sqs.access_keys import Key
-from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.signatures import Verifier
+from marq_worker.sqs import signatures
+from marq_worker.sqs.access_keys import Key
+from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.signatures import Verifier
 from tests.unit.app.sqs.caught import ACCESS_KEY, SECRET, Caught
 
 KEY = Key(ACCESS_KEY, SECRET, ())

@@ -13,9 +13,9 @@ from marq.queues.queues import Queues
 from marq.settings.definitions import Definitions, layer_key, sqs_key
 from marq.settings.queue import UNLIMITED
 from marq.wire.errors import BrokerUnavailable
-from marq_worker.app.sqs.call_limits import MAX_TAGS
-from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.sqs_queues import DELETED_S, Directory
+from marq_worker.sqs.call_limits import MAX_TAGS
+from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.sqs_queues import DELETED_S, Directory
 from tests.unit.client.test_queues import ListLog
 
 MAXIMUM_BYTES = 1_000_000

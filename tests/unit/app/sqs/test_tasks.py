@@ -10,10 +10,10 @@ import pytest
 
 import marq.queues.following
 from marq.queues.queues import Queues
-from marq_worker.app.sqs import task_runner
-from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.task_runner import TaskRunner
-from marq_worker.app.sqs.tasks import CANCELLING, CLAIM_S, MAX_MOVES, PURGED_S, RENEWAL_S, MoveTask, PurgeTask, Tasks
+from marq_worker.sqs import task_runner
+from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.task_runner import TaskRunner
+from marq_worker.sqs.tasks import CANCELLING, CLAIM_S, MAX_MOVES, PURGED_S, RENEWAL_S, MoveTask, PurgeTask, Tasks
 from tests.unit.client.test_queues import ListLog
 
 LIMIT_S = 10

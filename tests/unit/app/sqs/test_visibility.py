@@ -10,9 +10,9 @@ import pytest
 from marq.client.message_token import Token
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
-from marq_worker.app.sqs.errors import SqsError
-from marq_worker.app.sqs.handles import Handle
-from marq_worker.app.sqs.visibility import MARGIN_MS, MAX_CHANGES, VisibilityChanges
+from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.handles import Handle
+from marq_worker.sqs.visibility import MARGIN_MS, MAX_CHANGES, VisibilityChanges
 
 
 def handle(offset: int = 1) -> Handle:

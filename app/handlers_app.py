@@ -1,0 +1,247 @@
+"""A handler process: the Faust application whose agent consumes one group of queues and runs their handlers.
+
+A worker starts it (marq_worker/handlers/supervisor.py), so that handlers that block their event loop hold up neither leases nor
+web pages nor the handlers of other groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import json
+import logging
+import os
+import signal
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from faust.app import BootStrategy
+from faust.types import TP
+
+from marq.kafka.assignor import SpreadAssignor
+from marq.kafka.committed_offsets import places
+from marq.kafka.queue_positions import committer
+from marq.kafka.topics import ensure_topics, own_topics
+from marq.queues.queues import Queues
+from marq.settings.client import ClientSettings
+from marq.wire.errors import ConfigError, MarqError
+from marq.wire.markers import Source
+from marq_worker.agents import queue_consumer
+from marq_worker.app.faust_app import MarqApp, new_app, or_exit
+from marq_worker.config.settings import HANDLERS_PROCESS, AppSettings, shutdown_limit_s
+from marq_worker.handlers.handler_groups import HandlerGroup
+from marq_worker.handlers.worker_pipes import LOOK_SECONDS, Reporter, follow_parent
+from marq_worker.progress import ProgressReport
+from marq_worker.tables import leases
+from marq_worker.transport.batch_transport import BatchSchema
+from marq_worker.transport.stream_reader import Partitions
+from marq_worker.watchdog.blocked_loop import describe_task
+from marq_worker.watchdog.broker_probe import BrokerProbe, Messages, Rebalance
+from marq_worker.watchdog.watchdog import Watchdog
+
+log = logging.getLogger("marq.handlers")
+
+#: The group and the pipes of a process.
+VARIABLE = HANDLERS_PROCESS
+
+
+@dataclass(frozen=True, slots=True)
+class HandlersProcess:
+    """The parameters that a worker passes to a process that it starts."""
+
+    group: HandlerGroup
+    #: The socket for questions.
+    pipe: int
+    #: The pipe for reports.
+    reports: int
+
+    def encode(self) -> str:
+        return json.dumps({"pipe": self.pipe, "reports": self.reports, "group": self.group.document()})
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> HandlersProcess | None:
+        """Read the parameters from the environment; None for a worker."""
+        text = environment.get(VARIABLE)
+        if text is None:
+            return None
+        document = json.loads(text)
+        return cls(HandlerGroup.read(document["group"]), document["pipe"], document["reports"])
+
+
+class HandlersApp(MarqApp):
+    """The Faust application of one group; its id is the group's consumer group."""
+
+    group: HandlerGroup
+    queues: Queues
+    handlers: queue_consumer.Handlers
+    running_loop: asyncio.AbstractEventLoop
+    reporter: Reporter
+    watchdog: Watchdog | None = None
+    #: Number of assigned partitions; None before the first assignment.
+    partitions: int | None = None
+    #: As in most consumers, so that a dead tracker's open transaction does not delay the group. A transactional group,
+    #: or one with an ordered queue, waits for the transaction (:class:`marq.kafka.group_reader.GroupReader`).
+    isolation_level = "read_uncommitted"
+
+    async def on_first_start(self) -> None:
+        await super().on_first_start()
+        await or_exit(self._begin())
+
+    async def _begin(self) -> None:
+        self.running_loop = asyncio.get_running_loop()
+        topics = await ensure_topics(self.client)
+        await own_topics(self.client, self.group.topics.values(), topics)
+        await self.queues.start()
+        definitions, settings = self.queues.definitions, self.settings
+        limit_s = shutdown_limit_s(settings.stop_timeout)
+        shutdown_s = limit_s if settings.shutdown_timeout is None else settings.shutdown_timeout
+        await self.handlers.start(
+            self.client, topics, definitions, self._partitions(), settings.instance_id, shutdown_s, limit_s
+        )
+        self.queues.listen(self.handlers.apply_pauses)
+        # The worker's /healthz reports a handler that blocks the event loop. The watchdog only warns about it: it ends
+        # the process only if its consumer reads nothing.
+        ask = BrokerProbe(self.client).ask
+        self.watchdog = Watchdog(
+            settings.watchdog, self._standings, ask, watches_loop=False, describe=self._report_blocker
+        )
+        await self.add_runtime_dependency(self.watchdog)
+
+    def _standings(self) -> dict[Hashable, ProgressReport]:
+        reader = self.handlers.reader
+        if self.rebalancing:
+            return {Rebalance(self.conf.id): ProgressReport((self.rebalancing_count,), owes="it does not end")}
+        if reader is None:
+            return {}
+        committed = self.group.committed or self.consumer.thread.reads_committed
+        return {Messages(*source, committed): standing for source, standing in reader.standings().items()}
+
+    def set_quiet(self, quiet: bool) -> None:
+        self.handlers.set_quiet(quiet)
+
+    def _report_blocker(self, task: asyncio.Task[Any] | None) -> str:
+        """Report to the worker what blocks the event loop, and return it; the watchdog's thread calls this."""
+        blocker = self._blocker(task)
+        self.reporter.tell({"blocked_by": blocker})
+        return blocker
+
+    def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a question of the worker: cancel a handler, if it says so, and return those that run.
+
+        A thread calls this, so that it is known what runs while a handler blocks the event loop.
+        """
+        calls = self.handlers.calls()
+        if wanted := question.get("cancel"):
+            calls = [call for call in calls if (call["queue"], call["id"]) == (wanted["queue"], wanted["id"])]
+            if calls:
+                cancel = functools.partial(
+                    self.handlers.cancel, wanted["queue"], wanted["id"], counted=wanted["counted"]
+                )
+                self.running_loop.call_soon_threadsafe(cancel)
+        return {"calls": calls}
+
+    def _blocker(self, task: asyncio.Task[Any] | None) -> str:
+        """Name the handler that a task runs; for another task, the handlers that may have started it."""
+        if task is not None and (handler := self.handlers.running(task)):
+            return handler
+        running = self.handlers.running()
+        return f"{describe_task(task)} of group {self.group.name}{running and f' (running: {running})'}"
+
+    async def on_stop(self) -> None:
+        if self.watchdog is not None:
+            await self.watchdog.stop()
+        # First, while connected to the broker.
+        await self.handlers.stop()
+        await self.queues.stop()
+        await super().on_stop()
+
+    def report(self) -> None:
+        handlers = self.handlers
+        report = {"breakers": handlers.breakers, "partitions": self.partitions, "blocked_by": None}
+        # It may have got a signal of its own.
+        self.reporter.tell({**report, "quiet": handlers.quiet, **handlers.holding})
+
+    async def failed(self, error: MarqError) -> None:
+        """End the process; the worker restarts it."""
+        log.critical("group %s: its handlers cannot continue: %s", self.group.name, error)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _partitions(self) -> Partitions:
+        consumer = self.consumer
+
+        def partitions(sources: Iterable[Source]) -> set[TP]:
+            return {TP(*source) for source in sources}
+
+        async def log_start(source: Source) -> int:
+            return int((await consumer.earliest_offsets(TP(*source)))[TP(*source)])
+
+        async def log_end(source: Source) -> int:
+            return int((await consumer.highwaters(TP(*source)))[TP(*source)])
+
+        return Partitions(
+            seek=lambda source, offset: consumer.seek_wait({TP(*source): offset}),
+            settled=self.settled,
+            pause=lambda sources: consumer.pause_partitions(partitions(sources)),
+            resume=lambda sources: consumer.resume_partitions(partitions(sources)),
+            commit=lambda offsets, generation, limit_s: consumer.thread.commit_exactly(
+                {TP(*source): offset for source, offset in offsets.items()}, generation, limit_s
+            ),
+            places=lambda serving, sources: places(self.client, self.conf.id, serving, sources),
+            log_start=log_start,
+            log_end=log_end,
+            returned_to=lambda source: consumer.thread.returned_to(TP(*source)),
+            topic_ids=lambda sources: consumer.thread.topic_ids(partitions(sources)),
+            committer=committer(self.settings.instance_id or self.client.client_id),
+            group=self.conf.id,
+            generation=lambda: consumer.thread.generation,
+        )
+
+
+def trace_handlers() -> None:
+    """Trace handlers; OpenTelemetry's own settings choose the exporter."""
+    try:
+        importlib.import_module("marq.tracing").instrument()
+    except ImportError as error:
+        raise ConfigError(f"MARQ_TRACING: {error}") from error
+
+
+def create_handlers_app(settings: AppSettings, client: ClientSettings, process: HandlersProcess) -> HandlersApp:
+    """Return the application of a handler process, which ends when its parent does."""
+    follow_parent(process.pipe, settings.stop_timeout, lambda question: app.answer(question))
+    if settings.tracing:
+        trace_handlers()
+    group, names = process.group, client.names
+    # It has no tables, but Faust's own table manager would wait a second for them.
+    app = new_app(HandlersApp, names.named_group(group.name), settings, client, TableManager=leases.Tables)
+    # It sends nothing through Faust.
+    app.boot_strategy = BootStrategy(app, enable_kafka_producer=False)
+    app.group = group
+    if group.committed:
+        app.isolation_level = "read_committed"
+    app.queues = Queues.of(client)
+    topic = app.topic(names.messages, *group.topics.values(), schema=BatchSchema())
+    app.handlers = queue_consumer.attach(app, topic, group, app.failed)
+    reads = group.serving(names.messages, group.queues).reads
+    app.group_assignor = SpreadAssignor(lambda: reads, app.handlers.holders)
+    app.reporter = Reporter(process.reports)
+
+    @app.timer(LOOK_SECONDS, name="report")
+    async def report(app: HandlersApp) -> None:
+        app.report()
+
+    app.on_partitions_assigned.connect(_on_assigned)
+    app.on_partitions_revoked.connect(_on_revoked)
+    return app
+
+
+async def _on_assigned(app: HandlersApp, assigned: set[TP], **_: Any) -> None:
+    app.partitions = len(assigned)
+    # Before the first message: its handler may block the event loop, which only shows after a report.
+    app.report()
+    app.handlers.assigned(assigned)
+
+
+async def _on_revoked(app: HandlersApp, revoked: set[TP], **_: Any) -> None:
+    await app.handlers.revoked()

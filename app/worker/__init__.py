@@ -1,1 +1,0 @@
-"""The worker process: the Faust application, its start, its watchdog and its end."""

@@ -1,0 +1,1 @@
+"""Counts the waiting messages of each queue, and notices queues without consumers."""

@@ -1,0 +1,372 @@
+"""Checks whether messages are read: handlers that no worker runs, records removed unread, queues without consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from marq.core.deliveries.redelivery_records import LEFT_OUT
+from marq.dead_letters.selection import Group
+from marq.kafka.inspector import Waiting
+from marq.kafka.role_permissions import tools
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.settings.topic_configs import FOR_EVER, RETENTION, TopicFacts
+from marq.wire.markers import Source
+from marq.wire.names import Names
+from marq_worker.backlog.consumer_watch import NO_CONSUMER_S, has_no_consumer, is_stalled
+from marq_worker.check.findings import Finding, fine, problem, warning
+from marq_worker.handlers.handler_watch import merged
+from marq_worker.readable import span
+from marq_worker.web.partition_statistics import add_up, backlog_of
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The committed offset of a group in a partition, and where the partition begins and ends."""
+
+    committed: int
+    start: int
+    end: int
+
+    @property
+    def behind(self) -> int:
+        return max(0, self.end - max(self.committed, self.start))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A consumer group of queues: ``members`` is None if we may not see them."""
+
+    group: str
+    members: int | None
+    places: Mapping[Source, Place] = field(default_factory=dict)
+
+    @property
+    def behind(self) -> int:
+        return sum(place.behind for place in self.places.values())
+
+
+def queues_of(group: str, names: Names, definitions: Definitions) -> list[str]:
+    owner = names.owner_of_group(group)
+    if owner is not None:
+        return [owner] if definitions.group(owner) is None else []
+    return [queue for queue in definitions.names() if definitions.consumer_group(queue, names) == group]
+
+
+def judge_reading(
+    client: ClientSettings,
+    definitions: Definitions,
+    readers: Iterable[Reader],
+    waiting: Mapping[str, int] | None,
+    left_out: int = 0,
+    ended: Mapping[str, int] | None = None,
+    stuck: Collection[str] = (),
+) -> list[Finding]:
+    """Judge the groups that read queues.
+
+    ``waiting``: messages by queue, None if they are not counted; ``left_out``: groups that are not in ``readers``;
+    ``ended``: as :func:`ended_processes` returns it; ``stuck``: groups with a stuck handler process, for which there is
+    another finding.
+    """
+    readers = [reader for reader in readers if queues_of(reader.group, client.names, definitions)]
+    findings = []
+    for reader in readers:
+        queues = queues_of(reader.group, client.names, definitions)
+        findings += _judge_lost(client, reader)
+        if reader.group not in stuck:
+            findings += _judge_handlers(definitions, reader, queues, waiting, ended or {})
+    if left_out:
+        findings.append(
+            warning(
+                "groups",
+                f"{left_out} of {len(readers) + left_out} groups that read queues were not examined, so it is unknown"
+                " whether they have lost records",
+                advice="a group has lost records if its committed offset is below the earliest one: see",
+                commands=["marq state"],
+            )
+        )
+    return findings or [fine("groups", f"groups that read queues: {len(readers)}; none has lost records")]
+
+
+def _judge_lost(client: ClientSettings, reader: Reader) -> list[Finding]:
+    places = reader.places.items()
+    lost = {source: place.start - place.committed for source, place in places if place.committed < place.start}
+    topics = sorted({source.topic for source in lost})
+    if not lost:
+        return []
+    return [
+        problem(
+            f"group {reader.group}",
+            f"the retention of {', '.join(topics)} removed {sum(lost.values())} records before it read them",
+            advice=(
+                "the messages among them are lost. This problem disappears once the group reads on. Increase the"
+                " topic's retention beyond the longest downtime of consumers, with"
+            ),
+            commands=[tools(client).alter_topic(topic, RETENTION, FOR_EVER) for topic in topics],
+        )
+    ]
+
+
+def unhandled(client: ClientSettings, definitions: Definitions, readers: Iterable[Reader]) -> list[str]:
+    """Return the queues with handlers that no worker runs."""
+    return [
+        queue
+        for reader in readers
+        if reader.members == 0
+        for queue in _handled(definitions, queues_of(reader.group, client.names, definitions))
+    ]
+
+
+def _handled(definitions: Definitions, queues: Iterable[str]) -> list[str]:
+    return [queue for queue in queues if definitions.settings(queue).handler is not None]
+
+
+def ended_processes(answers: Iterable[Mapping[str, Any]], names: Names) -> dict[str, int]:
+    """Return the groups whose handler processes workers start again and again, and how often they have ended."""
+    ended: dict[str, int] = {}
+    for answer in answers:
+        for process in answer.get("handlers", ()):
+            group = names.named_group(process["group"])
+            ended[group] = ended.get(group, 0) + process["starts"] - (process["pid"] is not None)
+    return {group: count for group, count in ended.items() if count}
+
+
+def _judge_handlers(
+    definitions: Definitions,
+    reader: Reader,
+    queues: list[str],
+    waiting: Mapping[str, int] | None,
+    ended: Mapping[str, int],
+) -> list[Finding]:
+    handled = _handled(definitions, queues)
+    if reader.members != 0 or not handled:
+        return []
+    count = None if waiting is None else sum(waiting.get(queue, 0) for queue in queues)
+    waits = (
+        "the number of waiting messages is unknown"
+        if count is None
+        else f"{count:,} message{' waits' if count == 1 else 's wait'}"
+    )
+    if times := ended.get(reader.group, 0):
+        return [
+            problem(
+                f"group {reader.group}",
+                f"the handlers of {_listed(handled)} do not run: their process has ended {times:,} times; {waits}",
+                advice="the worker starts it again and again; its log shows why it ends",
+            )
+        ]
+    return [
+        problem(
+            f"group {reader.group}",
+            f"no worker runs the handlers of {_listed(handled)}; {waits}",
+            advice="start a worker with the role handlers (MARQ_ROLES) and with their modules in MARQ_HANDLERS",
+            commands=["marq worker"],
+        )
+    ]
+
+
+def judge_partitions(
+    client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts]
+) -> list[Finding]:
+    messages = found.get(client.names.messages)
+    if messages is None:
+        return []
+    findings = []
+    if messages.partitions < client.partitions:
+        findings.append(
+            warning(
+                f"topic {client.names.messages}",
+                f"it has {messages.partitions} partitions, and MARQ_PARTITIONS is {client.partitions}",
+                expected="the same number",
+                advice=(
+                    "MARQ_PARTITIONS applies only when the topic is created. With more consumers than partitions, some"
+                    f" receive nothing: set MARQ_PARTITIONS={messages.partitions}, or add partitions with"
+                ),
+                commands=[tools(client).add_partitions(client.names.messages, client.partitions)],
+            )
+        )
+    wide = {
+        queue: count
+        for queue in definitions.names()
+        if (count := definitions.settings(queue).partitions) is not None and count > messages.partitions
+    }
+    findings += [
+        warning(
+            f"queue {queue}",
+            f"partitions is {count}, but {client.names.messages} has {messages.partitions}",
+            expected=f"at most {messages.partitions}",
+            advice="the queue uses all of them. Change the setting with",
+            commands=[f"marq queue {queue} --set partitions={messages.partitions}"],
+        )
+        for queue, count in wide.items()
+    ]
+    return findings
+
+
+def judge_retention(client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts]) -> list[Finding]:
+    """Check whether retention exceeds the longest time that a message may wait unread while only its topic has it."""
+    messages = found.get(client.names.messages)
+    kept = -1 if messages is None else int(messages.config.get(RETENTION, FOR_EVER))
+    longest = max(
+        ((max(each.lease_ms, each.delay_ms), queue) for queue in definitions.names() if (each := definitions(queue))),
+        default=(0, ""),
+    )
+    if kept < 0 or kept >= longest[0]:
+        return []
+    return [
+        problem(
+            f"topic {client.names.messages}",
+            f"{RETENTION} is {kept}, but messages of queue {longest[1]} may wait or be in flight for {longest[0]} ms",
+            expected=f"{longest[0]} or more",
+            advice="messages that wait longer than the retention are lost. Change it with",
+            commands=[tools(client).alter_topic(client.names.messages, RETENTION, str(longest[0]))],
+        )
+    ]
+
+
+def _listed(queues: list[str]) -> str:
+    more = f" and {len(queues) - _SHOWN} more" if len(queues) > _SHOWN else ""
+    return ", ".join(queues[:_SHOWN]) + more
+
+
+#: Queues that get a finding each; the others share one.
+_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The waiting messages of a queue.
+
+    ``oldest_s``: age of the oldest one; ``idle_s``: seconds since a message was acquired; None if not known.
+    """
+
+    queue: str
+    waiting: int
+    oldest_s: float | None = None
+    no_consumer: bool = False
+    stalled: bool = False
+    idle_s: float | None = None
+
+    def __str__(self) -> str:
+        oldest = "" if self.oldest_s is None else f", the oldest for {span(self.oldest_s)}"
+        return f"{'1 message waits' if self.waiting == 1 else f'{self.waiting:,} messages wait'}{oldest}"
+
+
+def told_by(answers: Sequence[Mapping[str, Any]], *, everyone: bool) -> list[Backlog] | None:
+    """Return the backlogs that workers report (``everyone``: each has answered), None if they do not count."""
+    if not backlog_of(answers, everyone=everyone)["counted"]:
+        return None
+    handler_removed = merged(answers)
+    return [
+        Backlog(
+            queue,
+            int(metrics["waiting"]),
+            metrics["oldest_waiting_seconds"],
+            has_no_consumer(metrics),
+            # Without a handler, a consumer of the group receives nothing; another finding says so.
+            is_stalled(metrics) and queue not in handler_removed,
+            metrics.get("idle_seconds"),
+        )
+        for queue, metrics in sorted(add_up(answers).items())
+        if metrics.get("waiting")
+    ]
+
+
+def counted(waiting: Waiting, unattended: Collection[str], now_ms: float) -> list[Backlog]:
+    """Return the backlogs of queues without consumers that were counted without workers.
+
+    It is not known for how long they have had none, so a queue with only new messages is not reported.
+    """
+    counts = {
+        **{key.decode("utf-8", "replace"): count for key, count in waiting.unknown_keys.items()},
+        **waiting.counts,
+    }
+    backlogs = []
+    for queue, count in sorted(counts.items()):
+        sent_ms = waiting.oldest_ms.get(queue)
+        oldest_s = None if sent_ms is None else max(0.0, (now_ms - sent_ms) / 1000)
+        if count and queue in unattended:
+            old = oldest_s is None or oldest_s >= NO_CONSUMER_S
+            backlogs.append(Backlog(queue, count, oldest_s, no_consumer=old))
+    return backlogs
+
+
+def judge_backlogs(definitions: Definitions, backlogs: Iterable[Backlog], reported: Collection[str]) -> list[Finding]:
+    """Judge backlogs, except of queues in ``reported``, whose handlers no worker runs."""
+    listed = [
+        backlog
+        for backlog in backlogs
+        if backlog.queue not in reported and not definitions.settings(backlog.queue).paused
+    ]
+    lonely, stalled = (
+        [backlog for backlog in listed if backlog.no_consumer],
+        [backlog for backlog in listed if backlog.stalled],
+    )
+    findings = [_no_consumer(backlog, definitions) for backlog in lonely[:_SHOWN]] + list(
+        map(_stalled, stalled[:_SHOWN])
+    )
+    if len(lonely) > _SHOWN:
+        more = len(lonely) - _SHOWN
+        findings.append(
+            problem("queues", f"{more:,} more have waiting messages and no consumer", advice="see the dashboard")
+        )
+    if len(stalled) > _SHOWN:
+        findings.append(warning("queues", f"{len(stalled) - _SHOWN:,} more have consumers that receive nothing"))
+    return findings or [fine("waiting messages", f"in {len(listed)} queues, each with a consumer")]
+
+
+def with_large_messages(answers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the queues of which workers have found messages that are too large."""
+    return sorted(queue for queue, metrics in add_up(answers).items() if metrics.get("too_large"))
+
+
+def judge_large_messages(dead: Mapping[Group, int]) -> list[Finding]:
+    """Judge the dead letters whose values were left out, by queue and reason; deleted ones are not among them."""
+    findings = []
+    for queue in sorted({group.queue for group in dead}):
+        reasons = sorted(group.reason for group in dead if group.queue == queue)
+        count = sum(number for group, number in dead.items() if group.queue == queue)
+        number = "1 message was" if count == 1 else f"{count:,} messages were"
+        findings.append(
+            warning(
+                f"queue {queue}",
+                f"{number} {reasons[0]}",
+                advice=(
+                    "read the record from its topic, or raise the limits of Marq's topics and send it again; then"
+                    " delete the dead letter. List all of them with"
+                ),
+                commands=[f"marq dead {queue} --reason '{LEFT_OUT}'"],
+            )
+        )
+    return findings[:_SHOWN]
+
+
+def _no_consumer(backlog: Backlog, definitions: Definitions) -> Finding:
+    queue = backlog.queue
+    if definitions.settings(queue).handler is not None:
+        start = "start a worker with the role handlers (MARQ_ROLES) and with the handler's module in MARQ_HANDLERS"
+    elif definitions.defines(queue):
+        start = (
+            f"start its consumer: marq.Consumer({queue!r}), or the SQS clients that receive from it; or give the queue"
+            " a handler"
+        )
+    else:
+        start = (
+            f"start its consumer: marq.Consumer({queue!r}). If a sender misspells the name, correct it there and"
+            " purge this queue"
+        )
+    return problem(f"queue {queue}", f"has no consumer; {backlog}", advice=start)
+
+
+def _stalled(backlog: Backlog) -> Finding:
+    since = "" if backlog.idle_s is None else f" for {span(backlog.idle_s)}"
+    return warning(
+        f"queue {backlog.queue}",
+        f"its consumers have received no message{since}, and none is in flight; {backlog}",
+        advice=(
+            "a circuit breaker is open, a handler blocks its consumer's event loop, SQS clients have stopped polling,"
+            " or the consumer's process has died and its session has not expired yet: see its log"
+        ),
+    )

@@ -1,0 +1,66 @@
+"""Findings of an examination: what is wrong, what is expected, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from marq_worker.readable import plain
+
+
+class Level(StrEnum):
+    """Only problems make the exit code 1."""
+
+    OK = "OK"
+    WARNING = "WARNING"
+    PROBLEM = "PROBLEM"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A line of the answer; ``commands`` follow on lines of their own, to be copied."""
+
+    level: Level
+    subject: str
+    found: str
+    expected: str = ""
+    advice: str = ""
+    commands: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        expected = f" (expected: {self.expected})" if self.expected else ""
+        advice = f". {self.advice[:1].upper()}{self.advice[1:]}" if self.advice else ""
+        # They contain names, keys and errors that others wrote.
+        commands = "".join(f"\n         {plain(command)}" for command in self.commands)
+        line = plain(f"{self.level:<8} {self.subject}: {self.found}{expected}{advice}")
+        return f"{line}{':' if commands else ''}{commands}"
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fine(subject: str, found: str) -> Finding:
+    """Return a finding that nothing is wrong."""
+    return Finding(Level.OK, subject, found)
+
+
+def warning(subject: str, found: str, *, expected: str = "", advice: str = "", commands: Iterable[str] = ()) -> Finding:
+    """Return a finding of something that works, but may not be intended."""
+    return Finding(Level.WARNING, subject, found, expected, advice, tuple(commands))
+
+
+def problem(subject: str, found: str, *, expected: str = "", advice: str = "", commands: Iterable[str] = ()) -> Finding:
+    """Return a finding of something that does not work."""
+    return Finding(Level.PROBLEM, subject, found, expected, advice, tuple(commands))
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Return 1 if a finding is a problem, else 0."""
+    return int(any(finding.level is Level.PROBLEM for finding in findings))
+
+
+def report(findings: Iterable[Finding]) -> dict[str, Any]:
+    listed = list(findings)
+    return {"ok": not exit_code(listed), "findings": [finding.document() for finding in listed]}

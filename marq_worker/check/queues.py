@@ -1,0 +1,186 @@
+"""The definitions of queues: the published ones, the file of this machine, their topics and their handlers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+
+from marq.kafka.role_permissions import tools
+from marq.queues.definition_log import definition_log
+from marq.queues.ordered_changes import order_changes, refusal
+from marq.settings.client import ClientSettings
+from marq.settings.combinations import check_combinations, check_topic
+from marq.settings.definitions import Definitions
+from marq.settings.topic_configs import LIMIT, TopicFacts, room_for_markers
+from marq.wire.errors import ConfigError, MarqError
+from marq.wire.names import Names
+from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding
+from marq_worker.check.findings import Finding, fine, problem, warning
+from marq_worker.config.queues import QueuesFile
+from marq_worker.handlers.handler_groups import handler_groups, without_handler
+from marq_worker.handlers.handlers_role import lacks_handler, part_of_group, publication
+from marq_worker.publication import check_topics, differences, left_over, listed
+
+#: Time limit of the search for messages of an ordered queue that the file changes.
+ORDER_LIMIT_S = 30.0
+
+
+def judge_file(definitions: Definitions, names: Names, file: QueuesFile, *, published_by: int) -> list[Finding]:
+    """Judge whether the file equals the published definitions; ``published_by``: number of running workers."""
+    try:
+        changes = differences(definitions, file)
+        after = definitions.after(changes)
+        check_topics(after, names, file)
+        check_combinations(after)
+    except ConfigError as error:
+        return [problem(f"{file.path}", str(error), advice="no worker starts with this file until then")]
+    if not changes:
+        return _judge_left_over(after, file)
+    said = ", ".join(f"{key.decode()}{' (removed)' if value is None else ''}" for key, value in changes.items())
+    reason = "workers read another file, or this one has changed since" if published_by else "no worker has read it"
+    return [
+        warning(
+            f"{file.path}",
+            f"differs from the published definitions: {said}; {reason}",
+            expected="the same MARQ_QUEUES_FILE for all workers",
+            advice="a worker publishes it at its next start",
+        )
+    ]
+
+
+def _judge_left_over(definitions: Definitions, file: QueuesFile) -> list[Finding]:
+    if not file.present or not (left := left_over(definitions, file)):
+        return []
+    return [
+        warning(
+            f"{file.path}",
+            f"does not define {listed(left)}, which no start removes, because they name no project",
+            advice="`marq queue NAME --forget` removes a queue that is no longer used. Name this project in marq.toml:"
+            ' [settings] project = "NAME"',
+        )
+    ]
+
+
+def with_file(definitions: Definitions, file: QueuesFile | None) -> Definitions:
+    """Return the definitions after a worker has published the file, or the same if it would be refused."""
+    try:
+        return definitions if file is None else definitions.after(differences(definitions, file))
+    except ConfigError:
+        return definitions
+
+
+async def look_at_file(
+    client: ClientSettings, definitions: Definitions, file: QueuesFile, *, published_by: int
+) -> list[Finding]:
+    """Judge the file as :func:`judge_file`, and whether it would break the order of messages."""
+    findings = judge_file(definitions, client.names, file, published_by=published_by)
+    log = definition_log(client)
+    for queue, key in order_changes(definitions, with_file(definitions, file)):
+        try:
+            async with asyncio.timeout(ORDER_LIMIT_S):
+                messages = await log.messages_of(queue, definitions)
+        except (MarqError, TimeoutError) as error:
+            findings.append(warning(f"queue {queue}", f"unknown whether it has messages, so {key} can change: {error}"))
+        else:
+            if messages:
+                said = refusal(queue, key, messages)
+                findings.append(problem(f"{file.path}", said, advice="no worker starts with this file until then"))
+    return findings
+
+
+def groups_of(definitions: Definitions, names: Names) -> list[str]:
+    return [definitions.consumer_group(queue, names) for queue in definitions.names()]
+
+
+def judge_own_topics(
+    client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts], unseen: Collection[str]
+) -> list[Finding]:
+    """Judge the topics that queues have of their own; those in ``unseen`` could not be looked up."""
+    findings: list[Finding] = []
+    for queue in definitions.names():
+        try:
+            check_topic(definitions, queue, client.names)
+        except ConfigError as error:
+            findings.append(problem(f"queue {queue}", str(error), advice="change marq.toml, or use `marq queue`"))
+    for topic, queues in definitions.owners_of_topics().items():
+        if topic in found:
+            findings += _judge_limit(client, topic, found)
+        elif topic not in unseen and not client.names.is_own_topic(topic):
+            findings.append(_absent(client, topic, queues[0]))
+    return findings
+
+
+def _absent(client: ClientSettings, topic: str, queue: str) -> Finding:
+    return problem(
+        f"queue {queue}",
+        f"its topic {topic} does not exist",
+        advice="remove the queue's setting `topic`, or create the topic with",
+        commands=[tools(client).create_topic(topic, client.partitions, client.replication_factor, {})],
+    )
+
+
+def _judge_limit(client: ClientSettings, topic: str, found: Mapping[str, TopicFacts]) -> list[Finding]:
+    names = client.names
+    needed = room_for_markers(found[topic].limit_bytes)
+    small = [
+        name
+        for name in (names.markers, names.dead_letters, names.changelog)
+        if name in found and found[name].limit_bytes < needed
+    ]
+    if not small:
+        return []
+    return [
+        problem(
+            f"topic {topic}",
+            f"accepts {found[topic].limit_bytes} bytes, and {', '.join(small)} can't carry a marker of that size",
+            expected=f"{LIMIT} of {needed} or more there",
+            advice="change it with",
+            commands=[tools(client).alter_topic(name, LIMIT, str(needed)) for name in small],
+        )
+    ]
+
+
+def judge_unreadable(topic: str, unreadable: Iterable[tuple[int, str]]) -> list[Finding]:
+    """Judge records of the queues topic that are not definitions."""
+    return [
+        warning(f"topic {topic}", f"the record at offset {offset} is not a definition and is ignored: {why:.300}")
+        for offset, why in unreadable
+    ]
+
+
+def judge_defined(definitions: Definitions) -> Finding:
+    names = definitions.names()
+    return fine(
+        "queues", f"{len(names)} defined: {', '.join(names)}" if names else "none are defined; all use the defaults"
+    )
+
+
+def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[str, ...]) -> list[Finding]:
+    """Import the handlers that a worker would run after publishing its definitions, and judge them.
+
+    Blocks for as long as the imports take.
+    """
+    try:
+        decorated, around = load_modules(modules), surrounding(modules)
+    except ConfigError as error:
+        return [problem("handlers", str(error))]
+    after = with_file(definitions, file)
+    documents = {handler.queue: handler.document for handler in decorated}
+    try:
+        after = after.after(publication(after, documents, modules, file.project))
+    except ConfigError as error:
+        return [problem("handlers", str(error))]
+    groups = handler_groups(after, {handler.queue: handler.name for handler in decorated}, around, file.runs_project)
+    findings = []
+    for group in groups.values():
+        for queue, handled in group.queues.items():
+            try:
+                load_handler(queue, handled.handler)
+            except ConfigError as error:
+                findings.append(problem("handlers", str(error)))
+        rest = without_handler(after, group)
+        if rest:
+            judged = problem if lacks_handler(after, rest) else warning
+            findings.append(judged("handlers", part_of_group(group, rest, after)))
+    queues = [queue for group in groups.values() for queue in group.queues]
+    return findings or ([fine("handlers", f"can be imported: {', '.join(queues)}")] if queues else [])

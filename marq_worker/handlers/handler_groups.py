@@ -1,0 +1,128 @@
+"""Which handlers a worker runs, as one process per group (marq_worker/handlers/supervisor.py runs them).
+
+A worker runs the handler of a queue of its project if marq.toml or a change at run time names one, because every worker
+of the project can import it, or if a module of its MARQ_HANDLERS has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from marq.kafka.queue_records import Serving, serving
+from marq.settings.default_group import handlers_group
+from marq.settings.definitions import Definitions
+from marq.settings.placements import Partitions
+from marq.settings.purged_offsets import Purge
+from marq.settings.removed_handlers import handler_of
+from marq.wire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class HandledQueue:
+    """``handler`` is ``module:function``; ``topic``: the queue's own topic; ``reads``: its partitions of the messages
+    topic.
+    """
+
+    handler: str
+    concurrency: int
+    topic: str | None = None
+    reads: Partitions = None
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerGroup:
+    """What one process runs; an equal group needs no new process.
+
+    ``modules`` have lifespans or middleware for it, besides the modules of its handlers.
+    ``transactional``: at least one queue is transactional, so the process acquires the messages of all its queues in
+    transactions. ``ordered``: at least one queue has ordering. In both cases the process reads only committed records.
+    A running process can't change how it reads.
+    """
+
+    name: str
+    queues: Mapping[str, HandledQueue]
+    modules: tuple[str, ...] = ()
+    transactional: bool = False
+    ordered: bool = False
+    #: As in :class:`marq.kafka.queue_records.Serving`.
+    changed_at: int = field(default=-1, compare=False)
+
+    @property
+    def committed(self) -> bool:
+        """Whether the process reads only committed records."""
+        return self.transactional or self.ordered
+
+    @property
+    def topics(self) -> dict[str, str]:
+        return {name: queue.topic for name, queue in self.queues.items() if queue.topic is not None}
+
+    def serving(
+        self, messages: str, queues: Iterable[str], skipped: Callable[[str], Purge | None] = lambda _: None
+    ) -> Serving:
+        """Return what to read for some of the queues; ``skipped`` as in :class:`marq.kafka.queue_records.Serving`."""
+        reads = {name: queue.reads for name, queue in self.queues.items()}
+        return serving(messages, queues, self.topics, reads, self.changed_at, skipped, ordered=self.ordered)
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> HandlerGroup:
+        queues = {name: _handled(**queue) for name, queue in document["queues"].items()}
+        # A worker of an older version does not say whether a queue has ordering; reading committed records is safe.
+        ordered = document.get("ordered", True)
+        modules, changed_at = tuple(document["modules"]), document["changed_at"]
+        return cls(document["name"], queues, modules, document["transactional"], ordered, changed_at)
+
+
+def _handled(reads: Iterable[int] | None, **told: Any) -> HandledQueue:
+    # JSON has lists only.
+    return HandledQueue(reads=None if reads is None else tuple(reads), **told)
+
+
+def handler_groups(
+    definitions: Definitions, own: Mapping[str, str], modules: tuple[str, ...] = (), project: str | None = ""
+) -> dict[str, HandlerGroup]:
+    """Return the groups whose handlers a worker runs, by name; ``modules`` have lifespans or middleware for all.
+
+    ``own`` and ``project`` as in :func:`marq.settings.removed_handlers.handler_of`.
+    """
+    groups: dict[str, dict[str, HandledQueue]] = {}
+    for queue in definitions.names():
+        handler = handler_of(definitions, queue, own, project)
+        if handler is not None:
+            settings, reads = definitions.settings(queue), definitions.placement(queue).reads
+            group = definitions.group(queue) or handlers_group(project)
+            groups.setdefault(group, {})[queue] = HandledQueue(handler, settings.concurrency, settings.topic, reads)
+    return {
+        name: HandlerGroup(
+            name,
+            queues,
+            modules,
+            transactional=bool(_transactional(queues, definitions)),
+            ordered=any(definitions.settings(queue).ordered for queue in queues),
+            changed_at=definitions.changed_at(queues),
+        )
+        for name, queues in sorted(groups.items())
+    }
+
+
+def _transactional(queues: Iterable[str], definitions: Definitions) -> list[str]:
+    return [queue for queue in queues if definitions.settings(queue).transactional]
+
+
+def check_transactional(group: HandlerGroup, definitions: Definitions) -> None:
+    """Check that a process that was started before a queue became transactional does not serve it."""
+    changed = _transactional(group.queues, definitions)
+    if changed and not group.transactional:
+        raise ConfigError(
+            f"group {group.name!r}: queue {changed[0]!r} is transactional, but this process was started before that"
+            " change and would not acquire its messages in transactions: the worker starts another process"
+        )
+
+
+def without_handler(definitions: Definitions, group: HandlerGroup) -> list[str]:
+    """Return the queues of a group that have no handler here; their messages in our partitions would wait."""
+    return [queue for queue in definitions.queues_of(group.name) if queue not in group.queues]

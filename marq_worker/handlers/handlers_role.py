@@ -1,0 +1,250 @@
+"""The role ``handlers`` of a worker: which handlers it runs, checked at its start and followed afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mode import Service
+
+from marq.queues.queues import Queues
+from marq.settings.definitions import Definitions, confirmed_key, layer_key
+from marq.settings.removed_handlers import CONFIRM_S, EXPIRY_S, Confirmations, decorated, module_of
+from marq.wire.errors import ConfigError, MarqError
+from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding, without_handlers
+from marq_worker.handlers.handler_groups import HandlerGroup, handler_groups, without_handler
+from marq_worker.handlers.supervisor import HandlersProcesses
+from marq_worker.publication import check_owner, listed, with_project
+
+log = logging.getLogger("marq.handlers")
+
+#: Seconds between checks for handlers to confirm, and for queues' own topics.
+LOOK_S, TOPIC_RETRY_S = 10.0, 5.0
+
+
+class HandlersRole(Service):
+    """Keeps the handler processes in step with the definitions of queues.
+
+    ``missing_topics`` returns which of some queues have own topics that do not exist, and why they can't be served.
+    """
+
+    def __init__(
+        self,
+        modules: tuple[str, ...],
+        processes: HandlersProcesses,
+        queues: Queues,
+        missing_topics: Callable[[Mapping[str, str]], Awaitable[Mapping[str, str]]],
+    ) -> None:
+        super().__init__()
+        handlers = load_modules(modules)
+        self._modules = modules
+        self._surrounding = surrounding(modules)
+        #: Settings from the decorators in our modules, by queue.
+        self.documents = {handler.queue: handler.document for handler in handlers}
+        self._own = {handler.queue: handler.name for handler in handlers}
+        self._confirmations = Confirmations()
+        self._processes = processes
+        self._queues = queues
+        self._missing_topics = missing_topics
+        self._incomplete: dict[str, list[str]] = {}
+        #: Queues that are not served because their own topics don't exist, and the errors.
+        self._without: Mapping[str, str] = {}
+        #: Why topics could not be looked up.
+        self._trouble = ""
+        #: The project whose handlers it runs, as in :func:`marq.settings.removed_handlers.handler_of`.
+        self.project: str | None = ""
+        self._end_listening: Callable[[], None] = lambda: None
+
+    def publication(self, definitions: Definitions) -> dict[bytes, Mapping[str, Any] | None]:
+        return publication(definitions, self.documents, self._modules, self.project or "")
+
+    async def publish(self) -> None:
+        """Write the records of our handlers, and say which ones it removes."""
+        records = self.publication(self._queues.definitions)
+        await self._queues.publish(records)
+        if removed := [key for key, document in records.items() if document is None]:
+            log.warning("project %s removed definitions that its code no longer has: %s", self.project, listed(removed))
+
+    def check(self, definitions: Definitions) -> None:
+        """Check what would run with these definitions."""
+        groups = handler_groups(definitions, self._own, self._surrounding, self.project)
+        check(definitions, groups, self._own)
+
+    async def on_start(self) -> None:
+        """Run handlers as the definitions say, now and after each change."""
+        await self._look_for_topics()
+        for module in without_handlers(self._modules):
+            log.warning(
+                "MARQ_HANDLERS: module %r has no function with @marq.handler(...), so none of its functions run", module
+            )
+        await self.add_runtime_dependency(self._processes)
+        self._end_listening = self._queues.listen(self._follow)
+        self._follow()
+
+    async def on_stop(self) -> None:
+        self._end_listening()
+
+    def set_quiet(self, quiet: bool) -> None:
+        self._processes.set_quiet(quiet)
+
+    async def calls(self) -> list[dict[str, Any]]:
+        return await self._processes.calls()
+
+    async def cancel(self, queue: str, message_id: str, *, counted: bool) -> None:
+        await self._processes.cancel(queue, message_id, counted=counted)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return self._processes.metrics()
+
+    @Service.task
+    async def _confirm(self) -> None:
+        before_s = time.monotonic()
+        while not self.should_stop:
+            now_s = time.monotonic()
+            passed_s, before_s = now_s - before_s, now_s
+            try:
+                await self.confirm(passed_s)
+            except Exception as error:  # the end of this task would end the worker
+                log.warning("handlers could not be confirmed, retrying: %r", error)
+            await asyncio.sleep(LOOK_S)
+
+    @Service.task
+    async def _watch_topics(self) -> None:
+        while not self.should_stop:
+            await asyncio.sleep(TOPIC_RETRY_S)
+            if await self._look_for_topics():
+                self._follow()
+
+    async def _look_for_topics(self) -> bool:
+        """Look which queues have lost their own topics; return whether that has changed.
+
+        Such a queue must not stop the others: its group's process goes on without it until the topic exists again.
+        """
+        groups = handler_groups(self._queues.definitions, self._own, self._surrounding, self.project)
+        try:
+            missing = await self._missing_topics({q: t for group in groups.values() for q, t in group.topics.items()})
+        except MarqError as error:
+            if str(error) != self._trouble:
+                log.warning("the topics of queues could not be looked up, retrying: %s", error)
+            self._trouble = str(error)
+            return False
+        self._trouble = ""
+        for queue in missing.keys() - self._without.keys():
+            log.error("queue not served, retrying: queue=%s error=%s", queue, missing[queue])
+        for queue in self._without.keys() - missing.keys():
+            log.info("queue served from now on: queue=%s", queue)
+        changed, self._without = missing.keys() != self._without.keys(), missing
+        return changed
+
+    async def confirm(self, passed_s: float) -> None:
+        """Confirm our handlers if no worker has done so for a while, so that their layers do not expire."""
+        definitions = self._queues.definitions
+        unconfirmed_s = self._confirmations.look(definitions, self.documents, passed_s)
+        if all(definitions.confirmed(queue) for queue in unconfirmed_s):
+            due = [queue for queue, seconds in unconfirmed_s.items() if seconds >= CONFIRM_S]
+            await self._queues.publish({confirmed_key(queue): {} for queue in due})
+        else:
+            # A tracker has removed them, because this worker was cut off for long.
+            await self.publish()
+
+    def _follow(self) -> None:
+        definitions = self._queues.definitions
+        groups = handler_groups(definitions, self._own, self._surrounding, self.project)
+        incomplete = {name: rest for name, group in groups.items() if (rest := without_handler(definitions, group))}
+        for name, rest in incomplete.items():
+            if self._incomplete.get(name) != rest:
+                log.warning("%s", part_of_group(groups[name], rest, definitions))
+        self._incomplete = incomplete
+        served = {
+            name: replace(group, queues={q: each for q, each in group.queues.items() if q not in self._without})
+            for name, group in groups.items()
+        }
+        self._processes.want({name: group for name, group in served.items() if group.queues})
+
+
+def publication(
+    definitions: Definitions, documents: Mapping[str, Mapping[str, Any]], modules: Collection[str], project: str = ""
+) -> dict[bytes, Mapping[str, Any] | None]:
+    """Return the records that publish the handlers of ``modules``, by queue, and confirm that a worker has them.
+
+    Layers of other modules and projects stay: other workers may run them. A layer of ours that no handler defines any
+    more is removed, unless our project has no name: another project may have a module of the same name. It expires.
+
+    Raises ConfigError if a queue is another project's.
+    """
+    ours = {*modules, *(module_of(str(document["handler"])) for document in documents.values())}
+    layers: dict[bytes, Mapping[str, Any] | None] = {confirmed_key(queue): {} for queue in documents}
+    for queue, handler in decorated(definitions).items():
+        removed = queue not in documents and any(f"{module_of(handler)}.".startswith(f"{m}.") for m in ours)
+        if removed and project and definitions.publisher("handler", queue) == project:
+            layers[layer_key("handler", queue)] = None
+    for queue, document in documents.items():
+        key, publisher = layer_key("handler", queue), definitions.publisher("handler", queue)
+        check_owner(key, definitions.project(queue), project, f"handler {document['handler']}: ")
+        if definitions.layer("handler", queue) != document or publisher != project:
+            layers[key] = with_project(document, project)
+    return layers
+
+
+def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Mapping[str, str]) -> None:
+    """Check that each queue has one importable handler, and each group handlers for all its queues.
+
+    A missing decorated handler is not an error, because it may have been removed.
+    """
+    for queue, name in own.items():
+        named = (definitions.layer("file", queue) or {}).get("handler")
+        if named not in (None, name):
+            raise ConfigError(
+                f"queue {queue!r} has two handlers: {named} in marq.toml, and {name}, by its "
+                "decorator: remove one of them"
+            )
+    for group in groups.values():
+        for queue, each in group.queues.items():
+            load_handler(queue, each.handler)
+        rest = without_handler(definitions, group)
+        check_projects(definitions, group, rest)
+        if lacks_handler(definitions, rest):
+            raise ConfigError(part_of_group(group, rest, definitions))
+
+
+def check_projects(definitions: Definitions, group: HandlerGroup, rest: Collection[str]) -> None:
+    """Check that no queue of a group that this worker runs is another project's."""
+    ours = next(iter(group.queues))
+    for queue in rest:
+        owner, project = definitions.project(queue), definitions.project(ours)
+        if owner is not None and owner != project:
+            raise ConfigError(
+                f"group {group.name!r} has queue {ours!r} of {_named(project)} and queue {queue!r} of {_named(owner)}."
+                " A worker reads all queues of a group, but runs only its own project's handlers, so messages of the"
+                " other would wait: give the queues of one project another group (`group` in their settings)"
+            )
+
+
+def _named(project: str | None) -> str:
+    return f"project {project!r}" if project else "a project without a name"
+
+
+def lacks_handler(definitions: Definitions, queues: Collection[str]) -> bool:
+    """Return whether one of these queues has no handler in any worker."""
+    return any(definitions.settings(queue).handler is None for queue in queues)
+
+
+def part_of_group(group: HandlerGroup, rest: list[str], definitions: Definitions) -> str:
+    """Explain which queues of a group have no handler in this worker."""
+    elsewhere = [f"{queue!r} ({name})" for queue in rest if (name := definitions.settings(queue).handler) is not None]
+    modules = (
+        f" MARQ_HANDLERS does not list the modules of {', '.join(elsewhere)}: add them. A handler that was removed from"
+        f" all workers expires after {EXPIRY_S / 60:.0f} min, or with `marq queue NAME --forget`."
+        if elsewhere
+        else ""
+    )
+    return (
+        f"group {group.name!r}: this worker has handlers for {', '.join(map(repr, group.queues))}, but none for "
+        f"{', '.join(map(repr, rest))}, whose messages wait in the partitions assigned to it. A worker reads all "
+        f"queues of a group: define a handler for each, or move queues without one to another group "
+        f"(`group` in their settings).{modules}"
+    )

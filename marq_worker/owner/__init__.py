@@ -1,0 +1,1 @@
+"""The owners of markers partitions: the shell around :mod:`marq.owner`."""

@@ -1,0 +1,129 @@
+"""The operations on queues: create, describe, change, purge, delete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from marq.queues.queues import Queues
+from marq_worker.sqs.access_keys import DESCRIBE, Key
+from marq_worker.sqs.arns import arn_of, url_of
+from marq_worker.sqs.counts import Counts
+from marq_worker.sqs.message_attributes import asks_for_all
+from marq_worker.sqs.sqs_queues import Directory
+from marq_worker.sqs.task_runner import TaskRunner
+from marq_worker.sqs.tasks import PurgeTask, Tasks
+
+#: How many names ListQueues returns at most.
+_MAX_NAMES = 1_000
+
+Parameters = Mapping[str, Any]
+
+
+class QueueOperations:
+    """Each operation takes the queue's name and its parameters, and returns the members of its answer.
+
+    Args:
+        extent: returns which messages a queue has now, for a later purge.
+        count: returns how many messages a queue has.
+    """
+
+    def __init__(
+        self,
+        queues: Queues,
+        directory: Directory,
+        tasks: Tasks,
+        runner: TaskRunner,
+        extent: Callable[[str], Awaitable[str]],
+        count: Callable[[str], Awaitable[Counts]],
+    ) -> None:
+        self._queues = queues
+        self._directory = directory
+        self._tasks = tasks
+        self._runner = runner
+        self._extent = extent
+        self._count = count
+
+    def list_queues(self, parameters: Parameters, key: Key | None, base_url: str) -> dict[str, Any]:
+        names = self._directory.names(parameters.get("QueueNamePrefix", ""))
+        return _page("QueueUrls", _visible(names, key), parameters, base_url)
+
+    async def create_queue(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        await self._directory.create(queue, parameters.get("Attributes", {}), parameters.get("tags", {}))
+        return {"QueueUrl": url_of(parameters["base_url"], queue)}
+
+    async def get_queue_url(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        return {"QueueUrl": url_of(parameters["base_url"], self._directory.get(queue).name)}
+
+    async def delete_queue(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        self._directory.check_deletion(queue)
+        task = PurgeTask(requested_s=time.time(), paused=self._queues[queue].paused, deletes=True)
+        await self._tasks.start_purge(queue, task)
+        self._runner.wake()
+        return {}
+
+    async def purge_queue(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        self._directory.get(queue)
+        # Messages that the client sends after the answer stay.
+        extent, paused = await self._extent(queue), self._queues[queue].paused
+        await self._tasks.start_purge(queue, PurgeTask(requested_s=time.time(), paused=paused, extent=extent))
+        self._runner.wake()
+        return {}
+
+    async def get_queue_attributes(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        found = self._directory.get(queue)
+        names = set(parameters.get("AttributeNames", ()))
+        everything = asks_for_all(names)
+        attributes = found.attributes.to_attributes() | {
+            "QueueArn": arn_of(queue),
+            "CreatedTimestamp": str(found.created_s),
+            "LastModifiedTimestamp": str(found.modified_s),
+        }
+        if everything or any(name.startswith("Approximate") for name in names):
+            # An error here ends some clients, such as Celery's worker, so unknown numbers are 0.
+            counts = await self._count(queue)
+            attributes["ApproximateNumberOfMessages"] = str(counts.waiting)
+            attributes["ApproximateNumberOfMessagesNotVisible"] = str(counts.in_flight)
+            attributes["ApproximateNumberOfMessagesDelayed"] = str(counts.delayed)
+        chosen = {name: value for name, value in attributes.items() if everything or name in names}
+        return {"Attributes": chosen} if chosen else {}
+
+    async def set_queue_attributes(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        await self._directory.set_attributes(queue, parameters["Attributes"])
+        return {}
+
+    async def list_dead_letter_sources(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        names = _visible(self._directory.sources_of(queue), parameters["key"])
+        return _page("queueUrls", names, parameters, parameters["base_url"])
+
+    async def list_tags(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        tags = self._directory.get(queue).tags
+        return {"Tags": dict(tags)} if tags else {}
+
+    async def tag(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        await self._directory.tag(queue, parameters["Tags"])
+        return {}
+
+    async def untag(self, queue: str, parameters: Parameters) -> dict[str, Any]:
+        await self._directory.untag(queue, parameters["TagKeys"])
+        return {}
+
+
+def _visible(names: Iterable[str], key: Key | None) -> list[str]:
+    """Return the queues that a client may know of; ``key`` is None if the endpoint has no keys."""
+    return [name for name in names if key is None or key.allows(DESCRIBE, name)]
+
+
+def _page(member: str, names: list[str], parameters: Parameters, base_url: str) -> dict[str, Any]:
+    """Return the next page of sorted names as URLs."""
+    token, most = parameters.get("NextToken"), parameters.get("MaxResults")
+    if token is not None:
+        names = [name for name in names if name > token]
+    page = names[: most or _MAX_NAMES]
+    answer: dict[str, Any] = (
+        {member: [url_of(base_url, name) for name in page]} if page or member == "queueUrls" else {}
+    )
+    if most is not None and len(names) > most:
+        answer["NextToken"] = page[-1]
+    return answer

@@ -1,0 +1,1 @@
+"""Between Faust's consumer and the agents: batches instead of single records."""

@@ -1,0 +1,328 @@
+"""Rows, alarms and checks of the pages, from the metrics of all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marq.core.storage.handling_times import quantile_ms
+from marq_worker.backlog.consumer_watch import has_no_consumer
+from marq_worker.handlers.handler_watch import removed
+from marq_worker.handlers.stuck_processes import quiet_workers, stuck_processes
+from marq_worker.readable import span
+from marq_worker.web.partition_statistics import empty_metrics, recreated
+
+PAGE_ROWS = 100
+
+#: Columns of the table of queues: key, heading, description.
+COLUMNS: Sequence[tuple[str, str, str]] = (
+    ("queue", "Queue", "the name of the queue"),
+    ("state", "State", "busy: in flight or being received; waiting: messages wait; no consumer: nothing reads them"),
+    ("waiting", "Waiting", "sent, and not received by any consumer yet"),
+    ("in_flight", "In flight", "received by a consumer and not finished"),
+    ("oldest_waiting_seconds", "Oldest waiting", "age of the oldest waiting message, since it was sent"),
+    ("delayed", "Delayed", "delivered or redelivered later"),
+    ("dead_letters", "Dead letters", "in their topic; until it is read, by counters that ignore retention"),
+    ("arrived_per_second", "Sent/s", "messages sent to the queue per second, including redelivered ones"),
+    ("acquired_per_second", "Delivered/s", "messages received by consumers per second, over the last 10 s"),
+    ("acked_per_second", "Acked/s", "messages acknowledged per second, over the last 10 s"),
+    ("redelivered_per_second", "Redelivered/s", "messages redelivered per second, over the last 10 s"),
+    ("p95_seconds", "p95", "95% of the last messages were acknowledged within this time from their delivery"),
+    ("consumers", "Consumers", "members of the consumer group that reads the queue"),
+)
+#: Sort keys; consumers are only looked up for the rows of a page. The age of unfinished messages has no column.
+KEYS = (*(key for key, _, _ in COLUMNS if key != "consumers"), "oldest_seconds")
+STATES = ("busy", "waiting", "idle", "no consumer", "paused", "breaker open")
+#: Times on the page of a queue, and the share of messages that took no longer.
+QUANTILES: Mapping[str, float] = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_seconds": 0.99}
+#: Queues that one alarm names.
+_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The rows of the table that an address asks for."""
+
+    sort: str = "queue"
+    descending: bool = False
+    text: str = ""
+    state: str = ""
+    page: int = 1
+
+    @classmethod
+    def read(cls, query: Mapping[str, str]) -> Shown:
+        """Parse an address; values that can't be read get their defaults."""
+        sort = query.get("sort", "queue")
+        page = query.get("page", "1")
+        return cls(
+            sort if sort in KEYS else "queue",
+            query.get("order") == "desc",
+            query.get("q", "").strip()[:200],
+            query.get("state", "") if query.get("state", "") in STATES else "",
+            max(1, int(page)) if page.isascii() and page.isdigit() and len(page) < 7 else 1,
+        )
+
+    def query(self, **changed: Any) -> dict[str, str]:
+        """Return the query of other rows, without defaults."""
+        query = {
+            "q": self.text,
+            "state": self.state,
+            "sort": self.sort,
+            "order": "desc" if self.descending else "",
+            "page": self.page,
+            **changed,
+        }
+        defaults = {"q": "", "state": "", "sort": "queue", "order": "", "page": 1}
+        return {name: str(value) for name, value in query.items() if value != defaults[name]}
+
+    def of(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the matching rows in order; those with an unknown value come last."""
+        wanted = self.text.casefold()
+        matching = [
+            row for row in rows
+            if wanted in row["queue"].casefold() and (not self.state or row["state"] == self.state)
+        ]  # fmt: skip
+        known = [row for row in matching if row[self.sort] is not None]
+        known.sort(key=lambda row: row["queue"])
+        known.sort(key=lambda row: row[self.sort], reverse=self.descending)
+        return known + [row for row in matching if row[self.sort] is None]
+
+
+def queue_rows(
+    metrics: Mapping[str, Any],
+    defined: Iterable[str],
+    documents: Mapping[str, Mapping[str, Any]],
+    dead: Mapping[str, int] | None = None,
+) -> list[dict[str, Any]]:
+    """Return one row for each queue that has metrics, a definition or dead letters.
+
+    ``dead``: the number of dead letters in their topic; None: use the trackers' counters.
+    """
+    queues, opened = metrics["queues"], open_breakers(metrics["workers"])
+    empty: Mapping[str, float] = empty_metrics()
+    if metrics["backlog"]["counted"]:
+        empty = {**empty, "waiting": 0, "arrived_per_second": 0.0}
+    handled = metrics.get("handled", {})
+    return [
+        _row(queue, queues.get(queue, empty), opened.get(queue, ""), documents.get(queue, {}), handled.get(queue, ()))
+        | ({} if dead is None else {"dead_letters": dead.get(queue, 0)})
+        for queue in sorted({*queues, *defined, *(dead or ())})
+    ]
+
+
+def _row(
+    queue: str, row: Mapping[str, Any], breaker: str, document: Mapping[str, Any], handled: Sequence[int]
+) -> dict[str, Any]:
+    paused = document.get("paused", False)
+    return {
+        "queue": queue,
+        "state": _state(row, breaker, paused=bool(paused)),
+        "paused_until": paused if isinstance(paused, str) else None,
+        # Only with a backlog counter.
+        "waiting": row.get("waiting"),
+        "oldest_waiting_seconds": row.get("oldest_waiting_seconds") or None,
+        "arrived_per_second": row.get("arrived_per_second"),
+        "in_flight": row["in_flight"],
+        "delayed": row["waiting_for_delivery"] + row["waiting_for_redelivery"],
+        # A redrive to another queue is counted only there.
+        "dead_letters": max(0, row["dead_lettered"] - row["redriven"] - row["deleted"]),
+        "oldest_seconds": row["oldest_lease_seconds"] or None,
+        "acquired_per_second": row["acquired_per_second"],
+        "acked_per_second": row["acked_per_second"],
+        "redelivered_per_second": row["redelivered_per_second"],
+        "p95_seconds": p95_seconds([handled]),
+        "consumers": None,
+    }
+
+
+def p95_seconds(handled: Iterable[Sequence[int]]) -> float | None:
+    """Return the time within which 95% of messages were handled, from the counts of queues; None without any."""
+    p95_ms = quantile_ms([sum(counts) for counts in zip(*filter(None, handled), strict=True)], 0.95)
+    return None if p95_ms is None else p95_ms / 1000
+
+
+def quantiles(counts: Sequence[int]) -> dict[str, float | None]:
+    """Return the times within which a share of a queue's messages was handled; None without any."""
+    times_ms = {name: quantile_ms(counts, share) for name, share in QUANTILES.items()}
+    return {name: None if time_ms is None else time_ms / 1000 for name, time_ms in times_ms.items()}
+
+
+def _state(row: Mapping[str, Any], breaker: str, *, paused: bool) -> str:
+    if paused:
+        return "paused"
+    if breaker:
+        return "breaker open"
+    if has_no_consumer(row):
+        return "no consumer"
+    if row["in_flight"] or row["acquired_per_second"] or row["acked_per_second"]:
+        return "busy"
+    return "waiting" if row.get("waiting") else "idle"
+
+
+def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    sums = {
+        name: sum(row[name] for row in rows)
+        for name in (
+            "in_flight",
+            "delayed",
+            "dead_letters",
+            "acquired_per_second",
+            "acked_per_second",
+            "redelivered_per_second",
+        )
+    }
+    waiting = [row["waiting"] for row in rows if row["waiting"] is not None]
+    arrived = [row["arrived_per_second"] for row in rows if row["arrived_per_second"] is not None]
+    oldest, oldest_waiting = (
+        [row[name] for row in rows if row[name] is not None] for name in ("oldest_seconds", "oldest_waiting_seconds")
+    )
+    return {
+        **sums,
+        "queues": len(rows),
+        "waiting": sum(waiting) if waiting else None,
+        "arrived_per_second": sum(arrived) if arrived else None,
+        "oldest_seconds": max(oldest, default=None),
+        "oldest_waiting_seconds": max(oldest_waiting, default=None),
+    }
+
+
+def open_breakers(workers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the queues whose circuit breaker is not closed, with its state."""
+    return {
+        queue: breaker["state"]
+        for worker in workers
+        for process in worker.get("handlers", ())
+        for queue, breaker in process.get("breakers", {}).items()
+        if breaker["state"] != "closed"
+    }
+
+
+def alarms(metrics: Mapping[str, Any]) -> list[str]:
+    texts = [
+        f"Markers partition {part['partition']} is stopped: {part['alarm']}"
+        for worker in metrics["workers"]
+        for part in worker["partitions"]
+        if part["alarm"]
+    ]
+    texts += [
+        f"The circuit breaker of {queue} is {state}: its handler keeps failing"
+        for queue, state in sorted(open_breakers(metrics["workers"]).items())
+    ]
+    texts += [f"Group {each.group}: {each.found}." for each in stuck_processes(metrics["workers"])]
+    if quiet := quiet_workers(metrics["workers"]):
+        texts.append(f"Quiet workers, which take no more messages: {', '.join(quiet)}.")
+    texts += no_consumer_alarms(metrics["queues"])
+    texts += removed_alarms(metrics["removed_handlers"])
+    texts += [f"Queue {each['queue']}: {recreated(**each)}." for each in metrics["recreated_topics"][:_NAMED]]
+    missing = [worker["url"] for worker in metrics["workers"] if not worker["answered"]]
+    if not metrics["complete"]:
+        why = f"no response from {', '.join(missing)}" if missing else "the workers can't be listed now"
+        texts.append(f"Metrics are incomplete: {why}.")
+    return texts + backlog_alarms(metrics["backlog"])
+
+
+def without_consumer(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the queues with waiting messages and no consumer, those with the oldest message first."""
+    queue_names = [queue for queue, row in queues.items() if has_no_consumer(row)]
+    return sorted(queue_names, key=lambda queue: (-queues[queue]["oldest_waiting_seconds"], queue))
+
+
+def no_consumer_alarms(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one alarm for each queue without a consumer, and one that counts the queues beyond the named ones."""
+    queue_names = without_consumer(queues)
+    alarms = [
+        f"Queue {queue} has no consumer: {_messages(queues[queue]['waiting'])},"
+        f" the oldest for {span(queues[queue]['oldest_waiting_seconds'])}."
+        for queue in queue_names[:_NAMED]
+    ]
+    more = len(queue_names) - _NAMED
+    return [*alarms, f"{more:,} more queues with waiting messages have no consumer."] if more > 0 else alarms
+
+
+def removed_alarms(removed_handlers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [
+        f"Queue {queue}: {removed(queue, **report)}." for queue, report in sorted(removed_handlers.items())[:_NAMED]
+    ]
+
+
+def _messages(count: int) -> str:
+    return "1 message waits" if count == 1 else f"{count:,} messages wait"
+
+
+def backlog_alarms(backlog: Mapping[str, Any]) -> list[str]:
+    """Return why more messages may wait than are shown."""
+    texts = []
+    if backlog["unknown_queues"]:
+        texts.append(f"{backlog['unknown_queues']:,} more messages wait in unknown queues: wrong keys?")
+    if not backlog["counted"] or backlog["complete"]:
+        return texts
+    texts += [f"The backlog is incomplete: {trouble}." for trouble in backlog["trouble"]]
+    if backlog["switched_off"]:
+        texts.append(f"The backlog is incomplete: {backlog['switched_off']} workers do not count (MARQ_COUNT_WAITING).")
+    if backlog["uncounted"]:
+        texts.append(f"The backlog is still being counted: {backlog['uncounted']:,} records are left to read.")
+    return texts
+
+
+def least(backlog: Mapping[str, Any]) -> str:
+    """Return the prefix of counts of waiting messages."""
+    return "" if backlog["complete"] else "\N{GREATER-THAN OR EQUAL TO} "
+
+
+def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the checks of the health page: ``ok``, ``what``, ``found``, and ``advice``."""
+    parts = [part for worker in metrics["workers"] for part in worker["partitions"]]
+    owners = sum(part["state"] == "owner" for part in parts)
+    jumps = [part for part in parts if part["clock_jump_ms"]]
+    quarantined = sum(part["quarantined"] for part in parts)
+    late = max((part["lateness_p99_ms"] or 0 for part in parts), default=0)
+    behind = max((part["lag"] or 0 for part in markers), default=0)
+    stopped = [part["partition"] for part in parts if part["alarm"]]
+    unowned = [part["partition"] for part in markers if part["owner"] is None]
+    opened = open_breakers(metrics["workers"])
+    answered = sum(worker["answered"] for worker in metrics["workers"])
+    stuck, quiet = stuck_processes(metrics["workers"]), quiet_workers(metrics["workers"])
+    # Their handlers have a process.
+    handled = frozenset[str]().union(*(each.queues for each in stuck))
+    unread = [queue for queue in without_consumer(metrics["queues"]) if queue not in handled]
+    removed_handlers = sorted(metrics["removed_handlers"])
+    rows = (
+        (metrics["complete"], "workers respond", f"{answered} of {len(metrics['workers'])}",
+         "For the others, run marq check"),
+        (bool(parts), "a tracker runs", f"{owners} of {len(parts)} partitions have an owner that works",
+         "Start a worker: marq worker -l info" if answered == len(metrics["workers"])
+         else "A worker does not respond; it may be stopped or blocked: run marq check"),
+        (not unowned, "each markers partition has an owner", f"{_listed(unowned)} have none" if unowned else "all have",
+         "A rebalance may be running; if this persists, run marq check"),
+        (not stopped, "no partition is stopped", _listed(stopped) or "none",
+         "See the alarm on the overview for the reason and the command to run"),
+        (behind < 100_000, "trackers keep up", f"at most {behind:,} marker records behind",
+         "Start more workers; otherwise, messages may be redelivered late"),
+        (late < 5_000, "leases and delays expire on time", f"99% within {late:,} ms",
+         "Check the CPU load of the workers"),
+        (not jumps, "the broker's clock is steady", _listed([part["partition"] for part in jumps]) or "no jumps",
+         "Synchronize the brokers' clocks with NTP"),
+        (not quarantined, "all markers can be read", f"{quarantined:,} quarantined",
+         "Find the client that writes invalid markers: see the quarantine topic"),
+        (not opened, "no circuit breaker is open", ", ".join(sorted(opened)) or "none",
+         "Repair the service that the handlers of these queues call"),
+        (not stuck, "handler processes run their event loops", "; ".join(each.found for each in stuck) or "all do",
+         ". ".join({each.advice[:1].upper() + each.advice[1:]: None for each in stuck})),
+        (not quiet, "no worker is quiet", ", ".join(quiet) or "none",
+         "Let them take messages again on the page of workers, or with SIGCONT; or stop them"),
+        (not unread, "queues with waiting messages have consumers", _without(unread) or "all have",
+         "Start the consumers or handlers of these queues, or purge them"),
+        (not removed_handlers, "published handlers run in a worker", ", ".join(removed_handlers) or "all do",
+         "The pages of these queues say which module is missing, and when its handlers expire"),
+    )  # fmt: skip
+    return [{"ok": bool(ok), "what": what, "found": found, "advice": advice} for ok, what, found, advice in rows]
+
+
+def _without(queues: Sequence[str]) -> str:
+    more = f" and {len(queues) - _NAMED:,} more" if len(queues) > _NAMED else ""
+    return f"{', '.join(queues[:_NAMED])}{more} {'has' if len(queues) == 1 else 'have'} none" if queues else ""
+
+
+def _listed(partitions: Sequence[int]) -> str:
+    return f"partitions {', '.join(map(str, partitions))}" if partitions else ""
