@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import heapq
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -34,6 +35,9 @@ from marq_worker.transport.stream_reader import Partitions, StreamReader
 
 log = logging.getLogger("marq.handlers")
 
+#: Running handlers to tell of one process.
+MAX_CALLS = 100
+
 
 class Handlers:
     """The running handlers of one group."""
@@ -42,7 +46,7 @@ class Handlers:
         self.group = group
         self.session: HandlersSession | None = None
         self.reader: StreamReader | None = None
-        self._quiet = False
+        self.quiet = False
 
     async def start(
         self,
@@ -82,7 +86,7 @@ class Handlers:
             shutdown_limit_s=shutdown_limit_s,
         )
         self.session = session
-        if self._quiet:
+        if self.quiet:
             session.set_quiet(True)
         await session.connect()
         if self.session is not session:
@@ -93,8 +97,8 @@ class Handlers:
 
     def set_quiet(self, quiet: bool) -> None:
         """Take no more messages, or take messages again; running handlers continue, and the group stays as it is."""
-        if quiet != self._quiet:
-            self._quiet = quiet
+        if quiet != self.quiet:
+            self.quiet = quiet
             group = self.group.name
             if quiet:
                 log.warning("group %s: quiet, taking no more messages until SIGCONT; running handlers continue", group)
@@ -133,6 +137,32 @@ class Handlers:
         handled = self.group.queues[message.queue]
         kind = message.type if handled.types else None
         return handled.handler or handled.handlers[0] if kind not in handled.types else handled.types[kind]
+
+    def calls(self) -> list[dict[str, Any]]:
+        """Return what handlers do now, those first that have run for longest; may be called in any thread.
+
+        ``cancellable``: not if it is a plain function, which runs in a thread.
+        """
+        session = self.session
+        calls = [
+            {
+                "queue": message.queue,
+                "handler": self.group.queues[message.queue].handler,
+                "id": message.id,
+                "attempt": message.attempt,
+                "seconds": round(seconds, 3),
+                "cancellable": pool.cancellable,
+            }
+            for pool in (() if session is None else list(session.pools))
+            for message, seconds in pool.calls()
+        ]
+        return heapq.nlargest(MAX_CALLS, calls, key=lambda call: call["seconds"])
+
+    def cancel(self, queue: str, message_id: str, *, counted: bool) -> None:
+        """Cancel the handler of a message, as :meth:`marq.consumer.handler_pool.HandlerPool.cancel`."""
+        for pool in () if self.session is None else self.session.pools:
+            if pool.queue == queue:
+                pool.cancel(message_id, counted=counted)
 
     def holders(self) -> Sequence[int]:
         """Return the holders (numbers) as which this process acquires messages for its group."""

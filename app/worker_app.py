@@ -189,6 +189,16 @@ class WorkerApp(MarqApp):
         if handlers is not None:
             await handlers.publish()
 
+    def has_handlers(self) -> bool:
+        return self.handlers is not None
+
+    async def handlers_calls(self) -> list[dict[str, Any]]:
+        return [] if self.handlers is None else await self.handlers.calls()
+
+    async def cancel_handler(self, queue: str, message_id: str, *, counted: bool) -> None:
+        if self.handlers is not None:
+            await self.handlers.cancel(queue, message_id, counted=counted)
+
     def set_quiet(self, quiet: bool) -> None:
         if self.handlers is not None:
             self.handlers.set_quiet(quiet)
@@ -307,14 +317,16 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
     app_statistics.paces.end_of = app.markers_end
     app.probes = probes.attach(app, app_statistics)
     app.usage = ProcessUsage(app.handlers_pids)
-    totals = NamespaceStatistics(app_statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage)
+    totals = NamespaceStatistics(
+        app_statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage, app.handlers_calls
+    )
     attach_web(app, totals)
     if Role.SQS in settings.roles:
         # Imported only here: it needs botocore.
         from marq_worker.sqs.service import SqsEndpoint
 
         app.sqs = SqsEndpoint(settings, client, app.queues, lambda: totals.all(app), app.sqs_calls)
-    app.dashboard = Dashboard(app, totals, settings, client, app.queues)
+    app.dashboard = Dashboard(app, totals, settings, client, app.queues, app)
     return app
 
 

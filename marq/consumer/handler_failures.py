@@ -36,6 +36,10 @@ MAX_NO_HANDLER_MS = 60_000
 INTERRUPTIONS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
+#: The error of a message whose handler an operator has cancelled.
+CANCELLED_BY_OPERATOR = "cancelled by an operator"
+
+
 @point("fail")
 def fail(message: Message, error: BaseException, call: Call | None = None) -> Consequence | None:
     """Apply an exception to a message, and return what follows, None if the message has an outcome.
@@ -94,6 +98,19 @@ def interrupt(messages: Iterable[Message]) -> None:
     """Release messages of a handler that ignores its cancellation."""
     for message in messages:
         fail(message, asyncio.CancelledError())
+
+
+def cancel(messages: Iterable[Message], *, counted: bool) -> None:
+    """Settle messages whose handler an operator has cancelled: as failed attempts, or as interrupted ones.
+
+    The circuit breaker does not learn of it, because it says nothing about the service that handlers need.
+    """
+    for message in messages:
+        held, offset = message._held, message._offset
+        if not counted or held.at_most_once:
+            interrupt([message] if offset in held.open else ())
+        elif offset in held.open and held.decide(offset):
+            held.release(offset, BACKOFF, counted=True, error=CANCELLED_BY_OPERATOR)
 
 
 def after_rejection(message: Message, what: str) -> Consequence:

@@ -87,6 +87,10 @@ class HandlerPool(ABC, Generic[Work]):
         self._current: list[Work | None] = [None] * concurrency
         #: The current call of each task that lost a lease of it; calls of coroutine functions are cancelled.
         self._interrupted: dict[int, Call] = {}
+        #: Tasks whose current call an operator has cancelled, and whether the attempt counts; also in _interrupted.
+        self._cancels: dict[int, bool] = {}
+        #: When each task began the burst that its current call is part of: not each call, which would take time.
+        self._begun_s = [0.0] * concurrency
         self._stopping = False
         #: Whether a stop has cancelled the tasks.
         self._cancelled = False
@@ -159,6 +163,32 @@ class HandlerPool(ABC, Generic[Work]):
     def running(self) -> list[Message]:
         """The messages that handlers have now."""
         return [message for work in self._current if work is not None for message in self._messages(work)]
+
+    @property
+    def cancellable(self) -> bool:
+        """Whether calls can be cancelled: plain functions run in threads, which can't be."""
+        return self._threads is None
+
+    def calls(self) -> list[tuple[Message, float]]:
+        """Return the messages that handlers have now, and for how many seconds; may be called in any thread."""
+        now_s, pairs = self._acks.clock(), zip(self._current, self._begun_s, strict=True)
+        return [
+            (message, max(0.0, now_s - begun_s))
+            for work, begun_s in pairs
+            if work is not None
+            for message in self._messages(work)
+        ]
+
+    def cancel(self, message_id: str, *, counted: bool) -> None:
+        """Cancel the call that has a message, if it still runs, as an operator wants; ``counted``: it is a failure."""
+        for index, work in enumerate(self._current):
+            if work is None or not self.cancellable or self._cancelled or index in self._interrupted:
+                continue
+            messages = self._messages(work)
+            if any(message.id == message_id for message in messages) and not self.tasks[index].done():
+                log.warning("handler is cancelled by an operator: %s", _describe(messages))
+                self._interrupted[index], self._cancels[index] = Call(messages), counted
+                self.tasks[index].cancel(handler_failures.CANCELLED_BY_OPERATOR)
 
     async def done(self) -> None:
         """Return when all tasks have ended, by stop() or because the buffer was closed, or when one has failed."""
@@ -248,15 +278,19 @@ class HandlerPool(ABC, Generic[Work]):
         call, work = self._interrupted.pop(index, None), self._current[index]
         if call is not None and work is not None and not in_thread(self._function, self._messages(work)[0]):
             self.tasks[index].uncancel()
-        return call
+        return call if self._cancels.pop(index, None) is None else None
 
     # --- failed handlers ----------------------------------------------------------------------------------------------
 
     def _failed(self, index: int, messages: Sequence[Message], error: BaseException) -> None:
         """Settle the messages of a call that raised."""
+        by_operator = self._cancels.get(index)
         call, stopping = self._resumed(index), self._cancelled
         lost = call is not None
         self._forget_cancellations(index)
+        if by_operator is not None and isinstance(error, asyncio.CancelledError) and not stopping:
+            handler_failures.cancel(messages, counted=by_operator)
+            return
         cancelled = isinstance(error, asyncio.CancelledError) and not stopping
         if cancelled:
             # Not cancelled by a stop: a lease expired, or something that the handler awaited was cancelled.
@@ -331,7 +365,7 @@ class HandlerTasks(HandlerPool[Message]):
                 acks.flush_soon()
                 await buffer.wait()
                 continue
-            begun_s = clock()
+            self._begun_s[index] = begun_s = clock()
             buffer.taken.set()
             left = burst
             self._latest = index
@@ -404,6 +438,7 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
             batch = await started(batch)
             if not batch:
                 continue
+            self._begun_s[index] = acks.clock()
             self._current[index] = batch
             buffer.taken.set()
             try:

@@ -12,7 +12,7 @@ from marq.wire.names import Names
 from marq_worker.check.findings import Finding, fine, problem, warning
 from marq_worker.client_id import Identity
 from marq_worker.handlers.handler_watch import merged, removed
-from marq_worker.handlers.stuck_processes import StuckProcess, stuck_processes
+from marq_worker.handlers.stuck_processes import StuckProcess, quiet_workers, stuck_processes
 from marq_worker.web.liveness_and_readiness import MAX_LOOP_LAG_SECONDS
 from marq_worker.web.partition_statistics import recreated, recreated_topics
 
@@ -77,6 +77,7 @@ def judge_pages(pages: Sequence[Page], partitions: int | None = None) -> list[Fi
         *_judge_owners(pages, partitions or 0),
         *_judge_handlers(pages),
         *_judge_processes(pages),
+        *_judge_quiet(pages),
         *_judge_recreated(pages),
     ]
 
@@ -100,6 +101,17 @@ def _judge_processes(pages: Sequence[Page]) -> list[Finding]:
             f"group {process.group}", process.found, advice=process.advice
         )
         for process in stuck(pages)
+    ]
+
+
+def _judge_quiet(pages: Sequence[Page]) -> list[Finding]:
+    return [
+        warning(
+            f"worker {url}",
+            "it is quiet: its running handlers continue, but it takes no more messages",
+            advice="let it take messages again on the dashboard's page of workers, or send it SIGCONT; or stop it",
+        )
+        for url in quiet_workers({**page.metrics, "url": page.url} for page in pages)
     ]
 
 

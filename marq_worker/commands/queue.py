@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,19 +14,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.combinations import ORIGINS
 from marq.settings.definitions import LAYERS, layer_key
 from marq.settings.effective_settings import EffectiveSettings, queue_document
-from marq.settings.queue import (
-    ALL,
-    BLOCK,
-    CHECKS,
-    CONTINUE,
-    EARLIEST,
-    LATEST,
-    MAX_SECONDS,
-    ORDERED_BY_KEY,
-    UNLIMITED,
-    UNORDERED,
-    check_document,
-)
+from marq.settings.queue import ALL, CHECKS, MAX_SECONDS, check_document
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
 from marq_worker.backlog.consumer_watch import has_no_consumer
@@ -37,14 +24,10 @@ from marq_worker.commands.open_messages import Open, told_by_workers
 from marq_worker.commands.terminal import Column, cell, quoted, seconds, show
 from marq_worker.commands.unknown import note_if_unknown
 from marq_worker.handlers.handler_watch import removed
-from marq_worker.readable import DURATION_FORM, paused, read_duration, span
+from marq_worker.readable import paused, span
+from marq_worker.setting_values import NAMED, read_value, write_value
 from marq_worker.web.blocked_keys import merged_keys
 from marq_worker.web.peers import ask_workers, path_segment
-
-#: Settings whose values are names. Changing one may change which group reads the queue.
-_NAMED = frozenset({"group", "topic", "handler"})
-#: Settings that are durations.
-_DURATIONS = frozenset({"lease", "max_lease", "delay", "deduplication_window", "shutdown_timeout"})
 
 
 def _next_attempt(key: Mapping[str, Any]) -> str:
@@ -60,8 +43,6 @@ _BLOCKED = (
 )
 #: Blocked keys that a terminal shows.
 _SHOWN_KEYS = 20
-#: Values that need no quotes.
-_WORDS = frozenset({UNLIMITED, ALL, UNORDERED, ORDERED_BY_KEY, CONTINUE, BLOCK, EARLIEST, LATEST})
 
 
 @command(click.argument("name"),
@@ -105,7 +86,7 @@ async def queue(
             confirm(f"Undo all run-time changes of queue {name!r}?", client, yes=yes)
             await queues.reset(name)
         elif changes:
-            asked = sorted(_NAMED & changes.keys())
+            asked = sorted(NAMED & changes.keys())
             if asked:
                 confirm(
                     f"{', '.join(asked)}: another group may read queue {name!r} from now on. Continue?", client, yes=yes
@@ -135,7 +116,7 @@ def read_changes(assignments: Sequence[str], unset: Sequence[str]) -> dict[str, 
         if not equals:
             raise ConfigError(f"--set {assignment}: expected KEY=VALUE, as in --set lease=60")
         _once(changes, key.strip(), "--set")
-        changes[key.strip()] = _value(key.strip(), text.strip())
+        changes[key.strip()] = read_value(key.strip(), text.strip(), "--set")
     check_document(changes, "--set")
     for key in unset:
         if key not in CHECKS:
@@ -148,22 +129,6 @@ def read_changes(assignments: Sequence[str], unset: Sequence[str]) -> dict[str, 
 def _once(changes: Mapping[str, Any], key: str, option: str) -> None:
     if key in changes:
         raise ConfigError(f"{option} {key}: the key is given twice")
-
-
-def _value(key: str, text: str) -> Any:
-    if text in _WORDS or (key in _NAMED and not text.startswith(("'", '"'))):
-        # A name; the shell removes quotes anyhow.
-        return text
-    if key in _DURATIONS and (duration_s := read_duration(text)) is not None:
-        return int(duration_s) if duration_s.is_integer() else duration_s
-    try:
-        document = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError as error:
-        form = DURATION_FORM if key in _DURATIONS else f"a value as in marq.toml: {error}"
-        raise ConfigError(f"--set {key}={text}: expected {form}") from error
-    if len(document) > 1:
-        raise ConfigError(f"--set {key}={text}: expected one value")
-    return document["value"]
 
 
 async def _forget(queues: Queues, name: str) -> None:
@@ -223,7 +188,7 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
     group = "a group of its own" if shown["group"] is None else f"group {shown['group']}"
     undefined = "" if shown["defined"] else "; not defined"
     project = f"; project {shown['project']}" if shown["project"] else ""
-    values = {key: _toml(setting["value"]) for key, setting in shown["settings"].items()}
+    values = {key: write_value(setting["value"]) for key, setting in shown["settings"].items()}
     key_width, width = max(map(len, values)), max(map(len, values.values()))
     partitions = shown["partitions"]
     return [
@@ -243,13 +208,6 @@ def _on(sent_to: Any, read: Any) -> str:
     sent = "all partitions" if sent_to == ALL else f"partitions {', '.join(map(str, sent_to))}"
     also = "" if read == sent_to else f"; still read in {'all' if read == ALL else ', '.join(map(str, read))}"
     return f"  messages are sent to {sent}{also}"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        items = [f"{key if key.isidentifier() else json.dumps(key)} = {_toml(item)}" for key, item in value.items()]
-        return "{ " + ", ".join(items) + " }" if items else "{}"
-    return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)

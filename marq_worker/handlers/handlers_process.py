@@ -18,6 +18,7 @@ class HandlersProcess:
     """The parameters that a worker passes to a process that it starts."""
 
     group: HandlerGroup
+    #: The socket for questions.
     pipe: int
     #: The pipe for reports.
     reports: int

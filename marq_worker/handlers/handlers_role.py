@@ -112,6 +112,12 @@ class HandlersRole(Service):
     def set_quiet(self, quiet: bool) -> None:
         self._processes.set_quiet(quiet)
 
+    async def calls(self) -> list[dict[str, Any]]:
+        return await self._processes.calls()
+
+    async def cancel(self, queue: str, message_id: str, *, counted: bool) -> None:
+        await self._processes.cancel(queue, message_id, counted=counted)
+
     def metrics(self) -> list[dict[str, Any]]:
         return self._processes.metrics()
 

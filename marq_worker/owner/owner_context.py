@@ -60,3 +60,4 @@ class OwnerContext:
     heard: Callable[[], Awaitable[None]] = _known
     lateness: Lateness = field(default_factory=Lateness)
     handling: HandlingTimes = field(default_factory=HandlingTimes)
+    waiting: HandlingTimes = field(default_factory=HandlingTimes)

@@ -113,6 +113,7 @@ class Ownership:
             self.context.settings,
             secrets.randbits(63) | 1,
             handling=self.context.handling,
+            waiting=self.context.waiting,
             ordered=lambda offset, value: self.context.quarantine(self.partition, offset, value),
         )
 

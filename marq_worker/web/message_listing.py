@@ -283,6 +283,7 @@ def _schedule(owner: Ownership, schedule: Schedule) -> dict[str, Any]:
         "catch_up": schedule.catch_up,
         "next": _moment_or_none(min([lease.due_ms for lease in opened.values()], default=None)),
         "last": _moment_or_none(None if last_s is None else last_s * 1000),
+        "last_id": None if last_s is None else record_id(source, last_s),
         "problem": planner.problem(schedule) or owner.times.problems.get(schedule.name, ""),
     }
 

@@ -100,6 +100,7 @@ class Snapshot:
     stalled: frozenset[int] = frozenset()
     lateness: Lateness = field(default_factory=Lateness)
     handling: HandlingTimes = field(default_factory=HandlingTimes)
+    waiting: HandlingTimes = field(default_factory=HandlingTimes)
     handlers: Sequence[Mapping[str, Any]] = ()
     #: State of the backlog counter; None if there is none.
     backlog: Mapping[str, Any] | None = None
@@ -208,6 +209,13 @@ def _queues(snapshot: Snapshot) -> Iterator[Metric]:
         "Time from delivery to acknowledgement, estimated from samples.",
         list(handling.buckets()),
         handling.sum_ms / 1000,
+    )
+    waiting = snapshot.waiting
+    yield HistogramMetricFamily(
+        "marq_message_wait_seconds",
+        "Time from sending to delivery, estimated from samples.",
+        list(waiting.buckets()),
+        waiting.sum_ms / 1000,
     )
 
 

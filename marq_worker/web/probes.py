@@ -75,6 +75,7 @@ class Probes:
             stalled=frozenset(subject.partition for subject in self._suspects if isinstance(subject, Markers)),
             lateness=Lateness() if app.owners.context is None else app.owners.context.lateness,
             handling=statistics.handling,
+            waiting=statistics.waiting,
             sqs=app.sqs_calls,
             handlers=app.handlers_metrics(),
             paused={queue: definitions.settings(queue).paused for queue in definitions.names()},

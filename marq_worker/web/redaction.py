@@ -47,6 +47,13 @@ class Redaction:
             return ALL_HIDDEN
         return _cut(_written(self._without(document[0])).encode(), limit_bytes)
 
+    def hides(self, value: bytes) -> bool:
+        """Return whether a payload is not shown as it is."""
+        if not value or not self._names:
+            return False
+        document = _document(value)
+        return document is None or bool(self._without(document[0]) != document[0])
+
     def headers(self, headers: Iterable[tuple[str, bytes | None]], limit_bytes: int) -> dict[str, str | None]:
         return {
             name: HIDDEN if name.casefold() in self._names else _cut(value, limit_bytes)

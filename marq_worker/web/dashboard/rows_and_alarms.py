@@ -9,7 +9,7 @@ from typing import Any
 from marq.core.storage.handling_times import quantile_ms
 from marq_worker.backlog.consumer_watch import has_no_consumer
 from marq_worker.handlers.handler_watch import removed
-from marq_worker.handlers.stuck_processes import stuck_processes
+from marq_worker.handlers.stuck_processes import quiet_workers, stuck_processes
 from marq_worker.readable import span
 from marq_worker.web.partition_statistics import empty_metrics, recreated
 
@@ -34,6 +34,8 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
 #: Sort keys; consumers are only looked up for the rows of a page. The age of unfinished messages has no column.
 KEYS = (*(key for key, _, _ in COLUMNS if key != "consumers"), "oldest_seconds")
 STATES = ("busy", "waiting", "idle", "no consumer", "paused", "breaker open")
+#: Times on the page of a queue, and the share of messages that took no longer.
+QUANTILES: Mapping[str, float] = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_seconds": 0.99}
 #: Queues that one alarm names.
 _NAMED = 10
 
@@ -140,6 +142,12 @@ def p95_seconds(handled: Iterable[Sequence[int]]) -> float | None:
     return None if p95_ms is None else p95_ms / 1000
 
 
+def quantiles(counts: Sequence[int]) -> dict[str, float | None]:
+    """Return the times within which a share of a queue's messages was handled; None without any."""
+    times_ms = {name: quantile_ms(counts, share) for name, share in QUANTILES.items()}
+    return {name: None if time_ms is None else time_ms / 1000 for name, time_ms in times_ms.items()}
+
+
 def _state(row: Mapping[str, Any], breaker: str, *, paused: bool) -> str:
     if paused:
         return "paused"
@@ -202,6 +210,8 @@ def alarms(metrics: Mapping[str, Any]) -> list[str]:
         for queue, state in sorted(open_breakers(metrics["workers"]).items())
     ]
     texts += [f"Group {each.group}: {each.found}." for each in stuck_processes(metrics["workers"])]
+    if quiet := quiet_workers(metrics["workers"]):
+        texts.append(f"Quiet workers, which take no more messages: {', '.join(quiet)}.")
     texts += no_consumer_alarms(metrics["queues"])
     texts += removed_alarms(metrics["removed_handlers"])
     texts += [f"Queue {each['queue']}: {recreated(**each)}." for each in metrics["recreated_topics"][:_NAMED]]
@@ -272,7 +282,7 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
     unowned = [part["partition"] for part in markers if part["owner"] is None]
     opened = open_breakers(metrics["workers"])
     answered = sum(worker["answered"] for worker in metrics["workers"])
-    stuck = stuck_processes(metrics["workers"])
+    stuck, quiet = stuck_processes(metrics["workers"]), quiet_workers(metrics["workers"])
     # Their handlers have a process.
     handled = frozenset[str]().union(*(each.queues for each in stuck))
     unread = [queue for queue in without_consumer(metrics["queues"]) if queue not in handled]
@@ -299,6 +309,8 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
          "Repair the service that the handlers of these queues call"),
         (not stuck, "handler processes run their event loops", "; ".join(each.found for each in stuck) or "all do",
          ". ".join({each.advice[:1].upper() + each.advice[1:]: None for each in stuck})),
+        (not quiet, "no worker is quiet", ", ".join(quiet) or "none",
+         "Let them take messages again on the page of workers, or with SIGCONT; or stop them"),
         (not unread, "queues with waiting messages have consumers", _without(unread) or "all have",
          "Start the consumers or handlers of these queues, or purge them"),
         (not removed_handlers, "published handlers run in a worker", ", ".join(removed_handlers) or "all do",

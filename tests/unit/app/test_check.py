@@ -249,6 +249,22 @@ def test_a_stopped_handler_process_is_a_problem_from_its_first_second() -> None:
     assert "kill -CONT 7" in found.advice
 
 
+def test_a_quiet_worker_is_a_warning() -> None:
+    process = {"group": "mail", "queues": ["letters"], "pid": 7, "blocked_seconds": 0.0}
+    pages = [
+        Page("http://a", [], {"handlers": [process | {"quiet": False}, process | {"quiet": True}]}),
+        Page("http://b", [], {"handlers": [process | {"quiet": False}]}),
+        # Of an older version.
+        Page("http://c", [], {"handlers": [process]}),
+    ]
+
+    [finding] = judge_pages(pages)
+
+    assert (finding.level, finding.subject) == (Level.WARNING, "worker http://a")
+    assert "takes no more messages" in finding.found
+    assert "SIGCONT" in finding.advice
+
+
 def test_a_worker_that_accepts_connections_and_does_not_answer_may_be_stopped() -> None:
     [unreachable] = judge_pages([Page("http://a")])
     [silent] = judge_pages([Page("http://a", silent=True)])

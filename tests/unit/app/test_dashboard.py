@@ -216,6 +216,27 @@ def test_the_page_of_health_does_not_ask_for_another_worker_while_one_is_stopped
     assert "Start a worker" not in checks["a tracker runs"]["advice"]
 
 
+def test_a_quiet_worker_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
+    process = {"group": "mail", "queues": ["emails"], "pid": 7, "blocked_seconds": 0.0}
+    workers = [
+        {"url": f"http://{name}", "answered": True, "partitions": [], "handlers": [process | {"quiet": name == "a"}]}
+        for name in ("a", "b")
+    ]
+    quiet, others = found(emails={}) | {"workers": workers}, found(emails={}) | {"workers": workers[1:]}
+
+    checks = [
+        next(each for each in rows_and_alarms.checks(metrics, []) if "quiet" in each["what"])
+        for metrics in (quiet, others)
+    ]
+
+    assert rows_and_alarms.alarms(quiet) == ["Quiet workers, which take no more messages: http://a."]
+    assert rows_and_alarms.alarms(others) == []
+    assert [(each["ok"], each["found"]) for each in checks] == [
+        (False, "http://a"),
+        (True, "none"),
+    ]
+
+
 def test_a_topic_that_was_created_again_is_an_alarm() -> None:
     [alarm] = rows_and_alarms.alarms(
         found(orders={}) | {"recreated_topics": [{"queue": "orders", "topic": "sales", "seconds": 61.0}]}
@@ -501,7 +522,7 @@ async def test_a_message_with_ordering_or_a_dispatched_one_can_not_be_released_b
 
     monkeypatch.setattr(Actor, "_write", write)
     queues = Mock(definitions=Definitions(), start=AsyncMock())
-    actor = Actor(None, None, queues, look)  # type: ignore[arg-type]
+    actor = Actor(None, None, queues, look, Mock(), Mock())  # type: ignore[arg-type]
 
     assert await actor.release("emails", list(states)) == [True, False, False, False]
     assert [(batch.holder, batch.offsets) for batch in written] == [(7, [1])]
@@ -518,7 +539,7 @@ async def test_a_prefetched_message_of_an_at_most_once_queue_is_not_released_bec
     write = AsyncMock()
     monkeypatch.setattr(Actor, "_write", write)
     queues = Mock(definitions=definitions, start=AsyncMock())
-    actor = Actor(None, None, queues, look)  # type: ignore[arg-type]
+    actor = Actor(None, None, queues, look, Mock(), Mock())  # type: ignore[arg-type]
 
     assert await actor.release("payments", ["t/0/1"]) == [False]
     write.assert_not_called()
@@ -530,7 +551,7 @@ async def test_a_purge_is_refused_if_no_worker_reported_on_a_markers_partition(m
     cluster = Mock(topics=AsyncMock(return_value=Topics(4, 4, 10_000, 10_000)))
     monkeypatch.setattr("marq_worker.web.dashboard.actor.cluster_of", lambda settings: cluster)
     queues = Mock(definitions=Definitions(), start=AsyncMock())
-    actor = Actor(None, None, queues, AsyncMock())  # type: ignore[arg-type]
+    actor = Actor(None, None, queues, AsyncMock(), Mock(), Mock())  # type: ignore[arg-type]
 
     with pytest.raises(MarqError, match="nothing was purged, because no worker reported on markers partition 1, 3"):
         await actor.extent("emails", {0: 1_000, 2: 1_000})
@@ -556,7 +577,7 @@ async def test_a_release_is_written_for_each_queue_that_is_meant(
         definitions.fold(f"file:{name}".encode(), {"topic": "orders"})
     queues = Mock(definitions=definitions, start=AsyncMock())
     monkeypatch.setattr(Actor, "_write", write)
-    actor = Actor(None, None, queues, look)  # type: ignore[arg-type]
+    actor = Actor(None, None, queues, look, Mock(), Mock())  # type: ignore[arg-type]
 
     assert await actor.release(queue, ["orders/0/5"]) == [True]
     assert {batch.queue: batch.holder for batch in written} == released
@@ -717,7 +738,7 @@ async def test_an_action_whose_request_is_cancelled_is_audited(caplog: pytest.Lo
 
     actions = AuditedActions(Slow(PretendNamespace()), Tasks())
     with pytest.raises(asyncio.CancelledError):
-        await actions.to_queue(read_action("pause"), "emails", {"who": "ann"})
+        await actions.run(read_action("pause"), {"queue": "emails"}, {"who": "ann"})
 
     assert [record.getMessage() for record in caplog.records if record.name == "marq.audit"] == [
         '{"audit": "pause", "who": "ann", "queue": "emails", "error": "CancelledError"}'

@@ -307,6 +307,117 @@ async def test_a_pool_whose_task_fails_does_not_wait_for_the_others(make_rig, mo
     await pool.stop(0)
 
 
+# --- what runs, and operators who cancel it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counted", "expected"), [(False, (0, False, "")), (True, (BACKOFF, True, "cancelled by an operator"))]
+)
+async def test_a_handler_that_an_operator_cancels_releases_its_message_and_its_task_goes_on(
+    make_rig, work, counted: bool, expected: tuple[int, bool, str]
+) -> None:
+    rig, waiting, cancelling = make_rig(), Waiting(), []
+    rig.add(1)
+
+    async def handler(messages) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        cancelling.append(task.cancelling())
+        if messages[0].offset == 0:
+            await waiting(messages)
+
+    pool = work(rig, handler)
+    await asyncio.wait_for(waiting.begun.wait(), LIMIT_S)
+    pool.cancel("t/0/1", counted=counted)
+    pool.cancel("t/0/0", counted=counted)
+    pool.cancel("t/0/0", counted=not counted)
+    await rig.settler.until(lambda: bool(rig.released))
+    rig.add([1])
+    await rig.settler.until(lambda: bool(rig.acked))
+    await pool.stop(1)
+
+    assert rig.released == {0: expected}
+    assert (rig.acked, cancelling) == ([1], [0, 0])
+
+
+async def test_a_handler_that_returns_although_an_operator_cancels_it_acks_its_message(make_rig, work) -> None:
+    rig, waiting, cancelling = make_rig(), Waiting(), []
+    rig.add(2)
+
+    async def handler(messages) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        cancelling.append(task.cancelling())
+        if not waiting.begun.is_set():
+            with suppress(asyncio.CancelledError):
+                await waiting(messages)
+        if messages[-1].offset == 2:
+            raise asyncio.CancelledError
+
+    pool = work(rig, handler)
+    await asyncio.wait_for(waiting.begun.wait(), LIMIT_S)
+    pool.cancel("t/0/0", counted=False)
+    await rig.settler.until(lambda: rig.acked == [0, 1])
+    # The operator's cancellation does not apply to the next call.
+    rig.add([2])
+    await rig.settler.until(lambda: bool(rig.released))
+    await pool.stop(1)
+
+    assert rig.released == {2: (BACKOFF, True, "RuntimeError: CancelledError in the handler")}
+    assert set(cancelling) == {0}
+
+
+async def test_a_stop_may_follow_an_operator_s_cancellation(make_rig, work) -> None:
+    rig, waiting = make_rig(), Waiting()
+    rig.add(1)
+    pool = work(rig, waiting)
+    await asyncio.wait_for(waiting.begun.wait(), LIMIT_S)
+
+    pool.cancel("t/0/0", counted=True)
+    await pool.stop(0)
+    await rig.settled()
+
+    # Interrupted either way; the stop is not an attempt.
+    assert list(rig.released) == [0]
+    assert all(task.done() for task in pool.tasks)
+
+
+async def test_a_plain_function_is_not_cancelled_because_its_thread_goes_on(make_rig) -> None:
+    rig, begun, go_on = make_rig(), threading.Event(), threading.Event()
+    rig.add(1)
+
+    def handler(message) -> None:
+        begun.set()
+        go_on.wait(LIMIT_S)
+
+    pool = rig.work(handler)
+    assert await asyncio.to_thread(begun.wait, LIMIT_S)
+    pool.cancel("t/0/0", counted=True)
+    go_on.set()
+    await rig.settler.until(lambda: bool(rig.acked))
+    await pool.stop(1)
+
+    assert (pool.cancellable, rig.released) == (False, {})
+
+
+async def test_what_handlers_do_now_and_for_how_long(make_rig, work) -> None:
+    rig, waiting = make_rig(), Waiting()
+    rig.add(1)
+    pool = work(rig, waiting)
+    before = pool.calls()
+    await asyncio.wait_for(waiting.begun.wait(), LIMIT_S)
+
+    rig.clock.now_s += 7
+    during = pool.calls()
+    waiting.go_on.set()
+    await rig.settler.until(lambda: bool(rig.acked))
+    await spin()
+
+    assert [(message.id, seconds) for message, seconds in during] == [("t/0/0", 7.0)]
+    assert (before, pool.calls(), pool.cancellable) == ([], [], True)
+    await pool.stop(1)
+
+
 # --- how much is at hand ----------------------------------------------------------------------------------------------
 
 
