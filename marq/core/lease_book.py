@@ -159,15 +159,15 @@ class LeaseBook(DueMessages):
     def _not_overtaken(self, opened: OpenMessages, holder: int, attempt: int, offsets: Sequence[int]) -> Sequence[int]:
         """Leave out messages that this holder has acquired for a later attempt; this ACQUIRE was written late."""
         leases = opened.leases
-        return [each for each in offsets if leases[each].holder != holder or leases[each].attempt <= attempt]
+        return [offset for offset in offsets if leases[offset].holder != holder or leases[offset].attempt <= attempt]
 
     def _count_redelivered(self, opened: OpenMessages, offsets: Sequence[int], lease: LeaseRow) -> int:
         """Count the messages that a consumer acquires to deliver them again in their place; return how many."""
         if lease.state not in IN_ORDER:
             return 0
         former = [opened.leases[offset] for offset in offsets]
-        released = [each for each in former if each.state is State.WAITING_IN_ORDER]
-        expired = [each for each in former if each.state is lease.state and each.attempt < lease.attempt]
+        released = [row for row in former if row.state is State.WAITING_IN_ORDER]
+        expired = [row for row in former if row.state is lease.state and row.attempt < lease.attempt]
         counts, redelivered = self._count(lease.queue), len(released) + len(expired)
         counts.expired += len(expired)
         counts.redelivered += redelivered
@@ -367,7 +367,10 @@ class LeaseBook(DueMessages):
             shared |= seen & offsets
             seen |= offsets
         return [
-            (opened, [each for each in offsets if each not in shared or opened.leases[each].holder == batch.holder])
+            (
+                opened,
+                [offset for offset in offsets if offset not in shared or opened.leases[offset].holder == batch.holder],
+            )
             for opened, offsets in found
             if offsets
         ]

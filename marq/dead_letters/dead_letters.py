@@ -312,7 +312,7 @@ class DeadLetters(CodecClient[Topics]):
         self._started()
         known = await self._cluster.known_queues(queue)
         if queue not in known:
-            known |= {each.queue for each in await self.count()}
+            known |= {count.queue for count in await self.count()}
         if queue not in known:
             suggestion = closest_name(queue, known)
             raise UnknownQueue(queue, suggestion, "To send messages there anyway, pass allow_unknown=True")

@@ -96,8 +96,8 @@ class Survey:
     def _forget_before(self, partition: int, span: range) -> None:
         """Forget dead letters removed by retention, or with a topic that was recreated."""
         if self._next.get(partition, 0) > span.stop:
-            for each in (self._next, self._offsets, self._died, self._groups, self._settled):
-                each.pop(partition, None)
+            for by_partition in (self._next, self._offsets, self._died, self._groups, self._settled):
+                by_partition.pop(partition, None)
         offsets = self._offsets.get(partition)
         if offsets and offsets[0] < span.start:
             gone = bisect_left(offsets, span.start)

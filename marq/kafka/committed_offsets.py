@@ -195,7 +195,7 @@ async def _places(
     known = await snapshots.read(_named([committed]), group, committed)
     search = Search(settings.names, group, serving, sources, committed, known)
     if search.needs_others:
-        others = [each for each in await groups_of(admin, settings.names, search.newcomers) if each != group]
+        others = [other for other in await groups_of(admin, settings.names, search.newcomers) if other != group]
         theirs = {
             other: of_incarnations(named, offsets)
             for other, offsets in zip(others, await _of_groups(admin, others, sources), strict=True)

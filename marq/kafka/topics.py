@@ -245,7 +245,7 @@ class _Topics:
         for name, code, *text in response.topic_errors:
             error = for_code(code)
             if error in _FORBIDDEN:
-                raise cannot_make(self._settings, [made[each] for each in missing], _said(error, text))
+                raise cannot_make(self._settings, [made[topic] for topic in missing], _said(error, text))
             if error is InvalidReplicationFactorError:
                 raise ConfigError(
                     f"topic {name}: the cluster can't keep {copies} replicas ({_said(error, text)}): set"
@@ -336,7 +336,9 @@ async def look_up(admin: AIOKafkaAdminClient, names: Iterable[str]) -> Look:
             raise error(f"topic {name}")
         elif not code:
             partitions = described[name]["partitions"]
-            look.found[name] = TopicFacts(len(partitions), config, min(len(each["replicas"]) for each in partitions))
+            look.found[name] = TopicFacts(
+                len(partitions), config, min(len(partition["replicas"]) for partition in partitions)
+            )
     return look
 
 

@@ -141,7 +141,9 @@ class KafkaDefinitionLog:
         inspector = Inspector(self._settings, definitions)
         # Messages move from the topic to the markers, and delayed ones back. Another order of reads could miss some.
         waiting = await inspector.waiting([queue], MAX_SCANNED)
-        books = [each.tracker.book for each in (await inspector.owned(ends=await inspector.marker_ends())).values()]
+        books = [
+            content.tracker.book for content in (await inspector.owned(ends=await inspector.marker_ends())).values()
+        ]
         arrived = await inspector.arrived(queue, waiting.ends) if waiting.complete else 0
         leases = ((source, lease) for book in books for source, _, lease in book.open_leases() if lease.queue == queue)
         searched = 0 if waiting.complete else MAX_SCANNED

@@ -87,7 +87,7 @@ def _columns(payloads: Sequence[Payload], queue_key: bytes) -> Columns:
         values,
         attempts=attempts if attempts.count(1) != count else None,
         keys=keys if keys.count(queue_key) != count else None,
-        headers=[encode_headers(each) for each in headers] if any(headers) else None,
+        headers=[encode_headers(message_headers) for message_headers in headers] if any(headers) else None,
     )
 
 

@@ -72,4 +72,4 @@ class AcquiredRanges:
 
 def acquired_in(marks: Mapping[tuple[str, Source], AcquiredRanges], queue: str) -> dict[Source, AcquiredRanges]:
     """Return what a queue has acquired in each source, from the marks of a lease book."""
-    return {source: ranges for (each, source), ranges in marks.items() if each == queue}
+    return {source: ranges for (name, source), ranges in marks.items() if name == queue}

@@ -72,7 +72,7 @@ class TableImage:
     def _all_of(self, queue: str, source: Source) -> list[OpenMessages]:
         """Return the open messages of a queue in a source, to change them; for ANY_QUEUE, those of each queue."""
         queues = list(self._sources.get(source, _NO_QUEUES)) if queue == ANY_QUEUE else [queue]
-        return [self._known_of(each, source) for each in queues]
+        return [self._known_of(name, source) for name in queues]
 
     def _each(self) -> list[OpenMessages]:
         return [opened for queues in self._sources.values() for opened in queues.values()]
