@@ -124,7 +124,9 @@ class Handlers:
     def running(self, task: asyncio.Task[Any] | None = None) -> str:
         """Describe the handlers that are running now, or only the one that runs in a task; "" without any."""
         pools = [] if self.session is None else self.session.pools
-        queues = {each.queue for pool in pools if task is None or task in pool.busy_tasks for each in pool.running}
+        queues = {
+            message.queue for pool in pools if task is None or task in pool.busy_tasks for message in pool.running
+        }
         return ", ".join(f"handler {self.group.queues[queue].handler} of queue {queue}" for queue in sorted(queues))
 
     def holders(self) -> Sequence[int]:

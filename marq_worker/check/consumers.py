@@ -210,7 +210,11 @@ def judge_retention(client: ClientSettings, definitions: Definitions, found: Map
     messages = found.get(client.names.messages)
     kept = -1 if messages is None else int(messages.config.get(RETENTION, FOR_EVER))
     longest = max(
-        ((max(each.lease_ms, each.delay_ms), queue) for queue in definitions.names() if (each := definitions(queue))),
+        (
+            (max(settings.lease_ms, settings.delay_ms), queue)
+            for queue in definitions.names()
+            if (settings := definitions(queue))
+        ),
         default=(0, ""),
     )
     if kept < 0 or kept >= longest[0]:

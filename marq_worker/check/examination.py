@@ -246,7 +246,7 @@ class Examination:
         may = allowed.get(self._client.names.messages)
         if backlogs is None and (may is None or "Read" in may):
             backlogs = await self._count(view, definitions, readers, absent)
-        waiting = None if backlogs is None else {each.queue: each.waiting for each in backlogs}
+        waiting = None if backlogs is None else {backlog.queue: backlog.waiting for backlog in backlogs}
         ended = ended_processes(answered, self._client.names)
         frozen = {self._client.names.named_group(process.group) for process in stuck(pages)}
         self._add(*judge_reading(self._client, definitions, readers, waiting, left_out, ended, frozen))
@@ -273,7 +273,7 @@ class Examination:
         names = self._client.names
         queues = {
             *definitions.names(),
-            *(queue for each in readers for queue in queues_of(each.group, names, definitions)),
+            *(queue for reader in readers for queue in queues_of(reader.group, names, definitions)),
         }
         ask, inspector = partial(self._ask, failed=None), Inspector(self._client, definitions)
         lonely = await ask("the consumers of queues", lambda: view.unattended(definitions, queues))

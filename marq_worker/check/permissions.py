@@ -112,10 +112,10 @@ def missing(client: ClientSettings, role: str, use: Use, allowed: Allowed) -> li
             transactional=use.transactional,
             sqs=use.sqs,
         )
-        return [each for each in needed if allowed.lacks(each, use.handled_groups)]
+        return [permission for permission in needed if allowed.lacks(permission, use.handled_groups)]
     # A service need not use all queues: a queue's own topic counts if anything is allowed on it.
     topics = [topic for topic in use.own_topics if allowed.topics.get(topic) != frozenset()]
-    return [each for each in ROLES[role](client.names, topics) if allowed.lacks(each, ())]
+    return [permission for permission in ROLES[role](client.names, topics) if allowed.lacks(permission, ())]
 
 
 def judge_permissions(client: ClientSettings, roles: Iterable[str], use: Use, allowed: Allowed) -> list[Finding]:

@@ -154,7 +154,7 @@ class HandlersRole(Service):
                 log.warning("%s", part_of_group(groups[name], rest, definitions))
         self._incomplete = incomplete
         served = {
-            name: replace(group, queues={q: each for q, each in group.queues.items() if q not in self._without})
+            name: replace(group, queues={q: handled for q, handled in group.queues.items() if q not in self._without})
             for name, group in groups.items()
         }
         self._processes.want({name: group for name, group in served.items() if group.queues})
@@ -197,8 +197,8 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
                 "decorator: remove one of them"
             )
     for group in groups.values():
-        for queue, each in group.queues.items():
-            load_handler(queue, each.handler)
+        for queue, handled in group.queues.items():
+            load_handler(queue, handled.handler)
         rest = without_handler(definitions, group)
         check_projects(definitions, group, rest)
         if lacks_handler(definitions, rest):

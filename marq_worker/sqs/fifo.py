@@ -238,7 +238,10 @@ class Outcomes:
 
     async def _settle(self, deliveries: Sequence[Settled], action: str, **how: Any) -> None:
         results = await asyncio.gather(
-            *[self._settle_one(each.url, Outcome(each.token, each.attempt, action, **how)) for each in deliveries],
+            *[
+                self._settle_one(delivery.url, Outcome(delivery.token, delivery.attempt, action, **how))
+                for delivery in deliveries
+            ],
             return_exceptions=True,
         )
         for result in results:

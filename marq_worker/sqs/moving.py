@@ -150,16 +150,16 @@ class Mover:
         """Move messages; return whether any of them existed when the task began."""
         attributes, newest_ms = self._directory.get(queue).attributes, task.started_ms + SKEW_S * 1000
         # Later messages stay. Otherwise, a message that fails again would be moved again and again.
-        receiver.release([each for each in deliveries if each.sent_ms > newest_ms])
-        older = [each for each in deliveries if each.sent_ms <= newest_ms]
+        receiver.release([delivery for delivery in deliveries if delivery.sent_ms > newest_ms])
+        older = [delivery for delivery in deliveries if delivery.sent_ms <= newest_ms]
         expired, rest = without_old(older, attributes)
         try:
             await self._settlers.of(queue).renew(rest, LEASE_S * 1000)
             # The previous lease applies until the renewal is durable. Once it has ended, another client may have the
             # message, and a move would duplicate it.
-            receiver.release([each for each in rest if not each.is_leased])
-            rest = [each for each in rest if each.is_leased]
-            targets = [self._target(task, each) for each in rest]
+            receiver.release([delivery for delivery in rest if not delivery.is_leased])
+            rest = [delivery for delivery in rest if delivery.is_leased]
+            targets = [self._target(task, delivery) for delivery in rest]
         except SqsError as error:
             # A lease has ended, so the message is delivered again.
             receiver.release([*expired, *rest])
@@ -172,9 +172,12 @@ class Mover:
         # First the copies, on all replicas, then the acknowledgements: a crash in between moves a message twice; in
         # the other order, it would lose it.
         outcomes = await asyncio.gather(
-            *[self._send(target, each) for target, each in zip(targets, rest, strict=True)], return_exceptions=True
+            *[self._send(target, delivery) for target, delivery in zip(targets, rest, strict=True)],
+            return_exceptions=True,
         )
-        moved = [each for each, outcome in zip(rest, outcomes, strict=True) if not isinstance(outcome, BaseException)]
+        moved = [
+            delivery for delivery, outcome in zip(rest, outcomes, strict=True) if not isinstance(outcome, BaseException)
+        ]
         progress.add(len(moved))
         settler = self._settlers.of(queue)
         if moved:
@@ -184,7 +187,7 @@ class Mover:
         await progress.write_now_and_then()
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
-            receiver.release([each for each in rest if each not in moved])
+            receiver.release([delivery for delivery in rest if delivery not in moved])
             await self._judge(queue, errors)
         return bool(expired or rest)
 

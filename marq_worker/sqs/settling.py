@@ -52,13 +52,13 @@ class ByToken:
         self._settler = settler
 
     async def ack(self, deliveries: Sequence[Settled]) -> None:
-        await self._settler.ack([each.token for each in deliveries])
+        await self._settler.ack([delivery.token for delivery in deliveries])
 
     async def renew(self, deliveries: Sequence[Settled], lease_ms: int) -> None:
-        await self._settler.renew([(each.token, lease_ms) for each in deliveries])
+        await self._settler.renew([(delivery.token, lease_ms) for delivery in deliveries])
 
     async def release(self, deliveries: Sequence[Settled], *, counted: bool = True) -> None:
-        await self._settler.release([each.token for each in deliveries], counted=counted)
+        await self._settler.release([delivery.token for delivery in deliveries], counted=counted)
 
 
 class Settlers(NamedTuple):

@@ -329,7 +329,8 @@ class StreamReader:
             # Without a generation, the group would accept it like an administrator's commit.
             raise NotCommitted("the group has removed this member")
         commits = {
-            TopicPartition(*log): OffsetAndMetadata(*each) for log, each in self._encoded(offsets, after).items()
+            TopicPartition(*log): OffsetAndMetadata(*position)
+            for log, position in self._encoded(offsets, after).items()
         }
         return GroupCommit(self._partitions.group, self._generation, commits, after, offsets)
 
