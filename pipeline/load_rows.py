@@ -253,7 +253,7 @@ def _delay_of(sent: Sent, source: Source, run: Sequence[_Row]) -> Delay:
         [sent.timestamp_ms] * len(run),
         values,
         keys=[queue_key if key is None else key for key in keys] if any(key is not None for key in keys) else None,
-        headers=[encode_headers(each) for each in pairs] if any(pairs) else None,
+        headers=[encode_headers(message_pairs) for message_pairs in pairs] if any(pairs) else None,
     )
     # With the first number as `from_offset`, the marker claims no rows but its own.
     return Delay(sent.queue, sent.holder, source, numbers, times, sent.relative, numbers[0], payloads)

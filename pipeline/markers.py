@@ -233,7 +233,9 @@ def _lines(batch: Acquire) -> list[int]:
     """Return a number for each message's ordering key, or :data:`_NULL`."""
     queue = batch.queue.encode()
     # In the messages topic, the record key is the queue's name.
-    keys = [ordering_key(each.headers) if each.key in (None, queue) else each.key for each in batch.payloads]
+    keys = [
+        ordering_key(payload.headers) if payload.key in (None, queue) else payload.key for payload in batch.payloads
+    ]
     return [line_of(key) >> 1 if key else _NULL for key in keys]
 
 
