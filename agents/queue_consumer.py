@@ -16,7 +16,7 @@ import faust
 from faust.types import TP, StreamT
 
 from marq.backend.cluster import cluster_of
-from marq.client.current_producer import SharedProducer
+from marq.client.current_producer import HandlersProducer
 from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Resources, lifespans_in
 from marq.consumer.middleware import middleware_in
@@ -64,7 +64,7 @@ class Handlers:
         self.reader = StreamReader(served, partitions)
         modules = modules_around(self.group, handlers)
         chain, resources = middleware_in(*modules), Resources(lifespans_in(*modules))
-        producer = SharedProducer(functools.partial(Producer.of, client))
+        producer = HandlersProducer(functools.partial(Producer.of, client))
         session = HandlersSession(
             cluster_of(client),
             topics,

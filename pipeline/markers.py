@@ -33,11 +33,11 @@ from marq.wire.markers import (
     Delay,
     Dispatch,
     Fact,
-    Outcome,
     Payload,
     Reject,
     Release,
     Renew,
+    RequestOutcome,
     Reschedule,
     Tick,
     kind_of,
@@ -197,7 +197,7 @@ def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, An
         columns["attempt"] = batch.attempts
         columns["cause"] = [_name(Cause, cause) for cause in batch.causes]
     elif isinstance(batch, Answer):
-        columns["outcome"] = [_name(Outcome, outcome) for outcome in batch.outcomes]
+        columns["outcome"] = [_name(RequestOutcome, outcome) for outcome in batch.outcomes]
     return common, columns
 
 

@@ -93,7 +93,7 @@ class Purged:
 Progress = Callable[[int, int], None]
 
 
-async def meant(
+async def preview(
     settings: ClientSettings, queue: str, *, delayed: bool = False, dead: bool = False
 ) -> tuple[Purged, Extent, bool]:
     """Return what a purge would end now, its extent, and whether the count is complete; nothing changes.
@@ -135,7 +135,7 @@ async def purge(
     """End the waiting messages of a queue; ``delayed`` includes delayed messages, ``dead`` its dead letters.
 
     With ``in_flight``, messages in flight end too; the result does not count them. With an ``extent`` from
-    :func:`meant` or :func:`extent_now`, later messages stay. The queue is paused meanwhile, and stays paused if the
+    :func:`preview` or :func:`extent_now`, later messages stay. The queue is paused meanwhile, and stays paused if the
     call is interrupted: purge it again, or resume it. ``paused_before`` is the pause before an interrupted purge, which
     this one completes. ``progress`` is called with the number of ended messages and the total.
 

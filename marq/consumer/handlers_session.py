@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from marq.backend.cluster import Cluster
-from marq.client.current_producer import SharedProducer
+from marq.client.current_producer import HandlersProducer
 from marq.consumer.handler_parameters import Handler, bound
 from marq.consumer.handler_pool import HandlerPool, HandlerTasks
 from marq.consumer.handlers import codec_of
@@ -43,7 +43,7 @@ class HandlersSession(ConsumerSession):
         reader: Reader,
         definitions: Definitions,
         handlers: Mapping[str, Handler],
-        producer: SharedProducer,
+        producer: HandlersProducer,
         chain: Sequence[Middleware],
         resources: Resources,
         *,

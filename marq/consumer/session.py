@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from math import inf
 from typing import Any
 
-from marq.backend.cluster import Cluster, Connection, DefinitionsView, cluster_of
+from marq.backend.cluster import Cluster, DefinitionsView, WriterConnection, cluster_of
 from marq.client.background import failure_of, until_set
 from marq.client.lifecycle import to_its_end
 from marq.consumer import settlement
@@ -70,7 +70,7 @@ class ConsumerSession:
         strategy, acquirer = cluster.acquire_strategy(how, topics, reader, group or "", instance_id)
         writer = cluster.writer(topics)
         #: Other connections are opened on first use.
-        self._connected_first: list[Connection] = [acquirer, writer]
+        self._connected_first: list[WriterConnection] = [acquirer, writer]
         self._connections = [acquirer, writer]
         transactional = strategy
         if group is not None and how != TRANSACTIONAL:

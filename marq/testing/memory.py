@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 from marq.kafka.offset_snapshots import OffsetSnapshot
-from marq.queues.definition_log import Unfinished, unfinished
+from marq.queues.definition_log import UnfinishedMessages, unfinished
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.testing.clock import Clock
 from marq.testing.group import Group
@@ -164,7 +164,7 @@ class Memory:
                 if skipped is None or skipped.left(source, record.offset, record.timestamp):
                     yield source, record
 
-    def messages_of(self, namespace: Namespace, queue: str) -> Unfinished:
+    def messages_of(self, namespace: Namespace, queue: str) -> UnfinishedMessages:
         """Count the messages of a queue that have not ended."""
         leases = [(source, lease) for source, _, lease, _ in namespace.open_messages(queue)]
         waiting = sum(1 for _ in self.waiting(namespace, queue))

@@ -29,9 +29,9 @@ from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.protocol.transaction import EndTxnRequest
 
 from marq.dead_letters.log import open_dead_letter_log
-from marq.dead_letters.selection import Group, Survey
+from marq.dead_letters.selection import CountKey, Survey
 from marq.kafka.connection import abandon_producer, client_options
-from marq.kafka.group_members import GroupMember, described_members
+from marq.kafka.group_members import DescribedMember, described_members
 from marq.kafka.log_reader import LogReader
 from marq.kafka.paced_clients import paced
 from marq.kafka.protocol import allowed_on_topics
@@ -73,7 +73,7 @@ class Refusals:
 class GroupFacts:
     """``allowed``: our permissions on the group, None if the broker does not report them."""
 
-    members: Sequence[GroupMember] = ()
+    members: Sequence[DescribedMember] = ()
     allowed: frozenset[str] | None = None
 
 
@@ -198,7 +198,7 @@ class ClusterView:
             await log.stop()
         return published
 
-    async def large_messages(self, queues: Collection[str]) -> Mapping[Group, int]:
+    async def large_messages(self, queues: Collection[str]) -> Mapping[CountKey, int]:
         """Count the dead letters of these queues whose values were left out, by queue and reason."""
         survey = Survey(
             self._client.names.dead_letters,

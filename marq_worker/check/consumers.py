@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marq.core.deliveries.redelivery_records import LEFT_OUT
-from marq.dead_letters.selection import Group
+from marq.dead_letters.selection import CountKey
 from marq.kafka.inspector import Waiting
 from marq.kafka.role_permissions import tools
 from marq.settings.client import ClientSettings
@@ -326,7 +326,7 @@ def with_large_messages(answers: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted(queue for queue, metrics in add_up(answers).items() if metrics.get("too_large"))
 
 
-def judge_large_messages(dead: Mapping[Group, int]) -> list[Finding]:
+def judge_large_messages(dead: Mapping[CountKey, int]) -> list[Finding]:
     """Judge the dead letters whose values were left out, by queue and reason; deleted ones are not among them."""
     findings = []
     for queue in sorted({group.queue for group in dead}):

@@ -21,7 +21,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, ConnectionTimeout
 from marq.client.threads import in_thread
 from marq.kafka.connection import plain_admin
 from marq.kafka.connection_diagnosis import find_obstacle
-from marq.kafka.group_members import GroupMember
+from marq.kafka.group_members import DescribedMember
 from marq.kafka.inspector import Inspector, Waiting
 from marq.kafka.topics import Look, planned
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
@@ -396,7 +396,7 @@ class Examination:
         self._findings += findings
 
 
-def _urls(members: Iterable[GroupMember]) -> list[str]:
+def _urls(members: Iterable[DescribedMember]) -> list[str]:
     """Return the addresses of pages; a worker without the role web has none."""
     return sorted({member.url for member in members if member.url.startswith("http")})
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marq.kafka.group_members import GroupMember
+from marq.kafka.group_members import DescribedMember
 from marq.wire.names import Names
 from marq_worker.check.findings import Finding, fine, problem, warning
 from marq_worker.client_id import Identity
@@ -42,7 +42,7 @@ SILENT = (
 
 
 def judge_members(
-    names: Names, members: Sequence[GroupMember], *, begun: bool, silent: str | None = None
+    names: Names, members: Sequence[DescribedMember], *, begun: bool, silent: str | None = None
 ) -> list[Finding]:
     """Judge the trackers; ``begun``: whether the topics exist, that is, something has run before.
 
@@ -192,7 +192,7 @@ def _mend(alarm: str) -> str:
     return "see docs/operations/troubleshooting.md, 'Stopped partitions'"
 
 
-def judge_differences(names: Names, members: Sequence[GroupMember]) -> list[Finding]:
+def judge_differences(names: Names, members: Sequence[DescribedMember]) -> list[Finding]:
     """Warn if workers differ, except in the definitions of different projects."""
     identities = {identity for member in members if (identity := Identity.read(member.client_id)) is not None}
     different = ["versions"] if len({identity.version for identity in identities}) > 1 else []

@@ -15,7 +15,7 @@ from aiokafka.errors import for_code
 
 from marq.admin.purge_extent import existing_ranges
 from marq.core.storage.rows import HELD
-from marq.kafka.group_members import DescribedGroup, GroupMember, described_members, listed_groups
+from marq.kafka.group_members import DescribedGroup, DescribedMember, described_members, listed_groups
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
 from marq.kafka.owned_partitions import Owned
@@ -90,7 +90,7 @@ class Group:
     """A consumer group: its members, and by partition the owner, the committed offset and the committer."""
 
     described: DescribedGroup
-    owners: Mapping[Source, GroupMember] = field(default_factory=dict)
+    owners: Mapping[Source, DescribedMember] = field(default_factory=dict)
     committed: Mapping[Source, int] = field(default_factory=dict)
     committers: Mapping[Source, str] = field(default_factory=dict)
 
@@ -158,11 +158,11 @@ def _leases_since(owned: Owned) -> dict[tuple[str, Source], int]:
     return since
 
 
-def _owner(member: GroupMember | None) -> dict[str, Any]:
+def _owner(member: DescribedMember | None) -> dict[str, Any]:
     return {"owner": None if member is None else str(member), "owner_id": None if member is None else member.id}
 
 
-def _member(member: GroupMember) -> dict[str, Any]:
+def _member(member: DescribedMember) -> dict[str, Any]:
     partitions = sum(map(len, member.partitions.values()))
     return {"member": str(member), **member.document(), "partitions": partitions}
 

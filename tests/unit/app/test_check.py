@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from marq.kafka.group_members import GroupMember
+from marq.kafka.group_members import DescribedMember
 from marq.kafka.topics import planned
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
@@ -153,9 +153,9 @@ def test_nothing_is_missing() -> None:
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
-def member(version: str = "1.0", fingerprint: str = "abc123", project: str = "") -> GroupMember:
+def member(version: str = "1.0", fingerprint: str = "abc123", project: str = "") -> DescribedMember:
     client_id = Identity(version, fingerprint, project).client_id("marq")
-    return GroupMember("", client_id, "10.0.0.1", url="http://10.0.0.1:6066")
+    return DescribedMember("", client_id, "10.0.0.1", url="http://10.0.0.1:6066")
 
 
 def test_members_of_one_kind() -> None:
@@ -173,7 +173,7 @@ def test_members_of_one_kind() -> None:
         (member("1.1", "def456"), "versions and definitions of queues"),
     ],
 )
-def test_members_that_differ_are_two_sets_of_workers_or_a_deploy(other: GroupMember, different: str) -> None:
+def test_members_that_differ_are_two_sets_of_workers_or_a_deploy(other: DescribedMember, different: str) -> None:
     _, found = judge_members(NAMES, [member(), other], begun=True)
 
     assert (found.level, found.found) == (Level.WARNING, f"they have different {different}")
@@ -189,7 +189,7 @@ def test_the_files_of_different_projects_are_not_compared_nor_is_a_worker_withou
 
 
 def test_members_that_tell_nothing_are_not_compared() -> None:
-    assert levels(judge_members(NAMES, [member(), GroupMember("", "old", "/h")], begun=True)) == [Level.OK]
+    assert levels(judge_members(NAMES, [member(), DescribedMember("", "old", "/h")], begun=True)) == [Level.OK]
 
 
 @pytest.mark.parametrize(("begun", "level"), [(False, Level.WARNING), (True, Level.PROBLEM)])

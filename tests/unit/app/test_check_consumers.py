@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from marq.dead_letters.selection import Group
+from marq.dead_letters.selection import CountKey
 from marq.kafka.topics import Look
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
@@ -205,7 +205,7 @@ def test_a_queue_whose_handler_was_removed_is_not_called_stalled(removed: Mappin
 
 def test_a_queue_with_messages_that_are_too_large_names_one_of_their_records() -> None:
     place = "orders/0/17 has 3145736 bytes, and a marker has room for 1108916"
-    dead = {Group("orders", f"too large: {place}"): 1, Group("orders", "too large: orders/0/9"): 2}
+    dead = {CountKey("orders", f"too large: {place}"): 1, CountKey("orders", "too large: orders/0/9"): 2}
 
     assert with_large_messages([{"queues": {"orders": {"too_large": 3}, "emails": {"too_large": 0}}}]) == ["orders"]
     [finding] = judge_large_messages(dead)

@@ -14,7 +14,7 @@ import pytest
 import marq
 from marq.dead_letters.filters import Filters
 from marq.dead_letters.log import Stored
-from marq.dead_letters.selection import Group, Spot, Survey
+from marq.dead_letters.selection import CountKey, Spot, Survey
 from marq.settings.client import ClientSettings
 from marq.testing import Broker
 from marq_worker.web.dashboard import dead_letters
@@ -199,7 +199,7 @@ async def test_each_sample_of_a_partition_is_read_by_a_reader_of_its_own(monkeyp
     index = DeadLetterIndex(ClientSettings.read("localhost:1"), lambda dead_letter: {"id": dead_letter.id})
     spots = [Spot(0, offset, 1, offset) for offset in (5, 1)]
 
-    samples = await index.samples([KindOfError(Group("emails", ""), 1, spot, spot) for spot in spots])
+    samples = await index.samples([KindOfError(CountKey("emails", ""), 1, spot, spot) for spot in spots])
 
     assert [log.sought for log in logs] == [[5], [1]]
     assert [sample and sample["id"].rpartition("/")[2] for sample in samples] == ["5", "1"]

@@ -8,7 +8,7 @@ import pytest
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError, NotCoordinatorForGroupError
 from yarl import URL
 
-from marq.kafka.group_members import STABLE, DescribedGroup, GroupMember
+from marq.kafka.group_members import STABLE, DescribedGroup, DescribedMember
 from marq.settings.client import ClientSettings
 from marq_worker.web import peers
 from marq_worker.web.peers import Group, Members
@@ -95,7 +95,7 @@ async def test_coordinators_are_looked_up_again_after_an_error(monkeypatch: pyte
 
 
 def test_a_group_whose_members_wait_for_the_end_of_a_rebalance_reads_something_soon() -> None:
-    idle, reader = GroupMember("1", "client", "host"), GroupMember("2", "client", "host", partitions={"t": [0]})
+    idle, reader = DescribedMember("1", "client", "host"), DescribedMember("2", "client", "host", partitions={"t": [0]})
 
     assert DescribedGroup("g", STABLE, [idle]).reads_nothing
     assert DescribedGroup("g", "Empty").reads_nothing
