@@ -110,7 +110,7 @@ class Handlers:
     @property
     def breakers(self) -> dict[str, dict[str, Any]]:
         """State and openings of each queue's circuit breaker."""
-        breakers = {} if self.session is None else self.session.receiver.rules.breakers
+        breakers = {} if self.session is None else self.session.receiver.gate.breakers
         return {queue: {"state": breaker.state, "openings": breaker.openings} for queue, breaker in breakers.items()}
 
     @property

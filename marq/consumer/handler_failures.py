@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from marq.client.hooks import point
 from marq.client.outcomes import Reject, Retry
-from marq.consumer.circuit_breaker import Call
+from marq.consumer.circuit_breaker import HandlerCall
 from marq.core.storage.rows import row_key
 from marq.wire.errors import error_text
 from marq.wire.markers import BACKOFF
@@ -30,7 +30,7 @@ INTERRUPTIONS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, Generato
 
 
 @point("fail")
-def fail(message: Message, error: BaseException, call: Call | None = None) -> None:
+def fail(message: Message, error: BaseException, call: HandlerCall | None = None) -> None:
     """Apply an exception to a message; ``call`` if its handler was called with other messages, too."""
     held, offset = message._held, message._offset
     if not held.decide(offset):
@@ -59,7 +59,7 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> No
         _release_interrupted(message)
 
 
-def fail_all(messages: Sequence[Message], error: BaseException, call: Call, *, only_open: bool) -> None:
+def fail_all(messages: Sequence[Message], error: BaseException, call: HandlerCall, *, only_open: bool) -> None:
     """Apply an exception to all messages of one call; with ``only_open``, the leases of some have ended."""
     for message in messages:
         if only_open and message._offset not in message._held.open:
@@ -75,20 +75,20 @@ def interrupt(messages: Iterable[Message]) -> None:
         fail(message, asyncio.CancelledError())
 
 
-def _release_failed(message: Message, delay_ms: int, error: BaseException, call: Call | None) -> None:
+def _release_failed(message: Message, delay_ms: int, error: BaseException, call: HandlerCall | None) -> None:
     breaker, counted = message._held.breaker, True
     if breaker is not None:
-        counted = (call or Call([message])).counts(breaker)
+        counted = (call or HandlerCall([message])).counts(breaker)
         if breaker.pause_left_s:
             delay_ms = max(delay_ms, breaker.delay_ms(message))
     message._held.release(message._offset, delay_ms, counted=counted, error=text_of(error))
 
 
-def _reject_failed(message: Message, error: BaseException, call: Call | None) -> None:
+def _reject_failed(message: Message, error: BaseException, call: HandlerCall | None) -> None:
     """Dead-letter a message of a queue that delivers at most once, because it must not be redelivered."""
     interrupted = isinstance(error, INTERRUPTIONS)
     if message._held.breaker is not None and not interrupted:
-        (call or Call([message])).counts(message._held.breaker)
+        (call or HandlerCall([message])).counts(message._held.breaker)
     reason = "interrupted: it may have been processed in part" if interrupted else text_of(error)
     message._held.reject(message._offset, reason)
 

@@ -22,7 +22,7 @@ from marq.client.codecs import Codec
 from marq.client.outcomes import Outcome
 from marq.consumer import handler_failures, middleware, settlement
 from marq.consumer.ack_batcher import AckBatcher
-from marq.consumer.circuit_breaker import Call
+from marq.consumer.circuit_breaker import HandlerCall
 from marq.consumer.handler_parameters import is_coroutine_function, name_of
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
@@ -77,7 +77,7 @@ class HandlerPool(ABC, Generic[Work]):
         #: The argument of each task's current call; None between calls.
         self._current: list[Work | None] = [None] * concurrency
         #: The current call of each task that lost a lease of it; calls of coroutine functions are cancelled.
-        self._interrupted: dict[int, Call] = {}
+        self._interrupted: dict[int, HandlerCall] = {}
         self._stopping = False
         #: Whether a stop has cancelled the tasks.
         self._cancelled = False
@@ -222,7 +222,7 @@ class HandlerPool(ABC, Generic[Work]):
         if task.done() or self._cancelled:
             return
         if index not in self._interrupted:
-            self._interrupted[index] = Call(messages)
+            self._interrupted[index] = HandlerCall(messages)
             if self._threads is not None:
                 log.warning("lease lost; its handler runs in a thread and can't be cancelled: %s", _describe(lost))
             else:
@@ -231,7 +231,7 @@ class HandlerPool(ABC, Generic[Work]):
         # At once, because the thread may never return. When it does, its result does not count.
         self._interrupted[index].counts(lost[0]._held.breaker)
 
-    def _resumed(self, index: int) -> Call | None:
+    def _resumed(self, index: int) -> HandlerCall | None:
         """Return a task's call if it lost a lease, and undo the cancellation."""
         call = self._interrupted.pop(index, None)
         if call is not None and self._threads is None:
@@ -256,7 +256,7 @@ class HandlerPool(ABC, Generic[Work]):
             replaced = RuntimeError(f"{type(error).__name__} in the handler: {error_text(error)}")
             replaced.__cause__, error = error, replaced
         decided = sum([message.offset in message._held.decided for message in messages])
-        handler_failures.fail_all(messages, error, call or Call(messages), only_open=lost and not stopping)
+        handler_failures.fail_all(messages, error, call or HandlerCall(messages), only_open=lost and not stopping)
         if isinstance(error, handler_failures.INTERRUPTIONS):
             raise error
         if not (isinstance(error, Outcome) or (lost and cancelled)):
