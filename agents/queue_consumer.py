@@ -29,7 +29,7 @@ from marq.wire.errors import MarqError
 from marq.wire.markers import Source
 from marq_worker.handlers.handler_groups import HandlerGroup, check_transactional
 from marq_worker.handlers.loaded_handlers import load_handlers, modules_around
-from marq_worker.transport.stream_reader import Partitions, StreamReader
+from marq_worker.transport.stream_reader import FaustConsumerPort, StreamReader
 
 log = logging.getLogger("marq.handlers")
 
@@ -48,7 +48,7 @@ class Handlers:
         client: ClientSettings,
         topics: Topics,
         definitions: Definitions,
-        partitions: Partitions,
+        partitions: FaustConsumerPort,
         instance_id: str | None,
         shutdown_s: float,
         shutdown_limit_s: float,

@@ -35,9 +35,9 @@ from marq_worker.progress import ProgressReport
 from marq_worker.readable import or_exit
 from marq_worker.tables import leases
 from marq_worker.transport.batch_transport import BatchSchema
-from marq_worker.transport.stream_reader import Partitions
+from marq_worker.transport.stream_reader import FaustConsumerPort
 from marq_worker.watchdog.blocked_loop import describe_task
-from marq_worker.watchdog.broker_probe import BrokerProbe, Messages, Rebalance
+from marq_worker.watchdog.broker_probe import BrokerProbe, MessagesPartition, Rebalance
 from marq_worker.watchdog.watchdog import Watchdog
 
 log = logging.getLogger("marq.handlers")
@@ -87,7 +87,7 @@ class HandlersApp(MarqApp):
         if reader is None:
             return {}
         committed = self.group.committed or self.consumer.thread.reads_committed
-        return {Messages(*source, committed): standing for source, standing in reader.standings().items()}
+        return {MessagesPartition(*source, committed): standing for source, standing in reader.standings().items()}
 
     def set_quiet(self, quiet: bool) -> None:
         self.handlers.set_quiet(quiet)
@@ -122,7 +122,7 @@ class HandlersApp(MarqApp):
         log.critical("group %s: its handlers cannot continue: %s", self.group.name, error)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def _partitions(self) -> Partitions:
+    def _partitions(self) -> FaustConsumerPort:
         consumer = self.consumer
 
         def partitions(sources: Iterable[Source]) -> set[TP]:
@@ -134,7 +134,7 @@ class HandlersApp(MarqApp):
         async def log_end(source: Source) -> int:
             return int((await consumer.highwaters(TP(*source)))[TP(*source)])
 
-        return Partitions(
+        return FaustConsumerPort(
             seek=lambda source, offset: consumer.seek_wait({TP(*source): offset}),
             settled=self.settled,
             pause=lambda sources: consumer.pause_partitions(partitions(sources)),

@@ -25,7 +25,7 @@ from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import Names
-from marq_worker.backlog.waiting_messages import MAX_QUEUES, Waiting
+from marq_worker.backlog.waiting_messages import MAX_QUEUES, WaitingRecords
 from marq_worker.owner.tracker_owners import TrackerOwners
 
 
@@ -36,7 +36,7 @@ class CountedSource:
     source: Source
     book: LeaseBook
     owners: Sequence[str]
-    waiting: Waiting
+    waiting: WaitingRecords
     #: The next offset to read, the end of the source at the takeover, and its last known end.
     position: int
     began_at: int
@@ -182,7 +182,7 @@ class CountedSources:
             purge = self._definitions().skipped(queue)
             return 0 if purge is None or sent_ms > purge.until_of(source) else purge.ends.get(source, 0)
 
-        waiting = Waiting(acquired, owners, purged_to, lambda queue: self._definitions().defines(queue))
+        waiting = WaitingRecords(acquired, owners, purged_to, lambda queue: self._definitions().defines(queue))
         counted = CountedSource(source, book, owners, waiting, position, span.stop, span.stop, committed)
         return counted
 

@@ -45,8 +45,8 @@ from marq.wire.markers import Source
 from marq.wire.names import TOO_LARGE_HEADER
 from marq.wire.record_headers import last_value
 from marq_worker.backlog.consumer_watch import unattended
-from marq_worker.check.brokers import Appended
-from marq_worker.check.consumers import Place, Reader
+from marq_worker.check.brokers import ClockSample
+from marq_worker.check.consumers import GroupPosition, ReadingGroup
 from marq_worker.check.permissions import operations
 
 #: Interval between two attempts to find a coordinator.
@@ -149,7 +149,7 @@ class ClusterView:
                 return GroupFacts(group.members, None if group.operations is None else operations(group.operations))
             await asyncio.sleep(_PAUSE_S)
 
-    async def readers(self, groups: Iterable[str]) -> list[Reader]:
+    async def readers(self, groups: Iterable[str]) -> list[ReadingGroup]:
         """Return the positions of groups of queues, as far as we may see them."""
         readers = []
         async with LogReader(self._client, committed=False) as view:
@@ -165,8 +165,8 @@ class ClusterView:
                         ranges[tp.topic] = await view.ranges(tp.topic)
                     span = ranges[tp.topic].get(Source(*tp))
                     if span is not None and offset.offset >= 0:
-                        places[Source(*tp)] = Place(offset.offset, span.start, span.stop)
-                readers.append(Reader(name, len(facts.members), places))
+                        places[Source(*tp)] = GroupPosition(offset.offset, span.start, span.stop)
+                readers.append(ReadingGroup(name, len(facts.members), places))
         return readers
 
     async def unattended(self, definitions: Definitions, queues: Collection[str]) -> set[str]:
@@ -208,7 +208,7 @@ class ClusterView:
             await survey.make(log)
         return survey.counts()
 
-    async def append(self) -> Appended | None:
+    async def append(self) -> ClockSample | None:
         """Append an empty record to learn the broker's time; None if the topic does not have it."""
         producer = paced(AIOKafkaProducer(**client_options(self._client), enable_idempotence=True, linger_ms=0))
         try:
@@ -218,4 +218,4 @@ class ClusterView:
             confirmed_ms = time.time() * 1000
         finally:
             await abandon_producer(producer)
-        return Appended(sent_ms, receipt.timestamp, confirmed_ms) if receipt.timestamp_type == _APPENDED else None
+        return ClockSample(sent_ms, receipt.timestamp, confirmed_ms) if receipt.timestamp_type == _APPENDED else None

@@ -23,7 +23,7 @@ from marq_worker.web.partition_statistics import add_up, backlog_of
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupPosition:
     """The committed offset of a group in a partition, and where the partition begins and ends."""
 
     committed: int
@@ -36,12 +36,12 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Reader:
+class ReadingGroup:
     """A consumer group of queues: ``members`` is None if we may not see them."""
 
     group: str
     members: int | None
-    places: Mapping[Source, Place] = field(default_factory=dict)
+    places: Mapping[Source, GroupPosition] = field(default_factory=dict)
 
     @property
     def behind(self) -> int:
@@ -58,7 +58,7 @@ def queues_of(group: str, names: Names, definitions: Definitions) -> list[str]:
 def judge_reading(
     client: ClientSettings,
     definitions: Definitions,
-    readers: Iterable[Reader],
+    readers: Iterable[ReadingGroup],
     waiting: Mapping[str, int] | None,
     left_out: int = 0,
     ended: Mapping[str, int] | None = None,
@@ -90,7 +90,7 @@ def judge_reading(
     return findings or [fine("groups", f"groups that read queues: {len(readers)}; none has lost records")]
 
 
-def _judge_lost(client: ClientSettings, reader: Reader) -> list[Finding]:
+def _judge_lost(client: ClientSettings, reader: ReadingGroup) -> list[Finding]:
     places = reader.places.items()
     lost = {source: place.start - place.committed for source, place in places if place.committed < place.start}
     topics = sorted({source.topic for source in lost})
@@ -109,7 +109,7 @@ def _judge_lost(client: ClientSettings, reader: Reader) -> list[Finding]:
     ]
 
 
-def unhandled(client: ClientSettings, definitions: Definitions, readers: Iterable[Reader]) -> list[str]:
+def unhandled(client: ClientSettings, definitions: Definitions, readers: Iterable[ReadingGroup]) -> list[str]:
     """Return the queues with handlers that no worker runs."""
     return [
         queue
@@ -135,7 +135,7 @@ def ended_processes(answers: Iterable[Mapping[str, Any]], names: Names) -> dict[
 
 def _judge_handlers(
     definitions: Definitions,
-    reader: Reader,
+    reader: ReadingGroup,
     queues: list[str],
     waiting: Mapping[str, int] | None,
     ended: Mapping[str, int],

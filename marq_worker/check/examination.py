@@ -32,7 +32,7 @@ from marq_worker.check.brokers import judge_apis, judge_clock
 from marq_worker.check.cluster import ClusterView, GroupFacts, Published
 from marq_worker.check.consumers import (
     Backlog,
-    Reader,
+    ReadingGroup,
     counted,
     ended_processes,
     judge_backlogs,
@@ -218,7 +218,7 @@ class Examination:
 
     async def _readers(
         self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None], definitions: Definitions
-    ) -> tuple[list[Reader], int] | None:
+    ) -> tuple[list[ReadingGroup], int] | None:
         """Return the positions of groups that read queues, and how many were left out; None if we may not see them."""
         names = self._client.names
         may = allowed.get(names.messages)
@@ -235,7 +235,7 @@ class Examination:
         self,
         view: ClusterView,
         definitions: Definitions,
-        readers: list[Reader],
+        readers: list[ReadingGroup],
         left_out: int,
         pages: Sequence[Page],
         allowed: Mapping[str, frozenset[str] | None],
@@ -264,7 +264,7 @@ class Examination:
             self._add(*judge_large_messages(dead))
 
     async def _count(
-        self, view: ClusterView, definitions: Definitions, readers: Sequence[Reader], absent: Collection[str]
+        self, view: ClusterView, definitions: Definitions, readers: Sequence[ReadingGroup], absent: Collection[str]
     ) -> list[Backlog] | None:
         """Count the waiting messages of queues without consumers, because no worker does.
 

@@ -86,7 +86,7 @@ async def state(setup: Setup, watch: float | None, as_json: bool) -> int:
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupState:
     """A consumer group: its members, and by partition the owner, the committed offset and the committer."""
 
     described: DescribedGroup
@@ -102,7 +102,7 @@ class Group:
 def described(
     client: ClientSettings,
     definitions: Definitions,
-    groups: Mapping[str, Group],
+    groups: Mapping[str, GroupState],
     owned: Mapping[int, Owned],
     ranges: Mapping[Source, range],
     now_ms: float,
@@ -167,7 +167,7 @@ def _member(member: DescribedMember) -> dict[str, Any]:
     return {"member": str(member), **member.document(), "partitions": partitions}
 
 
-def _partition(group: Group, source: Source, span: range | None, oldest_lease_s: float | None) -> dict[str, Any]:
+def _partition(group: GroupState, source: Source, span: range | None, oldest_lease_s: float | None) -> dict[str, Any]:
     committed = group.committed.get(source)
     start, end = (0, 0) if span is None else (span.start, span.stop)
     return {
@@ -203,7 +203,7 @@ def _show(document: dict[str, Any]) -> None:
         print("markers partitions have no owner, so their leases do not expire; start a worker: marq worker")
 
 
-async def _groups(client: ClientSettings) -> dict[str, Group]:
+async def _groups(client: ClientSettings) -> dict[str, GroupState]:
     """Return the groups of the namespace, including that of the trackers."""
     names = client.names
     async with open_groups(client) as admin:
@@ -212,7 +212,7 @@ async def _groups(client: ClientSettings) -> dict[str, Group]:
         return {each.name: await _group(admin, each) for each in await described_members(admin, ours)}
 
 
-async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> Group:
+async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> GroupState:
     if group.error:
         # Otherwise all partitions would seem to have no owner.
         raise for_code(group.error)
@@ -224,7 +224,7 @@ async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> Group:
     }
     offsets = await admin.list_consumer_group_offsets(group.name)
     committed = {Source(*tp): each for tp, each in offsets.items() if each.offset >= 0}
-    return Group(
+    return GroupState(
         group,
         owners,
         {source: each.offset for source, each in committed.items()},

@@ -12,14 +12,14 @@ from typing import Any
 
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq_worker.sqs.attributes import queue_of_arn
-from marq_worker.sqs.counts import Counts
+from marq_worker.sqs.counts import MessageCounts
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_answers import SOURCE_HEADER
 from marq_worker.sqs.receive_limits import OldMessages, without_old
 from marq_worker.sqs.receiving import Delivery, QueueReceiver, Receivers
 from marq_worker.sqs.settling import Settlers
 from marq_worker.sqs.sqs_queues import Directory
-from marq_worker.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, SKEW_S, MoveTask, Tasks
+from marq_worker.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, SKEW_S, MoveTask, QueueTasks
 
 log = logging.getLogger("marq.sqs")
 
@@ -45,7 +45,7 @@ NOT_COUNTED = f"It is unknown whether the queue has more messages: they were not
 Send = Callable[[str, Delivery], Awaitable[Any]]
 
 
-class _Failed(Exception):
+class _MoveFailed(Exception):
     """A move can't continue; its text is the reason for the client."""
 
 
@@ -61,13 +61,13 @@ class Mover:
 
     def __init__(
         self,
-        tasks: Tasks,
+        tasks: QueueTasks,
         directory: Directory,
         receivers: Receivers,
         send: Send,
         settlers: Settlers,
         old_messages: OldMessages,
-        count: Callable[[str], Awaitable[Counts]],
+        count: Callable[[str], Awaitable[MessageCounts]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tasks = tasks
@@ -87,7 +87,7 @@ class Mover:
         reason = None
         try:
             state = await self._move(queue, task, progress, stopping)
-        except _Failed as failure:
+        except _MoveFailed as failure:
             state, reason = FAILED, str(failure)
         finally:
             await progress.write()
@@ -104,7 +104,7 @@ class Mover:
             if current is None or current.state == CANCELLING:
                 return CANCELLED
             if not self._directory.exists(queue):
-                raise _Failed(NO_QUEUE)
+                raise _MoveFailed(NO_QUEUE)
             purge = self._tasks.purge(queue)
             if purge is not None and not purge.done:
                 return None
@@ -125,7 +125,7 @@ class Mover:
     async def _is_empty(self, queue: str, quiet: _Quiet) -> bool:
         """Return whether a queue without messages to move has none at other endpoints either.
 
-        Raises _Failed if that remains unclear for too long.
+        Raises _MoveFailed if that remains unclear for too long.
         """
         quiet_s = self._clock() - quiet.since_s
         if quiet_s < QUIET_S:
@@ -136,7 +136,7 @@ class Mover:
             # An endpoint that died may have been moving the messages in flight. Newer ones hide whether others wait.
             return quiet_s >= LEASE_S + QUIET_S or not (quiet.newer or quiet.in_flight)
         if quiet_s > MAX_QUIET_S:
-            raise _Failed(NOT_RECEIVED if counts.waiting else NOT_COUNTED)
+            raise _MoveFailed(NOT_RECEIVED if counts.waiting else NOT_COUNTED)
         return False
 
     async def _move_batch(
@@ -205,27 +205,27 @@ class Mover:
             if isinstance(error, BrokerUnavailable):
                 continue
             if isinstance(error, SqsError):
-                raise _Failed(error.message)
+                raise _MoveFailed(error.message)
             if isinstance(error, MarqError):
-                raise _Failed(str(error))
+                raise _MoveFailed(str(error))
             raise error
         log.warning("queue %r: %d messages were not moved, trying again: %s", queue, len(errors), errors[0])
         await asyncio.sleep(RETRY_S)
 
     def _target(self, task: MoveTask, delivery: Delivery) -> str:
-        """Return the queue of a message. Raises _Failed if there is none."""
+        """Return the queue of a message. Raises _MoveFailed if there is none."""
         target = task.destination
         if target is None:
             source = delivery.headers.get(SOURCE_HEADER)
             try:
                 target = queue_of_arn((source or b"").decode("utf-8", "replace"))
             except SqsError:
-                raise _Failed(NO_SOURCE) from None
+                raise _MoveFailed(NO_SOURCE) from None
             if target not in task.allowed:
                 # The client may not send there, or the header was not written by an endpoint.
-                raise _Failed(NO_SOURCE)
+                raise _MoveFailed(NO_SOURCE)
         if not self._directory.exists(target):
-            raise _Failed(NO_QUEUE)
+            raise _MoveFailed(NO_QUEUE)
         return target
 
 
@@ -250,7 +250,7 @@ async def _wait(stopping: asyncio.Event, seconds: float) -> None:
 class _Progress:
     """Writes the number of moved messages now and then."""
 
-    def __init__(self, tasks: Tasks, queue: str, task_id: str, clock: Callable[[], float]) -> None:
+    def __init__(self, tasks: QueueTasks, queue: str, task_id: str, clock: Callable[[], float]) -> None:
         self._tasks = tasks
         self._queue = queue
         self._task_id = task_id

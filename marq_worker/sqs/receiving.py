@@ -26,7 +26,7 @@ from marq.consumer.message import Message
 from marq.consumer.polled_consumer import PolledConsumer, TokenSettler, described
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
-from marq_worker.sqs.deleted_messages import Deleted
+from marq_worker.sqs.deleted_messages import DeletedMessages
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.peers import Peers
 
@@ -152,7 +152,7 @@ class QueueReceiver:
         self._url = url
         self._settler = settler
         self._peers = peers
-        self.deleted = Deleted()
+        self.deleted = DeletedMessages()
         #: Polls that wait now, how many messages they want, and when the last one ended.
         self._polls = self._wanted = 0
         #: Polls on behalf of other endpoints.

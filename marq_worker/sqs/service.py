@@ -44,7 +44,7 @@ from marq_worker.sqs.server import SqsServer
 from marq_worker.sqs.settling import ByToken, Settlers
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.task_runner import TaskRunner
-from marq_worker.sqs.tasks import PurgeTask, Tasks
+from marq_worker.sqs.tasks import PurgeTask, QueueTasks
 from marq_worker.sqs.visibility import VisibilityChanges
 from marq_worker.web.addresses import reachable_name
 from marq_worker.web.dashboard.groups import Groups
@@ -106,7 +106,7 @@ class SqsEndpoint(Service):
         self._receivers = Receivers(partial(self._new_receiver, url))
         self._markers_partitions = topics.markers_partitions
         self._directory = directory = Directory(self._queues, maximum_bytes)
-        self._queue_tasks = tasks = Tasks(self._queues)
+        self._queue_tasks = tasks = QueueTasks(self._queues)
         count = self._counts.of
         settlers = Settlers(ByToken(self._settler), self._outcomes)
         dead_letters, old_messages = DeadLetterSender(self._producer), OldMessages(settlers)

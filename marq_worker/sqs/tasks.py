@@ -72,7 +72,7 @@ class MoveTask:
     reason: str | None = None
 
 
-class Tasks:
+class QueueTasks:
     """Reads and changes the tasks of queues.
 
     All changes raise MarqError if it is unknown whether they were made.

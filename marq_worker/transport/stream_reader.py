@@ -51,7 +51,7 @@ async def no_ids(partitions: Collection[Source]) -> Collection[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Partitions:
+class FaustConsumerPort:
     """Operations of Faust's consumer."""
 
     seek: Callable[[Source, int], Awaitable[None]]
@@ -92,7 +92,7 @@ class StreamReader:
     #: Faust's consumer stays in the group by itself.
     keep_alive_s = 3600.0
 
-    def __init__(self, serving: Serving, partitions: Partitions) -> None:
+    def __init__(self, serving: Serving, partitions: FaustConsumerPort) -> None:
         self._serving = serving
         self._partitions = partitions
         self._lanes: dict[Source, _Lane] = {}

@@ -17,7 +17,7 @@ from marq.wire.markers import Source
 from marq.wire.names import Names
 from marq_worker.transport import stream_reader
 from marq_worker.transport.inbox import Fetched
-from marq_worker.transport.stream_reader import NO_MEMBER, Partitions, StreamReader
+from marq_worker.transport.stream_reader import NO_MEMBER, FaustConsumerPort, StreamReader
 
 P0 = Source("messages", 0)
 ORDERS = Source("orders", 0)
@@ -53,7 +53,7 @@ class Kafka:
     topic_ids: dict[str, str] = field(default_factory=dict)
 
     @property
-    def partitions(self) -> Partitions:
+    def partitions(self) -> FaustConsumerPort:
         async def seek(source: Source, offset: int) -> None:
             self.sought.append((source, offset))
 
@@ -93,7 +93,7 @@ class Kafka:
                 await self.meanwhile()
             return self.log_end
 
-        return Partitions(
+        return FaustConsumerPort(
             seek,
             settled,
             lambda _: setattr(self, "paused", True),

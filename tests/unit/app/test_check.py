@@ -16,7 +16,7 @@ from marq.settings.definitions import Definitions
 from marq.settings.topic_configs import TopicFacts
 from marq.wire.names import Names
 from marq_worker.check import examination
-from marq_worker.check.brokers import APIS, Appended, judge_apis, judge_clock
+from marq_worker.check.brokers import APIS, ClockSample, judge_apis, judge_clock
 from marq_worker.check.findings import Finding, Level, exit_code, fine, problem, report, warning
 from marq_worker.check.machine import Port, judge_packages, judge_port
 from marq_worker.check.permissions import UNKNOWN, Allowed, Use, missing, operations
@@ -326,7 +326,7 @@ def test_partitions_without_an_owner_are_named() -> None:
     ],
 )
 def test_what_is_sure_of_the_clocks(sent: int, appended: int, confirmed: int, ahead: float) -> None:
-    assert Appended(sent, appended, confirmed).ahead_s == pytest.approx(ahead)
+    assert ClockSample(sent, appended, confirmed).ahead_s == pytest.approx(ahead)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_what_is_sure_of_the_clocks(sent: int, appended: int, confirmed: int, ah
     [(0, Level.OK, "at most 5 s"), (9_000, Level.WARNING, "9 s ahead"), (-9_010, Level.WARNING, "9 s behind")],
 )
 def test_clocks_are_judged(sent: int, level: Level, said: str) -> None:
-    found = judge_clock(Appended(sent, 0, sent + 10))
+    found = judge_clock(ClockSample(sent, 0, sent + 10))
 
     assert (found.level, said in found.found) == (level, True)
 

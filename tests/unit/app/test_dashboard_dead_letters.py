@@ -19,7 +19,7 @@ from marq.settings.client import ClientSettings
 from marq.testing import Broker
 from marq_worker.web.dashboard import dead_letters
 from marq_worker.web.dashboard.dead_letters import DeadLetterIndex, KindOfError, TooManyDeadLetters
-from marq_worker.web.dashboard.namespace import Namespace
+from marq_worker.web.dashboard.queries import DashboardQueries
 from marq_worker.web.redaction import Redaction
 
 
@@ -97,7 +97,7 @@ async def test_kinds_are_described_with_their_times_and_a_redacted_sample() -> N
         await reject(consumer, producer, "no customer 1")
         await broker.advance(60)
         await reject(consumer, producer, "no customer 2")
-        pages_data = Namespace.__new__(Namespace)
+        pages_data = DashboardQueries.__new__(DashboardQueries)
         pages_data._statistics = cast("Any", SimpleNamespace(redaction=Redaction(["card"])))
         pages_data._index = DeadLetterIndex(ClientSettings.read(broker.address), pages_data._describe)
 

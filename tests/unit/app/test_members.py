@@ -11,7 +11,7 @@ from yarl import URL
 from marq.kafka.group_members import STABLE, DescribedGroup, DescribedMember
 from marq.settings.client import ClientSettings
 from marq_worker.web import peers
-from marq_worker.web.peers import Group, Members
+from marq_worker.web.peers import Members, TrackersGroup
 
 URLS = [URL("http://one:1"), URL("http://two:1")]
 
@@ -31,7 +31,7 @@ URLS = [URL("http://one:1"), URL("http://two:1")]
 async def test_the_trackers_are_found(
     monkeypatch: pytest.MonkeyPatch, answer: list[URL] | Exception | None, expected: Members
 ) -> None:
-    group = Group(ClientSettings())
+    group = TrackersGroup(ClientSettings())
 
     async def describe() -> list[URL] | None:
         if isinstance(answer, Exception):
@@ -58,7 +58,7 @@ async def test_all_groups_are_described_with_one_request_and_their_coordinators_
         return [DescribedGroup(name, "Empty") for name in groups]
 
     monkeypatch.setattr(peers, "described_members", describe)
-    group = Group(ClientSettings())
+    group = TrackersGroup(ClientSettings())
     monkeypatch.setattr(group, "_admin", Admin())
 
     for _ in range(2):
@@ -86,7 +86,7 @@ async def test_coordinators_are_looked_up_again_after_an_error(monkeypatch: pyte
     monkeypatch.setattr(peers, "described_members", describe)
     monkeypatch.setattr(peers, "AIOKafkaAdminClient", lambda **_: Admin())
     monkeypatch.setattr(peers, "paced", lambda admin: admin)
-    group = Group(ClientSettings())
+    group = TrackersGroup(ClientSettings())
 
     assert await group.unassigned(["a"]) == []
     error = 0

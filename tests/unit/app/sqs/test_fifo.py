@@ -17,7 +17,7 @@ from marq.core.storage.rows import State
 from marq.wire.markers import Source
 from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.errors import SqsError
-from marq_worker.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, Outcome, Outcomes, move_options, send_options
+from marq_worker.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, Outcomes, SettleRequest, move_options, send_options
 from marq_worker.sqs.handles import Handle
 from marq_worker.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.sqs.receiving import Delivery
@@ -79,9 +79,9 @@ def test_a_dead_letter_keeps_its_group_and_has_a_deduplication_id_of_its_own() -
 
 @given(st.integers(1, 2**32 - 1), st.sampled_from([ACK, RENEW, RELEASE]), st.integers(0, 10**9), st.booleans())
 def test_an_outcome_passes_unchanged_between_endpoints(attempt: int, action: str, lease: int, counted: bool) -> None:
-    outcome = Outcome(TOKEN, attempt, action, lease, counted)
+    outcome = SettleRequest(TOKEN, attempt, action, lease, counted)
 
-    assert Outcome.read(outcome.document()) == outcome
+    assert SettleRequest.read(outcome.document()) == outcome
 
 
 class Rig:
@@ -101,7 +101,7 @@ class Rig:
         receiver.settle = self._settle_here  # type: ignore[method-assign]
         return receiver
 
-    async def _settle_here(self, outcome: Outcome) -> bool:
+    async def _settle_here(self, outcome: SettleRequest) -> bool:
         self.log.append(f"here: {outcome.action}")
         return self.held_here
 
