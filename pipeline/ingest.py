@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 
 from pipeline import records
 from pipeline.errors import PipelineError
-from pipeline.kafka import Connection, Topics
+from pipeline.kafka import Connection, TopicAdmin
 from pipeline.lake import Commit, Lake
 from pipeline.markers import decoded
 from pipeline.queue_history import QueueHistory
@@ -66,7 +66,7 @@ class Ingest:
         self,
         spark: SparkSession,
         connection: Connection,
-        topics: Topics,
+        topics: TopicAdmin,
         lake: Lake,
         *,
         payload: bool = False,

@@ -74,7 +74,7 @@ class Connection:
         return {"bootstrap.servers": self.bootstrap_servers, **self.security}
 
 
-class Topics:
+class TopicAdmin:
     """Asks the cluster about topics, with Kafka's AdminClient in Spark's Java process.
 
     Every method raises PipelineError within about 10 seconds if the broker does not answer, refuses the login or

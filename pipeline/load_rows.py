@@ -29,7 +29,7 @@ from marq.wire.payload_columns import Columns, encode_headers
 from pipeline.dead_letters import records_of
 from pipeline.errors import PipelineError
 from pipeline.inputs import CORRUPT, LINE, Input
-from pipeline.writing import HEADERS, RECORDS, Markers, runs
+from pipeline.writing import HEADERS, RECORDS, MarkersTopic, runs
 
 #: Consecutive rows in one partition of the source, and the most in one marker.
 RUN = 500
@@ -70,7 +70,7 @@ class Sent(NamedTuple):
     holder: int
     timestamp_ms: int
     relative: bool
-    markers: Markers
+    markers: MarkersTopic
 
 
 def checked(rows: Input, fields: Fields, queue: str, messages_limit_bytes: int) -> DataFrame:
