@@ -242,7 +242,7 @@ class _Purging:
             return
         for content in (await self._inspector.owned(incomplete=True)).values():
             book = content.tracker.book
-            self._acquired |= acquired_in(book.marks, self._queue)
+            self._acquired |= acquired_in(book.acquired, self._queue)
             for source, leases in book.leases_by_source():
                 self._delayed.setdefault(source, set()).update(
                     number for number, lease in leases if lease.queue == self._queue and lease.state is State.DELAYED

@@ -158,7 +158,7 @@ class _Replaying:
         for content in (await self._inspector.owned()).values():
             book = content.tracker.book
             if self._ordered:
-                self._acquired |= acquired_in(book.marks, self._queue)
+                self._acquired |= acquired_in(book.acquired, self._queue)
             for source, leases in book.leases_by_source():
                 self._open.setdefault(source, set()).update(
                     number for number, lease in leases if lease.queue == self._queue

@@ -99,8 +99,8 @@ def _resumed(batch: Resume, asked_at: int, messages: DueMessages, now_ms: int) -
     if batch.onwards:
         begin = offsets[0]
         offsets = [begin, *sorted([offset for offset in leases if offset > begin])]
-        marks = messages.marks.get((queue, source))
-        acquired = [] if marks is None else marks.within(begin, max(marks.end, begin))
+        ranges = messages.acquired.get((queue, source))
+        acquired = [] if ranges is None else ranges.within(begin, max(ranges.end, begin))
     rows = [leases.get(offset) for offset in offsets]
     sizes = [_MESSAGE_BYTES + (0 if row is None else min(MAX_TEXT_BYTES, 4 * len(row.text))) for row in rows]
     parts = list(_parts(offsets, sizes))

@@ -165,7 +165,7 @@ class Inspector:
         return {
             (queue, source): ranges
             for content in owned.values()
-            for (queue, source), ranges in content.tracker.book.marks.items()
+            for (queue, source), ranges in content.tracker.book.acquired.items()
             if queue in ordered
         }
 

@@ -349,7 +349,7 @@ class OwnerEngine:
         if not self.owes_rows:
             return None
         # A client waits for its note.
-        if self.is_full or self.tracker.book.settlements.has_notes:
+        if self.is_full or self.tracker.book.settled_dead_letters.has_notes:
             return 0
         return max(0, self._flushed_ms + self._flush_ms - now_ms)
 

@@ -135,7 +135,7 @@ class Memory:
         """Return how far a queue was read in a partition; later messages are waiting."""
         position = self.position(namespace, queue, source)
         # The position of a queue with ordering is its lowest open message.
-        marks = [owner.tracker.book.marks.get((queue, source)) for owner in namespace.owners]
+        marks = [owner.tracker.book.acquired.get((queue, source)) for owner in namespace.owners]
         return max([position, *[each.first_free(position) for each in marks if each is not None]])
 
     def sources(self, namespace: Namespace, queue: str) -> list[Source]:

@@ -176,7 +176,7 @@ class CountedSources:
         position = max(span.start, begin)
 
         def acquired(queue: str) -> AcquiredRanges | None:
-            return counted.book.marks.get((queue, source))
+            return counted.book.acquired.get((queue, source))
 
         def purged_to(queue: str, sent_ms: int) -> int:
             purge = self._definitions().skipped(queue)
@@ -191,7 +191,7 @@ class CountedSources:
 
         The committed offset may be from a time when fewer queues named the topic.
         """
-        marks, skipped = book.marks.get((queue, source)), self._definitions().skipped(queue)
+        marks, skipped = book.acquired.get((queue, source)), self._definitions().skipped(queue)
         begin = 0 if skipped is None else skipped.ends.get(source, 0)
         return begin if marks is None else max(begin, marks.first_free(0))
 

@@ -46,8 +46,8 @@ SUBSCRIPTION_MUTANTS: tuple[Mutant, ...] = (
         _LEASES,
         "book-differs table-differs lost not-drained",
         (
-            "opened, marks = self._of(batch.queue, source), self._marks_of(batch.queue, source)",
-            'opened, marks = self._of(batch.queue, source), self._marks_of("", source)',
+            "opened, acquired = self._of(batch.queue, source), self._acquired_of(batch.queue, source)",
+            'opened, acquired = self._of(batch.queue, source), self._acquired_of("", source)',
         ),
     ),
     # --- markers ------------------------------------------------------------------------------------------------------

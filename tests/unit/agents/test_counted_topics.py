@@ -123,7 +123,7 @@ async def test_a_topic_that_was_created_again_has_sources_of_its_own(
         SeekingConsumer(),
     )
     # In the former topic, a consumer has acquired everything.
-    book.marks["orders", Source(f"{OWN}@aaaaaaaaaaaa", 0)] = AcquiredRanges([(0, 7)])
+    book.acquired["orders", Source(f"{OWN}@aaaaaaaaaaaa", 0)] = AcquiredRanges([(0, 7)])
     starts = []
     for topic_id in ("aaaaaaaaaaaa", "bbbbbbbbbbbb"):
         ids[OWN] = topic_id
