@@ -37,7 +37,7 @@ from marq.consumer.ordered_receiving import Ordering
 from marq.consumer.prefetch import Prefetch, PrefetchBuffer
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.renewal import Renewal
-from marq.consumer.resume_questions import Questions
+from marq.consumer.resume_questions import TrackerQueries
 from marq.consumer.settlement import put_back
 from marq.consumer.starts import Starts
 from marq.kafka.acquire_strategies import AcquireStrategy
@@ -81,7 +81,7 @@ class Receiver:
         wall: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         new_holder: Callable[[], int] = lambda: secrets.randbits(64),
-        questions: Questions | None = None,
+        questions: TrackerQueries | None = None,
     ) -> None:
         self._serving = serving
         self._reader = reader

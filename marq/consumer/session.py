@@ -22,7 +22,7 @@ from marq.consumer.message import Message
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
 from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.resume_questions import Questions
+from marq.consumer.resume_questions import TrackerQueries
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.group_reader import Reader
 from marq.kafka.queue_records import Serving
@@ -89,7 +89,7 @@ class ConsumerSession:
             clock=cluster.now_s,
             wall=cluster.wall_s,
             sleep=cluster.sleep,
-            questions=Questions(
+            questions=TrackerQueries(
                 cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep
             ),
         )

@@ -22,7 +22,7 @@ from marq.client import message_token
 from marq.client.message_checks import Header
 from marq.client.message_token import Token
 from marq.client.send_options import SendOptions
-from marq.consumer.lease_questions import LeaseQuestions
+from marq.consumer.lease_lookup import LeaseLookup
 from marq.consumer.message import Message
 from marq.consumer.polled_consumer import PolledConsumer, TokenSettler
 from marq.consumer.polled_in_order import PolledInOrder, own_headers
@@ -203,7 +203,7 @@ class Outcomes:
         self,
         url: str,
         settler: TokenSettler,
-        questions: LeaseQuestions,
+        questions: LeaseLookup,
         peers: Peers,
         receiver: Callable[[str], QueueReceiver | None],
     ) -> None:

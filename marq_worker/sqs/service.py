@@ -14,7 +14,7 @@ from mode import Service
 
 from marq.admin.purge import purge
 from marq.admin.purge_extent import Extent, extent_now
-from marq.consumer.lease_questions import LeaseQuestions
+from marq.consumer.lease_lookup import LeaseLookup
 from marq.consumer.polled_consumer import TokenSettler
 from marq.kafka.topics import ensure_topics, topic_id
 from marq.producer.shared import SharedProducer
@@ -99,7 +99,7 @@ class SqsEndpoint(Service):
         self._peers = Peers(
             url, secret, lambda queue: self._queues.definitions.consumer_group(queue, names), Groups(client)
         )
-        self._questions = LeaseQuestions(client)
+        self._questions = LeaseLookup(client)
         self._outcomes = Outcomes(
             url, self._settler, self._questions, self._peers, lambda queue: self._receivers.known(queue)
         )

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.client.message_token import Token
-from marq.consumer.lease_questions import Answered
+from marq.consumer.lease_lookup import LeaseStatus
 from marq.core.storage.rows import State
 from marq.wire.markers import Source
 from marq_worker.sqs.attributes import QueueAttributes
@@ -26,7 +26,7 @@ from tests.unit.client.fakes import spin
 TOKEN = Token("orders.fifo", 7, Source("marq.messages", 3), 17)
 HERE, THERE = "http://here:9324", "http://there:9324"
 CONTENT_BASED = QueueAttributes(fifo=True, content_based_deduplication=True)
-IN_FLIGHT = Answered(State.LEASED_IN_ORDER, 1, 5_000)
+IN_FLIGHT = LeaseStatus(State.LEASED_IN_ORDER, 1, 5_000)
 
 
 def handle(url: str, attempt: int = 1) -> Handle:
@@ -114,7 +114,7 @@ class Rig:
         return [self.held_there] * len(documents) if self.answers else []
 
     # The tracker.
-    async def ask(self, token: Token) -> Answered:
+    async def ask(self, token: Token) -> LeaseStatus:
         self.log.append("asked")
         return self.lease
 
@@ -164,7 +164,7 @@ async def test_an_outcome_is_written_by_token_if_the_endpoint_is_gone(rig: Rig, 
         IN_FLIGHT._replace(state=State.WAITING_IN_ORDER),
     ],
 )
-async def test_a_handle_of_a_former_delivery_changes_nothing(rig: Rig, lease: Answered) -> None:
+async def test_a_handle_of_a_former_delivery_changes_nothing(rig: Rig, lease: LeaseStatus) -> None:
     rig.held_here, rig.lease = False, lease
 
     for settling, shape in (
@@ -179,7 +179,7 @@ async def test_a_handle_of_a_former_delivery_changes_nothing(rig: Rig, lease: An
 
 
 async def test_a_message_that_has_ended_can_be_deleted_again_but_not_hidden(rig: Rig) -> None:
-    rig.held_here, rig.lease = False, Answered(0, 0, 0)
+    rig.held_here, rig.lease = False, LeaseStatus(0, 0, 0)
 
     await rig.outcomes.ack([handle(HERE)])
     await rig.outcomes.release([handle(HERE)], counted=False)
