@@ -144,8 +144,7 @@ class Inspector:
                 for source, read in fetched.items():
                     found += [Peeked(source, read[place]) for place in self._of(queue, source, read, places, acquired)]
                 # Drop the newer ones now, to limit memory.
-                found.sort(key=lambda message: (message.row.timestamp, message.source, message.row.offset))
-                del found[count:]
+                found = sorted(found, key=lambda each: (each.row.timestamp, each.source, each.row.offset))[:count]
         return found, complete
 
     async def arrived(self, queue: str, ends: Mapping[Source, int]) -> int:
