@@ -17,7 +17,7 @@ import faust
 from faust.types import TP, StreamT
 
 from marq.backend.cluster import cluster_of
-from marq.client.current_producer import SharedProducer
+from marq.client.current_producer import HandlersProducer
 from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Resources, lifespans_in
 from marq.consumer.message import Message
@@ -31,7 +31,7 @@ from marq.wire.errors import MarqError
 from marq.wire.markers import Source
 from marq_worker.handlers.handler_groups import HandlerGroup, check_transactional
 from marq_worker.handlers.loaded_handlers import load_handlers, modules_around
-from marq_worker.transport.stream_reader import Partitions, StreamReader
+from marq_worker.transport.stream_reader import FaustConsumerPort, StreamReader
 
 log = logging.getLogger("marq.handlers")
 
@@ -53,7 +53,7 @@ class Handlers:
         client: ClientSettings,
         topics: Topics,
         definitions: Definitions,
-        partitions: Partitions,
+        partitions: FaustConsumerPort,
         instance_id: str | None,
         shutdown_s: float,
         shutdown_limit_s: float,
@@ -69,7 +69,7 @@ class Handlers:
         self.reader = StreamReader(served, partitions)
         modules = modules_around(self.group, handlers)
         chain, resources = middleware_in(*modules), Resources(lifespans_in(*modules))
-        producer = SharedProducer(functools.partial(Producer.of, client))
+        producer = HandlersProducer(functools.partial(Producer.of, client))
         session = HandlersSession(
             cluster_of(client),
             topics,
@@ -115,7 +115,7 @@ class Handlers:
     @property
     def breakers(self) -> dict[str, dict[str, Any]]:
         """State and openings of each queue's circuit breaker."""
-        breakers = {} if self.session is None else self.session.receiver.rules.breakers
+        breakers = {} if self.session is None else self.session.receiver.gate.breakers
         return {queue: {"state": breaker.state, "openings": breaker.openings} for queue, breaker in breakers.items()}
 
     @property

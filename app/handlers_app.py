@@ -35,7 +35,7 @@ from marq_worker.tables import leases
 from marq_worker.transport.batch_transport import BatchSchema
 from marq_worker.transport.faust_partitions import faust_partitions
 from marq_worker.watchdog.blocked_loop import describe_task
-from marq_worker.watchdog.broker_probe import BrokerProbe, Messages, Rebalance
+from marq_worker.watchdog.broker_probe import BrokerProbe, MessagesPartition, Rebalance
 from marq_worker.watchdog.watchdog import Watchdog
 
 log = logging.getLogger("marq.handlers")
@@ -87,7 +87,7 @@ class HandlersApp(MarqApp):
         if reader is None:
             return {}
         committed = self.group.committed or self.consumer.thread.reads_committed
-        return {Messages(*source, committed): standing for source, standing in reader.standings().items()}
+        return {MessagesPartition(*source, committed): standing for source, standing in reader.standings().items()}
 
     def set_quiet(self, quiet: bool) -> None:
         self.handlers.set_quiet(quiet)

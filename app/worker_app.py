@@ -55,13 +55,13 @@ from marq_worker.start_report import StartReport, introduction
 from marq_worker.tables import leases
 from marq_worker.tables.standby import Standby
 from marq_worker.transport.batch_transport import BatchSchema
-from marq_worker.watchdog.broker_probe import BrokerProbe, Markers, Rebalance
+from marq_worker.watchdog.broker_probe import BrokerProbe, MarkersPartition, Rebalance
 from marq_worker.watchdog.watchdog import Watchdog
 from marq_worker.web import partition_statistics, probes
 from marq_worker.web import security as web_security
 from marq_worker.web.addresses import reachable_name
 from marq_worker.web.dashboard.views import Dashboard
-from marq_worker.web.peers import Group, authorization
+from marq_worker.web.peers import TrackersGroup, authorization
 from marq_worker.web.redaction import Redaction
 from marq_worker.web.sqs_metrics import CallMetrics
 from marq_worker.web.statistics import MarqWeb, NamespaceStatistics
@@ -78,7 +78,7 @@ class WorkerApp(MarqApp):
     #: To the timer agent; only with the role tracker.
     timer_channel: timer.Owners
     #: The trackers.
-    group: Group
+    group: TrackersGroup
     #: Only with the role handlers, while it runs.
     handlers: HandlersRole | None = None
     #: Only with the role tracker, unless switched off.
@@ -235,7 +235,7 @@ class WorkerApp(MarqApp):
         for partition, owner in self.owners.owned.items():
             standing = owner.standing()
             if standing is not None:
-                markers = Markers(partition, self.settings.names.changelog)
+                markers = MarkersPartition(partition, self.settings.names.changelog)
                 reports[markers] = replace(standing, progress=(count, *standing.progress))
         return reports
 
@@ -296,7 +296,7 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
     )
     app.queues = Queues.of(client)
     app.sqs_calls = CallMetrics()
-    app.group = Group(client)
+    app.group = TrackersGroup(client)
     app.owners = TrackerOwners(settings.names.markers)
     if Role.TRACKER in settings.roles:
         attach_tracker(app)

@@ -32,11 +32,11 @@ from marq.wire.markers import (
     Cancel,
     Delay,
     Fact,
-    Outcome,
     Payload,
     Reject,
     Release,
     Renew,
+    RequestOutcome,
     Reschedule,
     Source,
     Tick,
@@ -229,7 +229,7 @@ class History:
         if len(chosen):
             offsets = chosen.tolist()
             self._mark(Reschedule(*frame, offsets, [500] * len(offsets), True))
-            self._mark(Answer(*frame, offsets, [Outcome.DONE] * len(offsets)))
+            self._mark(Answer(*frame, offsets, [RequestOutcome.DONE] * len(offsets)))
 
     def _cancel(self, frame: tuple[str, int, Source], chosen: np.ndarray) -> None:
         if len(chosen):

@@ -196,11 +196,11 @@ def _commands() -> str:
 
 
 def _metrics() -> str:
-    from marq_worker.web.metrics import Snapshot, families
+    from marq_worker.web.metrics import WorkerMetrics, families
 
     lines = ["# Metrics", "", "`GET /metrics` of each worker returns these in the format of Prometheus.", ""]
     lines += ["| metric | type | meaning |", "|---|---|---|"]
-    for family in families(Snapshot([], ready=True)):
+    for family in families(WorkerMetrics([], ready=True)):
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         lines.append(f"| `{family.name}{suffix}` | {family.type} | {family.documentation} |")
     return "\n".join([*lines, ""])

@@ -319,7 +319,7 @@ def _place(receipt: Receipt) -> _Attributes:
 
 def _links(messages: Sequence[Message]) -> list[Link]:
     found = [trace.get_current_span(_context(message)).get_span_context() for message in messages[:MAX_LINKS]]
-    return [Link(each) for each in found if each.is_valid]
+    return [Link(context) for context in found if context.is_valid]
 
 
 def _context(message: Message) -> contexts.Context:

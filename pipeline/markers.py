@@ -34,11 +34,11 @@ from marq.wire.markers import (
     Delay,
     Dispatch,
     Fact,
-    Outcome,
     Payload,
     Reject,
     Release,
     Renew,
+    RequestOutcome,
     Reschedule,
     Tick,
     kind_of,
@@ -200,7 +200,7 @@ def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, An
         columns["attempt"] = batch.attempts
         columns["cause"] = [_name(Cause, cause) for cause in batch.causes]
     elif isinstance(batch, Answer):
-        columns["outcome"] = [_name(Outcome, outcome) for outcome in batch.outcomes]
+        columns["outcome"] = [_name(RequestOutcome, outcome) for outcome in batch.outcomes]
     return common, columns
 
 
@@ -236,7 +236,9 @@ def _lines(batch: Acquire) -> list[int]:
     """Return a number for each message's ordering key, or :data:`_NULL`."""
     queue = batch.queue.encode()
     # In the messages topic, the record key is the queue's name.
-    keys = [ordering_key(each.headers) if each.key in (None, queue) else each.key for each in batch.payloads]
+    keys = [
+        ordering_key(payload.headers) if payload.key in (None, queue) else payload.key for payload in batch.payloads
+    ]
     return [line_of(key) >> 1 if key else _NULL for key in keys]
 
 

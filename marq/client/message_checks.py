@@ -124,7 +124,7 @@ class Content:
             raise TypeError(f"queue {queue!r}{_item(item)}: {not_bytes(value)}")
         size = len(key or b"") + len(value)
         if headers:
-            size += sum(len(name.encode()) + len(each or b"") + _HEADER_FRAME_BYTES for name, each in headers)
+            size += sum(len(name.encode()) + len(header or b"") + _HEADER_FRAME_BYTES for name, header in headers)
             if payload_bytes(Payload(0, 1, key, headers, value)) > self._envelope_bytes:
                 raise MessageTooLarge(f"queue {queue!r}{_item(item)}: {len(headers)} headers are too many")
         if size > self.limit_bytes:

@@ -38,7 +38,7 @@ MAX_PAUSES = 10
 _NEVER_SLOW_S = 1e9
 
 
-class Call:
+class HandlerCall:
     """One call of a handler: it fails once, however many messages it had."""
 
     def __init__(self, messages: Sequence[Message]) -> None:

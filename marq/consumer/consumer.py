@@ -144,7 +144,7 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
     def breakers(self) -> dict[str, str]:
         """The state of each queue's circuit breaker, for queues with one: "closed", "open", or "half-open"."""
         running = self._running
-        breakers = {} if running is None else running.receiver.rules.breakers
+        breakers = {} if running is None else running.receiver.gate.breakers
         return {queue: breaker.state for queue, breaker in list(breakers.items())}
 
     async def _open(self, opened: AsyncExitStack) -> MemberSession:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from marq.client.hooks import point
 from marq.client.outcomes import DecodeError, NoHandler, Reject, Retry
-from marq.consumer.circuit_breaker import Call
+from marq.consumer.circuit_breaker import HandlerCall
 from marq.consumer.failure_log import Consequence
 from marq.core.redeliver_or_dead_letter import is_exhausted, release_delay_ms
 from marq.core.storage.rows import row_key
@@ -41,7 +41,7 @@ CANCELLED_BY_OPERATOR = "cancelled by an operator"
 
 
 @point("fail")
-def fail(message: Message, error: BaseException, call: Call | None = None) -> Consequence | None:
+def fail(message: Message, error: BaseException, call: HandlerCall | None = None) -> Consequence | None:
     """Apply an exception to a message, and return what follows, None if the message has an outcome.
 
     ``call`` if its handler was called with other messages, too.
@@ -49,7 +49,7 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> Co
     held, offset = message._held, message._offset
     if not held.decide(offset):
         return None
-    call = call or Call([message])
+    call = call or HandlerCall([message])
     if isinstance(error, Reject):
         # A codec's error may quote the value.
         cause = None if isinstance(error, DecodeError) else _cause_of(error)
@@ -77,7 +77,7 @@ def fail(message: Message, error: BaseException, call: Call | None = None) -> Co
 
 
 def fail_all(
-    messages: Sequence[Message], error: BaseException, call: Call, *, only_open: bool
+    messages: Sequence[Message], error: BaseException, call: HandlerCall, *, only_open: bool
 ) -> list[tuple[Message, Consequence | None]]:
     """Apply an exception to all messages of one call, and return what follows for each.
 
@@ -149,14 +149,14 @@ def _cause_of(error: Reject | Retry) -> BaseException | None:
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _text_and_traceback(message: Message, text: str, error: BaseException | None, call: Call) -> str:
+def _text_and_traceback(message: Message, text: str, error: BaseException | None, call: HandlerCall) -> str:
     """Return the text of a last attempt: only a dead letter shows the traceback, and retries would carry it along."""
     if error is None or not message._held.settings.tracebacks:
         return text
     return with_traceback(text, call.traceback(error))
 
 
-def _release_failed(message: Message, delay_ms: int, error: BaseException, call: Call) -> Consequence:
+def _release_failed(message: Message, delay_ms: int, error: BaseException, call: HandlerCall) -> Consequence:
     breaker, counted = message._held.breaker, True
     if breaker is not None:
         counted = call.counts(breaker)
@@ -169,7 +169,7 @@ def _release_failed(message: Message, delay_ms: int, error: BaseException, call:
     return after_release(message, delay_ms, counted=counted)
 
 
-def _reject_failed(message: Message, error: BaseException, call: Call) -> Consequence:
+def _reject_failed(message: Message, error: BaseException, call: HandlerCall) -> Consequence:
     """Dead-letter a message of a queue that delivers at most once, because it must not be redelivered."""
     interrupted = isinstance(error, INTERRUPTIONS)
     if message._held.breaker is not None and not interrupted:

@@ -22,7 +22,7 @@ from marq.client.codecs import Codec
 from marq.client.outcomes import Outcome, Reject, Retry
 from marq.consumer import handler_failures, middleware, settlement
 from marq.consumer.ack_batcher import AckBatcher
-from marq.consumer.circuit_breaker import Call
+from marq.consumer.circuit_breaker import HandlerCall
 from marq.consumer.failure_log import Consequence
 from marq.consumer.handler_parameters import is_coroutine_function
 from marq.consumer.held_batch import HeldBatch
@@ -86,7 +86,7 @@ class HandlerPool(ABC, Generic[Work]):
         #: The argument of each task's current call; None between calls.
         self._current: list[Work | None] = [None] * concurrency
         #: The current call of each task that lost a lease of it; calls of coroutine functions are cancelled.
-        self._interrupted: dict[int, Call] = {}
+        self._interrupted: dict[int, HandlerCall] = {}
         #: Tasks whose current call an operator has cancelled, and whether the attempt counts; also in _interrupted.
         self._cancels: dict[int, bool] = {}
         #: When each task began the burst that its current call is part of: not each call, which would take time.
@@ -187,7 +187,7 @@ class HandlerPool(ABC, Generic[Work]):
             messages = self._messages(work)
             if any(message.id == message_id for message in messages) and not self.tasks[index].done():
                 log.warning("handler is cancelled by an operator: %s", _describe(messages))
-                self._interrupted[index], self._cancels[index] = Call(messages), counted
+                self._interrupted[index], self._cancels[index] = HandlerCall(messages), counted
                 self.tasks[index].cancel(handler_failures.CANCELLED_BY_OPERATOR)
 
     async def done(self) -> None:
@@ -264,7 +264,7 @@ class HandlerPool(ABC, Generic[Work]):
         if task.done() or self._cancelled:
             return
         if index not in self._interrupted:
-            self._interrupted[index] = Call(messages)
+            self._interrupted[index] = HandlerCall(messages)
             if in_thread(self._function, messages[0]):
                 log.warning("lease lost; its handler runs in a thread and can't be cancelled: %s", _describe(lost))
             else:
@@ -273,7 +273,7 @@ class HandlerPool(ABC, Generic[Work]):
         # At once, because the thread may never return. When it does, its result does not count.
         self._interrupted[index].counts(lost[0]._held.breaker)
 
-    def _resumed(self, index: int) -> Call | None:
+    def _resumed(self, index: int) -> HandlerCall | None:
         """Return a task's call if it lost a lease, and undo the cancellation."""
         call, work = self._interrupted.pop(index, None), self._current[index]
         if call is not None and work is not None and not in_thread(self._function, self._messages(work)[0]):
@@ -302,7 +302,7 @@ class HandlerPool(ABC, Generic[Work]):
             replaced = RuntimeError(f"{type(error).__name__} in the handler: {error_text(error)}")
             replaced.__cause__, error = error, replaced
         consequences = handler_failures.fail_all(
-            messages, error, call or Call(messages), only_open=lost and not stopping
+            messages, error, call or HandlerCall(messages), only_open=lost and not stopping
         )
         if isinstance(error, handler_failures.INTERRUPTIONS):
             raise error

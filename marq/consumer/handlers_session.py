@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from marq.backend.cluster import Cluster
-from marq.client.current_producer import SharedProducer
+from marq.client.current_producer import HandlersProducer
 from marq.client.outcomes import DecodeError
 from marq.consumer.handler_parameters import Handler, bound, name_of
 from marq.consumer.handler_pool import HandlerPool, HandlerTasks
@@ -86,7 +86,7 @@ class HandlersSession(ConsumerSession):
         reader: Reader,
         definitions: Definitions,
         handlers: Mapping[str, QueueHandler],
-        producer: SharedProducer,
+        producer: HandlersProducer,
         chain: Sequence[Middleware],
         resources: Resources,
         *,

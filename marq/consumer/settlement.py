@@ -18,7 +18,7 @@ from marq.wire.markers import Ack
 if TYPE_CHECKING:
     from marq.client.message_token import Token
     from marq.consumer.ack_batcher import AckBatcher
-    from marq.consumer.circuit_breaker import Call
+    from marq.consumer.circuit_breaker import HandlerCall
     from marq.consumer.held_batch import HeldBatch
     from marq.consumer.message import Message
     from marq.consumer.renewal import Renewal
@@ -49,7 +49,7 @@ def finish(message: Message) -> None:
             held.breaker.succeeded([message])
 
 
-def finish_all(messages: Sequence[Message], call: Call | None) -> None:
+def finish_all(messages: Sequence[Message], call: HandlerCall | None) -> None:
     """Ack the messages of a batch handler that returned, except those with an outcome; ``call``: if it lost a lease."""
     for breaker in {message._held.breaker for message in messages}:
         if breaker is not None and not (call is not None and call.has_failed(breaker)):

@@ -21,7 +21,7 @@ from marq.wire.markers import (
     BLOCKED_WAIT_MS,
     Answer,
     Cancel,
-    Outcome,
+    RequestOutcome,
     Reschedule,
     Resume,
     Resumed,
@@ -70,7 +70,7 @@ class PendingReplies:
     def _outcomes(self, messages: DueMessages) -> list[Answer]:
         if not self._open:
             return []
-        groups: dict[tuple[str, int, Source], dict[int, Outcome]] = {}
+        groups: dict[tuple[str, int, Source], dict[int, RequestOutcome]] = {}
         unanswered: list[_Question] = []
         for question in self._open:
             holder, queue, source, offset, lease = question
@@ -80,7 +80,9 @@ class PendingReplies:
             left = lease is None or offset not in messages.open_in(lease.queue, source)
             outcomes = groups.setdefault((queue, holder, source), {})
             # Several queues may have a message at this place; it is enough if one of them was in time.
-            outcomes[offset] = min(Outcome.TOO_LATE if left else Outcome.DONE, outcomes.get(offset, Outcome.TOO_LATE))
+            outcomes[offset] = min(
+                RequestOutcome.TOO_LATE if left else RequestOutcome.DONE, outcomes.get(offset, RequestOutcome.TOO_LATE)
+            )
         self._open = unanswered
         return [
             Answer(*asked, offsets[run], [outcomes[offset] for offset in offsets[run]])
@@ -97,8 +99,8 @@ def _resumed(batch: Resume, asked_at: int, messages: DueMessages, now_ms: int) -
     if batch.onwards:
         begin = offsets[0]
         offsets = [begin, *sorted([offset for offset in leases if offset > begin])]
-        marks = messages.marks.get((queue, source))
-        acquired = [] if marks is None else marks.within(begin, max(marks.end, begin))
+        ranges = messages.acquired.get((queue, source))
+        acquired = [] if ranges is None else ranges.within(begin, max(ranges.end, begin))
     rows = [leases.get(offset) for offset in offsets]
     # Without tracebacks: the asking consumer only needs the errors.
     texts = ["" if row is None else error_of(row.text) for row in rows]

@@ -167,7 +167,7 @@ class Tracker:
 
     def notes(self) -> list[Note]:
         """Return notes about dead letters, each once; write them in one transaction with the rows."""
-        return self.book.settlements.take_notes()
+        return self.book.settled_dead_letters.take_notes()
 
     def facts(self, fires: list[DueAction]) -> list[Fact]:
         """Return the facts of these redeliveries; write both in one transaction."""

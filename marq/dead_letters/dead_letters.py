@@ -49,7 +49,7 @@ class Count(NamedTuple):
     dead_letters: int
 
 
-class Kind(NamedTuple):
+class KindCount(NamedTuple):
     """A queue's dead letters with the same kind of error: how many, and when the first and the last failed."""
 
     queue: str
@@ -158,7 +158,7 @@ class DeadLetters(CodecClient[Topics, V], Generic[V]):
         counts = [Count(*group, letters) for group, letters in survey.counts().items()]
         return sorted(counts, key=lambda count: (-count.dead_letters, count))
 
-    async def kinds(self, queue: str | None = None, **filters: Unpack[Filters]) -> list[Kind]:
+    async def kinds(self, queue: str | None = None, **filters: Unpack[Filters]) -> list[KindCount]:
         """Count dead letters by queue and kind of error, most frequent first; same errors as :meth:`peek`.
 
         A kind is the first line of the last error, or of the reason if there is no error, with ``N`` in place of
@@ -169,7 +169,7 @@ class DeadLetters(CodecClient[Topics, V], Generic[V]):
             survey = Survey(self._settings.names.dead_letters, fits, dead_letter_records.kind_of)
             await survey.make(log)
         kinds = [
-            Kind(*group, letters, time_of(oldest.dead_lettered_at_ms), time_of(newest.dead_lettered_at_ms))
+            KindCount(*group, letters, time_of(oldest.dead_lettered_at_ms), time_of(newest.dead_lettered_at_ms))
             for group, (letters, oldest, newest) in survey.spans().items()
         ]
         return sorted(kinds, key=lambda kind: (-kind.dead_letters, kind))
@@ -312,7 +312,7 @@ class DeadLetters(CodecClient[Topics, V], Generic[V]):
         self._started()
         known = await self._cluster.known_queues(queue)
         if queue not in known:
-            known |= {each.queue for each in await self.count()}
+            known |= {count.queue for count in await self.count()}
         if queue not in known:
             suggestion = closest_name(queue, known)
             raise UnknownQueue(queue, suggestion, "To send messages there anyway, pass allow_unknown=True")

@@ -120,7 +120,7 @@ def _ids(value: object) -> frozenset[str]:
     if value is None:
         return frozenset()
     ids = [value] if isinstance(value, str) else value
-    if not isinstance(ids, list | tuple) or not ids or not all(isinstance(each, str) and each for each in ids):
+    if not isinstance(ids, list | tuple) or not ids or not all(isinstance(id_, str) and id_ for id_ in ids):
         raise ConfigError(f"id={value!r}: expected the id of a message (str) that is not empty, or a list of ids")
     return frozenset(ids)
 

@@ -216,8 +216,8 @@ class Inspector:
         owned = await self.owned(incomplete=True) if ordered else {}
         return {
             (queue, source): ranges
-            for each in owned.values()
-            for (queue, source), ranges in each.tracker.book.marks.items()
+            for content in owned.values()
+            for (queue, source), ranges in content.tracker.book.acquired.items()
             if queue in ordered
         }
 
@@ -228,7 +228,7 @@ class Inspector:
 
     def _count(self, found: Waiting, source: Source, read: Records, places: Places, acquired: Acquired) -> None:
         shared = source.topic == self._names.messages
-        starts = {queue.encode(): (queue, each[source]) for queue, each in places.items() if source in each}
+        starts = {queue.encode(): (queue, offsets[source]) for queue, offsets in places.items() if source in offsets}
         everyone = list(starts.values())
         counts, oldest_ms = found.counts, found.oldest_ms
         skipped = {queue: purge for queue in places if (purge := self._definitions.skipped(queue)) is not None}
@@ -254,8 +254,10 @@ class Inspector:
         purge, taken = self._definitions.skipped(queue), acquired.get((queue, source), _NONE)
         return [
             place
-            for place, (offset, each, sent_ms) in enumerate(zip(read.offsets, read.keys, read.timestamps, strict=True))
-            if (key is None or each == key)
+            for place, (offset, record_key, sent_ms) in enumerate(
+                zip(read.offsets, read.keys, read.timestamps, strict=True)
+            )
+            if (key is None or record_key == key)
             and offset >= start
             and offset not in taken
             and (purge is None or purge.left(source, offset, sent_ms))

@@ -19,13 +19,13 @@ from marq.client.receipt import Receipt
 from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
 from marq.consumer.decorated import Target
 from marq.consumer.handlers import target_of
-from marq.producer.batches import Batcher, Counts
+from marq.producer.batches import Batcher, SendCounts
 from marq.producer.deduplicated_sends import check_id, check_ids, with_id
 from marq.producer.delay_control import DelayControl
 from marq.producer.delays import Delays
-from marq.producer.ordered_sending import Lines
+from marq.producer.ordered_sending import KeyedRoutes
+from marq.producer.producer_parts import MessageOptions, ProducerParts
 from marq.producer.routes import Route, Routes
-from marq.producer.running import Options, Running
 from marq.settings.client import ClientSettings
 from marq.settings.durations import Duration
 from marq.settings.hints import Unknown, refuse
@@ -57,7 +57,7 @@ class SendManyFailed(BrokerUnavailable):
         )
 
 
-class Producer(CodecClient[Running, V], Generic[V]):
+class Producer(CodecClient[ProducerParts, V], Generic[V]):
     """Sends messages in batches. Sends are idempotent and confirmed by all in-sync replicas.
 
     Args:
@@ -74,7 +74,7 @@ class Producer(CodecClient[Running, V], Generic[V]):
         self._codec = codec
         self._settings = settings
         self._cluster: Cluster = cluster_of(settings)
-        self._counts = Counts()
+        self._counts = SendCounts()
 
     @property
     def sent(self) -> int:
@@ -86,7 +86,7 @@ class Producer(CodecClient[Running, V], Generic[V]):
         """The number of messages that were not confirmed, not counting delayed ones."""
         return self._counts.failed
 
-    async def _open(self, opened: AsyncExitStack) -> Running:
+    async def _open(self, opened: AsyncExitStack) -> ProducerParts:
         cluster, settings = self._cluster, self._settings
         limit_s = settings.request_timeout_ms / 1000
         topics = await cluster.topics()
@@ -95,7 +95,7 @@ class Producer(CodecClient[Running, V], Generic[V]):
         opened.push_async_callback(queues.stop)
         routes = Routes(cluster, settings.names, topics, queues)
         opened.callback(routes.close)
-        lines = Lines(routes, queues, settings.names.messages, limit_s)
+        keyed_routes = KeyedRoutes(routes, queues, settings.names.messages, limit_s)
         batches = Batcher(cluster, settings, topics, routes, await cluster.sender(topics), self._counts, self._linger_s)
         opened.push_async_callback(batches.close)
         delays = Delays(cluster, topics, limit_s, self._counts)
@@ -106,9 +106,9 @@ class Producer(CodecClient[Running, V], Generic[V]):
         if not self._internal:
             note_started(self)
             opened.callback(note_stopped, self)
-        return Running(Content(topics.messages_limit_bytes), routes, lines, batches, delays, delay_control)
+        return ProducerParts(Content(topics.messages_limit_bytes), routes, keyed_routes, batches, delays, delay_control)
 
-    def _hurry(self, running: Running) -> None:
+    def _hurry(self, running: ProducerParts) -> None:
         running.batches.give_up()
 
     @overload
@@ -171,7 +171,7 @@ class Producer(CodecClient[Running, V], Generic[V]):
         due = None if delay is None and at is None else when("send()", delay, at)
         key = None if ordering_key is None else check_ordering_key(ordering_key)
         own_id = None if deduplication_id is None else check_id(deduplication_id)
-        options = Options(due if own_id is None else due or AT_ONCE, key, own_id)
+        options = MessageOptions(due if own_id is None else due or AT_ONCE, key, own_id)
         codec: Codec | None = self._codec
         if not isinstance(queue, str):
             if isinstance(queue, Sequence):
@@ -195,12 +195,12 @@ class Producer(CodecClient[Running, V], Generic[V]):
         return Receipt(queue, route.cursor.topic, partition, await future)
 
     async def _send_in_line(
-        self, running: Running, queue: str, value: Any, headers: list[Header], options: Options
+        self, running: ProducerParts, queue: str, value: Any, headers: list[Header], options: MessageOptions
     ) -> Receipt:
         due, key = options.due, options.key or b""
         headers = with_id(headers, options.own_id)
-        async with running.lines.turn([queue], key) as called_s:
-            route, pairs = await running.lines.find(queue, key, headers, called_s, delayed=due is not None)
+        async with running.keyed_routes.turn([queue], key) as called_s:
+            route, pairs = await running.keyed_routes.find(queue, key, headers, called_s, delayed=due is not None)
             running.content.check(queue, route.key, value, pairs)
             if due is None:
                 partition, future = running.batches.post(route, value, pairs)
@@ -210,7 +210,7 @@ class Producer(CodecClient[Running, V], Generic[V]):
         return await delayed if due is not None else Receipt(queue, route.cursor.topic, partition, await future)
 
     async def _send_to_each(
-        self, queues: Sequence[str], value: Any, headers: list[Header], options: Options
+        self, queues: Sequence[str], value: Any, headers: list[Header], options: MessageOptions
     ) -> list[Receipt]:
         running = self._started()
         due, key, own_id = options
@@ -221,9 +221,9 @@ class Producer(CodecClient[Running, V], Generic[V]):
         async def find(queue: str) -> tuple[Route, list[Header]]:
             if key is None:
                 return await running.routes.find(queue), pairs
-            return await running.lines.find(queue, key, pairs, called_s, delayed=due is not None)
+            return await running.keyed_routes.find(queue, key, pairs, called_s, delayed=due is not None)
 
-        async with running.lines.turn(queues if key is not None else (), key or b"") as called_s:
+        async with running.keyed_routes.turn(queues if key is not None else (), key or b"") as called_s:
             for queue in queues:
                 await find(queue)
             # Again, and now without waiting: the first routes may be outdated by now.

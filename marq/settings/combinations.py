@@ -91,7 +91,9 @@ def check_topic(definitions: Definitions, queue: str, names: Names) -> None:
             f"queue {queue!r}: topic {topic!r} belongs to marq; a queue without a topic gets its messages from"
             f" {names.messages}"
         )
-    others = [each for each in definitions.queues_of_topic(topic) if each != queue and definitions.group(each) == group]
+    others = [
+        other for other in definitions.queues_of_topic(topic) if other != queue and definitions.group(other) == group
+    ]
     if group is not None and others:
         raise ConfigError(
             f"queue {queue!r}: topic {topic!r} is also that of queue {others[0]!r} in the same group {group!r}, but a"

@@ -104,7 +104,7 @@ class Purge:
     def document(self) -> dict[str, Any]:
         """Return the value of its record."""
         members = {"ends": self.ends, "starts": self.starts, "untils_ms": self.untils_ms}
-        written = {name: written_offsets(each) for name, each in members.items() if each or name == "ends"}
+        written = {name: written_offsets(offsets) for name, offsets in members.items() if offsets or name == "ends"}
         return {"until_ms": self.until_ms, **written, **({"in_flight": True} if self.in_flight else {})}
 
     @classmethod

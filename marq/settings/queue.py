@@ -192,7 +192,7 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
 
 def _backoff_document(backoff: Backoff) -> dict[str, Any]:
     if backoff.delays_ms:
-        return {"delays": [_seconds(each) for each in backoff.delays_ms], "jitter": backoff.jitter}
+        return {"delays": [_seconds(delay_ms) for delay_ms in backoff.delays_ms], "jitter": backoff.jitter}
     return {
         "base": _seconds(backoff.base_ms),
         "factor": backoff.factor,
@@ -226,7 +226,7 @@ def _backoff(said: Any) -> Backoff:
     values = dict(said) if isinstance(said, Mapping) else {"delays": said}
     if "delays" in values:
         # A list is exact unless jitter is asked for.
-        delays_ms = tuple(_ms(each) for each in values["delays"])
+        delays_ms = tuple(_ms(delay) for delay in values["delays"])
         return Backoff(jitter=values.get("jitter", False), delays_ms=delays_ms)
     for key in ("base", "max"):
         if key in values:
@@ -280,8 +280,8 @@ def switch(name: str, value: object) -> None:
 def _delays(name: str, value: object) -> None:
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_DELAYS:
         raise ConfigError(f"{name}: expected a list of 1 to {MAX_DELAYS} numbers of seconds, not {value!r}")
-    for place, each in enumerate(value):
-        _SECONDS(f"{name}[{place}]", each)
+    for place, delay in enumerate(value):
+        _SECONDS(f"{name}[{place}]", delay)
 
 
 def _backoff_said(name: str, value: object) -> None:

@@ -126,7 +126,7 @@ class ScheduleLayers:
             self._layers.pop(name, None)
         self.version += 1
         self.current.pop(name, None)
-        found = schedule_of(name, *(layers[each] for each in LAYERS if each in layers))
+        found = schedule_of(name, *(layers[layer_name] for layer_name in LAYERS if layer_name in layers))
         if found is not None:
             self.current[name] = found
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
-from marq.client.current_producer import SharedProducer
+from marq.client.current_producer import HandlersProducer
 from marq.client.outcomes import NoHandler, Outcome
 from marq.consumer.handler_parameters import Handler
 from marq.consumer.handlers import HandlerDefinition, by_queue, check_handler, definitions_of, handlers_in
@@ -190,7 +190,7 @@ class _Group:
         served = serving(names.messages, self.handlers, own_topics, changed_at=definitions.changed_at(self.handlers))
         await cluster.own_topics(served.own_topics.values(), topics)
         self._member = member = cluster.member(names.named_group(self._name), served, None)
-        producer = SharedProducer(functools.partial(Producer.of, settings))
+        producer = HandlersProducer(functools.partial(Producer.of, settings))
         self._session = session = HandlersSession(
             cluster, topics, served, member, definitions, self.handlers, producer, self._chain, self._resources
         )

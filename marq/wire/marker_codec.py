@@ -19,7 +19,7 @@ from operator import ge
 from struct import Struct, error, pack
 from typing import Any, Protocol
 
-from marq.wire.byte_reader import Reader
+from marq.wire.byte_reader import ByteReader
 from marq.wire.error_texts import cut_text
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.markers import (
@@ -80,7 +80,7 @@ class _Field(Protocol):
     def write(self, batch: Any, parts: list[bytes]) -> int:
         """Append the bytes to ``parts``; return the flags that the field sets."""
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> Any:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> Any:
         """Return the value of the attribute."""
 
 
@@ -95,7 +95,7 @@ class _Flag:
     def write(self, batch: Any, parts: list[bytes]) -> int:
         return self.flag if getattr(batch, self.name) is self.when else 0
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> bool:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> bool:
         return bool(flags & self.flag) is self.when
 
 
@@ -110,7 +110,7 @@ class _Number:
         parts.append(self.layout.pack(getattr(batch, self.name)))
         return 0
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> int:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> int:
         return reader.number(self.layout)
 
 
@@ -127,7 +127,7 @@ class _Intervals:
         parts.append(pack(f">I{len(numbers)}Q", len(numbers) // 2, *numbers))
         return 0
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> tuple[tuple[int, int], ...]:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> tuple[tuple[int, int], ...]:
         numbers = reader.numbers("Q", 2 * reader.number(_U32))
         if any(map(ge, numbers, numbers[1:])):
             raise CorruptMarker(f"{self.name} that do not increase")
@@ -148,7 +148,7 @@ class _FromOffset:
         parts.append(_I64.pack(from_offset))
         return 0
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> int | None:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> int | None:
         from_offset = reader.number(_I64)
         if not self.least <= from_offset <= frame[3][0]:
             raise CorruptMarker(f"known from {from_offset} on, but the first message is {frame[3][0]}")
@@ -175,7 +175,7 @@ class _Numbers:
         parts.append(pack(f">{count}{self.code}", *values))
         return self.flag
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> tuple[int, ...] | None:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> tuple[int, ...] | None:
         if self.flag and not flags & self.flag:
             return None
         values = reader.numbers(self.code, len(frame[3]))
@@ -202,7 +202,7 @@ class _Texts:
         parts += cut
         return self.flag
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> tuple[str, ...]:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> tuple[str, ...]:
         count = len(frame[3])
         if self.flag and not flags & self.flag:
             return ("",) * count
@@ -220,7 +220,7 @@ class _Payloads:
             raise ValueError(f"{len(batch.offsets)} offsets but {len(batch.payloads)} payloads")
         return write_payloads(batch.payloads, batch.queue.encode(), parts)
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> ReadPayloads:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> ReadPayloads:
         return read_payloads(reader, flags, frame[0].encode(), len(frame[3]))
 
 
@@ -329,7 +329,7 @@ def _decode(data: bytes) -> Batch:
     if data[0] != VERSION:
         raise _of_another_version(data)
     _, _, code, flags, holder, queue_length = _HEAD.unpack_from(data, 0)
-    reader = Reader(data, _HEAD.size)
+    reader = ByteReader(data, _HEAD.size)
     if code == Kind.TICK:
         tick = Tick(holder, reader.number(_U64))
         reader.finish()
@@ -348,7 +348,7 @@ def _decode(data: bytes) -> Batch:
     return make(*frame, **values)
 
 
-def _read_identities(reader: Reader, flags: int) -> tuple[Source, Sequence[int]]:
+def _read_identities(reader: ByteReader, flags: int) -> tuple[Source, Sequence[int]]:
     topic = reader.text(reader.number(_U8))
     partition, count, base = reader.number(_U32), reader.number(_U32), reader.number(_I64)
     if not 0 < count <= MAX_BATCH_MARKERS or base < 0 or base + count > 2**63 - 1:

@@ -70,7 +70,7 @@ def without_copied(headers: Headers, *, own_topic: bool) -> Headers:
         return headers
     # In the messages topic, the record key is the queue's name, so only the header has the sender's key.
     kept = SENDERS_HEADERS if own_topic else SENDERS_HEADERS | {KEY_HEADER}
-    return tuple([each for each in headers if each[0] in kept or not each[0].startswith(RESERVED_HEADER)])
+    return tuple([header for header in headers if header[0] in kept or not header[0].startswith(RESERVED_HEADER)])
 
 
 def sequence(delay_offset: int, number: int) -> int:

@@ -15,7 +15,7 @@ from marq_worker.web.peers import ask_workers
 
 
 @dataclass(frozen=True)
-class Open:
+class OpenReport:
     """``queues``: metrics by queue; ``complete``: whether all markers partitions were read far enough."""
 
     queues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Open:
         return {name: int(metrics.get(name, 0)) for name in OPEN}
 
 
-async def told_by_workers(client: ClientSettings, ends: Mapping[int, int] | None = None) -> Open:
+async def told_by_workers(client: ClientSettings, ends: Mapping[int, int] | None = None) -> OpenReport:
     """Ask the workers; ``ends``: how far each markers partition must have been read."""
     members, answers = await ask_workers(client, "api/queues")
     metrics = [answer for answer in answers if answer is not None]
@@ -39,7 +39,7 @@ async def told_by_workers(client: ClientSettings, ends: Mapping[int, int] | None
     # With ``ends``, the owners' positions show whether another worker may have more.
     complete = (members.settled if ends is not None else everyone) and covers(metrics, ends)
     backlog = backlog_of(metrics, everyone=everyone and complete)["complete"]
-    return Open(add_up(metrics), complete, len(members.urls), backlog, merged(metrics))
+    return OpenReport(add_up(metrics), complete, len(members.urls), backlog, merged(metrics))
 
 
 def covers(answers: Sequence[Mapping[str, Any]], ends: Mapping[int, int] | None) -> bool:
@@ -55,7 +55,7 @@ def covers(answers: Sequence[Mapping[str, Any]], ends: Mapping[int, int] | None)
     return all(applied.get(partition, -1) >= end - 1 for partition, end in ends.items())
 
 
-async def opened(client: ClientSettings, inspector: Inspector, ends: Mapping[int, int]) -> Open:
+async def opened(client: ClientSettings, inspector: Inspector, ends: Mapping[int, int]) -> OpenReport:
     """Return the unfinished messages when the markers have been read up to ``ends``, with or without workers.
 
     The result is not complete if a running worker has not read that far.
@@ -63,4 +63,4 @@ async def opened(client: ClientSettings, inspector: Inspector, ends: Mapping[int
     reported = await told_by_workers(client, ends)
     if reported.complete or reported.workers:
         return reported
-    return Open(open_counts((await inspector.owned(ends=ends)).values()))
+    return OpenReport(open_counts((await inspector.owned(ends=ends)).values()))

@@ -20,7 +20,7 @@ from marq.wire.names import check_queue_name
 from marq_worker.backlog.consumer_watch import has_no_consumer
 from marq_worker.commands.command import JSON, YES, Setup, command, open_queues
 from marq_worker.commands.confirmation import confirm
-from marq_worker.commands.open_messages import Open, told_by_workers
+from marq_worker.commands.open_messages import OpenReport, told_by_workers
 from marq_worker.commands.terminal import Column, cell, quoted, seconds, show
 from marq_worker.commands.unknown import note_if_unknown
 from marq_worker.handlers.handler_watch import removed
@@ -136,7 +136,7 @@ async def _forget(queues: Queues, name: str) -> None:
     await queues.publish({layer_key(layer, name): None for layer in layers})
 
 
-def messages(name: str, told: Open) -> dict[str, Any] | None:
+def messages(name: str, told: OpenReport) -> dict[str, Any] | None:
     """Return the metrics of a queue's messages, None if no worker counts waiting messages."""
     if not told.backlog:
         return None
@@ -149,7 +149,7 @@ def messages(name: str, told: Open) -> dict[str, Any] | None:
     }
 
 
-async def _ask_for_blocked(client: ClientSettings, name: str, told: Open) -> dict[str, Any] | None:
+async def _ask_for_blocked(client: ClientSettings, name: str, told: OpenReport) -> dict[str, Any] | None:
     """Ask the workers how many keys of a queue are blocked, and for the first messages of those keys.
 
     None if no worker runs. ``complete``: whether all workers have answered.

@@ -16,7 +16,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq_worker.backlog.consumer_watch import NO_CONSUMER_S, has_no_consumer, unattended
 from marq_worker.commands.command import JSON, Setup, command, open_groups, open_queues
-from marq_worker.commands.open_messages import Open, told_by_workers
+from marq_worker.commands.open_messages import OpenReport, told_by_workers
 from marq_worker.commands.terminal import WATCH, Alarm, Column, cell, duration, interval, looked, number, show
 from marq_worker.readable import paused
 
@@ -92,7 +92,7 @@ class _Dead:
         return self._known
 
 
-def _by_backlog(told: Open) -> Waiting:
+def _by_backlog(told: OpenReport) -> Waiting:
     now_ms = time.time() * 1000
     return Waiting(
         counts=Counter({queue: int(metrics["waiting"]) for queue, metrics in told.queues.items()}),
@@ -106,7 +106,7 @@ def _by_backlog(told: Open) -> Waiting:
 
 def described(
     definitions: Definitions,
-    told: Open,
+    told: OpenReport,
     waiting: Waiting,
     dead: Mapping[str, int],
     names: Iterable[str],

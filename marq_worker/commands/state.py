@@ -15,7 +15,7 @@ from aiokafka.errors import for_code
 
 from marq.admin.purge_extent import existing_ranges
 from marq.core.storage.rows import HELD
-from marq.kafka.group_members import DescribedGroup, GroupMember, described_members, listed_groups
+from marq.kafka.group_members import DescribedGroup, DescribedMember, described_members, listed_groups
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
 from marq.kafka.owned_partitions import Owned
@@ -86,11 +86,11 @@ async def state(setup: Setup, watch: str | None, as_json: bool) -> int:
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupState:
     """A consumer group: its members, and by partition the owner, the committed offset and the committer."""
 
     described: DescribedGroup
-    owners: Mapping[Source, GroupMember] = field(default_factory=dict)
+    owners: Mapping[Source, DescribedMember] = field(default_factory=dict)
     committed: Mapping[Source, int] = field(default_factory=dict)
     committers: Mapping[Source, str] = field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class Group:
 def described(
     client: ClientSettings,
     definitions: Definitions,
-    groups: Mapping[str, Group],
+    groups: Mapping[str, GroupState],
     owned: Mapping[int, Owned],
     ranges: Mapping[Source, range],
     now_ms: float,
@@ -158,16 +158,16 @@ def _leases_since(owned: Owned) -> dict[tuple[str, Source], int]:
     return since
 
 
-def _owner(member: GroupMember | None) -> dict[str, Any]:
+def _owner(member: DescribedMember | None) -> dict[str, Any]:
     return {"owner": None if member is None else str(member), "owner_id": None if member is None else member.id}
 
 
-def _member(member: GroupMember) -> dict[str, Any]:
+def _member(member: DescribedMember) -> dict[str, Any]:
     partitions = sum(map(len, member.partitions.values()))
     return {"member": str(member), **member.document(), "partitions": partitions}
 
 
-def _partition(group: Group, source: Source, span: range | None, oldest_lease_s: float | None) -> dict[str, Any]:
+def _partition(group: GroupState, source: Source, span: range | None, oldest_lease_s: float | None) -> dict[str, Any]:
     committed = group.committed.get(source)
     start, end = (0, 0) if span is None else (span.start, span.stop)
     return {
@@ -203,7 +203,7 @@ def _show(document: dict[str, Any]) -> None:
         print("markers partitions have no owner, so their leases do not expire; start a worker: marq worker")
 
 
-async def _groups(client: ClientSettings) -> dict[str, Group]:
+async def _groups(client: ClientSettings) -> dict[str, GroupState]:
     """Return the groups of the namespace, including that of the trackers."""
     names = client.names
     async with open_groups(client) as admin:
@@ -212,7 +212,7 @@ async def _groups(client: ClientSettings) -> dict[str, Group]:
         return {each.name: await _group(admin, each) for each in await described_members(admin, ours)}
 
 
-async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> Group:
+async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> GroupState:
     if group.error:
         # Otherwise all partitions would seem to have no owner.
         raise for_code(group.error)
@@ -224,7 +224,7 @@ async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> Group:
     }
     offsets = await admin.list_consumer_group_offsets(group.name)
     committed = {Source(*tp): each for tp, each in offsets.items() if each.offset >= 0}
-    return Group(
+    return GroupState(
         group,
         owners,
         {source: each.offset for source, each in committed.items()},

@@ -180,7 +180,7 @@ class HandlersRole(Service):
                 log.warning("%s", part_of_group(groups[name], rest, definitions))
         self._incomplete = incomplete
         served = {
-            name: replace(group, queues={q: each for q, each in group.queues.items() if q not in self._without})
+            name: replace(group, queues={q: handled for q, handled in group.queues.items() if q not in self._without})
             for name, group in groups.items()
         }
         self._processes.want({name: group for name, group in served.items() if group.queues})

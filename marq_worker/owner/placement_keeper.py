@@ -136,7 +136,9 @@ class PlacementKeeper(Service):
         steps: dict[str, Placement] = {}
         ends: dict[str, dict[int, int]] = {}
         async with former_partitions(self._client, self._owed) as former:
-            log_ends = await former.ends({p for each in unsettled.values() for p in each.former(self._partitions)})
+            log_ends = await former.ends(
+                {p for placement in unsettled.values() for p in placement.former(self._partitions)}
+            )
             for queue, placement in unsettled.items():
                 if placement.ends is not None:
                     # A recreated topic may end earlier.

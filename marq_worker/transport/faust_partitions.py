@@ -10,13 +10,13 @@ from faust.types import TP
 from marq.kafka.committed_offsets import places
 from marq.kafka.queue_positions import committer
 from marq.wire.markers import Source
-from marq_worker.transport.stream_reader import Partitions
+from marq_worker.transport.stream_reader import FaustConsumerPort
 
 if TYPE_CHECKING:
     from marq_worker.app.faust_app import MarqApp
 
 
-def faust_partitions(app: MarqApp) -> Partitions:
+def faust_partitions(app: MarqApp) -> FaustConsumerPort:
     """Return the operations of an application's consumer on its partitions."""
     consumer = app.consumer
 
@@ -29,7 +29,7 @@ def faust_partitions(app: MarqApp) -> Partitions:
     async def log_end(source: Source) -> int:
         return int((await consumer.highwaters(TP(*source)))[TP(*source)])
 
-    return Partitions(
+    return FaustConsumerPort(
         seek=lambda source, offset: consumer.seek_wait({TP(*source): offset}),
         settled=app.settled,
         pause=lambda sources: consumer.pause_partitions(partitions(sources)),

@@ -23,7 +23,7 @@ from marq.core.storage.rows import Counts
 from marq_worker.backlog.backlog_counter import BacklogCounter, QueueBacklog
 from marq_worker.owner.ownership import Ownership
 from marq_worker.owner.tracker_owners import TrackerOwners
-from marq_worker.progress import Pace, Paces
+from marq_worker.progress import Paces, PartitionProgress
 
 #: Seconds between two samples, and the number of samples over which a rate is measured.
 SAMPLE_SECONDS = 1.0
@@ -272,7 +272,7 @@ def empty_metrics() -> dict[str, float]:
     return dict(_EMPTY)
 
 
-def _partition(owner: Ownership, pace: Pace) -> dict[str, Any]:
+def _partition(owner: Ownership, pace: PartitionProgress) -> dict[str, Any]:
     book, late = owner.tracker.book, owner.lateness_ms()
     return {
         "partition": owner.partition,

@@ -70,7 +70,7 @@ async def ask_workers(
     settings: ClientSettings, path: str, query: Mapping[str, str] | None = None
 ) -> tuple[Members, list[dict[str, Any] | None]]:
     """Query all workers from a command; return the workers and their answers."""
-    group = Group(settings)
+    group = TrackersGroup(settings)
     try:
         members = await group.members()
     finally:
@@ -134,7 +134,7 @@ class Members:
     answered: bool = False
 
 
-class Group:
+class TrackersGroup:
     """The trackers' group; queries the broker only if the last answer is not fresh."""
 
     def __init__(self, client: ClientSettings) -> None:

@@ -18,7 +18,7 @@ from marq_worker.process_usage import UNKNOWN, ProcessUsage
 from marq_worker.web.connection_limits import IDLE_S, Connections
 from marq_worker.web.message_listing import described_schedules, open_messages, read_choice
 from marq_worker.web.partition_statistics import Statistics, add_up, backlog_of, recreated_topics
-from marq_worker.web.peers import Group, ask_each, path_segment
+from marq_worker.web.peers import TrackersGroup, ask_each, path_segment
 from marq_worker.web.redaction import Redaction
 
 _NOTHING: dict[str, Any] = {
@@ -56,7 +56,7 @@ class NamespaceStatistics:
     """Collects the statistics of this process and of all trackers."""
 
     worker: Statistics
-    group: Group
+    group: TrackersGroup
     #: The handler processes of this worker.
     handlers: Callable[[], list[dict[str, Any]]]
     redaction: Redaction = field(default_factory=Redaction)

@@ -208,7 +208,9 @@ def test_the_tables_name_every_state_cause_and_outcome() -> None:
     assert [int(number) for number in re.findall(r"(\d) ", causes[1])] == [*markers.Cause]
     outcomes = re.search(r"\| outcomes \| (.+) \|", PAGE)
     assert outcomes is not None
-    assert dict(re.findall(r"(\d) ([A-Z_]+)", outcomes[1])) == {str(int(each)): each.name for each in markers.Outcome}
+    assert dict(re.findall(r"(\d) ([A-Z_]+)", outcomes[1])) == {
+        str(int(each)): each.name for each in markers.RequestOutcome
+    }
 
 
 def test_the_counters_of_the_page() -> None:

@@ -390,14 +390,14 @@ async def test_a_purge_ends_only_what_existed_when_it_was_asked_about(
     queue, settings = "purged-as-asked", settings_of(shared_worker)
     await producer.send_many(queue, [b"waits"] * 30)
     await producer.send_many(queue, [b"delayed"] * 5, delay=HOUR_S)
-    meant, extent, complete = await purging.meant(settings, queue, delayed=True)
+    meant, extent, complete = await purging.preview(settings, queue, delayed=True)
     await producer.send_many(queue, [b"later"] * 4)
     await producer.send_many(queue, [b"delayed later"] * 3, delay=HOUR_S)
 
     # As a form of the dashboard carries it.
     purged = await purging.purge(settings, queue, delayed=True, extent=Extent.parse(str(extent)))
 
-    left, _, _ = await purging.meant(settings, queue, delayed=True)
+    left, _, _ = await purging.preview(settings, queue, delayed=True)
     assert (meant.waiting, meant.delayed) == (purged.waiting, purged.delayed) == (30, 5)
     assert complete
     assert (left.waiting, left.delayed) == (4, 3)

@@ -93,8 +93,8 @@ def buckets(bounds_ms: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[s
     ``counts`` has one count for each bound, and one for values above all of them.
     """
     count = 0
-    for bound_ms, each in zip(bounds_ms, counts, strict=False):
-        count += each
+    for bound_ms, in_bucket in zip(bounds_ms, counts, strict=False):
+        count += in_bucket
         yield str(bound_ms / 1000), count
     yield "+Inf", count + counts[-1]
 

@@ -28,7 +28,7 @@ from marq_worker.web.dashboard.forms import (
     refuse_unknown_fields,
     write_places,
 )
-from marq_worker.web.dashboard.namespace import Namespace
+from marq_worker.web.dashboard.queries import DashboardQueries
 from marq_worker.web.message_listing import MAX_PLACES
 from marq_worker.web.security import VISITOR
 
@@ -47,7 +47,7 @@ class Buttons:
 
     def __init__(
         self,
-        namespace: Namespace,
+        namespace: DashboardQueries,
         actions: AuditedActions,
         render: Render,
         task_of: Callable[[str], Awaitable[Data]],

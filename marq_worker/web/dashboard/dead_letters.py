@@ -20,7 +20,7 @@ from marq.client.dead_letter import DeadLetter
 from marq.core.deliveries.dead_letter_records import kind_of
 from marq.dead_letters.filters import DeadLetterFilter, Filters
 from marq.dead_letters.log import open_dead_letter_log
-from marq.dead_letters.selection import Group, Spot, Survey, dead_letters_at
+from marq.dead_letters.selection import CountKey, Spot, Survey, dead_letters_at
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 
@@ -38,7 +38,7 @@ class TooManyDeadLetters(MarqError):
 class KindOfError(NamedTuple):
     """Dead letters of one queue with the same kind of error."""
 
-    group: Group
+    group: CountKey
     dead_letters: int
     oldest: Spot
     newest: Spot
@@ -105,7 +105,7 @@ class DeadLetterIndex:
         self._samples = {place: sample for place, sample in samples.items() if sample is not None}
         return [samples[kind.newest[:2]] for kind in kinds]
 
-    async def _surveyed(self, queue: str | None, filters: Filters) -> tuple[Survey, Callable[[Group], bool]]:
+    async def _surveyed(self, queue: str | None, filters: Filters) -> tuple[Survey, Callable[[CountKey], bool]]:
         """Return a survey, and which of its groups fit; only filters that tell apart the dead letters of one group need
         a survey of their own."""
         if filters.keys() - {"kind"}:

@@ -17,7 +17,7 @@ from marq_worker.web.dashboard import rows_and_alarms
 from marq_worker.web.dashboard.actions import NotThere
 from marq_worker.web.dashboard.buttons import in_time
 from marq_worker.web.dashboard.forms import read_filters
-from marq_worker.web.dashboard.namespace import CONSUMERS_WAIT_S, Namespace, has_several
+from marq_worker.web.dashboard.queries import CONSUMERS_WAIT_S, DashboardQueries, has_several
 from marq_worker.web.dashboard.tasks import Tasks
 from marq_worker.web.dashboard.timeline import status_after
 from marq_worker.web.dashboard.waiting_search import WaitingSearch
@@ -71,7 +71,7 @@ Query = Mapping[str, str]
 class Pages:
     """Collects the data of pages, from the query of a request and the parameters in its path."""
 
-    def __init__(self, namespace: Namespace, tasks: Tasks) -> None:
+    def __init__(self, namespace: DashboardQueries, tasks: Tasks) -> None:
         self._namespace = namespace
         self._tasks = tasks
 

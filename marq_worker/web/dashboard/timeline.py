@@ -34,12 +34,12 @@ from marq.wire.markers import (
     Dispatch,
     Fact,
     Kind,
-    Outcome,
     Payload,
     Record,
     Reject,
     Release,
     Renew,
+    RequestOutcome,
     Reschedule,
     Resume,
     Resumed,
@@ -271,7 +271,7 @@ def _told(batch: Batch, index: int) -> _Told:
         case Discard():
             return _Told("Dead letter deleted")
         case Answer():
-            done = batch.outcomes[index] == Outcome.DONE
+            done = batch.outcomes[index] == RequestOutcome.DONE
             return _Told("Request done" if done else "Request refused", "" if done else "too late: no longer delayed")
         case Fact():
             cause = _CAUSES.get(batch.causes[index], "of a cause unknown to this version")

@@ -34,7 +34,7 @@ _LAST_RECORDS = 20_000
 _AT_ONCE = 500
 
 
-class Reading:
+class TimelineReader:
     """Reads everything about one message, with limits.
 
     It shows no messages of topics outside the namespace. ``consumers`` returns the names of a queue's consumers by

@@ -25,8 +25,8 @@ from marq_worker.web.dashboard.actions import ACTIONS, AuditedActions, NotThere
 from marq_worker.web.dashboard.actor import Actor
 from marq_worker.web.dashboard.buttons import Buttons
 from marq_worker.web.dashboard.history import History, HistorySampler
-from marq_worker.web.dashboard.namespace import Namespace
 from marq_worker.web.dashboard.pages import Data, Pages
+from marq_worker.web.dashboard.queries import DashboardQueries
 from marq_worker.web.dashboard.rendering import STATIC, environment
 from marq_worker.web.dashboard.sending import OperatorSender
 from marq_worker.web.dashboard.tasks import Tasks
@@ -65,7 +65,7 @@ class PostView(View):
 
 
 class DashboardViews:
-    def __init__(self, namespace: Namespace, actions: AuditedActions) -> None:
+    def __init__(self, namespace: DashboardQueries, actions: AuditedActions) -> None:
         self._pages = Pages(namespace, actions.tasks)
         self._templates = environment()
         self._compiling: asyncio.Future[None] | None = None
@@ -243,7 +243,7 @@ class Dashboard(Service):
         self._queues = queues
         self._tasks_of_pages = Tasks()
         history = History()
-        self._namespace = Namespace(app, statistics, settings, client, lambda: queues.definitions, history)
+        self._namespace = DashboardQueries(app, statistics, settings, client, lambda: queues.definitions, history)
         workers = WorkerCommands(
             worker,
             lambda: str(app.conf.canonical_url),

@@ -14,7 +14,7 @@ from yarl import URL
 
 from marq.wire.errors import ConfigError
 from marq_worker.web.credentials import Credentials
-from marq_worker.web.peers import Group, tell
+from marq_worker.web.peers import TrackersGroup, tell
 
 QUIET, UNQUIET, CANCEL = "quiet", "unquiet", "cancel-handler"
 #: The path of commands, and the parameter that names the worker.
@@ -38,7 +38,7 @@ class WorkerCommands:
         self,
         worker: Commanded,
         address: Callable[[], str],
-        group: Group,
+        group: TrackersGroup,
         client: Callable[[], ClientSession],
         credentials: Credentials,
     ) -> None:

@@ -47,7 +47,7 @@ from marq_worker.web.dashboard.buttons import inside, see
 from marq_worker.web.dashboard.descriptions import markers_partitions, partitions
 from marq_worker.web.dashboard.forms import read_dead_letters, read_ids
 from marq_worker.web.dashboard.history import SAMPLES, History
-from marq_worker.web.dashboard.namespace import public
+from marq_worker.web.dashboard.queries import public
 from marq_worker.web.dashboard.rendering import age, ago, load, memory, moment, rate
 from marq_worker.web.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
 from marq_worker.web.dashboard.timeline import Timeline, last_place, status_after

@@ -15,7 +15,7 @@ from marq_worker.app.handlers_app import HandlersApp
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
 from marq_worker.handlers.worker_pipes import Reporter, reports
 from marq_worker.progress import ProgressReport
-from marq_worker.watchdog.broker_probe import Messages, Rebalance
+from marq_worker.watchdog.broker_probe import MessagesPartition, Rebalance
 
 READ = ProgressReport((7,), 7)
 
@@ -37,7 +37,7 @@ def test_between_rebalances_the_watchdog_watches_what_is_read(reads_committed: b
     """Else it would end a process that waits for another program's transaction."""
     standings = HandlersApp._standings(app(rebalancing=False, reads_committed=reads_committed))
 
-    assert standings == {Messages("t.messages", 0, reads_committed): READ}
+    assert standings == {MessagesPartition("t.messages", 0, reads_committed): READ}
 
 
 def test_a_rebalance_must_end() -> None:

@@ -350,7 +350,7 @@ def test_an_object_with_a_method_send_keeps_it() -> None:
 
 
 async def test_a_workers_producer_opens_at_first_use_and_not_after_the_stop() -> None:
-    from marq.client.current_producer import SharedProducer
+    from marq.client.current_producer import HandlersProducer
 
     events: list[str] = []
 
@@ -361,10 +361,10 @@ async def test_a_workers_producer_opens_at_first_use_and_not_after_the_stop() ->
         async def stop(self) -> None:
             events.append("stop")
 
-    shared = SharedProducer(Producer)  # type: ignore[arg-type]
+    shared = HandlersProducer(Producer)  # type: ignore[arg-type]
     await shared.stop()
     assert events == []
-    shared = SharedProducer(Producer)  # type: ignore[arg-type]
+    shared = HandlersProducer(Producer)  # type: ignore[arg-type]
     assert await shared.started() is await shared.started()
     await shared.stop()
     with pytest.raises(marq.MarqError, match="the worker is stopping: nothing was sent"):

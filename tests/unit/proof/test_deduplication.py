@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from marq.wire.markers import Cause, Delay, Fact, Kind, Outcome, Payload, Source
+from marq.wire.markers import Cause, Delay, Fact, Kind, Payload, RequestOutcome, Source
 from marq.wire.names import schedule_topic, synthetic_topic
 from proof import history
 from proof.checker import check
@@ -44,8 +44,8 @@ def tell(story: StoryOfIds) -> None:
     # Dropped, also after the delivery of the first one; so it can't be cancelled.
     story.send(1, "a")
     story.ask(CANCELLER, 1)
-    story.answer(CANCELLER, 1, Outcome.TOO_LATE)
-    story.told("cancel", CANCELLER, 1, Outcome.TOO_LATE)
+    story.answer(CANCELLER, 1, RequestOutcome.TOO_LATE)
+    story.told("cancel", CANCELLER, 1, RequestOutcome.TOO_LATE)
     # Another id, an id of another key, and the same id when the window has passed.
     story.send(2, "b")
     story.deliver_now(2)

@@ -37,7 +37,7 @@ from marq_worker.web.dashboard.descriptions import (
 from marq_worker.web.dashboard.groups import Groups
 from marq_worker.web.dashboard.history import History, add_up, slot_now
 from marq_worker.web.dashboard.timeline import last_place
-from marq_worker.web.dashboard.timeline_reader import Reading
+from marq_worker.web.dashboard.timeline_reader import TimelineReader
 from marq_worker.web.dashboard.waiting_search import WaitingSearch
 from marq_worker.web.message_listing import open_message, sources_of, waiting_described
 from marq_worker.web.peers import path_segment
@@ -55,7 +55,7 @@ CONSUMERS_WAIT_S = 0.1
 _SECRET = ("password", "secret", "token", "key", "auth", "user")
 
 
-class Namespace:
+class DashboardQueries:
     """The namespace as a worker sees it: the data of all pages.
 
     Data of trackers comes from all of them; ``complete`` tells whether all have answered.
@@ -198,10 +198,10 @@ class Namespace:
         raise UnknownQueue(queue, closest_name(queue, names))
 
     async def message(self, message_id: str, queue: str, since_ms: int | None) -> dict[str, Any]:
-        """Return a message as :meth:`Reading.message`, with its current state (``now``), None if it is not open."""
+        """Return a message like :meth:`TimelineReader.message`, with its current state (``now``; None if not open)."""
         ends, redaction = await self._groups.ends(self._client.names.markers), self._statistics.redaction
-        reading = Reading(self._client, self._definitions(), len(ends), redaction, self._names_of_holders)
-        story = await reading.message(message_id, queue, since_ms)
+        reader = TimelineReader(self._client, self._definitions(), len(ends), redaction, self._names_of_holders)
+        story = await reader.message(message_id, queue, since_ms)
         now = await self.open_message({"place": last_place(story["events"]) or story["id"], "queue": story["queue"]})
         message = now["message"]
         if message is not None and has_several(story):

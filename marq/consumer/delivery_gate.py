@@ -18,8 +18,8 @@ from marq.wire.errors import ConfigError
 log = logging.getLogger("marq")
 
 
-class Rules:
-    """The rules of one receiver; it calls ``changed`` when there may be room for more messages.
+class DeliveryGate:
+    """Decides what one receiver may deliver now; it calls ``changed`` when there may be room for more messages.
 
     A queue that is paused, or whose breaker is open, delivers nothing: its prefetched messages are released.
 
