@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from bench import pipeline
-from bench.history import Truth
-from bench.rows import delays, latency, recovery, throughput
-from bench.suite import Bar
+from lab.bench import pipeline
+from lab.bench.history import Truth
+from lab.bench.rows import delays, latency, recovery, throughput
+from lab.bench.suite import Bar
 
 Measurements = dict[str, float]
 #: Measurements at their limits, and beyond them.

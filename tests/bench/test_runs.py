@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from bench import pipeline
-from bench.clients.drain_marq import WAYS
-from bench.history import TURN
-from bench.load import fill
-from bench.processes import measured
-from bench.rows import delays, recovery, throughput, tracker
-from bench.rows.drain import native
-from bench.suite import Bench, Size
+from lab.bench import pipeline
+from lab.bench.clients.drain_marq import WAYS
+from lab.bench.history import TURN
+from lab.bench.load import fill
+from lab.bench.processes import measured
+from lab.bench.rows import delays, recovery, throughput, tracker
+from lab.bench.rows.drain import native
+from lab.bench.suite import Bench, Size
 from marq_worker.broker.embedded import EmbeddedBroker
 
 pytestmark = pytest.mark.verify

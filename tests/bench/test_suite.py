@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import chosen, exit_code
-from bench.clients.client import percentiles, read_stamp, stamped
-from bench.clients.drain_account import Work
-from bench.clients.producers import marker_records
-from bench.processes import Child, Meter, memory_bytes
-from bench.report import kept
-from bench.rows import ROWS
-from bench.rows.drain import quorum_queue
-from bench.suite import Bar, Bench, Measurements, Outcome, Row, Size, Skipped, _take_turns
+from lab.bench.__main__ import chosen, exit_code
+from lab.bench.clients.client import percentiles, read_stamp, stamped
+from lab.bench.clients.drain_account import Work
+from lab.bench.clients.producers import marker_records
+from lab.bench.processes import Child, Meter, memory_bytes
+from lab.bench.report import kept
+from lab.bench.rows import ROWS
+from lab.bench.rows.drain import quorum_queue
+from lab.bench.suite import Bar, Bench, Measurements, Outcome, Row, Size, Skipped, _take_turns
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Acquire
 from marq.wire.names import Names

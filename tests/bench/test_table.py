@@ -1,4 +1,4 @@
-"""docs/benchmarks.md shows the newest whole run, as `python -m bench.table` writes it."""
+"""docs/benchmarks.md shows the newest whole run, as `python -m lab.bench.table` writes it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.rows.drain import GROUP, QUORUM, RUN, SHARE
-from bench.table import BEGIN, END, PAGE, RESULTS, TIMES, between, newest, placed, render
+from lab.bench.rows.drain import GROUP, QUORUM, RUN, SHARE
+from lab.bench.table import BEGIN, END, PAGE, RESULTS, TIMES, between, newest, placed, render
 
 MEASURED = {"rate": 123_456.0, "startup_seconds": 0.25, "cpu_seconds": 2.0, "broker_cpu_seconds": 1.0}
 WORK = {RUN: {"rate": 60_400.0}, SHARE: {"rate": 59_900.0}, GROUP: {"rate": 1_240.0}}
@@ -48,7 +48,7 @@ def test_a_result_becomes_tables_in_which_an_unmet_bar_is_seen() -> None:
 
     assert "2026-11-22; 2 cores, shared by" in lines[0]
     assert "Kafka 4.3.1, Java 17" in lines[0]
-    assert "`bench/results/suite-x.json`" in lines[0]
+    assert "`lab/bench/results/suite-x.json`" in lines[0]
     assert "| Marq, `run`: a handler for each message | 123,000 | 0.25 s | 2.00 + 0.50 + 1.00 |" in lines
     assert "| 10 ms | 60,000 | 60,000 | 1,200 |" in lines
     assert "| 500 ms for 1% of them | 60,000 | 60,000 | 1,200 |" in lines

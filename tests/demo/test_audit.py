@@ -7,8 +7,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from rig.audit import Reading, _wait
-from rig.program import Program
+from lab.rig.audit import Reading, _wait
+from lab.rig.program import Program
 
 STATISTICS = {"sent": 5, "wrong": []}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from demo.plan import VALUE_BYTES, Conduct, Plan, make_value, read_number, read_plan
-from demo.run import START_SECONDS, programs
+from lab.demo.plan import VALUE_BYTES, Conduct, Plan, make_value, read_number, read_plan
+from lab.demo.run import START_SECONDS, programs
 from marq.settings.client import ClientSettings
 
 

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from demo.plan import Plan
-from demo.progress import Display
-from demo.run import Run
+from lab.demo.plan import Plan
+from lab.demo.progress import Display
+from lab.demo.run import Run
+from lab.rig.program import RigError
 from marq.settings.client import ClientSettings
-from rig.program import RigError
 
 LIMIT_SECONDS, LOOKS = 5.0, 100
 
@@ -23,8 +23,8 @@ LIMIT_SECONDS, LOOKS = 5.0, 100
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that advances by a second each time a wait reads it."""
     seconds = itertools.count()
-    monkeypatch.setattr("rig.recorded_run.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
-    monkeypatch.setattr("rig.recorded_run.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("lab.rig.recorded_run.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr("lab.rig.recorded_run.POLL_SECONDS", 0.0)
     return
 
 
@@ -59,7 +59,7 @@ def test_without_a_terminal_each_phase_is_a_line_and_counts_follow_after_a_while
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seconds = iter([0.0, 1.0, 1.0, 2.0, 7.0, 7.0])
-    monkeypatch.setattr("demo.progress.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr("lab.demo.progress.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     text = io.StringIO()
     display = Display(Console(file=text, width=200), 10)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from demo.result import Lateness, Result, percentile, result_of
-from demo.run import Kill
+from lab.demo.result import Lateness, Result, percentile, result_of
+from lab.demo.run import Kill
+from lab.proof.history import Event
 from marq.wire.markers import Cause, Kind
-from proof.history import Event
 from tests.unit.proof.story import FIRST, LEASE_MS, SECOND, Story, clean, events_of
 
 #: The story's consumer is killed when five records of the markers topic are written.

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from faults.delays import FEW
-from faults.mix import Mix
-from faults.scenario import Scenario, play
-from faults.stage import Stage
+from lab.faults.delays import FEW
+from lab.faults.mix import Mix
+from lab.faults.scenario import Scenario, play
+from lab.faults.stage import Stage
 from marq_worker.broker import EmbeddedBroker
 
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from faults import stage as stages
-from faults.stage import Stage
-from rig.program import RigError
-from rig.recorder import Recorded
-from rig.worker import Worker
+from lab.faults import stage as stages
+from lab.faults.stage import Stage
+from lab.rig.program import RigError
+from lab.rig.recorder import Recorded
+from lab.rig.worker import Worker
 
 #: No broker answers there.
 SERVERS = "127.0.0.1:1"

@@ -9,14 +9,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import marq
-from demo.plan import QUEUES_FILE, Plan, make_value
-from demo.run import programs
+from lab.demo.plan import QUEUES_FILE, Plan, make_value
+from lab.demo.run import programs
+from lab.rig.program import RigError, stop_all
+from lab.rig.recorder import Recorded
+from lab.rig.topics import delete_topics
+from lab.rig.worker import Worker
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
-from rig.program import RigError, stop_all
-from rig.recorder import Recorded
-from rig.topics import delete_topics
-from rig.worker import Worker
 from tests.browser.serving import Background
 
 #: How long workers and consumers may take to be there, on a machine that is busy.
