@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import sys
 import time
@@ -18,17 +17,21 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from lab.audit import JobsLog
 from lab.bench.history import TURN, History, Truth
 from lab.bench.log import Log
-from lab.bench.processes import run as run_sampled
 from lab.bench.report import exit_code, run
 from lab.bench.suite import Bar, Bench, Measurements, Medians, Row, Size
-from lab.bench.worker import make_topics
+from lab.program import Program, RunError
+from lab.resources import ProcessTree
+from lab.topics import make_topics
 from pipeline.audit import COUNTS
 
 INGEST_PER_SECOND = 80_000
 JUDGED_PER_SECOND = 60_000
 MAX_MEMORY_GIB = 4.0
+#: Interval between samples of memory.
+SAMPLE_SECONDS = 0.2
 #: Limit on the time per marker in the largest run, divided by that in the smallest.
 MAX_GROWTH = 1.2
 JOBS = ("ingest", "lifecycle", "audit")
@@ -51,20 +54,26 @@ def measure(bench: Bench, messages: int) -> Measurements:
     history.write(messages)
     truth = history.truth
     bench.say(f"history: {truth.rows['markers']:,} markers in {time.monotonic() - began:.1f} s")
-    environment = {**os.environ, "MARQ_BOOTSTRAP_SERVERS": bench.servers, "MARQ_PREFIX": prefix}
+    environment = {"MARQ_BOOTSTRAP_SERVERS": bench.servers, "MARQ_PREFIX": prefix}
     data = bench.folder / prefix
     measurements: Measurements = {"markers": truth.rows["markers"]}
-    output = {}
+    output: dict[str, str] = {}
     for job in JOBS:
-        command = [sys.executable, "-m", "pipeline", job, "--data", str(data), *_OPTIONS.get(job, ())]
-        taken = run_sampled(command, environment)
-        if taken.code:
-            raise SystemExit(f"bench: {job} ended with exit code {taken.code}:\n{taken.errors}{taken.output[:2_000]}")
-        output[job] = taken.output
+        words = json.dumps([[job, "--data", str(data), *_OPTIONS.get(job, ())]])
+        program = Program(job, ["-m", "lab.pipeline_jobs", words], environment, bench.folder / f"{job}.log")
+        began = time.monotonic()
+        with program:
+            tree = ProcessTree(program.pid)
+            while program.running:
+                tree.sample()
+                time.sleep(SAMPLE_SECONDS)
+        if program.exit_code:
+            raise RunError(f"{job} ended with exit code {program.exit_code}: {program.log_tail()}")
+        output |= JobsLog(program.log_file).outputs()
         measurements |= {
-            f"{job}_seconds": taken.seconds,
-            f"{job}_cpu_seconds": taken.cpu_seconds,
-            f"{job}_peak_mib": taken.peak_bytes / 2**20,
+            f"{job}_seconds": time.monotonic() - began,
+            f"{job}_cpu_seconds": tree.cpu_seconds,
+            f"{job}_peak_mib": tree.peak_bytes / 2**20,
         }
     compare(truth, output["ingest"], json.loads(output["audit"]))
     for table in ("markers", "messages", "lifecycle"):

@@ -17,11 +17,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from statistics import median
 
-from lab.bench.worker import BenchWorker
-from lab.rig.topics import delete_topics
+from lab.program import START_SECONDS, Worker
+from lab.topics import delete_topics
 from marq.settings.client import ClientSettings
 from marq_worker.broker import EmbeddedBroker
 
@@ -38,6 +39,10 @@ BROKER_PROPERTIES = {
 }
 #: The size that the bars apply to.
 BARRED_MESSAGES, BARRED_RUNS = 400_000, 5
+
+
+#: Gives each worker of a prefix its own log.
+_numbers = count(1)
 
 
 class Skipped(Exception):
@@ -100,10 +105,24 @@ class Bench:
         self._prefixes.append(f"bench-{uuid.uuid4().hex[:10]}")
         return self._prefixes[-1]
 
+    def start_worker(self, prefix: str, machine: str = "first", settings: Mapping[str, str] | None = None) -> Worker:
+        """Start a worker; ``machine`` names its data directory, ``settings`` are further environment variables."""
+        environment = {
+            "MARQ_BOOTSTRAP_SERVERS": self.servers,
+            "MARQ_PREFIX": prefix,
+            "MARQ_CONNECT_TIMEOUT": str(START_SECONDS),
+            # As on a machine where a worker has run before, modules are compiled.
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPYCACHEPREFIX": str(self.folder / "compiled"),
+            **(settings or {}),
+        }
+        name = f"{prefix}-{next(_numbers)}"
+        return Worker(name, self.folder, environment, data=self.folder / prefix / machine).start()
+
     @contextmanager
-    def worker(self, prefix: str, settings: Mapping[str, str] | None = None) -> Iterator[BenchWorker]:
+    def worker(self, prefix: str, settings: Mapping[str, str] | None = None) -> Iterator[Worker]:
         """Run a worker that owns all partitions."""
-        with BenchWorker(self.servers, prefix, self.folder, settings=settings) as worker:
+        with self.start_worker(prefix, settings=settings) as worker:
             worker.wait_until_owner()
             yield worker
 
@@ -221,6 +240,11 @@ def _once(outcome: Outcome, bench: Bench, name: str) -> Measurements | None:
         return None
     finally:
         bench.clear()
+
+
+def peak_mib(measurements: Measurements) -> float:
+    """Return the highest of the peaks that `Worker.memory_mib` noted."""
+    return max(value for name, value in measurements.items() if name.endswith("_peak_mib"))
 
 
 def format_number(number: float) -> str:

@@ -23,16 +23,16 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lab.audit import Audit, audit
 from lab.demo.data_directory import PREFIX, data_directory
 from lab.demo.plan import Plan, read_plan
 from lab.demo.progress import Display
 from lab.demo.report import how_to_retry, show
 from lab.demo.result import Result, result_of
 from lab.demo.run import Run
+from lab.program import RunError
 from lab.proof.history import Event
-from lab.rig.audit import Audit, audit
-from lab.rig.program import RigError
-from lab.rig.topics import delete_topics
+from lab.topics import delete_topics
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
@@ -65,7 +65,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="marq-demo-", ignore_cleanup_errors=True) as folder:
             account = _run(plan, Path(folder), data, notes)
-    except (RigError, BrokerError, MarqError) as error:
+    except (RunError, BrokerError, MarqError) as error:
         notes.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import marq
 from lab.demo.plan import Conduct, Plan, read_plan
-from lab.rig.handling import Teller, fail
-from lab.rig.recorder import Recorder, recorded_stalls
+from lab.handling import Teller, fail
+from lab.recorder import Recorder, recorded_stalls
 
 #: Messages of one receive, and how long it waits for the first.
 RECEIVE_MESSAGES = 250

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from lab.rig.audit import HANDLED
+from lab.audit import HANDLED
 
 #: First part of each run's prefix.
 PREFIX = "demo-"

@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from lab.audit import Audit
 from lab.demo.result import SHARED, Result, percentile
 from lab.proof.causes import Why
 from lab.proof.findings import told
 from lab.proof.history import Event
-from lab.rig.audit import Audit
 
 #: Maximum findings and differences to list.
 MAX_LISTED = 10

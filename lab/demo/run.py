@@ -16,15 +16,13 @@ from aiokafka.errors import KafkaError
 import marq
 from lab.demo.plan import QUEUES_FILE, Plan, make_value
 from lab.demo.progress import Display
+from lab.program import Program, RunError, Worker, recorded
 from lab.proof import history
 from lab.proof.causes import EVERYBODY
 from lab.proof.history import Event
-from lab.rig.program import RigError
-from lab.rig.recorded_run import SESSION_SECONDS, Stage
-from lab.rig.recorder import Recorded, recorded
-from lab.rig.starvation import BrokerWatch
-from lab.rig.topics import Position, TopicReader
-from lab.rig.worker import Worker
+from lab.recorded_run import SESSION_SECONDS, Stage
+from lab.recorder import BrokerWatch
+from lab.topics import Position, TopicReader
 from marq.settings.client import ClientSettings
 from marq_worker.broker import EmbeddedBroker
 
@@ -51,7 +49,7 @@ class Kill:
     partitions: tuple[int, ...] = ()
 
 
-def programs(plan: Plan, folder: Path, environment: Mapping[str, str]) -> tuple[list[Worker], list[Recorded]]:
+def programs(plan: Plan, folder: Path, environment: Mapping[str, str]) -> tuple[list[Worker], list[Program]]:
     # On a busy machine, the new broker responds late. No program may give up before the demo does.
     connect_seconds = max(START_SECONDS, plan.limit_seconds)
     environment = {"MARQ_CONNECT_TIMEOUT": f"{connect_seconds:g}", **environment}
@@ -61,7 +59,7 @@ def programs(plan: Plan, folder: Path, environment: Mapping[str, str]) -> tuple[
     consumers = []
     for name in [f"consumer-{n + 1}" for n in range(plan.consumers)]:
         command = recorded(name, folder, "lab.demo.consumer", options)
-        consumers.append(Recorded(name, command, environment, folder / f"{name}.log", temporary=[folder]))
+        consumers.append(Program(name, command, environment, folder / f"{name}.log", temporary=[folder]))
     return workers, consumers
 
 
@@ -98,13 +96,13 @@ class Run(Stage):
         """Carry out the run.
 
         Raises:
-            RigError: a program ended by itself, or there was no progress within the plan's limit.
+            RunError: a program ended by itself, or there was no progress within the plan's limit.
         """
         try:
             await self._play()
         except (marq.MarqError, KafkaError) as error:
             self._check_broker()
-            raise RigError(f"{error or type(error).__name__}\n{self.log_tails()}") from error
+            raise RunError(f"{error or type(error).__name__}\n{self.log_tails()}") from error
         finally:
             if self._asking is not None:
                 self._asking.cancel()
@@ -156,7 +154,7 @@ class Run(Stage):
 
     def _check_broker(self) -> None:
         if self._broker is not None and not self._broker.running:
-            raise RigError(f"the embedded broker has ended:\n{self._broker.log_tail()}")
+            raise RunError(f"the embedded broker has ended:\n{self._broker.log_tail()}")
 
     def _note_slow_broker(self, since_s: float) -> None:
         self.note("invoke", "pause", target=EVERYBODY, at_ms=since_s * 1000)
@@ -227,7 +225,7 @@ class Run(Stage):
         self.kills.append(Kill(consumer.name, _now_ms(), await markers.end()))
         self._display.phase(f"kill -9 {consumer.name}, which holds at least {held} leases according to its own history")
 
-    def _most_held(self) -> tuple[int, Recorded]:
+    def _most_held(self) -> tuple[int, Program]:
         since_s = time.monotonic() - self._plan.lease_seconds + _MARGIN_SECONDS
         for times in self._forgotten.values():
             while times and times[0] < since_s:

@@ -11,8 +11,8 @@ from typing import Any
 from lab.faults.cluster import Cluster
 from lab.faults.scenario import Play, own_broker, scenario
 from lab.faults.stage import Stage
+from lab.program import RunError
 from lab.proof.causes import EVERYBODY
-from lab.rig.program import RigError
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq_worker.broker import EmbeddedBroker
@@ -153,7 +153,7 @@ async def no_message_is_dead_twice(stage: Stage) -> None:
     async with DeadLetters(stage.servers, prefix=stage.prefix) as letters:
         ids = Counter([letter.id for queue in stage.queues async for letter in letters.peek(queue)])
     if twice := [id_ for id_, count in ids.items() if count > 1]:
-        raise RigError(f"{len(twice)} of {len(ids)} messages have two dead letters: {', '.join(twice[:5])}")
+        raise RunError(f"{len(twice)} of {len(ids)} messages have two dead letters: {', '.join(twice[:5])}")
 
 
 scenario(

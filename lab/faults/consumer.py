@@ -22,9 +22,9 @@ from typing import Any
 
 import marq
 from lab.faults import variants
+from lab.handling import Teller, fail
 from lab.proof import history
-from lab.rig.handling import Teller, fail
-from lab.rig.recorder import Recorder, recorded_stalls
+from lab.recorder import Recorder, recorded_stalls
 from marq.consumer.receiver import Receiver
 from marq.kafka.acquire_strategies import MARKED, STARTS, TRANSACTIONAL
 from marq.kafka.group_reader import GroupReader

@@ -12,7 +12,7 @@ from lab.faults.consumer import Point
 from lab.faults.scenario import Play, own_broker, scenario
 from lab.faults.stage import LEASE_SECONDS, Stage
 from lab.proof.causes import EVERYBODY
-from lab.rig.recorded_run import SESSION_SECONDS
+from lab.recorded_run import SESSION_SECONDS
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq_worker.broker import EmbeddedBroker
 

@@ -12,9 +12,9 @@ import marq
 from lab.faults.consumer import Point
 from lab.faults.mix import Mix
 from lab.faults.scenario import own_broker, scenario
-from lab.faults.stage import QUEUE, QUICK_BACKOFF, Stage, WorkerProcess
+from lab.faults.stage import QUEUE, QUICK_BACKOFF, Stage
+from lab.program import RunError, Worker
 from lab.proof.causes import EVERYBODY
-from lab.rig.program import RigError
 from marq.dead_letters.dead_letters import DeadLetters
 from marq_worker.broker import EmbeddedBroker
 
@@ -187,15 +187,15 @@ async def at_most_once(stage: Stage, _: object) -> None:
     sent = stage.accepted_by[QUEUE]
     lost = sent - counts["acked"] - counts["dead_lettered"]
     if not 0 < counts["abandoned"] == lost:
-        raise RigError(f"{sent} sent, {lost} neither done nor dead, but the worker counts {counts}")
+        raise RunError(f"{sent} sent, {lost} neither done nor dead, but the worker counts {counts}")
 
 
-async def counted(stage: Stage, worker: WorkerProcess) -> dict[str, float]:
+async def counted(stage: Stage, worker: Worker) -> dict[str, float]:
     """Return a worker's counts of the queue without ordering; a busy worker may not answer at once."""
     counts: dict[str, float] = {}
 
     async def answered() -> bool:
-        counts.update(await asyncio.to_thread(worker.counts, QUEUE))
+        counts.update(await asyncio.to_thread(worker.row, QUEUE, "worker"))
         return bool(counts)
 
     await stage.until(answered, f"{worker.name} returns its counts")

@@ -12,9 +12,9 @@ from functools import partial
 from lab.faults.proxy import Proxy
 from lab.faults.scenario import AtBroker, Play, scenario
 from lab.faults.stage import LEASE_SECONDS, Stage
+from lab.program import Program, RunError
 from lab.proof.causes import EVERYBODY
-from lab.rig.program import Program, RigError
-from lab.rig.recorded_run import SESSION_SECONDS
+from lab.recorded_run import SESSION_SECONDS
 from marq_worker.broker import EmbeddedBroker
 
 #: Delay of each direction; a request and its response take twice as long.
@@ -137,7 +137,7 @@ def _most(times: Sequence[float]) -> int:
 
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise RigError(otherwise)
+        raise RunError(otherwise)
 
 
 _HALF_OPEN = (

@@ -12,7 +12,6 @@ import asyncio
 import datetime as dt
 import json
 import logging
-import os
 import random
 import sys
 import tempfile
@@ -21,11 +20,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lab.faults.stage import LEASE_SECONDS, ConsumerProcess, Stage, WorkerProcess, recovery_seconds
+from lab.faults.stage import LEASE_SECONDS, Stage, recovery_seconds
+from lab.program import Program, RunError, Worker
 from lab.proof.checker import check
 from lab.proof.findings import told
-from lab.rig.program import RigError
-from lab.rig.recorded_run import SESSION_SECONDS
+from lab.recorded_run import SESSION_SECONDS
+from lab.resources import memory_bytes, open_files
 from marq_worker.broker import EmbeddedBroker
 
 RATE = 100
@@ -97,10 +97,10 @@ class Soak:
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
-    def _consumer(self) -> ConsumerProcess:
+    def _consumer(self) -> Program:
         return self._random.choice([each for each in self._stage.consumers if each.running])
 
-    def _worker(self) -> WorkerProcess:
+    def _worker(self) -> Worker:
         return self._random.choice([each for each in self._stage.workers if each.running])
 
     async def _kill_consumer(self) -> None:
@@ -152,7 +152,7 @@ class Soak:
                     max(map(_mib, workers), default=0.0),
                     max(map(_mib, consumers), default=0.0),
                     _mib(broker) if broker is not None else 0.0,
-                    max(map(_files, [*workers, *consumers]), default=0),
+                    max(map(open_files, [*workers, *consumers]), default=0),
                     sum(part["unfinished"] for part in partitions),
                     stage.accepted - stage.received,
                 )
@@ -161,18 +161,7 @@ class Soak:
 
 
 def _mib(pid: int) -> float:
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    except OSError:
-        return 0.0
-    return round(pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20), 1)
-
-
-def _files(pid: int) -> int:
-    try:
-        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    except OSError:
-        return 0
+    return round(memory_bytes(pid) / (1 << 20), 1)
 
 
 def unbounded(samples: Sequence[Sample]) -> list[str]:
@@ -191,7 +180,7 @@ async def run(minutes: float, seed: int) -> dict[str, object]:
     """Play and check.
 
     Raises:
-        RigError: it could not be played to its end.
+        RunError: it could not be played to its end.
     """
     folder = Path(tempfile.mkdtemp(prefix="marq-soak-"))
     with EmbeddedBroker() as broker:
@@ -232,7 +221,7 @@ def main() -> int:
     seed = random.randrange(1_000_000) if given.seed is None else given.seed
     try:
         found = asyncio.run(run(given.minutes, seed))
-    except RigError as error:
+    except RunError as error:
         print(f"error: seed {seed}: {error}", file=sys.stderr)
         return 1
     print(json.dumps(found))

@@ -10,19 +10,17 @@ import time
 import uuid
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import lab.rig.recorded_run
+import lab.recorded_run
 import marq
 from lab.faults.consumer import HISTORY_VARIABLE, LEASE_SECONDS
+from lab.program import Program, RunError, Worker, recorded
 from lab.proof import history
 from lab.proof.history import Event
-from lab.rig.program import Program, RigError
-from lab.rig.recorded_run import SESSION_SECONDS
-from lab.rig.recorder import Recorded, recorded
-from lab.rig.worker import Worker
+from lab.recorded_run import SESSION_SECONDS
 from marq.settings.client import ClientSettings
 
 QUEUE, ORDERED = "checked", "ordered"
@@ -45,32 +43,7 @@ QUICK_BACKOFF = "backoff = { base = 0.1, factor = 2, max = 0.2, jitter = true }\
 RATE, STEP = 200, 20
 
 
-class ConsumerProcess(Recorded):
-    """``python -m lab.faults.consumer``, which consumes these queues."""
-
-    def __init__(
-        self, name: str, queues: Sequence[str], options: Sequence[str], environment: Mapping[str, str], folder: Path
-    ) -> None:
-        command = recorded(name, folder, "lab.faults.consumer", [",".join(queues), *options])
-        super().__init__(name, command, environment, folder / f"{name}.log", temporary=[folder])
-
-
-class WorkerProcess(Worker, Recorded):
-    """``python -m lab.faults.worker``, with its own data directory and web port."""
-
-    def __init__(
-        self, name: str, data: Path, options: Sequence[str], environment: Mapping[str, str], folder: Path
-    ) -> None:
-        command = recorded(name, folder, "lab.faults.worker", options)
-        settings = {HISTORY_VARIABLE: str(folder / f"{name}.jsonl"), "MARQ_WEB_BIND": "127.0.0.1", **environment}
-        super().__init__(name, folder, settings, command=command, data=data, temporary=[folder])
-
-    def counts(self, queue: str) -> dict[str, Any]:
-        """Return the worker's own counts of a queue; {} while it does not answer."""
-        return dict(self.statistics("worker").get("queues", {}).get(queue, {}))
-
-
-class Stage(lab.rig.recorded_run.Stage):
+class Stage(lab.recorded_run.Stage):
     """Two queues, ``checked`` and ``ordered``, and a steady load."""
 
     def __init__(self, servers: str, folder: Path) -> None:
@@ -132,33 +105,36 @@ class Stage(lab.rig.recorded_run.Stage):
             "MARQ_SESSION_TIMEOUT": str(int(SESSION_SECONDS)),
         }
 
-    async def worker(
-        self, *options: str, data: Path | None = None, ready: bool = True, **environment: str
-    ) -> WorkerProcess:
+    async def worker(self, *options: str, data: Path | None = None, ready: bool = True, **environment: str) -> Worker:
         """Start a worker; return when all partitions have an owner, or at once unless ``ready``.
 
         A worker that kills itself may be dead by then.
         """
         name = f"worker-{next(self._names)}"
         data = data or self.folder / name / "data"
-        worker = WorkerProcess(name, data, options, {**self._environment, **environment}, self.folder).start()
+        own = {HISTORY_VARIABLE: str(self.folder / f"{name}.jsonl"), "MARQ_WEB_BIND": "127.0.0.1"}
+        settings = {**own, **self._environment, **environment}
+        command = recorded(name, self.folder, "lab.faults.worker", options)
+        worker = Worker(name, self.folder, settings, command=command, data=data, temporary=[self.folder]).start()
         self.workers.append(worker)
         if ready:
             await self.until(lambda: self._owned_or_killed(worker), "each markers partition has an owner")
         return worker
 
-    async def _owned_or_killed(self, worker: WorkerProcess) -> bool:
+    async def _owned_or_killed(self, worker: Worker) -> bool:
         return worker.has_killed_itself or await self.all_owned()
 
-    async def consumer(self, *options: str, **environment: str) -> ConsumerProcess:
+    async def consumer(self, *options: str, **environment: str) -> Program:
         """Start a consumer of all queues; return when it has joined their groups, or has killed itself."""
         name = f"consumer-{next(self._names)}"
-        consumer = ConsumerProcess(name, self.queues, options, {**self._environment, **environment}, self.folder)
+        command = recorded(name, self.folder, "lab.faults.consumer", [",".join(self.queues), *options])
+        settings = {**self._environment, **environment}
+        consumer = Program(name, command, settings, self.folder / f"{name}.log", temporary=[self.folder])
         self.consumers.append(consumer.start())
         await self.until(lambda: name in self.ready or consumer.has_killed_itself, f"{name} is ready")
         return consumer
 
-    async def begin(self, consumers: int = 2, **settings: Any) -> WorkerProcess:
+    async def begin(self, consumers: int = 2, **settings: Any) -> Worker:
         """Start a worker, the load and consumers, and wait for some deliveries; return the worker."""
         worker = await self.worker(**settings)
         self.load()
@@ -182,7 +158,7 @@ class Stage(lab.rig.recorded_run.Stage):
         await self.until(lambda: not program.running, f"{program.name} has stopped", limit)
         self.note("info", "stop", target=program.name)
         if "joined" not in program.log():
-            raise RigError(f"{program.name} does not say why it stopped:\n{program.log_tail()}")
+            raise RunError(f"{program.name} does not say why it stopped:\n{program.log_tail()}")
 
     def load(self, rate: int = RATE, servers: str | None = None) -> None:
         """Send at this rate, in messages a second, until the end of the scenario."""

@@ -17,7 +17,7 @@ from faust.cli.faust import cli
 
 from lab.faults import variants
 from lab.proof import history
-from lab.rig.recorder import Recorder
+from lab.recorder import Recorder
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.owner.transaction_content import Write
 from marq.wire.errors import CorruptMarker

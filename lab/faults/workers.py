@@ -8,7 +8,7 @@ from typing import Any
 
 from lab.faults.scenario import Play, own_broker, scenario
 from lab.faults.stage import Stage
-from lab.rig.recorded_run import SESSION_SECONDS
+from lab.recorded_run import SESSION_SECONDS
 from marq.kafka.connection import admin_client
 
 #: How long workers join and leave, and how often.

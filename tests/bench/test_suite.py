@@ -12,11 +12,12 @@ from lab.bench.__main__ import chosen, exit_code
 from lab.bench.clients.client import percentiles, read_stamp, stamped
 from lab.bench.clients.drain_account import Work
 from lab.bench.clients.producers import marker_records
-from lab.bench.processes import Child, Meter, memory_bytes
 from lab.bench.report import kept
 from lab.bench.rows import ROWS
 from lab.bench.rows.drain import quorum_queue
 from lab.bench.suite import Bar, Bench, Measurements, Outcome, Row, Size, Skipped, _take_turns
+from lab.program import Client, RunError
+from lab.resources import Meter, memory_bytes
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Acquire
 from marq.wire.names import Names
@@ -131,8 +132,8 @@ def test_a_message_says_when_it_was_to_be_sent() -> None:
 
 
 def test_a_process_that_fails_says_why() -> None:
-    with Child("producers", "send", "nowhere") as child, pytest.raises(SystemExit, match="TypeError"):
-        child.read()
+    with Client("producers", "send", "nowhere") as client, pytest.raises(RunError, match="TypeError"):
+        client.read()
 
 
 def test_what_a_process_takes_is_counted() -> None:

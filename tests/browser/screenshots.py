@@ -18,7 +18,7 @@ from urllib.parse import quote
 from playwright.sync_api import Browser, expect, sync_playwright
 
 import marq
-from lab.rig.worker import Worker
+from lab.program import Worker
 from marq_worker.broker import EmbeddedBroker
 from tests.browser import chromium
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from lab.rig.topics import delete_topics
+from lab.topics import delete_topics
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq_worker.broker.embedded import EmbeddedBroker

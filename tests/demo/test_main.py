@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import lab.demo.__main__ as demo
+from lab.audit import Audit
 from lab.demo.data_directory import OTHER_DATA, data_directory
 from lab.demo.run import Kill
 from lab.proof.history import Event
-from lab.rig.audit import Audit
 from tests.demo.test_result import CONSUMER, WORKER
 from tests.unit.proof.story import clean
 

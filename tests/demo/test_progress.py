@@ -13,7 +13,7 @@ from rich.console import Console
 from lab.demo.plan import Plan
 from lab.demo.progress import Display
 from lab.demo.run import Run
-from lab.rig.program import RigError
+from lab.program import RunError
 from marq.settings.client import ClientSettings
 
 LIMIT_SECONDS, LOOKS = 5.0, 100
@@ -23,8 +23,8 @@ LIMIT_SECONDS, LOOKS = 5.0, 100
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that advances by a second each time a wait reads it."""
     seconds = itertools.count()
-    monkeypatch.setattr("lab.rig.recorded_run.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
-    monkeypatch.setattr("lab.rig.recorded_run.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("lab.recorded_run.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr("lab.recorded_run.POLL_SECONDS", 0.0)
     return
 
 
@@ -49,7 +49,7 @@ async def test_a_wait_lasts_as_long_as_there_is_progress(clock: None, tmp_path: 
 async def test_a_wait_ends_when_there_has_been_no_progress_for_its_limit(clock: None, tmp_path: Path) -> None:
     run = Waiting(tmp_path, LOOKS // 2)
 
-    with pytest.raises(RigError, match="time ran out before all is delivered: no progress for 5 s"):
+    with pytest.raises(RunError, match="time ran out before all is delivered: no progress for 5 s"):
         await run.until(lambda: run.delivered == LOOKS, "all is delivered", LIMIT_SECONDS)
 
     assert run.delivered == LOOKS // 2

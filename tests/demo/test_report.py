@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
+from lab.audit import Audit
 from lab.demo.report import MAX_LISTED, complaints, how_to_retry, show
 from lab.demo.result import SHARED, Result
 from lab.proof.history import Event
-from lab.rig.audit import Audit
 from tests.demo.test_result import CONSUMER, judged
 from tests.unit.proof.story import clean, find
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.rig.program import Program
+from lab.program import Program
 from marq.wire.names import Names
 from marq_worker.broker.ports import free_port
 from marq_worker.sqs.access_keys import load_keys

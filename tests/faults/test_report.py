@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from lab.audit import finished
 from lab.faults.__main__ import SCENARIOS, chosen, summary
 from lab.faults.report import DOCUMENT, merged, table
 from lab.faults.scenario import Result
 from lab.faults.soak import Sample, unbounded
 from lab.faults.stage import recovery_seconds
-from lab.rig.audit import finished
 from marq.wire.markers import LAST
 from tests.faults.test_scenarios import QUICK
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import boto3
 import pytest
 
-from lab.rig.program import Program, stop_all
+from lab.program import Program, stop_all
 from marq.consumer.polled_consumer import MAX_SHORTFALL, MAX_SHORTFALL_S
 from marq_worker.sqs.handles import Handles
 from tests.sqs import environments

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import pytest_asyncio
 
-from lab.rig.program import Program
+from lab.program import Program
 from marq_worker.broker.embedded import EmbeddedBroker
 from marq_worker.broker.ports import free_port
 from tests.sqs import environments

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import marq
+from lab.handling import Teller
 from lab.proof import history
 from lab.proof.checker import check
 from lab.proof.history import History
-from lab.rig.handling import Teller
-from lab.rig.recorder import recorded_stalls
-from lab.rig.topics import read_logs
+from lab.recorder import recorded_stalls
+from lab.topics import read_logs
 from marq.settings.client import ClientSettings
 from marq.wire.names import Names
 from tests.worker.harness import Worker, eventually

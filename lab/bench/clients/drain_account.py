@@ -12,7 +12,7 @@ from typing import Self
 
 from lab.bench.clients.client import say
 from lab.bench.load import check
-from lab.bench.processes import memory_bytes
+from lab.resources import memory_bytes
 
 #: The bytes of a value that are kept: its number.
 NUMBER = slice(8)

@@ -12,7 +12,7 @@ import time
 import marq
 from lab.bench.load import CHUNK, QUEUE, values
 from lab.bench.suite import Bar, Bench, Measurements, Medians, Row
-from lab.bench.worker import BenchWorker, make_topics
+from lab.topics import make_topics
 
 MAX_IDS_MIB = 300
 RESTART_SECONDS = 10.0
@@ -27,7 +27,7 @@ async def remember(bench: Bench) -> Measurements:
     """Return the memory of the ids, how fast they are accepted, and how long a restart takes."""
     prefix, count = bench.prefix(), bench.size.messages
     await make_topics(bench.servers, prefix, bench.size.partitions)
-    worker = BenchWorker(bench.servers, prefix, bench.folder)
+    worker = bench.start_worker(prefix)
     try:
         await asyncio.to_thread(worker.wait_until_owner)
         idle_mib = worker.memory_mib("idle")["idle_mib"]
@@ -53,7 +53,7 @@ async def remember(bench: Bench) -> Measurements:
             measurements |= worker.memory_mib("remembered")
             worker.kill()
             restarted = time.monotonic()
-            worker = BenchWorker(bench.servers, prefix, bench.folder)
+            worker = bench.start_worker(prefix)
             await producer.send(QUEUE, b"again", deduplication_id="order-0")
             await asyncio.to_thread(
                 worker.wait_until, lambda: worker.row(QUEUE).get("deduplicated") == 1, LIMIT_SECONDS

@@ -16,8 +16,9 @@ from datetime import UTC, datetime
 import marq
 from lab.bench.leases import Copies, copies
 from lab.bench.load import CHUNK, QUEUE, values
-from lab.bench.suite import Bar, Bench, Measurements, Medians, Row
-from lab.bench.worker import BenchWorker, make_topics, peak_mib
+from lab.bench.suite import Bar, Bench, Measurements, Medians, Row, peak_mib
+from lab.program import Worker
+from lab.topics import make_topics
 
 MAX_MEMORY_MIB = 700
 RESTART_SECONDS = 10.0
@@ -46,7 +47,7 @@ class Delays:
     prefix: str
     producer: marq.Producer
     copies: Copies
-    worker: BenchWorker
+    worker: Worker
     rate: int
     seconds: int
     sent: int = 0
@@ -116,7 +117,7 @@ class Delays:
         self.worker.kill()
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         began = time.monotonic()
-        self.worker = BenchWorker(self.bench.servers, self.prefix, self.bench.folder)
+        self.worker = self.bench.start_worker(self.prefix)
         first, last = await self.copies.all_of(probes, LIMIT_SECONDS)
         self.measurements["restart_first_seconds"] = first - began
         self.measurements["restart_seconds"] = last - began
@@ -128,7 +129,7 @@ async def delay(bench: Bench, rate: int = RATE, seconds: int = SECONDS) -> Measu
     client, _ = await make_topics(bench.servers, prefix, partitions)
     producing = marq.Producer(bench.servers, prefix=prefix, request_timeout=300)
     async with producing as producer, copies(bench.servers, client.names, partitions) as seen:
-        worker = BenchWorker(bench.servers, prefix, bench.folder)
+        worker = bench.start_worker(prefix)
         delays = Delays(
             bench=bench, prefix=prefix, producer=producer, copies=seen, worker=worker, rate=rate, seconds=seconds
         )

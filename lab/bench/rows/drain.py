@@ -9,9 +9,9 @@ from functools import partial
 
 from lab.bench.clients.drain_share import BROKER_PROPERTIES
 from lab.bench.load import QUEUE, fill
-from lab.bench.processes import Meter, measured
 from lab.bench.suite import Bar, Bench, Measurements, Medians, Row, Skipped
-from lab.bench.worker import BenchWorker
+from lab.program import Worker, measured
+from lab.resources import Meter
 from marq.wire.names import Names
 
 #: Bars of ``run``: its rate divided by the confluent-kafka consumer group's.
@@ -43,7 +43,7 @@ def marq(bench: Bench, way: str = "run", work: str = "0", concurrency: int = 64)
         return drained(bench, prefix, worker, way, work, concurrency)
 
 
-def drained(bench: Bench, prefix: str, worker: BenchWorker, way: str, work: str, concurrency: int) -> Measurements:
+def drained(bench: Bench, prefix: str, worker: Worker, way: str, work: str, concurrency: int) -> Measurements:
     """Measure like :func:`marq`, but a queue that is already full, with a worker that is already running."""
     count = bench.size.messages
     meter = Meter({"tracker": [worker.pid], "broker": [bench.broker_pid]})
@@ -81,7 +81,7 @@ def memory(bench: Bench) -> Measurements:
         worker.wait_until_drained(QUEUE, count)
         peaks = {
             "consumer_peak_mib": measurements["peak_bytes"] / MIB,
-            "worker_peak_mib": worker.memory("VmHWM") / MIB,
+            "worker_peak_mib": worker.memory_mib("worker")["worker_peak_mib"],
         }
     # The worker has ended, so its last records are in the log.
     topics = {"messages": names.messages, "markers": names.markers, "changelog": names.changelog}

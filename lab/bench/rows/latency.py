@@ -10,8 +10,9 @@ from itertools import count
 
 from lab.bench.clients.consumers import FORGOTTEN
 from lab.bench.load import QUEUE, fill, place
-from lab.bench.processes import Child, Meter, measured
 from lab.bench.suite import Bar, Bench, Measurements, Medians, Row
+from lab.program import Client, measured
+from lab.resources import Meter
 from marq.settings.placements import subset
 
 #: Measured seconds, and the unmeasured ones before them.
@@ -33,8 +34,8 @@ def latency(bench: Bench, name: str) -> Measurements:
     sending = (bench.servers, prefix, QUEUE, rate, messages, bench.size.value_bytes, BURSTS[name])
     with (
         bench.worker(prefix) as worker,
-        Child("producers", "paced", *sending) as producer,
-        Child("consumers", "timed", bench.servers, prefix, QUEUE, messages, unmeasured) as consumer,
+        Client("producers", "paced", *sending) as producer,
+        Client("consumers", "timed", bench.servers, prefix, QUEUE, messages, unmeasured) as consumer,
     ):
         producer.read()
         consumer.read()
@@ -85,8 +86,8 @@ def neighbours(bench: Bench, flood: bool, apart: bool) -> Measurements:
     with ExitStack() as stack:
         stack.enter_context(bench.worker(prefix))
 
-        def client(module: str, function: str, *arguments: object) -> Child:
-            return stack.enter_context(Child(module, function, bench.servers, prefix, *arguments))
+        def client(module: str, function: str, *arguments: object) -> Client:
+            return stack.enter_context(Client(module, function, bench.servers, prefix, *arguments))
 
         consumer = client("consumers", "timed", QUIET_QUEUE, sent, unmeasured)
         producers = [client("producers", "paced", QUIET_QUEUE, QUIET_PER_SECOND, sent, size.value_bytes, 1)]
@@ -148,8 +149,8 @@ def redelivery(bench: Bench, traffic: int = 0) -> Measurements:
     with ExitStack() as stack:
         stack.enter_context(bench.worker(prefix))
         if traffic:
-            stack.enter_context(Child("producers", "traffic", bench.servers, prefix, "others", traffic)).read()
-        consumer = stack.enter_context(Child("consumers", "forgetting", bench.servers, prefix, MESSAGES, LEASE_S))
+            stack.enter_context(Client("producers", "traffic", bench.servers, prefix, "others", traffic)).read()
+        consumer = stack.enter_context(Client("consumers", "forgetting", bench.servers, prefix, MESSAGES, LEASE_S))
         consumer.read()
         asyncio.run(fill(bench.servers, prefix, MESSAGES, bench.size.value_bytes))
         return consumer.read()

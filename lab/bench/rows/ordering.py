@@ -9,9 +9,9 @@ from functools import partial
 
 import marq
 from lab.bench.load import QUEUE, fill, fill_keys
-from lab.bench.processes import Child
 from lab.bench.rows.drain import drained
 from lab.bench.suite import Bar, Bench, Measurements, Medians, Row
+from lab.program import Client
 
 KEYS, CONCURRENCY, WORK_MS = 10_000, 1_000, "1"
 #: The rate with ordering keys, divided by the rate without.
@@ -61,8 +61,8 @@ def poisoned(bench: Bench, poison: int) -> Measurements:
         stack.enter_context(bench.worker(prefix))
         asyncio.run(_define(bench.servers, prefix))
 
-        def client(module: str, function: str, *arguments: object) -> Child:
-            return stack.enter_context(Child(module, function, bench.servers, prefix, QUEUE, *arguments))
+        def client(module: str, function: str, *arguments: object) -> Client:
+            return stack.enter_context(Client(module, function, bench.servers, prefix, QUEUE, *arguments))
 
         consumer = client("consumers", "timed", sent, unmeasured, SOME_KEYS, poison)
         producer = client("producers", "paced", PER_SECOND, sent, size.value_bytes, 1, SOME_KEYS)
@@ -108,10 +108,10 @@ def rebalance(bench: Bench) -> Measurements:
         stack.enter_context(bench.worker(prefix))
         words = (4, 4, 0)
         consumers = [
-            stack.enter_context(Child("consumers", "pausing", bench.servers, prefix, QUEUE, each)) for each in words
+            stack.enter_context(Client("consumers", "pausing", bench.servers, prefix, QUEUE, each)) for each in words
         ]
         arguments = (QUEUE, REBALANCED_PER_SECOND, count, size.value_bytes, 100)
-        producer = stack.enter_context(Child("producers", "paced", bench.servers, prefix, *arguments))
+        producer = stack.enter_context(Client("producers", "paced", bench.servers, prefix, *arguments))
         for process in (*consumers, producer):
             process.read()
         staying, third = consumers[:2], consumers[2]
@@ -133,7 +133,7 @@ def rebalance(bench: Bench) -> Measurements:
         return {"steady_ms": steady_ms, "join_ms": join_ms, "leave_ms": _longest_ms(staying)}
 
 
-def _longest_ms(consumers: list[Child]) -> float:
+def _longest_ms(consumers: list[Client]) -> float:
     for consumer in consumers:
         consumer.go()
     return float(max(consumer.read()["longest_ms"] for consumer in consumers))

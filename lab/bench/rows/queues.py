@@ -10,9 +10,10 @@ from functools import partial
 
 import marq
 from lab.bench.load import fill_queues, place, queue_name
-from lab.bench.processes import Child, Meter, measured
 from lab.bench.suite import Bar, Bench, Measurements, Medians, Row
-from lab.bench.worker import make_topics
+from lab.program import Client, measured
+from lab.resources import Meter
+from lab.topics import make_topics
 from marq.settings.definitions import layer_key
 from marq.wire.names import Names
 
@@ -81,7 +82,7 @@ def read(bench: Bench, name: str) -> Measurements:
     with ExitStack() as stack:
         stack.enter_context(bench.worker(prefix))
         processes = [
-            stack.enter_context(Child("consumers", "readers", bench.servers, prefix, number * share, share, count))
+            stack.enter_context(Client("consumers", "readers", bench.servers, prefix, number * share, share, count))
             for number in range(PROCESSES)
         ]
         for process in processes:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from lab.bench.leases import Copies, Opener, copies, opener
 from lab.bench.load import QUEUE
-from lab.bench.suite import Bar, Bench, Measurements, Medians, Row
-from lab.bench.worker import LIMIT_SECONDS, BenchWorker, log_end, make_topics, peak_mib
+from lab.bench.suite import Bar, Bench, Measurements, Medians, Row, peak_mib
+from lab.program import LIMIT_SECONDS, Worker
+from lab.topics import log_end, make_topics
 from marq.wire.names import Names
 from marq_worker.config.settings import load_settings
 
@@ -44,7 +45,7 @@ class Recovery:
     copies: Copies
     opened: int = 0
     measurements: Measurements = field(default_factory=dict)
-    _running: list[BenchWorker] = field(default_factory=list)
+    _running: list[Worker] = field(default_factory=list)
 
     async def measure(self) -> None:
         worker, count = self._start("first"), self.bench.size.messages
@@ -63,16 +64,16 @@ class Recovery:
         for worker in tuple(self._running):
             self._kill(worker)
 
-    def _start(self, machine: str) -> BenchWorker:
-        worker = BenchWorker(self.bench.servers, self.names.prefix, self.bench.folder, machine)
+    def _start(self, machine: str) -> Worker:
+        worker = self.bench.start_worker(self.names.prefix, machine)
         self._running.append(worker)
         return worker
 
-    def _kill(self, worker: BenchWorker) -> None:
+    def _kill(self, worker: Worker) -> None:
         worker.kill()
         self._running.remove(worker)
 
-    async def _kill_and_restart(self, name: str, worker: BenchWorker, *, lose: bool) -> BenchWorker:
+    async def _kill_and_restart(self, name: str, worker: Worker, *, lose: bool) -> Worker:
         probes, due = await self._open_probes()
         self._kill(worker)
         if lose:
@@ -92,7 +93,7 @@ class Recovery:
         }
         return worker
 
-    async def _take_over(self, worker: BenchWorker) -> None:
+    async def _take_over(self, worker: Worker) -> None:
         standby = self._start("standby")
         # Both workers own partitions, and the standby has copies of those that it may take over.
         await asyncio.to_thread(standby.wait_until_shared, 2, self.bench.size.partitions)
@@ -118,7 +119,7 @@ class Recovery:
         await asyncio.sleep(due - QUIET_SECONDS - time.monotonic())
         return numbers, due
 
-    async def _wait_until_written(self, worker: BenchWorker) -> None:
+    async def _wait_until_written(self, worker: Worker) -> None:
         """Wait until the worker knows all leases and the changelog has all rows."""
         await asyncio.to_thread(
             worker.wait_until, lambda: worker.row(QUEUE).get("in_flight") == self.opened, LIMIT_SECONDS, 1.0
@@ -129,7 +130,7 @@ class Recovery:
                 before = now
                 await asyncio.sleep(QUIET_SECONDS)
 
-    async def _owner_of_all(self, worker: BenchWorker) -> float:
+    async def _owner_of_all(self, worker: Worker) -> float:
         await asyncio.to_thread(
             worker.wait_until, lambda: len(set(_OWNED.findall(worker.log()))) == self.bench.size.partitions
         )

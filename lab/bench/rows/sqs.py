@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from lab.bench.clients.client import percentiles
-from lab.bench.processes import Child, Meter
 from lab.bench.suite import Bar, Bench, Measurements, Medians, Row
-from lab.bench.worker import BenchWorker, make_topics
+from lab.program import Client, Worker
+from lab.resources import Meter
+from lab.topics import make_topics
 from marq_worker.broker.ports import free_port
 
 QUEUE = "bench"
@@ -29,7 +30,7 @@ def clients(bench: Bench) -> Measurements:
     each = max(10, bench.size.messages // COUNT // 10 * 10)
     with _endpoint(bench) as (worker, url), ExitStack() as stack:
         children = [
-            stack.enter_context(Child("sqs", "rounds", url, each, bench.size.value_bytes)) for _ in range(COUNT)
+            stack.enter_context(Client("sqs", "rounds", url, each, bench.size.value_bytes)) for _ in range(COUNT)
         ]
 
         def run() -> int:
@@ -61,9 +62,9 @@ P99_MS = 100.0
 
 def paced(bench: Bench) -> Measurements:
     with _endpoint(bench) as (worker, url), ExitStack() as stack:
-        receivers = [stack.enter_context(Child("sqs", "timed", url, UNMEASURED_S)) for _ in range(RECEIVERS)]
+        receivers = [stack.enter_context(Client("sqs", "timed", url, UNMEASURED_S)) for _ in range(RECEIVERS)]
         sending = (url, RATE / SENDERS, RATE // SENDERS * SECONDS, BURST)
-        senders = [stack.enter_context(Child("sqs", "paced", *sending)) for _ in range(SENDERS)]
+        senders = [stack.enter_context(Client("sqs", "paced", *sending)) for _ in range(SENDERS)]
         for child in (*receivers, *senders):
             child.read()
         meter, began = Meter({"worker": [worker.pid], "broker": [bench.broker_pid]}), time.monotonic()
@@ -88,13 +89,13 @@ def idle(bench: Bench) -> Measurements:
     with _endpoint(bench) as (worker, url):
         time.sleep(2)
         without = _percent(worker)
-        with Child("sqs", "idle", url, IDLE_POLLS) as child:
+        with Client("sqs", "idle", url, IDLE_POLLS) as child:
             child.read()
             with_polls = _percent(worker)
     return {"polls_core_percent": with_polls - without, "without_core_percent": without}
 
 
-def _percent(worker: BenchWorker) -> float:
+def _percent(worker: Worker) -> float:
     """Return how much of a core a worker uses."""
     began_s = worker.cpu_seconds()
     time.sleep(IDLE_SECONDS)
@@ -105,7 +106,7 @@ def _percent(worker: BenchWorker) -> float:
 
 
 @contextmanager
-def _endpoint(bench: Bench) -> Iterator[tuple[BenchWorker, str]]:
+def _endpoint(bench: Bench) -> Iterator[tuple[Worker, str]]:
     """Run a worker that is tracker and endpoint, with a queue; return the queue's URL."""
     prefix, port = bench.prefix(), free_port("127.0.0.1")
     asyncio.run(make_topics(bench.servers, prefix, bench.size.partitions))

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from lab.bench.clients.producers import TASKS
 from lab.bench.load import QUEUE, check_numbers, fill
-from lab.bench.processes import Child, Meter, measured
 from lab.bench.suite import Bar, Bench, Measurements, Medians, Row
-from lab.bench.worker import BenchWorker, log_end, make_topics
+from lab.program import Client, measured
+from lab.resources import Meter
+from lab.topics import log_end, make_topics
 from marq.kafka.connection import admin_client
 from marq.settings.client import ClientSettings
 
@@ -71,12 +72,9 @@ def scale(bench: Bench, each: int) -> Measurements:
     asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
     files = [bench.folder / f"{prefix}-{number}" for number in range(each)]
     with ExitStack() as stack:
-        workers = [
-            stack.enter_context(BenchWorker(bench.servers, prefix, bench.folder, f"machine-{number}"))
-            for number in range(each)
-        ]
+        workers = [stack.enter_context(bench.start_worker(prefix, f"machine-{number}")) for number in range(each)]
         workers[0].wait_until_shared(each, PARTITIONS)
-        consumers = [stack.enter_context(Child("consumers", "shared", bench.servers, prefix, file)) for file in files]
+        consumers = [stack.enter_context(Client("consumers", "shared", bench.servers, prefix, file)) for file in files]
         for consumer in consumers:
             consumer.read()
         asyncio.run(wait_until_joined(client, each))

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from lab.bench.load import QUEUE, fill_queues, queue_name
-from lab.bench.processes import Meter, measured
 from lab.bench.suite import Bar, Bench, Measurements, Medians, Row
-from lab.bench.worker import LIMIT_SECONDS, POLL_SECONDS, BenchWorker, log_end, make_topics
+from lab.program import LIMIT_SECONDS, POLL_SECONDS, Worker, measured
+from lab.resources import Meter
+from lab.topics import log_end, make_topics
 from marq.wire.names import Names
 
 #: Keeps a stopped worker in its group.
@@ -24,7 +25,7 @@ SESSION = {"MARQ_SESSION_TIMEOUT": "60"}
 
 
 @contextmanager
-def stopped(worker: BenchWorker) -> Iterator[None]:
+def stopped(worker: Worker) -> Iterator[None]:
     worker.pause()
     try:
         yield
@@ -48,7 +49,7 @@ class Folding:
 
     bench: Bench
     names: Names
-    worker: BenchWorker
+    worker: Worker
 
     def run(self, kinds: str, wait: Callable[[], float]) -> float:
         """Write markers of these kinds for all messages; return the seconds that the worker then takes."""
@@ -157,7 +158,7 @@ def backlog(bench: Bench, queues: int) -> Measurements:
     }
 
 
-def _wait_until_waiting(worker: BenchWorker, count: int) -> None:
+def _wait_until_waiting(worker: Worker, count: int) -> None:
     def counted() -> bool:
         statistics = worker.statistics()
         complete = statistics.get("backlog", {}).get("complete")

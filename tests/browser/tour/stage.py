@@ -11,10 +11,8 @@ from pathlib import Path
 import marq
 from lab.demo.plan import QUEUES_FILE, Plan, make_value
 from lab.demo.run import programs
-from lab.rig.program import RigError, stop_all
-from lab.rig.recorder import Recorded
-from lab.rig.topics import delete_topics
-from lab.rig.worker import Worker
+from lab.program import Program, RunError, Worker, stop_all
+from lab.topics import delete_topics
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from tests.browser.serving import Background
@@ -51,7 +49,7 @@ class Stage:
         self,
         background: Background,
         workers: list[Worker],
-        consumers: list[Recorded],
+        consumers: list[Program],
         settings: ClientSettings,
         plan: Plan,
     ) -> None:
@@ -111,7 +109,7 @@ class Stage:
         """Let the demo's load come and go, and leave some messages of each kind.
 
         Raises:
-            RigError: it took too long.
+            RunError: it took too long.
         """
         self._until(self._ready, READY_SECONDS, "workers and consumers are ready")
         self.run(self.producer.start(), READY_SECONDS)
@@ -163,7 +161,7 @@ class Stage:
                 program.check()
             if time.monotonic() > until_s:
                 logs = "\n".join(program.log_tail() for program in programs)
-                raise RigError(f"time ran out before {what}\n{logs}")
+                raise RunError(f"time ran out before {what}\n{logs}")
             time.sleep(POLL_SECONDS)
 
 

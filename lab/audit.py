@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lab.pipeline_jobs import DONE
+from lab.program import NewLines, Program
 from lab.proof.history import Event
-from lab.rig.pipeline_jobs import DONE
-from lab.rig.program import Program
 from marq.settings.client import ClientSettings
 from marq.wire.markers import LAST
 
@@ -66,7 +66,9 @@ class Audit:
             for ours, theirs in shared.items()
             if own[ours] != self.statistics[theirs]
         ]
-        return lines + [f"{each['id']}: {each['state']}: {'; '.join(each['why'])}" for each in self.statistics["wrong"]]
+        return lines + [
+            f"{message['id']}: {message['state']}: {'; '.join(message['why'])}" for message in self.statistics["wrong"]
+        ]
 
 
 def audit(
@@ -94,51 +96,50 @@ def audit(
     with tempfile.TemporaryDirectory(prefix="marq-audit-", ignore_cleanup_errors=True) as folder:
         environment = {"MARQ_BOOTSTRAP_SERVERS": settings.bootstrap_servers, "MARQ_PREFIX": settings.names.prefix}
         words = json.dumps([[*job, "--data", str(data.absolute())] for job in jobs])
-        command = ["-m", "lab.rig.pipeline_jobs", words]
+        command = ["-m", "lab.pipeline_jobs", words]
         program = Program("audit", command, environment, Path(folder) / "audit.log", temporary=[Path(folder)])
-        reading = Reading(program.log_file, progress)
+        jobs_log = JobsLog(program.log_file, progress)
         failure = ""
         try:
             _write_handled(data, finished(events))
             with program:
-                failure = _wait(program, reading, limit_s, stop or threading.Event())
+                failure = _wait(program, jobs_log, limit_s, stop or threading.Event())
         except KeyboardInterrupt:
-            failure = f"{reading.job} was interrupted"
+            failure = f"{jobs_log.job} was interrupted"
         except OSError as error:
             failure = f"{data}: {error}"
-    return reading.audit(failure, plots=plots)
+    return jobs_log.audit(failure, plots=plots)
 
 
-def _wait(program: Program, reading: Reading, limit_s: float, stop: threading.Event) -> str:
+def _wait(program: Program, jobs_log: JobsLog, limit_s: float, stop: threading.Event) -> str:
     """Wait until the jobs have ended; return why they failed, or ""."""
     until_s = time.monotonic() + limit_s
     while True:
         ended = not program.running
-        if reading.read():
+        if jobs_log.read():
             until_s = time.monotonic() + limit_s
         if ended:
-            return _ending(program.exit_code, reading)
+            return _ending(program.exit_code, jobs_log)
         if time.monotonic() > until_s:
-            return f"{reading.job} made no progress for {limit_s:g} s"
+            return f"{jobs_log.job} made no progress for {limit_s:g} s"
         if stop.wait(_POLL_SECONDS):
-            return f"{reading.job} was interrupted"
+            return f"{jobs_log.job} was interrupted"
 
 
-def _ending(exit_code: int | None, reading: Reading) -> str:
+def _ending(exit_code: int | None, jobs_log: JobsLog) -> str:
     if exit_code == 0:
         return ""
     # A job that was killed had no time to say why: its last message is about something else.
     failed = exit_code is not None and exit_code > 0
-    return f"{reading.job}: {(reading.message if failed else '') or f'its process ended with exit code {exit_code}'}"
+    return f"{jobs_log.job}: {(jobs_log.message if failed else '') or f'its process ended with exit code {exit_code}'}"
 
 
-class Reading:
-    """Reads the output of lab/rig/pipeline_jobs.py while it runs."""
+class JobsLog:
+    """Reads the output of lab/pipeline_jobs.py while it runs."""
 
     def __init__(self, log_file: Path, progress: Progress | None = None) -> None:
-        self._log_file = log_file
+        self._lines = NewLines(log_file)
         self._progress = progress
-        self._bytes_read = 0
         self._outputs: dict[str, str] = {}
         #: The current job, and the last message.
         self.job = "ingest"
@@ -146,14 +147,15 @@ class Reading:
 
     def read(self) -> bool:
         """Read new lines; return whether there were any."""
-        with self._log_file.open("rb") as file:
-            file.seek(self._bytes_read)
-            lines = file.read()
-        lines = lines[: lines.rfind(b"\n") + 1]
-        self._bytes_read += len(lines)
-        for line in lines.decode(errors="replace").splitlines():
+        lines = self._lines.read()
+        for line in lines:
             self._take(line)
         return bool(lines)
+
+    def outputs(self) -> dict[str, str]:
+        """Read new lines; return the output of each job that has ended."""
+        self.read()
+        return self._outputs
 
     def _take(self, line: str) -> None:
         told = json.loads(line) if line.startswith('{"') else {}

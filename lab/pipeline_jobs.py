@@ -1,4 +1,4 @@
-"""``python -m lab.rig.pipeline_jobs JOBS``: run jobs of the data pipeline one after the other, in one Spark session.
+"""``python -m lab.pipeline_jobs JOBS``: run jobs of the data pipeline one after the other, in one Spark session.
 
 JOBS is a JSON array with the words of each job. The output has one JSON object per line. Its fields are ``job`` when a
 job begins, and ``stage``, ``done`` and ``tasks`` when Spark has finished some tasks. When a job has ended, they are

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from lab.program import RunError
 from lab.proof import history
 from lab.proof.history import Event
-from lab.rig.program import RigError
 from marq.kafka.connection import admin_client, client_options, stop_consumer
+from marq.kafka.log_reader import LogReader
+from marq.kafka.topics import Topics, ensure_topics
 from marq.settings.client import ClientSettings
 from marq.wire.dead_letter_notes import is_note
 from marq.wire.errors import CorruptMarker, MarqError
@@ -47,7 +50,7 @@ class TopicReader:
         self._partitions = sorted(self._consumer.assignment())
         if not self._partitions:
             await stop_consumer(self._consumer, STOP_SECONDS)
-            raise RigError(f"topic {self._topic} does not exist")
+            raise RunError(f"topic {self._topic} does not exist")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -119,6 +122,25 @@ def _decoded(value: bytes) -> Batch | None:
         return decode(value)
     except CorruptMarker:
         return None
+
+
+async def make_topics(servers: str, prefix: str, partitions: int, **options: int) -> tuple[ClientSettings, Topics]:
+    """Create the topics of a namespace, including the changelog."""
+    settings: Mapping[str, Any] = {"prefix": prefix, "partitions": partitions, **options}
+    client = ClientSettings.read(servers, settings, environment={})
+    return client, await ensure_topics(client, changelog=True)
+
+
+@asynccontextmanager
+async def log_end(servers: str, topic: str, partitions: int) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+    """Return a context whose value is a function that returns the sum of the partitions' end offsets."""
+    sources = [Source(topic, number) for number in range(partitions)]
+
+    async def end() -> int:
+        return sum((await reader.ends(sources)).values())
+
+    async with LogReader(ClientSettings.read(servers, environment={}), committed=False) as reader:
+        yield end
 
 
 async def delete_topics(settings: ClientSettings) -> str | None:

@@ -13,11 +13,9 @@ from typing import Any, Self
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from lab.program import Program, RunError, Worker, stop_all
 from lab.proof.history import Event, History
-from lab.rig.program import Program, RigError, stop_all
-from lab.rig.recorder import Recorded
-from lab.rig.topics import TopicReader, read_logs
-from lab.rig.worker import Worker
+from lab.topics import TopicReader, read_logs
 from marq.kafka.connection import admin_client
 from marq.settings.client import ClientSettings
 
@@ -48,7 +46,7 @@ class Stage:
         self.servers = settings.bootstrap_servers
         self.prefix = settings.names.prefix
         self.workers: list[Worker] = []
-        self.consumers: list[Recorded] = []
+        self.consumers: list[Program] = []
         #: The history so far.
         self.events: list[Event] = []
         #: Deliveries, and first deliveries of messages.
@@ -154,7 +152,7 @@ class Stage:
         """Wait for a condition.
 
         Raises:
-            RigError: it does not hold within the limit, or a program ended by itself.
+            RunError: it does not hold within the limit, or a program ended by itself.
         """
         progress, until_s = self.progress(), time.monotonic() + limit
         while True:
@@ -165,15 +163,14 @@ class Stage:
             if met if isinstance(met, bool) else await met:
                 return
             if time.monotonic() > until_s:
-                raise RigError(f"time ran out before {what}: no progress for {limit:g} s\n{self.log_tails()}")
+                raise RunError(f"time ran out before {what}: no progress for {limit:g} s\n{self.log_tails()}")
             await asyncio.sleep(POLL_SECONDS)
 
     def look(self) -> None:
         """Read new events, and raise if a program or the load has failed."""
         for program in self.everybody:
-            if isinstance(program, Recorded):
-                for event in program.new_events():
-                    self.take(event)
+            for event in program.new_events():
+                self.take(event)
             program.check()
         if self._load is not None and self._load.done() and not self._load.cancelled():
             self._load.result()
