@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import os
 import secrets
@@ -18,17 +19,14 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
-from lab.audit import Audit, audit
-from lab.demo.data_directory import PREFIX, data_directory
+from lab.audit import HANDLED, Audit, audit
 from lab.demo.plan import Plan, read_plan
 from lab.demo.progress import Display
-from lab.demo.report import how_to_retry, show
-from lab.demo.result import Result, result_of
+from lab.demo.report import Account, account_of, how_to_retry, show
 from lab.demo.run import Run
 from lab.program import RunError
 from lab.proof.history import Event
@@ -40,18 +38,12 @@ from marq_worker.broker import EmbeddedBroker
 from marq_worker.broker.embedded import START_LIMIT_SECONDS
 from marq_worker.broker.errors import BrokerError
 
+#: First part of each run's prefix.
+PREFIX = "demo-"
+#: Directory of the pipeline's data: the pipeline's own, unless it holds other data.
+DATA_VARIABLE, DEFAULT_DATA, OTHER_DATA = "MARQ_PIPELINE_DATA", Path(".marq/pipeline"), Path(".marq/demo")
 #: Number of events that the checker reads between two updates of the display.
 CHECKED_EVENTS = 1_000
-
-
-@dataclass(frozen=True)
-class Account:
-    """Results of the demo; ``retry`` says how to repeat a failed audit."""
-
-    result: Result
-    events: list[Event]
-    audit: Audit | None
-    retry: str = ""
 
 
 def main() -> int:
@@ -64,7 +56,7 @@ def main() -> int:
     notes, data = Console(stderr=True), data_directory()
     try:
         with tempfile.TemporaryDirectory(prefix="marq-demo-", ignore_cleanup_errors=True) as folder:
-            account = _run(plan, Path(folder), data, notes)
+            account, events, audited, retry = _run(plan, Path(folder), data, notes)
     except (RunError, BrokerError, MarqError) as error:
         notes.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
         return 2
@@ -73,40 +65,43 @@ def main() -> int:
         return 130
     # Without a terminal, a fixed width, so that tables are not wrapped.
     console = Console(width=None if sys.stdout.isatty() else 120)
-    return show(account.result, account.events, account.audit, data, console, account.retry)
+    return show(account, events, audited, data, console, retry)
 
 
-def _run(plan: Plan, folder: Path, data: Path, notes: Console) -> Account:
+def _run(plan: Plan, folder: Path, data: Path, notes: Console) -> tuple[Account, list[Event], Audit | None, str]:
+    """Return the account and the events of a run, its audit, and how to repeat that if it failed."""
     with Display(notes, plan.messages) as display, _broker(plan, display) as (servers, broker):
         settings = ClientSettings.read(servers, {"prefix": f"{PREFIX}{secrets.token_hex(4)}"})
         # Checked here, so that a wrong address results in one sentence and not in five processes' logs.
         partitions = asyncio.run(ensure_topics(settings)).markers_partitions
-        account = None
+        keep = False
         try:
             run = asyncio.run(_play(plan, settings, folder, partitions, display, broker))
             display.phase(f"check the history, {len(run.events):,} events")
-            account = Account(_judged(run, plan, display), run.events, None)
-            if os.environ.get("SPARK") != "skip":
-                shutil.rmtree(data, ignore_errors=True)
-                audited = audit(settings, data, run.events, display, plots=True, limit_s=plan.limit_seconds)
-                retry = how_to_retry(audited, data, _given_servers(), settings.names.prefix) if audited.failure else ""
-                account = replace(account, audit=audited, retry=retry)
-            return account
-        finally:
+            account = _judged(run, plan, display)
+            if os.environ.get("SPARK") == "skip":
+                return account, run.events, None, ""
+            shutil.rmtree(data, ignore_errors=True)
+            audited = audit(settings, data, run.events, display, plots=True, limit_s=plan.limit_seconds)
             # An audit that failed before it had ingested the topics can be repeated only if they are kept.
-            if account is None or account.audit is None or not account.audit.failure or account.audit.ingested:
-                _clean_up(settings, display)
+            keep = bool(audited.failure) and not audited.ingested
+            retry = how_to_retry(audited, data, _given_servers(), settings.names.prefix) if audited.failure else ""
+            return account, run.events, audited, retry
+        finally:
+            if _given_servers() and not keep and (failure := asyncio.run(delete_topics(settings))):
+                display.say(f"warning: {failure}")
 
 
 async def _play(
     plan: Plan, settings: ClientSettings, folder: Path, partitions: int, display: Display, broker: EmbeddedBroker | None
 ) -> Run:
-    async with Run(plan, settings, folder, partitions, display, broker) as run:
+    servers, prefix = settings.bootstrap_servers, settings.names.prefix
+    async with Run(plan, servers, prefix, folder, partitions, display, broker) as run:
         await run.carry_out()
     return run
 
 
-def _judged(run: Run, plan: Plan, display: Display) -> Result:
+def _judged(run: Run, plan: Plan, display: Display) -> Account:
     def watched(events: Iterable[Event]) -> Iterator[Event]:
         for number, event in enumerate(events):
             if not number % CHECKED_EVENTS:
@@ -116,24 +111,16 @@ def _judged(run: Run, plan: Plan, display: Display) -> Result:
     # The check creates no garbage before its end, and garbage collection would take a third of the time.
     gc.disable()
     try:
-        return result_of(run.events, run.kills, plan.least_held, run.seconds, watched)
+        return account_of(run.events, run.kills, plan.least_held, run.seconds, watched)
     finally:
         gc.enable()
-
-
-def _clean_up(settings: ClientSettings, display: Display) -> None:
-    if _given_servers():
-        failure = asyncio.run(delete_topics(settings))
-        if failure is not None:
-            display.say(f"warning: {failure}")
 
 
 @contextmanager
 def _broker(plan: Plan, display: Display) -> Iterator[tuple[str, EmbeddedBroker | None]]:
     """Yield the broker's address, and the broker if it is embedded."""
-    given = _given_servers()
-    if given:
-        yield given, None
+    if servers := _given_servers():
+        yield servers, None
         return
     display.phase("start the broker")
     broker = EmbeddedBroker()
@@ -151,6 +138,23 @@ def _broker(plan: Plan, display: Display) -> Iterator[tuple[str, EmbeddedBroker 
 
 def _given_servers() -> str:
     return os.environ.get("MARQ_BOOTSTRAP_SERVERS", "").strip()
+
+
+def data_directory() -> Path:
+    """Return the directory for this run's data; it replaces a former run's, but no other data."""
+    given = os.environ.get(DATA_VARIABLE, "").strip()
+    data = Path(given) if given else DEFAULT_DATA
+    return data if "://" not in given and (not data.exists() or _is_ours(data)) else OTHER_DATA
+
+
+def _is_ours(data: Path) -> bool:
+    try:
+        return str(json.loads((data / "about.json").read_text())["prefix"]).startswith(PREFIX)
+    except FileNotFoundError:
+        # A demo that stopped before the pipeline's first job has written only the deliveries of its handlers.
+        return data.is_dir() and {file.name for file in data.iterdir()} <= {HANDLED}
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
 
 
 if __name__ == "__main__":

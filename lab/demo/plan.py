@@ -1,9 +1,4 @@
-"""The plan of the demo, and the fate of each message: shared by the sender, the consumers and the final check.
-
-A message is identified by its number. Numbers alternate between the queues, and the *place* of a message in its queue
-decides what a consumer does with it. So each queue gets its share of every case, and a run can be checked without a
-list.
-"""
+"""The sizes of a run of the demo; a message is identified by its number, and numbers alternate between the queues."""
 
 from __future__ import annotations
 
@@ -12,33 +7,23 @@ import os
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
-from typing import Any
 
 VALUE_BYTES = 200
-_NUMBER_BYTES = 8
-
-#: Which messages of a queue are forgotten at the first delivery, fail at the first two, or fail always.
-FORGET_EVERY = 10
-FAIL_EVERY, FAIL_AT, FAIL_ATTEMPTS = 50, 7, 2
-HOPELESS_EVERY, HOPELESS_AT = 1_000, 13
-
+#: Digits of a message's number, with which its value begins.
+NUMBER_DIGITS = 8
 LEAST_LEASE_SECONDS = 0.5
 #: One day, because clients also use the limit as their timeout, in milliseconds.
 MOST_LIMIT_SECONDS = 86_400.0
-
-QUEUES_FILE = Path(__file__).with_name("queues.toml")
-
-
-class Conduct(Enum):
-    """What a consumer does with a delivery."""
-
-    ACK = "ack"
-    FORGET = "forget"
-    FAIL = "fail"
+#: Messages in handlers at a time, of each queue and consumer.
+AT_ONCE = 250
+#: The backoff is short, so that failed messages come back during the run.
+QUEUES = """[defaults]
+lease = 5
+max_attempts = 5
+backoff = { base = 0.2, factor = 2, max = 2, jitter = true }
+"""
+#: The same for the checker.
+SETTINGS = {"max_attempts": 5, "backoff": [200, 2, 2000, True]}
 
 
 @dataclass(frozen=True)
@@ -56,47 +41,20 @@ class Plan:
     least_held: int = 100
     limit_seconds: float = 240.0
 
-    def queue(self, number: int) -> str:
-        return queue_name(number % self.queues)
-
     @property
     def queue_names(self) -> list[str]:
-        return [queue_name(index) for index in range(self.queues)]
+        return [f"demo-{index:02d}" for index in range(self.queues)]
 
-    def conduct(self, number: int, attempt: int) -> Conduct:
-        place = number // self.queues
-        if place % HOPELESS_EVERY == HOPELESS_AT:
-            return Conduct.FAIL
-        if attempt == 1 and place % FORGET_EVERY == 0:
-            return Conduct.FORGET
-        if attempt <= FAIL_ATTEMPTS and place % FAIL_EVERY == FAIL_AT:
-            return Conduct.FAIL
-        return Conduct.ACK
-
-    def number(self, queue: str, value: bytes) -> int | None:
-        """Return the number of a message; None if the demo did not send it, or not to this queue."""
-        number = read_number(value)
-        return number if number is not None and number < self.messages and self.queue(number) == queue else None
-
-
-@cache
-def queue_name(index: int) -> str:
-    return f"demo-{index:02d}"
+    @property
+    def consumer_options(self) -> list[str]:
+        """Options of :mod:`lab.consumer`; forgotten messages are redelivered, because no lease is renewed."""
+        lease = f"{self.lease_seconds:g}"
+        return ["--manner=demo", "--work=0", f"--at-once={AT_ONCE}", f"--lease={lease}", f"--max-lease={lease}"]
 
 
 def make_value(number: int) -> bytes:
-    """Return the value of a message: its number, and bytes that follow from it, so that damage shows."""
-    head = b"%0*d" % (_NUMBER_BYTES, number)
-    filling = sha256(head).hexdigest().encode() * (VALUE_BYTES // 64 + 1)
-    return head + filling[: VALUE_BYTES - _NUMBER_BYTES]
-
-
-def read_number(value: bytes | None) -> int | None:
-    """Return the number in a value, or None if the demo did not send this value."""
-    if value is None or len(value) != VALUE_BYTES or not value[:_NUMBER_BYTES].isdigit():
-        return None
-    number = int(value[:_NUMBER_BYTES])
-    return number if value == make_value(number) else None
+    """Return the value of a message."""
+    return b"%0*d" % (NUMBER_DIGITS, number) + b"x" * (VALUE_BYTES - NUMBER_DIGITS)
 
 
 _OPTIONS: Mapping[str, tuple[str, type, str]] = {
@@ -110,25 +68,22 @@ _OPTIONS: Mapping[str, tuple[str, type, str]] = {
 
 def read_plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
     """Return the plan from the command line, else from ``DEMO_…`` in the environment, else from the defaults."""
-    parser = ArgumentParser(prog="python -m lab.demo", description=__doc__ and __doc__.splitlines()[0])
-    values: dict[str, Any] = {}
+    parser = ArgumentParser(prog="python -m lab.demo", description="Run the main job: send, kill, account for all.")
     for option, (field, kind, text) in _OPTIONS.items():
         variable = f"DEMO_{option.upper()}"
         default = environment.get(variable) or getattr(Plan, field)
         about = f"{text} (default: ${variable}, else {getattr(Plan, field):g})"
         # A text default is parsed as if it had been typed, mistakes included.
         parser.add_argument(f"--{option}", dest=field, type=kind, default=default, help=about)
-    values = vars(parser.parse_args(arguments))
-    plan = Plan(**values)
-    most = 10**_NUMBER_BYTES - 1
-    if not 1 <= plan.messages <= most:
-        parser.error(f"--messages: expected 1 to {most}, got {plan.messages}")
-    if not 1 <= plan.queues <= plan.messages:
-        parser.error(f"--queues: expected 1 to the number of messages, {plan.messages}, got {plan.queues}")
-    if not LEAST_LEASE_SECONDS <= plan.lease_seconds < math.inf:
-        parser.error(f"--lease: expected at least {LEAST_LEASE_SECONDS:g} s, got {plan.lease_seconds:g}")
-    if plan.least_held < 0:
-        parser.error(f"--held: expected 0 or more leases, got {plan.least_held}")
-    if not 0 < plan.limit_seconds <= MOST_LIMIT_SECONDS:
-        parser.error(f"--limit: expected more than 0, at most {MOST_LIMIT_SECONDS:g} s, got {plan.limit_seconds:g}")
+    plan = Plan(**vars(parser.parse_args(arguments)))
+    most = 10**NUMBER_DIGITS - 1
+    for option, holds, expected in (
+        ("messages", 1 <= plan.messages <= most, f"1 to {most}"),
+        ("queues", 1 <= plan.queues <= plan.messages, f"1 to the number of messages, {plan.messages}"),
+        ("lease", LEAST_LEASE_SECONDS <= plan.lease_seconds < math.inf, f"at least {LEAST_LEASE_SECONDS:g} s"),
+        ("held", plan.least_held >= 0, "0 or more leases"),
+        ("limit", 0 < plan.limit_seconds <= MOST_LIMIT_SECONDS, f"more than 0, at most {MOST_LIMIT_SECONDS:g} s"),
+    ):
+        if not holds:
+            parser.error(f"--{option}: expected {expected}, got {getattr(plan, _OPTIONS[option][0]):g}")
     return plan

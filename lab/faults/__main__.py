@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from lab.faults import brokers, clocks, consumers, delays, disks, networks, workers
 from lab.faults.report import DOCUMENT, write_table
 from lab.faults.scenario import DECLARED, Result, Scenario, play
-from lab.faults.stage import SEED_VARIABLE
+from lab.stage import SEED_VARIABLE
 from marq_worker.broker import EmbeddedBroker, java
 
 _ORDER = [module.__name__ for module in (consumers, workers, brokers, disks, networks, clocks, delays)]

@@ -10,9 +10,9 @@ from typing import Any
 
 from lab.faults.cluster import Cluster
 from lab.faults.scenario import Play, own_broker, scenario
-from lab.faults.stage import Stage
 from lab.program import RunError
 from lab.proof.causes import EVERYBODY
+from lab.stage import Stage
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq_worker.broker import EmbeddedBroker

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.faults.scenario import AtBroker, ConditionError, scenario
-from lab.faults.stage import LEASE_SECONDS, Stage
 from lab.proof.causes import EVERYBODY
+from lab.stage import LEASE_SECONDS, Stage
 from marq_worker.broker import EmbeddedBroker
 
 #: Paths in Debian, Ubuntu and Fedora of the variant for multithreaded programs.

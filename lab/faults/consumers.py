@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 
 import marq
-from lab.faults.consumer import Point
+from lab.consumer import Point
 from lab.faults.scenario import Play, own_broker, scenario
-from lab.faults.stage import LEASE_SECONDS, Stage
 from lab.proof.causes import EVERYBODY
-from lab.recorded_run import SESSION_SECONDS
+from lab.stage import LEASE_SECONDS, SESSION_SECONDS, Stage
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq_worker.broker import EmbeddedBroker
 
@@ -156,7 +155,7 @@ scenario(
     own_broker,
 )
 async def handlers_without_a_broker(stage: Stage, broker: EmbeddedBroker) -> None:
-    stage.define(own=f'[queues.{HANDLED}]\nhandler = "lab.faults.consumer:handle"\n')
+    stage.define(own=f'[queues.{HANDLED}]\nhandler = "lab.consumer:handle"\n')
     worker = await stage.worker(ready=False)
     await stage.until(lambda: "HandlersApp]: Starting" in worker.log(), "a handler process starts")
     await stage.play(START_SECONDS)

@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import marq
-from lab.faults.consumer import Point
+from lab.consumer import Point
 from lab.faults.mix import Mix
 from lab.faults.scenario import own_broker, scenario
-from lab.faults.stage import QUEUE, QUICK_BACKOFF, Stage
 from lab.program import RunError, Worker
 from lab.proof.causes import EVERYBODY
+from lab.stage import QUEUE, QUICK_BACKOFF, Stage
 from marq.dead_letters.dead_letters import DeadLetters
 from marq_worker.broker import EmbeddedBroker
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from lab.faults.scenario import AtBroker, ConditionError, scenario
-from lab.faults.stage import Stage
+from lab.stage import Stage
 from marq_worker.broker import EmbeddedBroker
 
 #: Several times the size of RocksDB's files in this scenario.

@@ -11,8 +11,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import marq
-from lab.faults.stage import Stage
 from lab.proof import history
+from lab.stage import Stage
 from marq.producer.delay_control import DelayControl
 
 #: Messages per second; the longest delay, in seconds.

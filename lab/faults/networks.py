@@ -11,10 +11,9 @@ from functools import partial
 
 from lab.faults.proxy import Proxy
 from lab.faults.scenario import AtBroker, Play, scenario
-from lab.faults.stage import LEASE_SECONDS, Stage
 from lab.program import Program, RunError
 from lab.proof.causes import EVERYBODY
-from lab.recorded_run import SESSION_SECONDS
+from lab.stage import LEASE_SECONDS, SESSION_SECONDS, Stage
 from marq_worker.broker import EmbeddedBroker
 
 #: Delay of each direction; a request and its response take twice as long.

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from lab import variants
 from lab.audit import Audit
 from lab.audit import audit as run_audit
-from lab.faults import variants
-from lab.faults.stage import Stage, recovery_seconds
 from lab.proof.checker import check
 from lab.proof.findings import told
+from lab.stage import Stage, recovery_seconds
 from marq_worker.broker import EmbeddedBroker
 
 #: Statistics of both the checker and the audit: the checker's names, the audit's.

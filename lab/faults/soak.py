@@ -20,12 +20,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lab.faults.stage import LEASE_SECONDS, Stage, recovery_seconds
 from lab.program import Program, RunError, Worker
 from lab.proof.checker import check
 from lab.proof.findings import told
-from lab.recorded_run import SESSION_SECONDS
 from lab.resources import memory_bytes, open_files
+from lab.stage import LEASE_SECONDS, SESSION_SECONDS, Stage, recovery_seconds
 from marq_worker.broker import EmbeddedBroker
 
 RATE = 100

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from lab.faults.scenario import Play, own_broker, scenario
-from lab.faults.stage import Stage
-from lab.recorded_run import SESSION_SECONDS
+from lab.stage import SESSION_SECONDS, Stage
 from marq.kafka.connection import admin_client
 
 #: How long workers join and leave, and how often.

@@ -12,10 +12,10 @@ import pytest
 
 import lab.demo.__main__ as demo
 from lab.audit import Audit
-from lab.demo.data_directory import OTHER_DATA, data_directory
+from lab.demo.__main__ import OTHER_DATA, data_directory
 from lab.demo.run import Kill
 from lab.proof.history import Event
-from tests.demo.test_result import CONSUMER, WORKER
+from tests.demo.test_account import CONSUMER, WORKER
 from tests.unit.proof.story import clean
 
 

@@ -14,7 +14,6 @@ from lab.demo.plan import Plan
 from lab.demo.progress import Display
 from lab.demo.run import Run
 from lab.program import RunError
-from marq.settings.client import ClientSettings
 
 LIMIT_SECONDS, LOOKS = 5.0, 100
 
@@ -23,8 +22,8 @@ LIMIT_SECONDS, LOOKS = 5.0, 100
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that advances by a second each time a wait reads it."""
     seconds = itertools.count()
-    monkeypatch.setattr("lab.recorded_run.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
-    monkeypatch.setattr("lab.recorded_run.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("lab.stage.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr("lab.stage.POLL_SECONDS", 0.0)
     return
 
 
@@ -32,8 +31,8 @@ class Waiting(Run):
     """A run whose consumers deliver a message at each look, until they have delivered some."""
 
     def __init__(self, folder: Path, deliveries: int) -> None:
-        settings = ClientSettings.read("kafka:9092", {"prefix": "demo-1"})
-        super().__init__(Plan(), settings, folder, 4, Display(Console(file=io.StringIO()), 1), None)
+        display = Display(Console(file=io.StringIO()), 1)
+        super().__init__(Plan(), "kafka:9092", "demo-1", folder, 4, display, None)
         self._deliveries = deliveries
 
     def look(self) -> None:

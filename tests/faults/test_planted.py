@@ -9,7 +9,7 @@ import pytest
 from lab.faults.delays import FEW
 from lab.faults.mix import Mix
 from lab.faults.scenario import Scenario, play
-from lab.faults.stage import Stage
+from lab.stage import Stage
 from marq_worker.broker import EmbeddedBroker
 
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]

@@ -11,7 +11,7 @@ from lab.faults.__main__ import SCENARIOS, chosen, summary
 from lab.faults.report import DOCUMENT, merged, table
 from lab.faults.scenario import Result
 from lab.faults.soak import Sample, unbounded
-from lab.faults.stage import recovery_seconds
+from lab.stage import recovery_seconds
 from marq.wire.markers import LAST
 from tests.faults.test_scenarios import QUICK
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.faults import stage as stages
-from lab.faults.stage import Stage
+from lab import stage as stages
 from lab.program import RunError, Worker
+from lab.stage import Stage
 
 #: No broker answers there.
 SERVERS = "127.0.0.1:1"

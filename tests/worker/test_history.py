@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import marq
-from lab.handling import Teller
+from lab.consumer import Teller
 from lab.proof import history
 from lab.proof.checker import check
 from lab.proof.history import History

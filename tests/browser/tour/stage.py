@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import marq
-from lab.demo.plan import QUEUES_FILE, Plan, make_value
-from lab.demo.run import programs
-from lab.program import Program, RunError, Worker, stop_all
+from lab.demo.plan import QUEUES, Plan, make_value
+from lab.demo.run import WORKERS
+from lab.program import Program, RunError, Worker, recorded, stop_all
 from lab.topics import delete_topics
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
@@ -171,16 +171,21 @@ def staged(background: Background, servers: str, folder: Path, plan: Plan) -> It
     settings = ClientSettings.read(servers, {"prefix": f"tour-{secrets.token_hex(4)}"})
     background.run(ensure_topics(settings))
     queues = folder / "queues.toml"
-    queues.write_text(QUEUES_FILE.read_text() + _SCHEDULE)
+    queues.write_text(QUEUES + _SCHEDULE)
     environment = {
         "MARQ_BOOTSTRAP_SERVERS": servers,
         "MARQ_PREFIX": settings.names.prefix,
         "MARQ_QUEUES_FILE": str(queues),
+        "MARQ_WEB_BIND": "127.0.0.1",
         "MARQ_REDACT": "card",
         # Pages show what was written this long ago.
         "MARQ_FLUSH_INTERVAL": "0.2",
     }
-    workers, consumers = programs(plan, folder, environment)
+    workers = [Worker(f"worker-{n + 1}", folder, environment, temporary=[folder]) for n in range(WORKERS)]
+    consumers = []
+    for name in [f"consumer-{n + 1}" for n in range(plan.consumers)]:
+        command = recorded(name, folder, "lab.consumer", [",".join(plan.queue_names), *plan.consumer_options])
+        consumers.append(Program(name, command, environment, folder / f"{name}.log", temporary=[folder]))
     with ExitStack() as stack:
         for program in (*workers, *consumers):
             stack.enter_context(program)

@@ -1,4 +1,4 @@
-"""A worker that writes its history: ``python -m lab.faults.worker NAME HISTORY [--die-... N]``, then as Faust.
+"""A worker that writes its history: ``python -m lab.worker NAME HISTORY [--die-... N]``, then as Faust.
 
 It records when it takes over a markers partition and what it decides before it writes. It can kill itself with -9 after
 the broker has the copies and facts of its n-th firing, and before their transaction is committed. The same before and
@@ -15,7 +15,7 @@ from typing import Any
 
 from faust.cli.faust import cli
 
-from lab.faults import variants
+from lab import variants
 from lab.proof import history
 from lab.recorder import Recorder
 from marq.core.redeliver_or_dead_letter import DueAction
@@ -114,7 +114,7 @@ def _log(owner: Ownership) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m lab.faults.worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.worker", description=__doc__)
     parser.add_argument("name")
     parser.add_argument("history", type=Path)
     parser.add_argument("--die-in-transaction", type=int, metavar="N")

@@ -1,8 +1,8 @@
-"""A consumer that writes its history: ``python -m lab.faults.consumer NAME HISTORY QUEUE,... [--die-at POINT]``.
+"""A consumer that writes its history: ``python -m lab.consumer NAME HISTORY QUEUE,... [--die-at POINT]``.
 
 The number in a message's value decides its outcome (``--manner``): most are acknowledged, some released, some rejected,
-some fail. The consumer can kill itself with -9 at each step, the n-th time (``--die-after``). `handle` is a handler for
-workers that writes its history into that of its worker: ``handler = "lab.faults.consumer:handle"``.
+some fail, some are forgotten. The consumer can kill itself with -9 at each step, the n-th time (``--die-after``).
+`handle` is a handler for workers that writes its history into that of its worker: ``handler = "lab.consumer:handle"``.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import marq
-from lab.faults import variants
-from lab.handling import Teller, fail
+from lab import variants
 from lab.proof import history
 from lab.recorder import Recorder, recorded_stalls
+from marq.client import message_token
 from marq.consumer.receiver import Receiver
 from marq.kafka.acquire_strategies import MARKED, STARTS, TRANSACTIONAL
 from marq.kafka.group_reader import GroupReader
@@ -40,10 +40,12 @@ RECEIVE_SECONDS = 1.0
 KINDS = 20
 #: Lease of the queues, unless an option sets it.
 LEASE_SECONDS = 3.0
-#: How much longer some handlers take: less than a lease.
-SLOW_SECONDS = 2.0
+#: How long a handler takes, and how much longer some handlers take: less than a lease.
+WORK_SECONDS, SLOW_SECONDS = 0.02, 2.0
+#: In the environment: the file with the history of the worker that runs `handle`.
+HISTORY_VARIABLE = "FAULTS_HISTORY"
 #: Outcomes of first attempts, by the message's number modulo KINDS; all others are acknowledged.
-MANNERS = {
+MANNERS: dict[str, dict[int, Any]] = {
     "mixed": {1: "later", 2: "release", 3: "reject"},
     #: Also exceptions: with the queue's backoff, with their own delay, and one that rejects.
     "failing": {1: "later", 2: "release", 3: "reject", 4: RuntimeError, 5: TimeoutError, 6: ValueError},
@@ -55,7 +57,20 @@ MANNERS = {
     #: Few fail at every attempt.
     "unlucky": {1: "later", 2: "release", 3: "reject", 4: "hopeless"},
     "patient": {},
+    #: The demo's: see :func:`demo_outcome`.
+    "demo": {},
 }
+#: Of each queue's messages in the demo: which are forgotten at the first delivery, fail at the first two, or always.
+FORGET_EVERY = 10
+FAIL_EVERY, FAIL_AT, FAIL_ATTEMPTS = 50, 7, 2
+HOPELESS_EVERY, HOPELESS_AT = 1_000, 13
+
+
+def demo_outcome(place: int, attempt: int) -> Any:
+    """Return the outcome of a message in the demo by its place in its queue; None to acknowledge it."""
+    if place % HOPELESS_EVERY == HOPELESS_AT or (attempt <= FAIL_ATTEMPTS and place % FAIL_EVERY == FAIL_AT):
+        return RuntimeError
+    return "forget" if attempt == 1 and place % FORGET_EVERY == 0 else None
 
 
 class Point(StrEnum):
@@ -172,7 +187,7 @@ class Watched:
 
     @staticmethod
     def _points(batches: Iterable[Batch]) -> tuple[set[Point | None], set[Point | None]]:
-        points = [each for batch in batches for each in points_of(batch)]
+        points = [pair for batch in batches for pair in points_of(batch)]
         return {before for before, _ in points}, {after for _, after in points}
 
     async def _write(self, records: Sequence[MarkerRecord], write: Callable[[], Awaitable[None]]) -> None:
@@ -228,20 +243,91 @@ def _names(batch: Acquire | Renew | Dispatch) -> dict[str, Any]:
     return {**named, "source": history.log_name(batch.source), "offsets": list(batch.offsets)}
 
 
-class Handler:
-    """Handles each message as its number says, and records it."""
+class Teller:
+    """Records deliveries and outcomes of one process; ``add`` takes type, op and fields of each event."""
 
-    def __init__(self, recorder: Recorder, death: Death, work_seconds: float, manner: str) -> None:
+    def __init__(self, add: Callable[..., None]) -> None:
+        self._add = add
+
+    def deliver(self, message: marq.Message) -> None:
+        holder = history.holder_name(message_token.decode(message.token).holder)
+        content = history.content(message.queue, message.key, message.body, tuple(message.headers.items()))
+        self._add(
+            "ok", "deliver", group="g", queue=message.queue, attempt=message.attempt, record=record_of(message),
+            holder=holder, content=content,
+        )  # fmt: skip
+
+    async def settle(self, op: str, message: marq.Message, settle: Callable[[], Awaitable[None]]) -> bool:
+        """Record an ``ack``, ``release`` or ``reject`` and its outcome; return whether it is durable and in time."""
+        named = message_token.decode(message.token)
+        names = {
+            "holder": history.holder_name(named.holder),
+            "queue": message.queue,
+            "source": history.log_name(named.source),
+            "offsets": [named.offset],
+        }
+        self._add("invoke", op, **names)
+        began_s = time.monotonic()
+
+        def ended(type_: str, **details: object) -> None:
+            # A slow machine may explain that a lease has ended.
+            self._add(type_, op, **names, took_ms=round((time.monotonic() - began_s) * 1000), **details)
+
+        try:
+            await settle()
+        except marq.LeaseLost:
+            # An ack was written anyway; another outcome may have been.
+            if op == "ack":
+                ended("ok", lost=[message.offset])
+            else:
+                ended("unknown")
+        except marq.MarqError as error:
+            ended("unknown", error=str(error))
+        else:
+            ended("ok")
+            return True
+        return False
+
+    def forget(self, message: marq.Message) -> None:
+        """Record that the message will not be settled before its lease ends."""
+        self._add("info", "hang", queue=message.queue, record=record_of(message))
+
+
+async def fail(message: marq.Message, error: Exception, op: str = "release") -> None:
+    """Act like a handler that raises, and wait until the outcome ``op`` (release or reject) is durable."""
+    with suppress(type(error)):
+        async with message:
+            raise error
+    # The block has queued the outcome.
+    await (message.reject() if op == "reject" else message.release())
+
+
+def record_of(message: marq.Message) -> str:
+    """Return the name of the record in a history."""
+    named = message_token.decode(message.token)
+    return history.name_of(named.source, named.offset)
+
+
+class Handler:
+    """Handles each message as its number says, and records it; ``queues`` is the number of queues in the demo."""
+
+    def __init__(self, recorder: Recorder, death: Death, work_seconds: float, manner: str, queues: int = 1) -> None:
         self._teller = Teller(recorder.add)
         self._death = death
         self._work_seconds = work_seconds
-        self._manner = MANNERS[manner]
+        self._manner = manner
+        self._queues = queues
 
     async def handle(self, message: marq.Message) -> None:
+        kind = self._kind_of(message)
+        if kind == "forget":
+            self._teller.forget(message)
+            return
+        # Recorded before the outcome: a process that dies between the two has done the work.
         self._teller.deliver(message)
         self._death.at(Point.IN_HANDLER)
-        await asyncio.sleep(self._work_seconds)
-        kind = self._kind_of(message)
+        if self._work_seconds:
+            await asyncio.sleep(self._work_seconds)
         if kind == "later":
             await self._teller.settle("release", message, lambda: message.release(delay=0.5))
         elif kind == "release":
@@ -249,7 +335,8 @@ class Handler:
         elif kind == "reject":
             await self._teller.settle("reject", message, lambda: message.reject("by its number"))
         elif kind in (None, "slow"):
-            await asyncio.sleep(SLOW_SECONDS if kind else 0)
+            if kind:
+                await asyncio.sleep(SLOW_SECONDS)
             await self._teller.settle("ack", message, message.ack)
         else:
             rejects = kind is ValueError or message._held.at_most_once
@@ -258,15 +345,13 @@ class Handler:
 
     def _kind_of(self, message: marq.Message) -> Any:
         """Return the outcome of a message; None to acknowledge it."""
-        kind = self._manner.get(int(message.body or b"0") % KINDS)
+        number = int((message.body or b"0")[:8])
+        if self._manner == "demo":
+            return demo_outcome(number // self._queues, message.attempt)
+        kind = MANNERS[self._manner].get(number % KINDS)
         if kind == "hopeless" or (kind == "moody" and message.offset % 2):
             return RuntimeError
         return kind if kind != "moody" and message.attempt == 1 else None
-
-
-#: In the environment: the file with the history of the worker that runs `handle`.
-HISTORY_VARIABLE = "FAULTS_HISTORY"
-WORK_SECONDS = 0.02
 
 
 @functools.cache
@@ -285,7 +370,9 @@ async def handle(message: marq.Message) -> None:
     await Handler(recorder, Death(recorder, None, 1), WORK_SECONDS, "patient").handle(message)
 
 
-async def consume(queues: Sequence[str], options: dict[str, Any], handler: Handler, recorder: Recorder) -> None:
+async def consume(
+    queues: Sequence[str], options: dict[str, Any], handler: Handler, recorder: Recorder, at_once: int = MAX_RUNNING
+) -> None:
     """Handle the messages of each queue until SIGTERM."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
@@ -295,21 +382,21 @@ async def consume(queues: Sequence[str], options: dict[str, Any], handler: Handl
         consumers = [marq.Consumer(queue, **options) for queue in queues]
         await asyncio.gather(*map(opened.enter_async_context, consumers))
         recorder.add("info", "ready")
-        await asyncio.gather(*[handle_all(consumer, handler, stopping) for consumer in consumers])
+        await asyncio.gather(*[handle_all(consumer, handler, stopping, at_once) for consumer in consumers])
         recorder.add("info", "stop", target=recorder.process)
 
 
-async def handle_all(consumer: marq.Consumer, handler: Handler, stopping: asyncio.Event) -> None:
+async def handle_all(consumer: marq.Consumer, handler: Handler, stopping: asyncio.Event, at_once: int) -> None:
     """Handle messages concurrently: none waits for the acks of others, except those of its ordering key."""
     running: set[asyncio.Task[None]] = set()
     while not stopping.is_set():
         try:
-            messages = await consumer.receive(MAX_RUNNING - len(running), wait=RECEIVE_SECONDS)
+            messages = await consumer.receive(at_once - len(running), wait=RECEIVE_SECONDS)
         except marq.BrokerUnavailable:
             continue
         running |= {asyncio.create_task(handler.handle(message)) for message in messages}
         if running:
-            timeout_s = 0.0 if len(running) < MAX_RUNNING else None
+            timeout_s = 0.0 if len(running) < at_once else None
             done, running = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             for handled in done:
                 handled.result()
@@ -317,14 +404,16 @@ async def handle_all(consumer: marq.Consumer, handler: Handler, stopping: asynci
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m lab.faults.consumer", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.consumer", description=__doc__)
     parser.add_argument("name")
     parser.add_argument("history", type=Path)
     parser.add_argument("queues", metavar="QUEUE,...")
     parser.add_argument("--die-at", choices=list(Point))
     parser.add_argument("--die-after", type=int, default=1, metavar="N")
     parser.add_argument("--work", type=float, default=WORK_SECONDS, metavar="SECONDS")
+    parser.add_argument("--at-once", type=int, default=MAX_RUNNING, help="messages of a queue in handlers at a time")
     parser.add_argument("--lease", type=float, metavar="SECONDS")
+    parser.add_argument("--max-lease", type=float, metavar="SECONDS")
     parser.add_argument("--instance-id", help="as in marq.Consumer")
     parser.add_argument("--start", choices=STARTS, default=MARKED, help="as in marq.Consumer")
     parser.add_argument("--manner", choices=MANNERS, default="mixed", help="outcomes of messages")
@@ -336,16 +425,13 @@ def main() -> None:
         variants.install_newer()
     if options.hasty:
         variants.install_hasty()
-    recorder = Recorder(options.name, options.history)
+    recorder, queues = Recorder(options.name, options.history), options.queues.split(",")
     death = Death(recorder, options.die_at, options.die_after)
     Watched(recorder, death, careless=options.careless).install()
-    handler = Handler(recorder, death, options.work, options.manner)
-    settings = {
-        "lease": options.lease,
-        "transactional": options.start == TRANSACTIONAL,
-        "instance_id": options.instance_id,
-    }
-    asyncio.run(consume(options.queues.split(","), settings, handler, recorder))
+    handler = Handler(recorder, death, options.work, options.manner, len(queues))
+    settings = {name: getattr(options, name) for name in ("lease", "max_lease", "instance_id")}
+    settings["transactional"] = options.start == TRANSACTIONAL
+    asyncio.run(consume(queues, settings, handler, recorder, options.at_once))
 
 
 if __name__ == "__main__":
