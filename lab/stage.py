@@ -93,6 +93,7 @@ class Stage:
         #: Messages that are known to be in the topic, by queue.
         self.accepted_by: Counter[str] = Counter()
         self._load: asyncio.Task[None] | None = None
+        self._end_load: Callable[[], Awaitable[None]] | None = None
         self._newest_messages: dict[int, int] = {}
         self._partitions = partitions
         self._numbers = itertools.count()
@@ -212,9 +213,14 @@ class Stage:
         """Send at this rate, in messages a second, until the end of the scenario."""
         self.load_with(self._send(rate, servers or self.servers))
 
-    def load_with(self, load: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine as the load, until it ends or the run does."""
-        self._load = asyncio.create_task(load)
+    def load_with(self, load: Coroutine[Any, Any, None], end: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Run a coroutine as the load, until it ends or the run does; ``end`` ends it in an orderly way."""
+        self._load, self._end_load = asyncio.create_task(load), end
+
+    async def end_load(self) -> None:
+        if self._end_load is not None:
+            await self._end_load()
+        await self.stop_load()
 
     async def stop_load(self) -> None:
         if self._load is not None:
@@ -397,8 +403,8 @@ class Stage:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     async def finish(self, readable: Callable[[bytes], bytes] = bytes, limit: float = DRAIN_SECONDS) -> None:
-        """Stop the load, wait until each message has ended, stop the consumers, and read the topics."""
-        await self.stop_load()
+        """End the load, wait until each message has ended, stop the consumers, and read the topics."""
+        await self.end_load()
         await self.drain(limit)
         await asyncio.to_thread(stop_all, self.consumers)
         self.look()

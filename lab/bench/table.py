@@ -6,7 +6,6 @@ Without FILE, it uses the newest result in ``lab/bench/results``.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Any
 from lab.bench.report import RESULTS
 from lab.bench.rows.drain import AIOKAFKA, GROUP, ITERATE, QUORUM, RUN, RUN_BATCH, SHARE
 from lab.bench.suite import format_number
+from lab.report import placed
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 TIMES = "\N{MULTIPLICATION SIGN}"
-BEGIN, END = "<!-- bench.table begins -->", "<!-- bench.table ends -->"
+MARK = "bench"
 
 Result = Mapping[str, Any]
 Medians = Mapping[str, Mapping[str, float]]
@@ -130,27 +130,11 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def placed(page: str, text: str) -> str:
-    """Return the page with the text between its marks.
-
-    Raises:
-        ValueError: it has no such marks.
-    """
-    pattern = re.compile(f"({re.escape(BEGIN)}\n).*(\n{re.escape(END)})", re.DOTALL)
-    if not pattern.search(page):
-        raise ValueError(f"no {BEGIN} and {END}")
-    return pattern.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", page)
-
-
-def between(page: str) -> str:
-    """Return the text between the marks."""
-    return page.partition(f"{BEGIN}\n")[2].partition(f"\n{END}")[0].strip()
-
-
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else newest()
     result = json.loads(path.read_text(encoding="utf-8"))
-    PAGE.write_text(placed(PAGE.read_text(encoding="utf-8"), render(result, path.name)), encoding="utf-8")
+    page, text = PAGE.read_text(encoding="utf-8"), render(result, path.name)
+    PAGE.write_text(placed(page, MARK, f"\n{text}\n"), encoding="utf-8")
     print(f"{PAGE.name} shows {path.name}")
 
 

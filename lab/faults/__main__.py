@@ -14,14 +14,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from lab.faults import brokers, clocks, consumers, delays, disks, networks, workers
 from lab.faults.report import DOCUMENT, write_table
-from lab.faults.scenario import DECLARED, Result, Scenario, play
+from lab.faults.scenario import Result, Scenario, play
+from lab.faults.scenarios import SCENARIOS
 from lab.stage import SEED_VARIABLE
 from marq_worker.broker import EmbeddedBroker, java
-
-_ORDER = [module.__name__ for module in (consumers, workers, brokers, disks, networks, clocks, delays)]
-SCENARIOS = sorted(DECLARED, key=lambda scenario: _ORDER.index(scenario.play.__module__))
 
 
 def chosen(only: str) -> list[Scenario]:
@@ -68,7 +65,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="NAME,…", help="only scenarios whose names begin so")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random scenarios")
     parser.add_argument("--audit", action="store_true", help="also let the data pipeline audit each")
-    parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
+    parser.add_argument("--write", action="store_true", help=f"write the figures into {DOCUMENT.name}")
     options = parser.parse_args()
     try:
         scenarios = chosen(options.only)

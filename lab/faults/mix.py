@@ -30,7 +30,7 @@ ANSWERS_S = 60.0
 
 
 class Mix:
-    """Sends, cancels and reschedules until :meth:`stop`, by its seed.
+    """Sends, cancels and reschedules until the load ends, by the stage's seed.
 
     Args:
         delayed: share of delayed messages.
@@ -51,7 +51,7 @@ class Mix:
         self._holders: dict[tuple[str, str], str] = {}
 
     def start(self) -> None:
-        self._stage.load_with(self._run())
+        self._stage.load_with(self._run(), self.stop)
 
     async def stop(self) -> None:
         """Stop sending, and wait until all requests are answered."""

@@ -1,4 +1,4 @@
-"""Scenarios: how one is declared, played and judged."""
+"""Scenarios: how one is described, played and judged."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import contextlib
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lab import variants
 from lab.audit import Audit
 from lab.audit import audit as run_audit
+from lab.faults.conditions import Place
 from lab.proof.checker import check
 from lab.proof.findings import told
-from lab.stage import Stage, recovery_seconds
-from marq_worker.broker import EmbeddedBroker
+from lab.stage import SOME, Stage, recovery_seconds
 
 #: Statistics of both the checker and the audit: the checker's names, the audit's.
 AUDITED = {
@@ -29,68 +29,47 @@ AUDITED = {
 }
 
 
-class ConditionError(Exception):
-    """This machine cannot create a condition that a scenario needs; the text says what to do."""
+Step = Callable[[Stage, Any], Awaitable[None]]
 
 
-class Place(Protocol):
-    """Where a scenario plays: one broker or several, perhaps behind proxies."""
-
-    @property
-    def bootstrap_servers(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class AtBroker:
-    """A place with one broker, and the other resources of a scenario."""
-
-    broker: EmbeddedBroker
-
-    @property
-    def bootstrap_servers(self) -> str:
-        return self.broker.bootstrap_servers
-
-
-Play = Callable[[Stage, Any], Awaitable[None]]
+async def begin(stage: Stage, _: Any) -> None:
+    """Start a worker, the load and two consumers, and wait for some deliveries."""
+    await stage.begin()
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One fault, or one sequence of faults, under load.
+    """A row of the table: faults under load.
 
     Args:
-        fault, seen: texts for the table in docs/guarantees.md: the fault, and its effect for a user.
+        faults: what happens, one after the other; deliveries must follow each.
+        setup: starts programs and load (default: see :func:`begin`).
         place: for scenarios that stop or change the broker (default: the shared broker).
+        holds: raises RunError if something does not hold when the load has ended and each message, too; for all
+            scenarios, nothing may be lost and the checker must explain each duplicate.
+        some: number of deliveries that must follow each fault.
         quick: whether the tests play it.
     """
 
     name: str
-    fault: str
-    seen: str
-    play: Play
+    faults: Sequence[Step]
+    setup: Step | None = begin
     place: Callable[[], AbstractContextManager[Place]] | None = None
+    holds: Step | None = None
+    some: int = SOME
     quick: bool = False
 
-
-#: The scenarios of all imported modules.
-DECLARED: list[Scenario] = []
-
-
-def scenario(
-    name: str,
-    fault: str,
-    seen: str,
-    place: Callable[[], AbstractContextManager[Place]] | None = None,
-    *,
-    quick: bool = False,
-) -> Callable[[Play], Play]:
-    """Declare that a function plays a scenario; for the arguments see :class:`Scenario`."""
-
-    def declare(play: Play) -> Play:
-        DECLARED.append(Scenario(name, fault, seen, play, place, quick))
-        return play
-
-    return declare
+    async def act(self, stage: Stage, here: Any) -> None:
+        """Carry out set-up and faults, until each message has ended if something must hold then."""
+        if self.setup is not None:
+            await self.setup(stage, here)
+        for fault in self.faults:
+            await fault(stage, here)
+            await stage.delivered_more(self.some)
+        if self.holds is not None:
+            await stage.end_load()
+            await stage.drain()
+            await self.holds(stage, here)
 
 
 @dataclass(frozen=True)
@@ -143,7 +122,7 @@ async def play(scenario: Scenario, shared: Place, *, audit: bool = False) -> Res
     try:
         with place as here:
             async with Stage(here.bootstrap_servers, folder) as stage:
-                await scenario.play(stage, here)
+                await scenario.act(stage, here)
                 await stage.finish(variants.readable)
                 report = check(stage.events)
                 wrong = told(report.findings[:5], stage.events)
@@ -168,7 +147,3 @@ async def _audit(stage: Stage, data: Path) -> Audit:
     finally:
         # A thread does not notice Ctrl-C.
         stop.set()
-
-
-#: A broker that the scenario may stop and kill.
-own_broker = EmbeddedBroker

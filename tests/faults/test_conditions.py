@@ -16,11 +16,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
 
-from lab.faults.clocks import Clock
-from lab.faults.cluster import Cluster
-from lab.faults.disks import SmallDisk
-from lab.faults.proxy import Proxy
-from lab.faults.scenario import ConditionError
+from lab.faults.conditions import Clock, Cluster, ConditionError, Proxy, SmallDisk
 from tests.worker.harness import eventually
 
 LIMIT_SECONDS = 180.0

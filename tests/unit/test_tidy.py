@@ -26,7 +26,6 @@ EFFECTS = {"open", "print", "input", "__import__"}
 #: Words that say nothing about what a file holds, and one that means two opposite things in two queue systems.
 BANNED_FILE_WORDS = {"nack", "utils", "util", "helpers", "helper", "common", "manager", "misc"}
 BANNED_IDENTIFIERS = {"nack"}
-MAX_LINES = 600
 #: Hosts of package registries: which one is used is the machine's setting.
 REGISTRIES = r"pypi\.org|pythonhosted\.org|maven\.org|repo1?\.maven|npmjs\.(com|org)|docker\.io|ghcr\.io|quay\.io"
 #: Delivered files other than Python modules.
@@ -99,12 +98,6 @@ def test_importing_the_core_imports_nothing_impure() -> None:
     )
 
     assert done.stdout.strip() == "[]"
-
-
-def test_no_module_is_longer_than_a_person_reads() -> None:
-    lengths = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
-
-    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
 
 def test_files_and_identifiers_are_named_by_what_they_are() -> None:
