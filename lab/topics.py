@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -14,8 +13,6 @@ from lab.program import RunError
 from lab.proof import history
 from lab.proof.history import Event
 from marq.kafka.connection import admin_client, client_options, stop_consumer
-from marq.kafka.log_reader import LogReader
-from marq.kafka.topics import Topics, ensure_topics
 from marq.settings.client import ClientSettings
 from marq.wire.dead_letter_notes import is_note
 from marq.wire.errors import CorruptMarker, MarqError
@@ -31,10 +28,14 @@ Position = Mapping[int, int]
 
 
 class TopicReader:
-    """Reads all partitions of a topic, without a group; ``committed`` leaves out records of aborted transactions."""
+    """Reads all partitions of a topic, without a group, from their begin or only what is ``new``.
 
-    def __init__(self, settings: ClientSettings, topic: str, *, committed: bool = True) -> None:
+    ``committed`` leaves out records of aborted transactions.
+    """
+
+    def __init__(self, settings: ClientSettings, topic: str, *, committed: bool = True, new: bool = False) -> None:
         self._topic = topic
+        self._new = new
         self._consumer = AIOKafkaConsumer(
             topic,
             **client_options(settings),
@@ -42,6 +43,7 @@ class TopicReader:
             auto_offset_reset="earliest",
             isolation_level="read_committed" if committed else "read_uncommitted",
             max_partition_fetch_bytes=4 << 20,
+            fetch_max_wait_ms=50,
         )
         self._partitions: list[TopicPartition] = []
 
@@ -51,6 +53,8 @@ class TopicReader:
         if not self._partitions:
             await stop_consumer(self._consumer, STOP_SECONDS)
             raise RunError(f"topic {self._topic} does not exist")
+        if self._new:
+            await self._consumer.seek_to_end(*self._partitions)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -60,13 +64,24 @@ class TopicReader:
         ends = await self._consumer.end_offsets(self._partitions)
         return {tp.partition: offset for tp, offset in ends.items()}
 
+    async def written(self) -> int:
+        """Return the sum of the partitions' end offsets."""
+        return sum((await self.end()).values())
+
+    async def follow(self) -> AsyncIterator[Any]:
+        """Iterate over all further records, and wait for more at the end."""
+        while True:
+            for records in (await self._consumer.getmany(timeout_ms=_FETCH_MS)).values():
+                for record in records:
+                    yield record
+
     async def to_end(self) -> AsyncIterator[Any]:
         """Iterate over the records that were not read yet, up to the current end."""
         end = await self.end()
         while True:
-            fetched = await self._consumer.getmany(timeout_ms=_FETCH_MS)
-            for record in [record for records in fetched.values() for record in records]:
-                yield record
+            for records in (await self._consumer.getmany(timeout_ms=_FETCH_MS)).values():
+                for record in records:
+                    yield record
             # The position passes records that are not returned: control records of transactions, and aborted records.
             positions = {tp.partition: await self._consumer.position(tp) for tp in self._partitions}
             if all(positions[partition] >= offset for partition, offset in end.items()):
@@ -86,24 +101,25 @@ async def read_logs(
     names = settings.names
     events: list[Event] = []
     for topic, op in ((names.messages, "record"), (names.dead_letters, "dead")):
-        committed = {(each.partition, each.offset) async for each in _records(settings, topic)}
+        committed = {(record.partition, record.offset) async for record in _records(settings, topic)}
         # Consumers do not wait for transactions to end, so they may receive a copy of an aborted one.
-        async for each in _records(settings, topic, committed=False):
+        async for record in _records(settings, topic, committed=False):
             seen(len(events))
-            log, whole = _log(topic, each), (each.partition, each.offset) in committed
-            if op == "dead" and is_note(each):
-                events += [history.note(log, each.value)] if whole else []
+            log, whole = _log(record), (record.partition, record.offset) in committed
+            if op == "dead" and is_note(record):
+                events += [history.note(log, record.value)] if whole else []
                 continue
-            fields = (each.offset, each.timestamp, (each.key or b"").decode(), each.key, each.value, each.headers)
+            queue = (record.key or b"").decode()
+            fields = (record.offset, record.timestamp, queue, record.key, record.value, record.headers)
             events.append(history.record(log, *fields, committed=whole, op=op))
-    async for each in _records(settings, names.markers):
+    async for record in _records(settings, names.markers):
         seen(len(events))
-        batch = _decoded(readable(each.value))
-        events.append(history.marker(_log(names.markers, each), each.offset, each.timestamp, batch, each.value))
-    async for each in _records(settings, names.quarantine):
-        origin = dict(each.headers)[ORIGIN_HEADER].decode()
-        kept = {"origin": origin, "content": history.digest(each.value)}
-        events.append({"process": _log(names.quarantine, each), "type": "ok", "op": "quarantine", **kept})
+        batch = _decoded(readable(record.value))
+        events.append(history.marker(_log(record), record.offset, record.timestamp, batch, record.value))
+    async for record in _records(settings, names.quarantine):
+        origin = dict(record.headers)[ORIGIN_HEADER].decode()
+        kept = {"origin": origin, "content": history.digest(record.value)}
+        events.append({"process": _log(record), "type": "ok", "op": "quarantine", **kept})
     return events
 
 
@@ -113,8 +129,8 @@ async def _records(settings: ClientSettings, topic: str, *, committed: bool = Tr
             yield record
 
 
-def _log(topic: str, record: Any) -> str:
-    return history.log_name(Source(topic, record.partition))
+def _log(record: Any) -> str:
+    return history.log_name(Source(record.topic, record.partition))
 
 
 def _decoded(value: bytes) -> Batch | None:
@@ -122,25 +138,6 @@ def _decoded(value: bytes) -> Batch | None:
         return decode(value)
     except CorruptMarker:
         return None
-
-
-async def make_topics(servers: str, prefix: str, partitions: int, **options: int) -> tuple[ClientSettings, Topics]:
-    """Create the topics of a namespace, including the changelog."""
-    settings: Mapping[str, Any] = {"prefix": prefix, "partitions": partitions, **options}
-    client = ClientSettings.read(servers, settings, environment={})
-    return client, await ensure_topics(client, changelog=True)
-
-
-@asynccontextmanager
-async def log_end(servers: str, topic: str, partitions: int) -> AsyncIterator[Callable[[], Awaitable[int]]]:
-    """Return a context whose value is a function that returns the sum of the partitions' end offsets."""
-    sources = [Source(topic, number) for number in range(partitions)]
-
-    async def end() -> int:
-        return sum((await reader.ends(sources)).values())
-
-    async with LogReader(ClientSettings.read(servers, environment={}), committed=False) as reader:
-        yield end
 
 
 async def delete_topics(settings: ClientSettings) -> str | None:

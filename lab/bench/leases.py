@@ -7,10 +7,13 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer
 
 from lab.bench.load import QUEUE, values
-from marq.kafka.connection import stop_consumer, stop_producer
+from lab.program import RunError
+from lab.topics import TopicReader
+from marq.kafka.connection import stop_producer
+from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Acquire, Source
 from marq.wire.markers_partitions import markers_partition
@@ -93,49 +96,38 @@ async def marker_producer(servers: str, **options: int) -> AsyncIterator[AIOKafk
 class Copies:
     """Redeliveries and delayed messages: the time of the first copy of each message, by its number."""
 
-    def __init__(self, consumer: AIOKafkaConsumer) -> None:
-        self._consumer = consumer
+    def __init__(self) -> None:
         self.seen: dict[int, float] = {}
 
-    async def read(self) -> None:
-        while True:
-            for batch in (await self._consumer.getmany(timeout_ms=100)).values():
-                now = time.monotonic()
-                for record in batch:
-                    if any(name == ATTEMPT_HEADER for name, _ in record.headers):
-                        self.seen.setdefault(int.from_bytes(record.value[:8], "big"), now)
+    async def read(self, reader: TopicReader) -> None:
+        async for record in reader.follow():
+            if any(name == ATTEMPT_HEADER for name, _ in record.headers):
+                self.seen.setdefault(int.from_bytes(record.value[:8], "big"), time.monotonic())
 
     async def all_of(self, numbers: range, limit: float) -> tuple[float, float]:
         """Wait for copies of all these messages; return the times at which the first and the last arrived.
 
         Raises:
-            SystemExit: they did not arrive within the limit, in seconds.
+            RunError: they did not arrive within the limit, in seconds.
         """
         until = time.monotonic() + limit
         while not all(number in self.seen for number in numbers):
             if time.monotonic() > until:
                 arrived = sum(number in self.seen for number in numbers)
-                raise SystemExit(f"bench: {arrived} of {len(numbers)} messages arrived within {limit} s")
+                raise RunError(f"{arrived} of {len(numbers)} messages arrived within {limit} s")
             await asyncio.sleep(0.01)
         times = [self.seen[number] for number in numbers]
         return min(times), max(times)
 
 
 @asynccontextmanager
-async def copies(servers: str, names: Names, partitions: int) -> AsyncIterator[Copies]:
+async def copies(client: ClientSettings) -> AsyncIterator[Copies]:
     """Read the messages topic from now on."""
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=servers, isolation_level="read_committed", enable_auto_commit=False, fetch_max_wait_ms=50
-    )
-    await consumer.start()
-    seen = Copies(consumer)
-    topic = [TopicPartition(names.messages, partition) for partition in range(partitions)]
-    consumer.assign(topic)
-    await consumer.seek_to_end(*topic)
-    reading = asyncio.create_task(seen.read())
-    try:
-        yield seen
-    finally:
-        reading.cancel()
-        await asyncio.wait([reading])
-        await stop_consumer(consumer, STOP_SECONDS)
+    async with TopicReader(client, client.names.messages, new=True) as reader:
+        seen = Copies()
+        reading = asyncio.create_task(seen.read(reader))
+        try:
+            yield seen
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])

@@ -24,7 +24,6 @@ from lab.bench.report import exit_code, run
 from lab.bench.suite import Bar, Bench, Measurements, Medians, Row, Size
 from lab.program import Program, RunError
 from lab.resources import ProcessTree
-from lab.topics import make_topics
 from pipeline.audit import COUNTS
 
 INGEST_PER_SECOND = 80_000
@@ -47,7 +46,7 @@ def measure(bench: Bench, messages: int) -> Measurements:
         SystemExit: a job failed, or its results differ from the truth.
     """
     prefix, size = bench.prefix(), bench.size
-    client, topics = asyncio.run(make_topics(bench.servers, prefix, size.partitions))
+    client, topics = asyncio.run(bench.make_topics(prefix))
     began = time.monotonic()
     partitions = (topics.messages_partitions, topics.markers_partitions)
     history = History(Log(bench.servers), client.names, *partitions, size.value_bytes)

@@ -14,15 +14,17 @@ import shutil
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from lab.program import START_SECONDS, Worker
+from lab.program import START_SECONDS, Client, RunError, Worker
 from lab.topics import delete_topics
+from marq.kafka.topics import Topics, ensure_topics
 from marq.settings.client import ClientSettings
 from marq_worker.broker import EmbeddedBroker
 
@@ -65,6 +67,30 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """A bar by names: a measurement of a system, divided by that of the system ``over`` if there is one."""
+
+    what: str
+    system: str
+    name: str
+    limit: float
+    unit: str
+    at_least: bool = False
+    over: str = ""
+
+    def bar(self, medians: Medians) -> Bar:
+        found = medians[self.system][self.name]
+        if self.over:
+            found /= medians[self.over][self.name]
+        return Bar(self.what, found, self.limit, self.unit, self.at_least)
+
+
+def limits(*limits: Limit) -> Callable[[Medians], list[Bar]]:
+    """Return a function from medians to these bars."""
+    return lambda medians: [limit.bar(medians) for limit in limits]
+
+
+@dataclass(frozen=True)
 class Size:
     """``messages`` of ``value_bytes`` in ``partitions``; each system is measured ``runs`` times, in turn.
 
@@ -91,7 +117,10 @@ class Size:
 
 @dataclass
 class Bench:
-    """The environment of a measurement: a running broker, a folder for data, the size, and progress output."""
+    """The environment of a measurement: a running broker, a folder for data, the size, and progress output.
+
+    Its processes run until :meth:`end_processes` or :meth:`clear`.
+    """
 
     servers: str
     folder: Path
@@ -99,13 +128,14 @@ class Bench:
     say: Say
     broker: EmbeddedBroker | None = None
     _prefixes: list[str] = field(default_factory=list)
+    _processes: ExitStack = field(default_factory=ExitStack)
 
     def prefix(self) -> str:
         """Return a prefix for the topics of one measurement; `clear` deletes them."""
         self._prefixes.append(f"bench-{uuid.uuid4().hex[:10]}")
         return self._prefixes[-1]
 
-    def start_worker(self, prefix: str, machine: str = "first", settings: Mapping[str, str] | None = None) -> Worker:
+    def start_worker(self, prefix: str, machine: str = "first", **settings: str) -> Worker:
         """Start a worker; ``machine`` names its data directory, ``settings`` are further environment variables."""
         environment = {
             "MARQ_BOOTSTRAP_SERVERS": self.servers,
@@ -114,17 +144,31 @@ class Bench:
             # As on a machine where a worker has run before, modules are compiled.
             "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPYCACHEPREFIX": str(self.folder / "compiled"),
-            **(settings or {}),
+            **settings,
         }
         name = f"{prefix}-{next(_numbers)}"
-        return Worker(name, self.folder, environment, data=self.folder / prefix / machine).start()
+        worker = Worker(name, self.folder, environment, data=self.folder / prefix / machine)
+        return self._processes.enter_context(worker)
 
-    @contextmanager
-    def worker(self, prefix: str, settings: Mapping[str, str] | None = None) -> Iterator[Worker]:
-        """Run a worker that owns all partitions."""
-        with self.start_worker(prefix, settings=settings) as worker:
-            worker.wait_until_owner()
-            yield worker
+    def worker(self, prefix: str, **settings: str) -> Worker:
+        """Start a worker like :meth:`start_worker`, and wait until it owns all partitions."""
+        worker = self.start_worker(prefix, **settings)
+        worker.wait_until_owner()
+        return worker
+
+    def client(self, module: str, *arguments: object) -> Client:
+        """Start a client."""
+        return self._processes.enter_context(Client(module, *arguments))
+
+    def end_processes(self) -> None:
+        """End all workers, in an orderly way, and clients."""
+        self._processes.close()
+
+    async def make_topics(self, prefix: str, partitions: int = 0, **options: int) -> tuple[ClientSettings, Topics]:
+        """Create the topics of a namespace, including the changelog."""
+        settings: Mapping[str, Any] = {"prefix": prefix, "partitions": partitions or self.size.partitions, **options}
+        client = ClientSettings.read(self.servers, settings, environment={})
+        return client, await ensure_topics(client, changelog=True)
 
     @property
     def broker_pid(self) -> int:
@@ -139,13 +183,14 @@ class Bench:
         return sum(file.stat().st_size for file in files)
 
     def clear(self) -> None:
-        """Delete the topics and folders of all prefixes."""
+        """End all processes; delete the topics and folders of all prefixes."""
+        self.end_processes()
         while self._prefixes:
             prefix = self._prefixes.pop()
             shutil.rmtree(self.folder / prefix, ignore_errors=True)
             settings = ClientSettings.read(self.servers, {"prefix": prefix}, environment={})
             if failure := asyncio.run(delete_topics(settings)):
-                raise SystemExit(f"bench: {failure}")
+                raise RunError(failure)
 
 
 System = Callable[[Bench], Measurements]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,10 @@ pytestmark = pytest.mark.verify
 
 
 @pytest.fixture
-def bench(broker: EmbeddedBroker, tmp_path: Path) -> Bench:
-    return Bench(broker.bootstrap_servers, tmp_path, Size(4_000, 1), print, broker)
+def bench(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(broker.bootstrap_servers, tmp_path, Size(4_000, 1), print, broker)
+    yield bench
+    bench.end_processes()
 
 
 @pytest.mark.parametrize("way", ["send_many", "send"])

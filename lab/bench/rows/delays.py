@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import marq
-from lab.bench.leases import Copies, copies
+from lab.bench.leases import copies
 from lab.bench.load import CHUNK, QUEUE, values
 from lab.bench.suite import Bar, Bench, Measurements, Medians, Row, peak_mib
 from lab.program import Worker
-from lab.topics import make_topics
 
 MAX_MEMORY_MIB = 700
 RESTART_SECONDS = 10.0
@@ -39,116 +37,78 @@ PROBES, PROBE_S, KILL_AHEAD_S = 40, 15.0, 2.0
 LIMIT_SECONDS = 900.0
 
 
-@dataclass(kw_only=True)
-class Delays:
-    """One namespace with its delayed messages; ``measurements`` fills up as the phases pass."""
+async def delay(bench: Bench, rate: int = RATE, seconds: int = SECONDS) -> Measurements:
+    """Measure the three phases: messages wait, others are due at a steady rate, the worker restarts."""
+    prefix, pending, chance = bench.prefix(), bench.size.messages, random.Random(1)
+    client, _ = await bench.make_topics(prefix)
+    sent, measurements = 0, dict[str, float]()
 
-    bench: Bench
-    prefix: str
-    producer: marq.Producer
-    copies: Copies
-    worker: Worker
-    rate: int
-    seconds: int
-    sent: int = 0
-    measurements: Measurements = field(default_factory=dict)
-
-    async def measure(self) -> None:
-        await asyncio.to_thread(self.worker.wait_until_owner)
-        await self._schedule()
-        await self._deliver()
-        await self._restart()
-
-    async def _send(self, delays: list[float] | None = None, at: list[datetime] | None = None) -> range:
-        numbers = range(self.sent, self.sent + len(delays or at or ()))
-        self.sent = numbers.stop
-        messages = values(numbers.start, numbers.stop, self.bench.size.value_bytes)
-        await self.producer.send_many(QUEUE, messages, delay=delays, at=at)
+    async def send(delays: list[float] | None = None, at: list[datetime] | None = None) -> range:
+        nonlocal sent
+        numbers = range(sent, sent + len(delays or at or ()))
+        sent = numbers.stop
+        await producer.send_many(QUEUE, values(numbers.start, sent, bench.size.value_bytes), delay=delays, at=at)
         return numbers
 
-    async def _schedule(self) -> None:
-        pending, chance = self.bench.size.messages, random.Random(1)
+    def note(name: str, worker: Worker) -> None:
+        disk = sum(path.stat().st_size for path in worker.data.rglob("*") if path.is_file())
+        measurements.update({**worker.memory_mib(name), f"{name}_disk_mib": disk / 2**20})
+
+    async with marq.Producer(bench.servers, prefix=prefix, request_timeout=300) as producer, copies(client) as seen:
+        first = await asyncio.to_thread(bench.worker, prefix)
         began = time.monotonic()
         for start in range(0, pending, CHUNK):
-            await self._send([FAR_S + chance.random() * DAY_S for _ in range(min(CHUNK, pending - start))])
-        sent = time.monotonic()
+            await send([FAR_S + chance.random() * DAY_S for _ in range(min(CHUNK, pending - start))])
+        scheduled = time.monotonic()
         await asyncio.to_thread(
-            self.worker.wait_until,
-            lambda: self.worker.row(QUEUE).get("waiting_for_delivery") == pending,
-            LIMIT_SECONDS,
-            0.5,
+            first.wait_until, lambda: first.row(QUEUE).get("waiting_for_delivery") == pending, LIMIT_SECONDS, 0.5
         )
-        self.measurements["pending"] = pending
-        self.measurements["scheduled_per_second"] = pending / (sent - began)
-        self.measurements["known_per_second"] = pending / (time.monotonic() - began)
+        measurements["pending"] = pending
+        measurements["scheduled_per_second"] = pending / (scheduled - began)
+        measurements["known_per_second"] = pending / (time.monotonic() - began)
         # Rows are written within a second or two.
         await asyncio.sleep(5.0)
-        self._note_worker("pending")
+        note("pending", first)
 
-    def _note_worker(self, name: str) -> None:
-        disk = sum(path.stat().st_size for path in self.worker.data.rglob("*") if path.is_file())
-        self.measurements |= {**self.worker.memory_mib(name), f"{name}_disk_mib": disk / 2**20}
-
-    async def _deliver(self) -> None:
-        """Let messages be due at a steady rate, and measure how late each arrives."""
-        count = self.rate * self.seconds
+        count = rate * seconds
         # The broker's clock, which is this machine's, minus the one that measures arrival.
         ahead_s = time.time() - time.monotonic()
         first_s = time.time() + AHEAD_S + count / SCHEDULED_PER_SECOND
-        dues_s = [first_s + index / self.rate for index in range(count)]
-        start = self.sent
+        dues_s = [first_s + index / rate for index in range(count)]
+        start = sent
         for index in range(0, count, CHUNK):
-            await self._send(at=[datetime.fromtimestamp(due_s, UTC) for due_s in dues_s[index : index + CHUNK]])
+            await send(at=[datetime.fromtimestamp(due_s, UTC) for due_s in dues_s[index : index + CHUNK]])
         assert time.time() < first_s, "the machine is too slow: the first message was due before the last was sent"
-        await self.copies.all_of(range(start, start + count), LIMIT_SECONDS)
-        lateness_ms = sorted(
-            (self.copies.seen[start + index] + ahead_s - due_s) * 1000 for index, due_s in enumerate(dues_s)
-        )
-        assert lateness_ms[0] > -5, f"a message came {-lateness_ms[0]} ms too early"
-        self.measurements["lateness_p50_ms"] = lateness_ms[count // 2]
-        self.measurements["lateness_p99_ms"] = lateness_ms[count * 99 // 100]
-        self.measurements["lateness_max_ms"] = lateness_ms[-1]
+        await seen.all_of(range(start, start + count), LIMIT_SECONDS)
+        late_ms = sorted((seen.seen[start + index] + ahead_s - due_s) * 1000 for index, due_s in enumerate(dues_s))
+        assert late_ms[0] > -5, f"a message came {-late_ms[0]} ms too early"
+        for name, value in (("p50", late_ms[count // 2]), ("p99", late_ms[count * 99 // 100]), ("max", late_ms[-1])):
+            measurements[f"lateness_{name}_ms"] = value
 
-    async def _restart(self) -> None:
-        probes = await self._send([PROBE_S] * PROBES)
+        probes = await send([PROBE_S] * PROBES)
         due = time.monotonic() + PROBE_S
         # The table must have their rows.
         await asyncio.sleep(due - KILL_AHEAD_S - time.monotonic())
-        self.worker.kill()
+        first.kill()
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         began = time.monotonic()
-        self.worker = self.bench.start_worker(self.prefix)
-        first, last = await self.copies.all_of(probes, LIMIT_SECONDS)
-        self.measurements["restart_first_seconds"] = first - began
-        self.measurements["restart_seconds"] = last - began
-        self._note_worker("restarted")
-
-
-async def delay(bench: Bench, rate: int = RATE, seconds: int = SECONDS) -> Measurements:
-    prefix, partitions = bench.prefix(), bench.size.partitions
-    client, _ = await make_topics(bench.servers, prefix, partitions)
-    producing = marq.Producer(bench.servers, prefix=prefix, request_timeout=300)
-    async with producing as producer, copies(bench.servers, client.names, partitions) as seen:
-        worker = bench.start_worker(prefix)
-        delays = Delays(
-            bench=bench, prefix=prefix, producer=producer, copies=seen, worker=worker, rate=rate, seconds=seconds
-        )
-        try:
-            await delays.measure()
-        finally:
-            delays.worker.kill()
-    return delays.measurements
+        again = bench.start_worker(prefix)
+        earliest, last = await seen.all_of(probes, LIMIT_SECONDS)
+        measurements["restart_first_seconds"] = earliest - began
+        measurements["restart_seconds"] = last - began
+        note("restarted", again)
+    return measurements
 
 
 def bars(medians: Medians) -> list[Bar]:
-    measurements = medians["marq"]
-    if measurements["pending"] > BARRED_PENDING:
+    found = medians["marq"]
+    if found["pending"] > BARRED_PENDING:
         return []
     return [
-        Bar("peak memory of the worker", peak_mib(measurements), MAX_MEMORY_MIB, "MiB"),
-        Bar("restart with its data: delivering after", measurements["restart_seconds"], RESTART_SECONDS, "s"),
-        Bar("lateness, 99 of 100 messages", measurements["lateness_p99_ms"], LATENESS_P99_MS, "ms"),
-        Bar("scheduled", measurements["scheduled_per_second"], SCHEDULED_PER_SECOND, "a second", at_least=True),
+        Bar("peak memory of the worker", peak_mib(found), MAX_MEMORY_MIB, "MiB"),
+        Bar("restart with its data: delivering after", found["restart_seconds"], RESTART_SECONDS, "s"),
+        Bar("lateness, 99 of 100 messages", found["lateness_p99_ms"], LATENESS_P99_MS, "ms"),
+        Bar("scheduled", found["scheduled_per_second"], SCHEDULED_PER_SECOND, "a second", at_least=True),
     ]
 
 

@@ -9,15 +9,13 @@ from functools import partial
 
 from lab.bench.clients.drain_share import BROKER_PROPERTIES
 from lab.bench.load import QUEUE, fill
-from lab.bench.suite import Bar, Bench, Measurements, Medians, Row, Skipped
+from lab.bench.suite import Bench, Limit, Measurements, Row, Skipped, limits
 from lab.program import Worker, measured
 from lab.resources import Meter
 from marq.wire.names import Names
 
-#: Bars of ``run``: its rate divided by the confluent-kafka consumer group's.
-LEAST_OF_GROUP = 0.55
-#: Bars of ``run_batch``: its rate divided by the share group's.
-LEAST_OF_SHARE = 0.45
+#: Bars of ``run`` and ``run_batch``: the rate, divided by the confluent-kafka consumer group's and the share group's.
+LEAST_OF_GROUP, LEAST_OF_SHARE = 0.55, 0.45
 RUN, RUN_BATCH, ITERATE = "marq run", "marq run_batch", "marq iterate"
 AIOKAFKA, GROUP, SHARE = "aiokafka group", "confluent group", "confluent share group"
 QUORUM = "rabbitmq quorum queue"
@@ -26,7 +24,6 @@ PREFETCH = 2_000
 CONSUMER_MIB, WORKER_MIB = 250.0, 400.0
 #: Bytes of markers and changelog, divided by the payload's.
 MOST_OF_PAYLOAD = 1.3
-MIB = float(1 << 20)
 
 
 def filled(bench: Bench) -> str:
@@ -39,8 +36,7 @@ def filled(bench: Bench) -> str:
 def marq(bench: Bench, way: str = "run", work: str = "0", concurrency: int = 64) -> Measurements:
     """Measure Marq with a worker; for ``work`` see :class:`lab.bench.clients.drain_account.Work`."""
     prefix = filled(bench)
-    with bench.worker(prefix) as worker:
-        return drained(bench, prefix, worker, way, work, concurrency)
+    return drained(bench, prefix, bench.worker(prefix), way, work, concurrency)
 
 
 def drained(bench: Bench, prefix: str, worker: Worker, way: str, work: str, concurrency: int) -> Measurements:
@@ -75,15 +71,12 @@ def quorum_queue(bench: Bench, work: str = "0") -> Measurements:
 def memory(bench: Bench) -> Measurements:
     """Measure the peak memory of consumer and worker, and the bytes that they write to Kafka."""
     prefix, count = filled(bench), bench.size.messages
-    names = Names(prefix)
-    with bench.worker(prefix) as worker:
-        measurements = measured("drain_marq", bench.servers, prefix, count, "run")
-        worker.wait_until_drained(QUEUE, count)
-        peaks = {
-            "consumer_peak_mib": measurements["peak_bytes"] / MIB,
-            "worker_peak_mib": worker.memory_mib("worker")["worker_peak_mib"],
-        }
-    # The worker has ended, so its last records are in the log.
+    names, worker = Names(prefix), bench.worker(prefix)
+    peak_bytes = measured("drain_marq", bench.servers, prefix, count, "run")["peak_bytes"]
+    worker.wait_until_drained(QUEUE, count)
+    peaks = {"consumer_peak_mib": peak_bytes / 2**20, "worker_peak_mib": worker.memory_mib("worker")["worker_peak_mib"]}
+    # Writes its last records to the log.
+    bench.end_processes()
     topics = {"messages": names.messages, "markers": names.markers, "changelog": names.changelog}
     written = {name: bench.log_bytes(topic) / count for name, topic in topics.items()}
     return {
@@ -101,24 +94,6 @@ def _parts(meter: Meter) -> Measurements:
     return {f"{part}_cpu_seconds": seconds for part, seconds in meter.seconds().items()}
 
 
-def bars(medians: Medians) -> list[Bar]:
-    of_group = medians[RUN]["rate"] / medians[GROUP]["rate"]
-    of_share = medians[RUN_BATCH]["rate"] / medians[SHARE]["rate"]
-    return [
-        Bar("run: rate relative to the consumer group", of_group, LEAST_OF_GROUP, "times", True),
-        Bar("run_batch: rate relative to the share group", of_share, LEAST_OF_SHARE, "times", True),
-    ]
-
-
-def memory_bars(medians: Medians) -> list[Bar]:
-    run = medians[RUN]
-    return [
-        Bar("peak memory of a consumer", run["consumer_peak_mib"], CONSUMER_MIB, "MiB"),
-        Bar("peak memory of a worker", run["worker_peak_mib"], WORKER_MIB, "MiB"),
-        Bar("markers and changelog", run["markers_and_changelog_of_payload"], MOST_OF_PAYLOAD, "times the payload"),
-    ]
-
-
 DRAIN = Row(
     "drain",
     "a full queue drained by one process that only looks at each message and acknowledges it",
@@ -130,7 +105,10 @@ DRAIN = Row(
         ITERATE: partial(marq, way="iterate"),
         AIOKAFKA: partial(native, client="drain_aiokafka"),
     },
-    bars,
+    limits(
+        Limit("run: rate relative to the consumer group", RUN, "rate", LEAST_OF_GROUP, "times", True, GROUP),
+        Limit("run_batch: rate relative to the share group", RUN_BATCH, "rate", LEAST_OF_SHARE, "times", True, SHARE),
+    ),
     broker_properties=BROKER_PROPERTIES,
 )
 
@@ -138,7 +116,11 @@ MEMORY = Row(
     "memory",
     "a drain, handler per message: the most memory of each process, and the size of the broker's logs after it",
     {RUN: memory},
-    memory_bars,
+    limits(
+        Limit("peak memory of a consumer", RUN, "consumer_peak_mib", CONSUMER_MIB, "MiB"),
+        Limit("peak memory of a worker", RUN, "worker_peak_mib", WORKER_MIB, "MiB"),
+        Limit("markers and changelog", RUN, "markers_and_changelog_of_payload", MOST_OF_PAYLOAD, "times the payload"),
+    ),
     runs=3,
 )
 
@@ -155,11 +137,6 @@ RABBITMQ = Row(
     # RabbitMQ is so much slower that all messages would take minutes.
     of_messages=0.1,
 )
-
-
-def work_bars(what: str, medians: Medians) -> list[Bar]:
-    of_share = medians[RUN]["rate"] / medians[SHARE]["rate"]
-    return [Bar(f"{what}: rate relative to the share group", of_share, 1.0, "times", at_least=True)]
 
 
 def _work_row(name: str, what: str, work: str, run: int, group: int, share: tuple[int, int]) -> Row:
@@ -179,7 +156,7 @@ def _work_row(name: str, what: str, work: str, run: int, group: int, share: tupl
             SHARE: partial(native, client="drain_share", how=(work, *share)),
             GROUP: partial(native, client="drain_confluent", how=(work, group)),
         },
-        partial(work_bars, what),
+        limits(Limit(f"{what}: rate relative to the share group", RUN, "rate", 1.0, "times", True, SHARE)),
         runs=3,
         broker_properties=BROKER_PROPERTIES,
         # A run then takes 8 to 15 seconds.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from contextlib import ExitStack
 from functools import partial
 from itertools import count
 
 from lab.bench.clients.consumers import FORGOTTEN
 from lab.bench.load import QUEUE, fill, place
-from lab.bench.suite import Bar, Bench, Measurements, Medians, Row
-from lab.program import Client, measured
+from lab.bench.suite import Bar, Bench, Limit, Measurements, Medians, Row, limits
+from lab.program import Worker, measured
 from lab.resources import Meter
 from marq.settings.placements import subset
 
@@ -28,38 +26,66 @@ BURSTS = {FAST: 250, STEADY: 1}
 P50_MS, P99_MS = 5.0, 40.0
 
 
-def latency(bench: Bench, name: str) -> Measurements:
-    prefix, rate = bench.prefix(), RATES[name]
-    messages, unmeasured = rate * (SECONDS + UNMEASURED_SECONDS), rate * UNMEASURED_SECONDS
-    sending = (bench.servers, prefix, QUEUE, rate, messages, bench.size.value_bytes, BURSTS[name])
-    with (
-        bench.worker(prefix) as worker,
-        Client("producers", "paced", *sending) as producer,
-        Client("consumers", "timed", bench.servers, prefix, QUEUE, messages, unmeasured) as consumer,
-    ):
-        producer.read()
-        consumer.read()
-        parts = {"producer": producer.pid, "consumer": consumer.pid, "worker": worker.pid, "broker": bench.broker_pid}
-        meter, began = Meter({part: [pid] for part, pid in parts.items()}), time.monotonic()
+def send_to_handler(
+    bench: Bench,
+    prefix: str,
+    queue: str,
+    rate: int,
+    burst: int = 1,
+    keys: int = 0,
+    poison: int = 0,
+    flooded: str = "",
+    worker: Worker | None = None,
+) -> Measurements:
+    """Measure the time from when each message should be sent at a steady rate until its handler begins.
+
+    Args:
+        bench: the environment.
+        prefix: prefix of topics that have a worker.
+        queue: the queue.
+        rate: messages per second.
+        burst: messages per call.
+        keys: number of ordering keys in turn; 0 for none.
+        poison: 1 if each message of the first key fails.
+        flooded: another queue, which is flooded meanwhile.
+        worker: a worker whose use of the CPU counts, as well as that of clients and broker.
+    """
+    sent, unmeasured, size = rate * (SECONDS + UNMEASURED_SECONDS), rate * UNMEASURED_SECONDS, bench.size.value_bytes
+    namespace = (bench.servers, prefix)
+    consumer = bench.client("consumers", "timed", *namespace, queue, sent, unmeasured, keys, poison)
+    producers = [bench.client("producers", "paced", *namespace, queue, rate, sent, size, burst, keys)]
+    if flooded:
+        # Lasts longer than the measurement, and comes before the quiet producer, so that it also begins before it.
+        messages = FLOOD_PER_SECOND * (SECONDS + 2 * UNMEASURED_SECONDS)
+        flooding = (flooded, FLOOD_PER_SECOND, messages, size, BURST)
+        producers.insert(0, bench.client("producers", "paced", *namespace, *flooding))
+    for client in (consumer, *producers):
+        client.read()
+    parts = {"producer": producers[-1].pid, "consumer": consumer.pid}
+    if worker is not None:
+        parts |= {"worker": worker.pid, "broker": bench.broker_pid}
+    meter = Meter({part: [pid] for part, pid in parts.items()})
+    for producer in producers:
         producer.go()
-        producer.read()
-        cores = {f"{part}_cores": taken / (time.monotonic() - began) for part, taken in meter.seconds().items()}
-        return {**consumer.read(), **cores}
+    producers[-1].read()
+    cores = meter.cores()
+    return {**consumer.read(), **(cores if worker is not None else {})}
 
 
-def latency_bars(medians: Medians) -> list[Bar]:
-    steady = medians[STEADY]
-    return [
-        Bar(f"send to handler at {STEADY}: p50", steady["p50_ms"], P50_MS, "ms"),
-        Bar(f"send to handler at {STEADY}: p99", steady["p99_ms"], P99_MS, "ms"),
-    ]
+def latency(bench: Bench, name: str) -> Measurements:
+    prefix = bench.prefix()
+    worker = bench.worker(prefix)
+    return send_to_handler(bench, prefix, QUEUE, RATES[name], BURSTS[name], worker=worker)
 
 
 LATENCY = Row(
     "latency",
     "a producer sends at a steady rate: time from when a message should be sent until its handler begins",
     {name: partial(latency, name=name) for name in RATES},
-    latency_bars,
+    limits(
+        Limit(f"send to handler at {STEADY}: p50", STEADY, "p50_ms", P50_MS, "ms"),
+        Limit(f"send to handler at {STEADY}: p99", STEADY, "p99_ms", P99_MS, "ms"),
+    ),
     runs=3,
     warm=1,
 )
@@ -78,29 +104,12 @@ def neighbours(bench: Bench, flood: bool, apart: bool) -> Measurements:
 
     In shared partitions the quiet queue's consumer reads them too. If ``apart``, each queue has its own partition.
     """
-    prefix, size = bench.prefix(), bench.size
-    flooded = neighbour(QUIET_QUEUE, size.partitions)
+    prefix, partitions = bench.prefix(), bench.size.partitions
+    flooded = neighbour(QUIET_QUEUE, partitions)
     if apart:
-        asyncio.run(place(bench.servers, prefix, [QUIET_QUEUE, flooded], 1, size.partitions))
-    sent, unmeasured = QUIET_PER_SECOND * (SECONDS + UNMEASURED_SECONDS), QUIET_PER_SECOND * UNMEASURED_SECONDS
-    with ExitStack() as stack:
-        stack.enter_context(bench.worker(prefix))
-
-        def client(module: str, function: str, *arguments: object) -> Client:
-            return stack.enter_context(Client(module, function, bench.servers, prefix, *arguments))
-
-        consumer = client("consumers", "timed", QUIET_QUEUE, sent, unmeasured)
-        producers = [client("producers", "paced", QUIET_QUEUE, QUIET_PER_SECOND, sent, size.value_bytes, 1)]
-        if flood:
-            # Lasts longer than the measurement, and comes before the quiet producer, so that it also begins before it.
-            messages = FLOOD_PER_SECOND * (SECONDS + 2 * UNMEASURED_SECONDS)
-            flooding = (flooded, FLOOD_PER_SECOND, messages, size.value_bytes, BURST)
-            producers.insert(0, client("producers", "paced", *flooding))
-        for process in (consumer, *producers):
-            process.read()
-        for producer in producers:
-            producer.go()
-        return consumer.read()
+        asyncio.run(place(bench.servers, prefix, [QUIET_QUEUE, flooded], 1, partitions))
+    bench.worker(prefix)
+    return send_to_handler(bench, prefix, QUIET_QUEUE, QUIET_PER_SECOND, flooded=flooded if flood else "")
 
 
 def neighbour(queue: str, partitions: int) -> str:
@@ -146,14 +155,13 @@ REDELIVERY_LIMITS = {
 
 def redelivery(bench: Bench, traffic: int = 0) -> Measurements:
     prefix = bench.prefix()
-    with ExitStack() as stack:
-        stack.enter_context(bench.worker(prefix))
-        if traffic:
-            stack.enter_context(Client("producers", "traffic", bench.servers, prefix, "others", traffic)).read()
-        consumer = stack.enter_context(Client("consumers", "forgetting", bench.servers, prefix, MESSAGES, LEASE_S))
-        consumer.read()
-        asyncio.run(fill(bench.servers, prefix, MESSAGES, bench.size.value_bytes))
-        return consumer.read()
+    bench.worker(prefix)
+    if traffic:
+        bench.client("producers", "traffic", bench.servers, prefix, "others", traffic).read()
+    consumer = bench.client("consumers", "forgetting", bench.servers, prefix, MESSAGES, LEASE_S)
+    consumer.read()
+    asyncio.run(fill(bench.servers, prefix, MESSAGES, bench.size.value_bytes))
+    return consumer.read()
 
 
 def redelivery_bars(medians: Medians) -> list[Bar]:
@@ -181,23 +189,25 @@ EXPIRED_PER_SECOND = 40_000
 def expiry(bench: Bench) -> Measurements:
     prefix, messages = bench.prefix(), bench.size.messages
     asyncio.run(fill(bench.servers, prefix, messages, bench.size.value_bytes))
-    with bench.worker(prefix) as worker:
-        meter = Meter({"worker": [worker.pid]})
-        measurements = measured("consumers", "expiring", bench.servers, prefix, messages)
-        return {**measurements, "worker_cpu_seconds": meter.seconds()["worker"]}
-
-
-def expiry_bars(medians: Medians) -> list[Bar]:
-    rate = medians["marq"]["redelivered_per_second"]
-    name = "leases that expire together: redelivered and acked"
-    return [Bar(name, rate, EXPIRED_PER_SECOND, "messages/s", at_least=True)]
+    meter = Meter({"worker": [bench.worker(prefix).pid]})
+    measurements = measured("consumers", "expiring", bench.servers, prefix, messages)
+    return {**measurements, "worker_cpu_seconds": meter.seconds()["worker"]}
 
 
 EXPIRY = Row(
     "expiry",
     "a consumer leaves with all messages in flight: from the end of the first lease until another has acked them all",
     {"marq": expiry},
-    expiry_bars,
+    limits(
+        Limit(
+            "leases that expire together: redelivered and acked",
+            "marq",
+            "redelivered_per_second",
+            EXPIRED_PER_SECOND,
+            "messages/s",
+            at_least=True,
+        )
+    ),
     runs=3,
     of_messages=0.5,
 )

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from contextlib import ExitStack
 from functools import partial
 
 import marq
 from lab.bench.load import fill_queues, place, queue_name
-from lab.bench.suite import Bar, Bench, Measurements, Medians, Row
-from lab.program import Client, measured
+from lab.bench.suite import Bench, Limit, Measurements, Row, limits
+from lab.program import measured
 from lab.resources import Meter
-from lab.topics import make_topics
 from marq.settings.definitions import layer_key
 from marq.wire.names import Names
 
@@ -32,10 +30,9 @@ def grouped(bench: Bench, count: int) -> Measurements:
     queues = [queue_name(number) for number in range(count)]
     asyncio.run(define(bench.servers, prefix, queues))
     asyncio.run(fill_queues(bench.servers, Names(prefix), queues, size.messages, size.value_bytes, size.partitions))
-    with bench.worker(prefix) as worker:
-        meter = Meter({"worker": [worker.pid]})
-        measurements = measured("consumers", "group", bench.servers, prefix, GROUP, size.messages)
-        return {**measurements, "worker_cpu_seconds_per_million": meter.seconds()["worker"] / size.messages * 1e6}
+    meter = Meter({"worker": [bench.worker(prefix).pid]})
+    measurements = measured("consumers", "group", bench.servers, prefix, GROUP, size.messages)
+    return {**measurements, "worker_cpu_seconds_per_million": meter.seconds()["worker"] / size.messages * 1e6}
 
 
 async def define(servers: str, prefix: str, queues: list[str]) -> None:
@@ -44,16 +41,11 @@ async def define(servers: str, prefix: str, queues: list[str]) -> None:
         await definitions.publish({layer_key("change", queue): {"group": GROUP} for queue in queues})
 
 
-def queues_bars(medians: Medians) -> list[Bar]:
-    of_one = medians[MANY]["messages_per_second"] / medians[ONE]["messages_per_second"]
-    return [Bar(f"{MANY}: rate relative to one queue", of_one, LEAST_OF_ONE, "times", at_least=True)]
-
-
 QUEUES_ROW = Row(
     "queues",
     f"one consumer of a group serves {MANY} that share a topic, next to a group with one queue",
     {ONE: partial(grouped, count=1), MANY: partial(grouped, count=QUEUES)},
-    queues_bars,
+    limits(Limit(f"{MANY}: rate relative to one queue", MANY, "messages_per_second", LEAST_OF_ONE, "times", True, ONE)),
     runs=3,
     of_messages=0.5,
 )
@@ -77,51 +69,50 @@ def read(bench: Bench, name: str) -> Measurements:
     each with some 20 bytes around the payload.
     """
     prefix, size, count = bench.prefix(), bench.size, MESSAGES[name]
-    asyncio.run(prepare(bench.servers, prefix, name, size.value_bytes))
+    asyncio.run(prepare(bench, prefix, name))
     share = READERS // PROCESSES
-    with ExitStack() as stack:
-        stack.enter_context(bench.worker(prefix))
-        processes = [
-            stack.enter_context(Client("consumers", "readers", bench.servers, prefix, number * share, share, count))
-            for number in range(PROCESSES)
-        ]
-        for process in processes:
-            process.read()
-        began = time.monotonic()
-        for process in processes:
-            process.go()
-        received = sum(process.read()["bytes_received"] for process in processes)
-        seconds = time.monotonic() - began
-    messages = READERS * count
+    bench.worker(prefix)
+    processes = [
+        bench.client("consumers", "readers", bench.servers, prefix, number * share, share, count)
+        for number in range(PROCESSES)
+    ]
+    for process in processes:
+        process.read()
+    began = time.monotonic()
+    for process in processes:
+        process.go()
+    bytes_per_message = sum(process.read()["bytes_received"] for process in processes) / (READERS * count)
     return {
-        "bytes_read_per_message": received / messages,
-        "bytes_read_of_payload": received / messages / size.value_bytes,
-        "seconds": seconds,
+        "bytes_read_per_message": bytes_per_message,
+        "bytes_read_of_payload": bytes_per_message / size.value_bytes,
+        "seconds": time.monotonic() - began,
     }
 
 
-async def prepare(servers: str, prefix: str, name: str, size: int) -> None:
+async def prepare(bench: Bench, prefix: str, name: str) -> None:
     """Create the topics, place the queues, and send the messages."""
-    await make_topics(servers, prefix, PARTITIONS, markers_partitions=MARKERS_PARTITIONS)
+    await bench.make_topics(prefix, PARTITIONS, markers_partitions=MARKERS_PARTITIONS)
     queues = [queue_name(number) for number in range(READERS)]
     if name == APART:
-        await place(servers, prefix, queues, 1, PARTITIONS)
-    async with marq.Producer(servers, prefix=prefix) as producer:
+        await place(bench.servers, prefix, queues, 1, PARTITIONS)
+    async with marq.Producer(bench.servers, prefix=prefix) as producer:
         for queue in queues:
-            await producer.send_many(queue, [b"x" * size] * MESSAGES[name])
-
-
-def readers_bars(medians: Medians) -> list[Bar]:
-    of_payload = medians[APART]["bytes_read_of_payload"]
-    what = f"{READERS} consumers with a queue each, {PARTITIONS} partitions, partitions = 1: bytes read"
-    return [Bar(what, of_payload, MOST_OF_PAYLOAD, "times the payload")]
+            await producer.send_many(queue, [b"x" * bench.size.value_bytes] * MESSAGES[name])
 
 
 READERS_ROW = Row(
     "readers",
     f"{READERS} consumers in {PROCESSES} processes, each with its own queue: bytes read for each message handled",
     {name: partial(read, name=name) for name in MESSAGES},
-    readers_bars,
+    limits(
+        Limit(
+            f"{READERS} consumers with a queue each, {PARTITIONS} partitions, partitions = 1: bytes read",
+            APART,
+            "bytes_read_of_payload",
+            MOST_OF_PAYLOAD,
+            "times the payload",
+        )
+    ),
     # Bytes differ little from run to run.
     runs=1,
     warm=0,

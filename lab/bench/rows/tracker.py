@@ -10,14 +10,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from lab.bench.load import QUEUE, fill_queues, queue_name
-from lab.bench.suite import Bar, Bench, Measurements, Medians, Row
+from lab.bench.suite import Bench, Limit, Measurements, Row, limits
 from lab.program import LIMIT_SECONDS, POLL_SECONDS, Worker, measured
 from lab.resources import Meter
-from lab.topics import log_end, make_topics
+from lab.topics import TopicReader
+from marq.settings.client import ClientSettings
 from marq.wire.names import Names
 
 #: Keeps a stopped worker in its group.
@@ -43,71 +43,24 @@ FLUSH_SOON = {"MARQ_FLUSH_INTERVAL": "0.05"}
 QUIET_SECONDS = 0.3
 
 
-@dataclass(frozen=True)
-class Folding:
-    """A worker and the markers that it folds."""
+Wait = Callable[[Worker, ClientSettings], float]
 
-    bench: Bench
-    names: Names
-    worker: Worker
 
-    def run(self, kinds: str, wait: Callable[[], float]) -> float:
-        """Write markers of these kinds for all messages; return the seconds that the worker then takes."""
-        size = self.bench.size
-        with stopped(self.worker):
+def folded(bench: Bench, settings: dict[str, str], phases: dict[str, Wait]) -> Measurements:
+    """Write markers of some kinds for all messages in phases, each with a function that waits for its end."""
+    prefix, size, seconds = bench.prefix(), bench.size, 0.0
+    client, _ = asyncio.run(bench.make_topics(prefix))
+    worker = bench.worker(prefix, **settings)
+    meter = Meter({"worker": [worker.pid]})
+    for kinds, wait in phases.items():
+        with stopped(worker):
             sizes = (size.partitions, size.messages, size.value_bytes)
-            measured("producers", "markers", self.bench.servers, self.names.prefix, *sizes, kinds)
+            measured("producers", "markers", bench.servers, prefix, *sizes, kinds)
         began = time.monotonic()
-        return wait() - began
-
-    def until_acked(self) -> float:
-        """Return when the worker's statistics count each message as acked."""
-        self.worker.wait_until(lambda: self.worker.row(QUEUE).get("acked") == self.bench.size.messages)
-        return time.monotonic()
-
-    def until_written(self, in_flight: int) -> float:
-        """Return when the changelog was complete, with this many messages in flight.
-
-        The worker is asked only then, because counting messages in flight costs it time.
-        """
-        return asyncio.run(self._until_written(in_flight))
-
-    async def _until_written(self, in_flight: int) -> float:
-        async with log_end(self.bench.servers, self.names.changelog, self.bench.size.partitions) as end:
-            written, ended = await end(), time.monotonic()
-            async with asyncio.timeout(LIMIT_SECONDS):
-                while time.monotonic() - ended < QUIET_SECONDS or self._in_flight() != in_flight:
-                    await asyncio.sleep(POLL_SECONDS)
-                    if (now := await end()) != written:
-                        written, ended = now, time.monotonic()
-        return ended
-
-    def _in_flight(self) -> int | None:
-        return self.worker.row(QUEUE).get("in_flight")
-
-
-def together(bench: Bench) -> Measurements:
-    """Write each ACK right after its ACQUIRE; the worker is done when it counts all messages as acked."""
-    return _folded(bench, SESSION, lambda folding: folding.run("acquire,ack", folding.until_acked))
-
-
-def written(bench: Bench) -> Measurements:
-    """Write all ACQUIREs, until the changelog has all rows; then all ACKs, until it has all deletions."""
-
-    def both(folding: Folding) -> float:
-        acquired = folding.run("acquire", lambda: folding.until_written(bench.size.messages))
-        return acquired + folding.run("ack", lambda: folding.until_written(0))
-
-    return _folded(bench, {**SESSION, **FLUSH_SOON}, both)
-
-
-def _folded(bench: Bench, settings: dict[str, str], run: Callable[[Folding], float]) -> Measurements:
-    prefix, size = bench.prefix(), bench.size
-    asyncio.run(make_topics(bench.servers, prefix, size.partitions))
-    with bench.worker(prefix, settings=settings) as worker:
-        meter = Meter({"worker": [worker.pid]})
-        seconds = run(Folding(bench, Names(prefix), worker))
-        taken = meter.seconds()
+        seconds += wait(worker, client) - began
+    taken = meter.seconds()
+    # Writes its last records to the changelog.
+    bench.end_processes()
     markers = 2 * size.messages
     return {
         "markers_per_second": markers / seconds,
@@ -116,18 +69,50 @@ def _folded(bench: Bench, settings: dict[str, str], run: Callable[[Folding], flo
     }
 
 
-def tracker_bars(medians: Medians) -> list[Bar]:
-    return [
-        Bar(f"tracker, {how}", medians[how]["markers_per_second"], limit, "markers/s", at_least=True)
-        for how, limit in ((TOGETHER, TOGETHER_PER_SECOND), (WRITTEN, WRITTEN_PER_SECOND))
-    ]
+def together(bench: Bench) -> Measurements:
+    """Write each ACK right after its ACQUIRE; the worker is done when it counts all messages as acked."""
+
+    def wait(worker: Worker, _: ClientSettings) -> float:
+        worker.wait_until(lambda: worker.row(QUEUE).get("acked") == bench.size.messages)
+        return time.monotonic()
+
+    return folded(bench, SESSION, {"acquire,ack": wait})
+
+
+def written(bench: Bench) -> Measurements:
+    """Write all ACQUIREs, until the changelog has all rows; then all ACKs, until it has all deletions."""
+
+    def until(in_flight: int) -> Wait:
+        return lambda worker, client: asyncio.run(_written(worker, client, in_flight))
+
+    return folded(bench, {**SESSION, **FLUSH_SOON}, {"acquire": until(bench.size.messages), "ack": until(0)})
+
+
+async def _written(worker: Worker, client: ClientSettings, in_flight: int) -> float:
+    """Return when the changelog was complete, with this many messages in flight.
+
+    The worker is asked only then, because counting messages in flight costs it time.
+    """
+    async with TopicReader(client, client.names.changelog, committed=False) as changelog:
+        records, ended = await changelog.written(), time.monotonic()
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while time.monotonic() - ended < QUIET_SECONDS or worker.row(QUEUE).get("in_flight") != in_flight:
+                await asyncio.sleep(POLL_SECONDS)
+                if (now := await changelog.written()) != records:
+                    records, ended = now, time.monotonic()
+    return ended
 
 
 TRACKER = Row(
     "tracker",
     "a worker folds an ACQUIRE and an ACK of each message, with payloads; all are in the log when it begins",
     {TOGETHER: together, WRITTEN: written},
-    tracker_bars,
+    limits(
+        *[
+            Limit(f"tracker, {how}", how, "markers_per_second", limit, "markers/s", at_least=True)
+            for how, limit in ((TOGETHER, TOGETHER_PER_SECOND), (WRITTEN, WRITTEN_PER_SECOND))
+        ]
+    ),
 )
 
 # --- backlog ----------------------------------------------------------------------------------------------------------
@@ -141,20 +126,17 @@ CENSUS_POLL_SECONDS = 0.1
 
 def backlog(bench: Bench, queues: int) -> Measurements:
     prefix, size = bench.prefix(), bench.size
-    asyncio.run(make_topics(bench.servers, prefix, size.partitions))
-    with bench.worker(prefix, settings=SESSION) as worker:
-        _wait_until_waiting(worker, 0)
-        with stopped(worker):
-            names = [queue_name(number) for number in range(queues)]
-            asyncio.run(
-                fill_queues(bench.servers, Names(prefix), names, size.messages, size.value_bytes, size.partitions)
-            )
-        meter, began = Meter({"worker": [worker.pid]}), time.monotonic()
-        _wait_until_waiting(worker, size.messages)
-        seconds, taken = time.monotonic() - began, meter.seconds()
+    asyncio.run(bench.make_topics(prefix))
+    worker = bench.worker(prefix, **SESSION)
+    _wait_until_waiting(worker, 0)
+    with stopped(worker):
+        names = [queue_name(number) for number in range(queues)]
+        asyncio.run(fill_queues(bench.servers, Names(prefix), names, size.messages, size.value_bytes, size.partitions))
+    meter, began = Meter({"worker": [worker.pid]}), time.monotonic()
+    _wait_until_waiting(worker, size.messages)
     return {
-        "records_per_second": size.messages / seconds,
-        "worker_cpu_seconds_per_million_records": taken["worker"] / size.messages * 1e6,
+        "records_per_second": size.messages / (time.monotonic() - began),
+        "worker_cpu_seconds_per_million_records": meter.seconds()["worker"] / size.messages * 1e6,
     }
 
 
@@ -167,18 +149,16 @@ def _wait_until_waiting(worker: Worker, count: int) -> None:
     worker.wait_until(counted, pause=CENSUS_POLL_SECONDS)
 
 
-def backlog_bars(medians: Medians) -> list[Bar]:
-    return [
-        Bar(f"backlog of {what}", medians[what]["records_per_second"], COUNTED_PER_SECOND, "records/s", at_least=True)
-        for what in (ONE, MANY)
-    ]
-
-
 BACKLOG = Row(
     "backlog",
     "a worker counts waiting messages of queues that share a topic, sent by a plain producer while it was stopped",
     {ONE: partial(backlog, queues=1), MANY: partial(backlog, queues=QUEUES)},
-    backlog_bars,
+    limits(
+        *[
+            Limit(f"backlog of {what}", what, "records_per_second", COUNTED_PER_SECOND, "records/s", at_least=True)
+            for what in (ONE, MANY)
+        ]
+    ),
     runs=3,
 )
 
@@ -189,11 +169,11 @@ IDLE_SECONDS = 10.0
 
 
 def idle(bench: Bench) -> Measurements:
-    with bench.worker(bench.prefix()) as worker:
-        time.sleep(SETTLE_SECONDS)
-        before = worker.cpu_seconds()
-        time.sleep(IDLE_SECONDS)
-        return {"idle_core_percent": 100 * (worker.cpu_seconds() - before) / IDLE_SECONDS}
+    worker = bench.worker(bench.prefix())
+    time.sleep(SETTLE_SECONDS)
+    before = worker.cpu_seconds()
+    time.sleep(IDLE_SECONDS)
+    return {"idle_core_percent": 100 * (worker.cpu_seconds() - before) / IDLE_SECONDS}
 
 
 IDLE = Row("idle", "a worker without messages: how much of a core it takes", {"marq": idle}, runs=1, warm=0)
