@@ -150,7 +150,7 @@ class BrokerWatch:
 
     def _request_threads(self) -> list[Path]:
         try:
-            return [each for each in self._threads.iterdir() if _name(each) == _BROKER_THREADS]
+            return [thread for thread in self._threads.iterdir() if _name(thread) == _BROKER_THREADS]
         except OSError:
             return []
 

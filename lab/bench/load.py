@@ -59,7 +59,7 @@ async def fill_keys(servers: str, prefix: str, count: int, size: int, keys: int)
         for start in range(0, count, CHUNK):
             messages = values(start, min(start + CHUNK, count), size)
             await asyncio.gather(
-                *[producer.send(QUEUE, each, ordering_key=str(n % keys)) for n, each in enumerate(messages, start)]
+                *[producer.send(QUEUE, value, ordering_key=str(n % keys)) for n, value in enumerate(messages, start)]
             )
 
 

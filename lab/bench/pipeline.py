@@ -1,8 +1,8 @@
 """The data pipeline on many messages: ``python -m lab.bench.pipeline --messages 10000000``.
 
-A history with a known truth (:mod:`lab.bench.history`) is written to Kafka. Then ``ingest``, ``lifecycle`` and
-``audit`` run as processes. The run ends if their results differ from the truth. Memory is the peak of all processes of
-a job together, with shared pages counted for each. Several sizes in one run show how time grows with size.
+A history with a known truth (:mod:`lab.bench.synthetic_history`) is written to Kafka. Then ``ingest``, ``lifecycle``
+and ``audit`` run as processes. The run ends if their results differ from the truth. Memory is the peak of all processes
+of a job together, with shared pages counted for each. Several sizes in one run show how time grows with size.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from functools import partial
 from typing import Any
 
 from lab.audit import JobsLog
-from lab.bench.history import TURN, History, Truth
-from lab.bench.log import Log
 from lab.bench.report import exit_code, run
 from lab.bench.suite import Bar, Bench, Measurements, Medians, Row, Size
+from lab.bench.synthetic_history import TURN, Log, SyntheticHistory, Truth
 from lab.program import Program, RunError
 from lab.resources import ProcessTree
 from pipeline.audit import COUNTS
@@ -49,7 +48,7 @@ def measure(bench: Bench, messages: int) -> Measurements:
     client, topics = asyncio.run(bench.make_topics(prefix))
     began = time.monotonic()
     partitions = (topics.messages_partitions, topics.markers_partitions)
-    history = History(Log(bench.servers), client.names, *partitions, size.value_bytes)
+    history = SyntheticHistory(Log(bench.servers), client.names, *partitions, size.value_bytes)
     history.write(messages)
     truth = history.truth
     bench.say(f"history: {truth.rows['markers']:,} markers in {time.monotonic() - began:.1f} s")

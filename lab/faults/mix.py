@@ -123,8 +123,6 @@ class Mix:
             await self._ask(producer, receipt, op, later_s)
 
     async def _ask(self, producer: marq.Producer, receipt: marq.Receipt, op: str, later_s: float) -> None:
-        names = {"source": f"{receipt.topic}/{receipt.partition}", "offsets": [receipt.offset], "process": "asker"}
-        names["queue"] = receipt.queue
         try:
             if op == "cancel":
                 in_time = await producer.cancel(receipt)
@@ -133,24 +131,28 @@ class Mix:
         except marq.BrokerUnavailable:
             return
         holder = self._holders[receipt.id, op]
-        self._stage.note("ok", op, **names, holder=holder, outcomes=["DONE" if in_time else "TOO_LATE"])
+        self._stage.note("ok", op, **_names(receipt), holder=holder, outcomes=["DONE" if in_time else "TOO_LATE"])
 
     def _watch(self, inquiry: DelayControl) -> None:
         """Record each question as it is written to the log, with its holder."""
         records = inquiry._records
 
         def watched(questions: Any, holders: Any) -> Any:
-            for each in questions:
-                if not each.future.done():
-                    op = "cancel" if each.when is None else "reschedule"
-                    holder = history.holder_name(holders.cancelling if each.when is None else holders.moving)
-                    self._holders[each.receipt.id, op] = holder
-                    source = f"{each.receipt.topic}/{each.receipt.partition}"
-                    names = {"queue": each.receipt.queue, "source": source, "offsets": [each.receipt.offset]}
-                    self._stage.note("invoke", op, process="asker", holder=holder, **names)
+            for question in questions:
+                if not question.future.done():
+                    receipt, cancels = question.receipt, question.when is None
+                    op = "cancel" if cancels else "reschedule"
+                    holder = history.holder_name(holders.cancelling if cancels else holders.moving)
+                    self._holders[receipt.id, op] = holder
+                    self._stage.note("invoke", op, holder=holder, **_names(receipt))
             return records(questions, holders)
 
         inquiry._records = watched  # type: ignore[method-assign]
+
+
+def _names(receipt: marq.Receipt) -> dict[str, Any]:
+    source = f"{receipt.topic}/{receipt.partition}"
+    return {"process": "asker", "queue": receipt.queue, "source": source, "offsets": [receipt.offset]}
 
 
 def _from_now(seconds: float) -> dt.datetime:

@@ -111,7 +111,7 @@ def dead_again(counts: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-async def play(scenario: Scenario, shared: Place, *, audit: bool = False) -> Result:
+async def play(scenario: Scenario, shared: Place | None = None, *, audit: bool = False) -> Result:
     """Play a scenario and let the checker judge its history; keep its files only if something is wrong.
 
     With ``audit``, the data pipeline's audit must agree.

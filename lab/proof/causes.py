@@ -40,13 +40,13 @@ def why_expired(
     trail: Trail, fact: Fact, holder: str, process_of: Mapping[str, str], processes: Mapping[str, Process]
 ) -> Why | None:
     """Return why a holder's lease ran out, by the faults and failed writes until the tracker decided."""
-    decided = [each.number for each in trail.decisions if each.holder == fact.holder]
+    decided = [decision.number for decision in trail.decisions if decision.holder == fact.holder]
     until = max(decided, default=fact.number)
     since = _taken_at(trail, holder)
     befell = suffered(processes, (process_of.get(holder, ""), EVERYBODY), since, until)
     if "kill" in befell:
         return Why.KILLED
-    in_hand = any(each.holder == holder for each in trail.deliveries)
+    in_hand = any(delivery.holder == holder for delivery in trail.deliveries)
     if is_hindered(trail, befell) or (not in_hand and befell & _INTERRUPTIONS):
         return _cause(trail, fact, in_hand)
     clock = suffered(processes, (fact.log, EVERYBODY), 0, until)
@@ -58,9 +58,9 @@ def _taken_at(trail: Trail, holder: str) -> int:
 
     If a client does not record its ACQUIREs, only the log has them, and the event of a delivery may come first.
     """
-    requests = [number for number, each in trail.acquires if each == holder]
-    deliveries = [each.number for each in trail.deliveries if each.holder == holder]
-    markers = [number for number, each in trail.acquired_by if each == holder]
+    requests = [number for number, taker in trail.acquires if taker == holder]
+    deliveries = [delivery.number for delivery in trail.deliveries if delivery.holder == holder]
+    markers = [number for number, taker in trail.acquired_by if taker == holder]
     return min(requests or [*deliveries, *markers], default=min(trail.events))
 
 

@@ -125,7 +125,7 @@ class _Verdict:
         evidence, report = self._evidence, self._report
         if not trail.id and trail.place in evidence.letters:
             return  # a dead letter that was deleted
-        if trail.queue == ANY_QUEUE and any(each.id for each in evidence.places[trail.place]):
+        if trail.queue == ANY_QUEUE and any(record.id for record in evidence.places[trail.place]):
             self._judge_outcomes(trail)
             judge_answers(report, trail, evidence.places[trail.place])
             return
@@ -176,7 +176,7 @@ class _Verdict:
     def _judge_delay(self, trail: Trail) -> None:
         """Judge the delay that the queue's settings give a record; the sender's takes precedence."""
         versions = self._evidence.versions.values()
-        delays_ms = {_of(each, trail.queue).get("delay_ms", 0) for each in versions} or {0}
+        delays_ms = {_of(version, trail.queue).get("delay_ms", 0) for version in versions} or {0}
         if not trail.began or is_synthetic(trail.place) or trail.deliver_at_ms is not None or 0 in delays_ms:
             return
         if any(what == LEFT_OUT for _, what in trail.contents):
@@ -203,7 +203,7 @@ class _Verdict:
 
     def _is_spent(self, queue: str) -> bool:
         versions = self._evidence.versions.values()
-        return any(_of(each, queue).get("delivery") == "at-most-once" for each in versions)
+        return any(_of(version, queue).get("delivery") == "at-most-once" for version in versions)
 
     def _judge_contents(self, trail: Trail) -> None:
         for number, what in trail.contents:
@@ -230,7 +230,7 @@ class _Verdict:
         """Return the possible max_attempts: of a tracker's version, or of all published versions."""
         versions = self._evidence.versions
         chosen = [versions[version]] if version in versions else versions.values()
-        return {_of(each, trail.queue).get("max_attempts", DEFAULT_LIMIT) for each in chosen} or {DEFAULT_LIMIT}
+        return {_of(version, trail.queue).get("max_attempts", DEFAULT_LIMIT) for version in chosen} or {DEFAULT_LIMIT}
 
     def _judge_fact(self, trail: Trail, fact: Fact) -> None:
         evidence, report = self._evidence, self._report
@@ -276,7 +276,7 @@ class _Verdict:
 
     def _judge_deaths(self, trail: Trail) -> None:
         dead = [fact for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED]
-        wanted = {_of(each, trail.queue).get("dead_letter", True) for each in self._evidence.versions.values()}
+        wanted = {_of(version, trail.queue).get("dead_letter", True) for version in self._evidence.versions.values()}
         if any(fact.cause == "TOO_LARGE" for fact in dead):
             # No handler gave it up, so it is always kept.
             wanted = {True}

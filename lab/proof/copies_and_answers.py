@@ -50,17 +50,24 @@ def judge_ids(report: Report, logs: Mapping[str, MarkersLog]) -> None:
 
 def _asked(trail: Trail, holder: str) -> list[str]:
     return [
-        f"{each.kind} at {each.offset}, in time: {each.in_time}" for each in trail.questions if each.holder == holder
+        f"{question.kind} at {question.offset}, in time: {question.in_time}"
+        for question in trail.questions
+        if question.holder == holder
     ]
 
 
 def _is_true(trail: Trail, answer: Told, trails: Sequence[Trail]) -> bool:
     """Whether an earlier question has this answer; of several messages, one that was in time counts."""
-    before = [each for each in trail.questions if each.holder == answer.holder and each.offset < answer.offset]
+    before = [
+        question for question in trail.questions if question.holder == answer.holder and question.offset < answer.offset
+    ]
     if answer.outcome == DONE:
         # The log may have an ACK between the two, which the tracker had not read when it answered.
-        return any(each.kind == "RESCHEDULE" and each.in_time and not _left(each, answer, trails) for each in before)
-    return any(not each.in_time or _closed(each, answer, trails) for each in before)
+        return any(
+            question.kind == "RESCHEDULE" and question.in_time and not _left(question, answer, trails)
+            for question in before
+        )
+    return any(not question.in_time or _closed(question, answer, trails) for question in before)
 
 
 def _left(question: Question, answer: Told, trails: Sequence[Trail]) -> bool:
@@ -78,12 +85,12 @@ def _wrong(trail: Trail, told: Told, trails: Sequence[Trail]) -> str:
 
     A caller reads the end of the log before it asks, so it may also use a fact from before its question.
     """
-    facts = [fact for each in trails for fact in each.facts]
-    cancelled = any(each.facts and {fact.kind for fact in each.facts} == {CANCELLED} for each in trails)
+    facts = [fact for copy in trails for fact in copy.facts]
+    cancelled = any(copy.facts and {fact.kind for fact in copy.facts} == {CANCELLED} for copy in trails)
     if told.kind == "CANCEL" and told.outcome == DONE:
         return "" if cancelled else "cancelled"
-    asked_at = min([each.offset for each in trail.questions if each.holder == told.holder], default=-1)
-    outcomes = [(each.offset, each.outcome) for each in trail.answers if each.holder == told.holder]
+    asked_at = min([question.offset for question in trail.questions if question.holder == told.holder], default=-1)
+    outcomes = [(reply.offset, reply.outcome) for reply in trail.answers if reply.holder == told.holder]
     for fact in facts:
         done = told.kind == "CANCEL" and fact.kind == CANCELLED
         # Of the messages of several queues, one that was not in time decides nothing.

@@ -102,7 +102,7 @@ class Fold:
     def named(self, event: Event, offset: int) -> list[Key]:
         """Return the message that an event names; with ANY_QUEUE, those that were ever open at that place."""
         queue, place = event["queue"], f"{event['source']}/{offset}"
-        return [(each, place) for each in (self._queues.get(place, ()) if queue == ANY_QUEUE else [queue])]
+        return [(name, place) for name in (self._queues.get(place, ()) if queue == ANY_QUEUE else [queue])]
 
     def end(self, key: Key) -> bool:
         """Close a message; return whether it was open."""
@@ -320,7 +320,7 @@ class Fold:
                 # It blocks its line instead.
                 last = [False]
             delays_ms = [*([0] if any(last) else []), *([] if all(last) else delays_ms)]
-            dues_ms = tuple(sorted({min(self.now_ms + each, MAX_TIME_MS) for each in delays_ms}))
+            dues_ms = tuple(sorted({min(self.now_ms + delay_ms, MAX_TIME_MS) for delay_ms in delays_ms}))
             state, holder = RELEASED, ""
             if delay_ms == LAST and standing.state in (LEASED, LEASED_IN_ORDER):
                 state = EXHAUSTED

@@ -262,8 +262,11 @@ def _columns(batch: Batch) -> Event:
             read_from["counted"] = False
         return {**read_from, **_payloads(batch.queue, batch.payloads)}
     if isinstance(batch, Delay):
-        known = {"from_offset": batch.from_offset, "timestamps_ms": [each.timestamp_ms for each in batch.payloads]}
-        ids = {} if is_synthetic(batch.source.topic) else {"ids": [_id(each) for each in batch.payloads]}
+        known = {
+            "from_offset": batch.from_offset,
+            "timestamps_ms": [payload.timestamp_ms for payload in batch.payloads],
+        }
+        ids = {} if is_synthetic(batch.source.topic) else {"ids": [_id(payload) for payload in batch.payloads]}
         return {**_times(batch), **known, **ids, **_deduplication_ids(batch), **_payloads(batch.queue, batch.payloads)}
     if isinstance(batch, Reschedule):
         return _times(batch)
@@ -281,7 +284,7 @@ def _columns(batch: Batch) -> Event:
         return {"onwards": batch.onwards}
     if isinstance(batch, Resumed):
         states = [State(state).name if state else "" for state in batch.states]
-        told = {"asked_at": batch.asked_at, "left": batch.left, "acquired": [list(each) for each in batch.acquired]}
+        told = {"asked_at": batch.asked_at, "left": batch.left, "acquired": [list(range_) for range_ in batch.acquired]}
         lists = {"attempts": list(batch.attempts), "waits_ms": list(batch.waits_ms), "errors": list(batch.errors)}
         return {**told, "states": states, **lists}
     if isinstance(batch, Fact):
@@ -290,8 +293,8 @@ def _columns(batch: Batch) -> Event:
 
 
 def _payloads(queue: str, payloads: Sequence[Payload]) -> Event:
-    contents = [content(queue, each.key, each.value, each.headers) for each in payloads]
-    return {"attempts": [each.attempt for each in payloads], "contents": contents}
+    contents = [content(queue, payload.key, payload.value, payload.headers) for payload in payloads]
+    return {"attempts": [payload.attempt for payload in payloads], "contents": contents}
 
 
 def _deduplication_ids(batch: Delay) -> Event:
@@ -299,7 +302,7 @@ def _deduplication_ids(batch: Delay) -> Event:
     topic = batch.source.topic
     if not is_synthetic(topic) or is_scheduled(topic):
         return {}
-    ids = [_deduplication_id(each) for each in batch.payloads]
+    ids = [_deduplication_id(payload) for payload in batch.payloads]
     return {"deduplication_ids": ids} if any(ids) else {}
 
 

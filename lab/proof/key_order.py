@@ -55,7 +55,7 @@ def judge_lines(evidence: Evidence) -> None:
                 lines.setdefault((trail.queue, trail.source, trail.line or trail.place), []).append(trail)
     _judge_places(evidence, lines)
     for trails in lines.values():
-        trails.sort(key=lambda each: each.offset)
+        trails.sort(key=lambda trail: trail.offset)
         if any(trail.deliveries for trail in trails):
             _Line(evidence, trails).judge()
 
@@ -69,8 +69,8 @@ class _Line:
         self._trails = trails
 
     def judge(self) -> None:
-        moments = [(each, index) for index, trail in enumerate(self._trails) for each in trail.deliveries]
-        moments.sort(key=lambda each: each[0].number)
+        moments = [(delivery, index) for index, trail in enumerate(self._trails) for delivery in trail.deliveries]
+        moments.sort(key=lambda moment: moment[0].number)
         ends = [_ended_at(trail) for trail in self._trails]
         #: The latest end of all messages before each.
         latest: list[float] = [-1]
@@ -138,7 +138,7 @@ class _Line:
         """Judge that no message of the line is delivered while one is in flight."""
         in_flight: list[_Moment] = []
         for moment in moments:
-            in_flight = [each for each in in_flight if not self._is_over(each, moment)]
+            in_flight = [former for former in in_flight if not self._is_over(former, moment)]
             for former in in_flight:
                 if not self._is_stale(moment):
                     text = f"{moment}: {former} is in flight"
@@ -177,7 +177,7 @@ class _Line:
 
         A RENEW of unknown outcome may have made the lease longer in the log.
         """
-        processes = {self._evidence.process_of.get(each.delivery.holder) for each in (former, now)}
+        processes = {self._evidence.process_of.get(moment.delivery.holder) for moment in (former, now)}
         again = now.trail is former.trail and now.delivery.attempt >= former.delivery.attempt
         if again and now.delivery.attempt == former.delivery.attempt:
             again = not _is_started(now.trail, former.delivery, now.delivery)
@@ -271,7 +271,9 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
     for fact in trail.facts:
         # A consumer that asked before a late rejection may deliver the message after it.
         ended_at = max((offset for offset, _ in trail.changes if offset < fact.offset), default=-1)
-        earlier = [each for each in trail.deliveries if each.log_end is None or each.log_end <= ended_at]
+        earlier = [
+            delivery for delivery in trail.deliveries if delivery.log_end is None or delivery.log_end <= ended_at
+        ]
         most = max((delivery.attempt for delivery in earlier if not _is_uncounted(trail, delivery)), default=0)
         if fact.kind == "DEAD_LETTERED" and fact.attempt < most and fact.before is not None:
             text = f"{trail}: a dead letter of attempt {fact.attempt}, although {most} was delivered"
@@ -314,20 +316,24 @@ def _is_started(trail: Trail, former: Delivery, delivery: Delivery) -> bool:
         and (standing.holder, standing.attempt) == (former.holder, former.attempt)
     ]
     # A consumer acquires a message again under its old holder, and with the same attempt if that did not count.
-    former_lease = [each for each in held if each.since_ms < held[-1].since_ms] or held
+    former_lease = [standing for standing in held if standing.since_ms < held[-1].since_ms] or held
     return bool(former_lease) and former_lease[-1].counted
 
 
 def _is_uncounted(trail: Trail, delivery: Delivery) -> bool:
     """Whether the log says that the attempt of a delivery never counted."""
     place = delivery.holder, delivery.attempt
-    counted = [each.counted for _, each in trail.changes if each is not None and (each.holder, each.attempt) == place]
+    counted = [
+        standing.counted
+        for _, standing in trail.changes
+        if standing is not None and (standing.holder, standing.attempt) == place
+    ]
     return bool(counted) and not any(counted)
 
 
 def _gave_up(trail: Trail, former: Delivery, until: Delivery) -> bool:
     """Whether the holder of a delivery asked to release or reject the message, before another delivery."""
-    return any(each == former.holder and former.number < number < until.number for number, each in trail.gave_up)
+    return any(holder == former.holder and former.number < number < until.number for number, holder in trail.gave_up)
 
 
 def redelivered_in_place(evidence: Evidence, trail: Trail) -> tuple[int, list[Why]]:

@@ -24,6 +24,6 @@ class Messages:
 
     def of(self, trail: Trail) -> Key:
         """Return the message of a record: of its own queue, or else of the queue that it comes from."""
-        began = [each.queue for each in self._evidence.places.get(trail.id, ()) if each.began]
+        began = [first.queue for first in self._evidence.places.get(trail.id, ()) if first.began]
         origin = self._origins.get((trail.queue, trail.id), "")
-        return next((each for each in (trail.queue, origin) if each in began), (began or [trail.queue])[0]), trail.id
+        return next((queue for queue in (trail.queue, origin) if queue in began), (began or [trail.queue])[0]), trail.id

@@ -86,7 +86,7 @@ class Sends:
         topic = trails[0].source.rpartition("/")[0]
         if call is None:
             to = (topic, *[trail.queue for trail in trails])
-            calls = next((calls for each in to if (calls := untold.get((each, trails[0].content)))), None)
+            calls = next((calls for place in to if (calls := untold.get((place, trails[0].content)))), None)
             if not calls:
                 report.find("from-nowhere", f"{trails[0]}: it was not sent", events_of(trails))
                 return
@@ -111,7 +111,7 @@ def _tell(report: Report, told: dict[str, Send], call: Send) -> None:
 def _judge_order(report: Report, places: Mapping[str, Sequence[Trail]], calls: Iterable[Send]) -> None:
     """Judge that the records of an ordering key are in the order of their sender's calls."""
     newest: dict[tuple[str, str, str, str], Trail] = {}
-    for call in sorted(calls, key=lambda each: each.numbers[0]):
+    for call in sorted(calls, key=lambda call: call.numbers[0]):
         for trail in places.get(call.record, ()):
             if not trail.line:
                 continue

@@ -99,7 +99,7 @@ def decided_on(trail: Trail, fact: Fact, log: MarkersLog) -> tuple[Standing, int
         if standing is not None and waits and seen is not None and standing.due_ms <= seen[1]:
             found.append((standing, until))
         until = offset
-    fitting = [each for each in found if _fits(fact.cause, each[0].state)]
+    fitting = [pair for pair in found if _fits(fact.cause, pair[0].state)]
     return next(iter(fitting + found), None)
 
 
@@ -149,12 +149,12 @@ def _early(
 ) -> None:
     """Report an early decision; name the change if the message was due before it was renewed or moved."""
     before = [
-        each
-        for offset, each in trail.changes
-        if offset <= applied and each is not None and each.state == standing.state and each.holder == standing.holder
+        other
+        for offset, other in trail.changes
+        if offset <= applied and other is not None and other.state == standing.state and other.holder == standing.holder
     ]
     name = "early"
-    if any(each.due_ms <= clock_ms for each in before):
+    if any(other.due_ms <= clock_ms for other in before):
         name = {**dict.fromkeys(HELD, "renewed"), **dict.fromkeys(WAITING, "moved")}.get(standing.state, name)
     text = f"{where}: due {standing.due_ms}, the tracker's TICK says {clock_ms}"
     report.find(name, text, events)
@@ -184,10 +184,10 @@ def _judge_ending(
     endings = [ending(standing, limit) for limit in limits]
     if found in endings:
         return
-    if (kind == DEAD_LETTERED) not in {each.kind == DEAD_LETTERED for each in endings}:
+    if (kind == DEAD_LETTERED) not in {end.kind == DEAD_LETTERED for end in endings}:
         dead = "before its last attempt" if kind == DEAD_LETTERED else "no dead letter, which it should be"
         report.find("dead-letter", f"{where}: {found}, {dead}: limits {sorted(limits)}, it stood {standing}", events)
-    elif attempt not in {each.attempt for each in endings}:
+    elif attempt not in {end.attempt for end in endings}:
         report.find("attempts", f"{where}: {found}, expected {endings}", events)
     else:
         report.find("wrong-cause", f"{where}: {found}, expected {endings}", events)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from lab.bench import pipeline
-from lab.bench.history import Truth
 from lab.bench.rows import delays, latency, recovery, throughput
 from lab.bench.suite import Bar
+from lab.bench.synthetic_history import Truth
 
 Measurements = dict[str, float]
 #: Measurements at their limits, and beyond them.

@@ -11,11 +11,11 @@ from confluent_kafka.admin import AdminClient
 
 from lab.bench import pipeline
 from lab.bench.clients.drain_marq import WAYS
-from lab.bench.history import TURN
 from lab.bench.load import fill
 from lab.bench.rows import delays, recovery, throughput, tracker
 from lab.bench.rows.drain import native
 from lab.bench.suite import Bench, Size
+from lab.bench.synthetic_history import TURN
 from lab.program import measured
 from marq_worker.broker.embedded import EmbeddedBroker
 

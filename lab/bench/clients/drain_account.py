@@ -20,19 +20,19 @@ NUMBER = slice(8)
 
 @dataclass(frozen=True)
 class Work:
-    """Work on messages: every ``each``-th one waits ``ms`` milliseconds, as if for a service's response."""
+    """Work on messages: every ``every``-th one waits ``ms`` milliseconds, as if for a service's response."""
 
     ms: float = 0.0
-    each: int = 1
+    every: int = 1
 
     @classmethod
     def read(cls, text: str) -> Self:
         """Read ``10`` or ``500/100``."""
-        ms, _, each = text.partition("/")
-        return cls(float(ms), int(each or 1))
+        ms, _, every = text.partition("/")
+        return cls(float(ms), int(every or 1))
 
     async def do(self, value: bytes) -> None:
-        if self.ms and int.from_bytes(value[:8], "big") % self.each == 0:
+        if self.ms and int.from_bytes(value[:8], "big") % self.every == 0:
             await asyncio.sleep(self.ms / 1000)
 
 

@@ -14,10 +14,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from confluent_kafka import Consumer, Producer, TopicPartition
 
-from lab.bench.log import Log
 from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction, resolve_due
 from marq.core.storage.rows import LeaseRow, State
@@ -32,6 +33,7 @@ from marq.wire.markers import (
     Cancel,
     Delay,
     Fact,
+    Headers,
     Outcome,
     Payload,
     Reject,
@@ -45,6 +47,9 @@ from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import Names, synthetic_topic
 from marq.wire.payload_columns import Columns, encode_headers
 
+#: Records, and KiB, that a producer buffers while it waits for the broker.
+_WAITING, _WAITING_KIB = 200_000, 128 * 1024
+_FLUSH_SECONDS = 300.0
 QUEUES = ("emails", "invoices", "reports", "thumbnails")
 SETTINGS = QueueSettings(lease_ms=5_000, max_attempts=3)
 #: Messages in a turn: sent without a delay, and with one.
@@ -58,6 +63,69 @@ ERROR = "ConnectionError: the mail server did not answer"
 REASON = "ValueError: no such address"
 #: Outcomes of a message.
 _ACK, _RELEASE, _GIVE_BACK, _LET_EXPIRE, _ACK_LATE, _REJECT = range(6)
+
+
+class Log:
+    """Appends records to topics; it must be their only writer."""
+
+    def __init__(self, servers: str) -> None:
+        self._servers = servers
+        self._producer = Producer(
+            {
+                "bootstrap.servers": servers,
+                "enable.idempotence": True,
+                "linger.ms": 20,
+                "batch.size": 1_000_000,
+                "message.max.bytes": 1_100_000,
+                "queue.buffering.max.messages": _WAITING,
+                "queue.buffering.max.kbytes": _WAITING_KIB,
+                "log_level": 3,  # no warnings about a broker that has just started
+            }
+        )
+        self.ends: Counter[tuple[str, int]] = Counter()
+
+    def write(
+        self,
+        topic: str,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        at_ms: int = 0,
+    ) -> int:
+        """Write a record and return its offset."""
+        self._produce(topic, value, key, partition, timestamp=at_ms, headers=list(headers))
+        self.ends[topic, partition] += 1
+        return self.ends[topic, partition] - 1
+
+    def write_all(self, topic: str, partition: int, records: Sequence[tuple[bytes, bytes]], at_ms: int) -> int:
+        """Write records without headers, keys and values; return the offset of the first."""
+        for key, value in records:
+            self._produce(topic, value, key, partition, timestamp=at_ms)
+        self.ends[topic, partition] += len(records)
+        return self.ends[topic, partition] - len(records)
+
+    def _produce(self, *record: Any, **fields: Any) -> None:
+        while True:
+            try:
+                self._producer.produce(*record, **fields)
+            except BufferError:
+                self._producer.poll(0.05)
+            else:
+                return
+
+    def close(self) -> None:
+        """Wait until all is written.
+
+        Raises:
+            SystemExit: records were not written, or the topics' end offsets are wrong.
+        """
+        left = self._producer.flush(_FLUSH_SECONDS)
+        reader = Consumer({"bootstrap.servers": self._servers, "group.id": "bench-history"})
+        found = {place: reader.get_watermark_offsets(TopicPartition(*place), 60.0)[1] for place in self.ends}
+        reader.close()
+        if left or found != dict(self.ends):
+            raise SystemExit(f"bench: {left} records were not written; ends are {found}, expected {dict(self.ends)}")
 
 
 @dataclass(frozen=True)
@@ -147,7 +215,7 @@ class _Read:
         )
 
 
-class History:
+class SyntheticHistory:
     """Writes the history of a number of messages, a multiple of :data:`TURN`, to existing empty topics."""
 
     def __init__(
@@ -212,7 +280,9 @@ class History:
         start, now = self._delayed[source], _now_ms()
         self._delayed[source] += DELAYED
         offsets = range(start, start + DELAYED)
-        payloads = [Payload(now, 1, queue.encode(), (), each.to_bytes(8, "big") + self._padding) for each in offsets]
+        payloads = [
+            Payload(now, 1, queue.encode(), (), offset.to_bytes(8, "big") + self._padding) for offset in offsets
+        ]
         frame = (queue, self._number(62), source)
         self._mark(Delay(*frame, offsets, [1_000] * DELAYED, True, None, payloads))
         self.truth.counts[queue]["sent"] += DELAYED
