@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -39,28 +39,17 @@ _ROWS = {
 }
 
 
-class Lateness(NamedTuple):
-    """Time between the end of a lease and its redelivery; ``inherited``: it ended before its tracker took over."""
-
-    late_ms: int
-    inherited: bool
-
-
 @dataclass(frozen=True)
 class Account:
     """A judged run; ``broken``: the promises of the demo itself that it did not keep."""
 
     report: Report
     counts: dict[str, int]
-    lateness: list[Lateness]
-    #: Messages by the attempt that ended them.
-    acked_at: Counter[int]
-    dead_at: Counter[int]
     broken: list[str]
     seconds: float
 
     def statistics(self) -> dict[str, Any]:
-        """Return the JSON object: counts, times in ms, and seconds."""
+        """Return the JSON object: counts and seconds."""
         report = self.report
         return {
             **{name: getattr(report, name) for name in ("sent", "acked", "lost", "duplicates")},
@@ -68,15 +57,8 @@ class Account:
             "from_nowhere": report.violations["from-nowhere"],
             "false_acks": report.violations["not-durable"],
             **self.counts,
-            "lateness_p50_ms": percentile(self.late_ms(), 0.5),
-            "lateness_p99_ms": percentile(self.late_ms(), 0.99),
-            "lateness_owned_p99_ms": percentile(self.late_ms(inherited=False), 0.99),
             "seconds": round(self.seconds, 1),
         }
-
-    def late_ms(self, *, inherited: bool | None = None) -> list[int]:
-        """Return the lateness of all redeliveries, or of those whose lease ended before the tracker took over."""
-        return [late_ms for late_ms, its in self.lateness if inherited is None or its is inherited]
 
 
 def account_of(
@@ -99,18 +81,20 @@ def account_of(
     evidence = gather(watched(events))
     report = judge(evidence)
     held, rows = _held_at(evidence, consumer), _rows_at(evidence, worker)
-    acked_at, dead_at, both = _ends(evidence)
+    trails = evidence.trails.values()
+    acked = {trail.id for trail in trails if trail.acked_at is not None}
+    dead = {trail.id for trail in trails for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED}
     # Counts as the audit does: an ack before the fact has ended the message, and a message has one dead letter.
     facts = Counter(
         fact.cause
-        for trail in evidence.trails.values()
+        for trail in trails
         for fact in trail.facts[:1]
         if fact.kind == REDELIVERED and (trail.acked_at is None or trail.acked_at > fact.offset)
     )
     counts = {
-        "dead": sum(dead_at.values()),
+        "dead": len(dead),
         "redelivered": sum(facts.values()),
-        "acked_and_dead": both,
+        "acked_and_dead": len(acked & dead),
         "redelivered_expired": facts["EXPIRED"],
         "redelivered_released": facts["RELEASED"],
         "forgotten": sum(event["op"] == "hang" for event in events),
@@ -124,7 +108,7 @@ def account_of(
         broken.append(f"the consumer that was killed held {held} leases, not at least {least_held}")
     if not rows:
         broken.append("the worker that was killed had no row open")
-    return Account(report, counts, list(_lateness(evidence, events)), acked_at, dead_at, broken, seconds)
+    return Account(report, counts, broken, seconds)
 
 
 def _held_at(evidence: Evidence, kill: Kill) -> int:
@@ -143,39 +127,8 @@ def _rows_at(evidence: Evidence, kill: Kill) -> int:
     return sum(trail.at(kill.end[_partition(trail.log)] - 1) is not None for trail in own)
 
 
-def _lateness(evidence: Evidence, events: Sequence[Event]) -> Iterator[Lateness]:
-    """Yield the lateness of each redelivery after a lease that ran out, by the log's clock."""
-    first_seen: dict[str, int] = {}
-    for event in events:
-        if event["op"] == "marker" and event["kind"] in ("TICK", REDELIVERED, DEAD_LETTERED):
-            first_seen.setdefault(event["holder"], event["time_ms"])
-    for trail in evidence.trails.values():
-        for fact in trail.facts[:1]:
-            if fact.cause == "EXPIRED" and fact.before is not None:
-                due_ms = fact.before.due_ms
-                yield Lateness(events[fact.number]["time_ms"] - due_ms, due_ms <= first_seen[fact.holder])
-
-
-def _ends(evidence: Evidence) -> tuple[Counter[int], Counter[int], int]:
-    """Return messages by the attempt that ended them, acked and dead, and how many were both."""
-    acked: dict[str, int] = {}
-    dead: dict[str, int] = {}
-    for trail in sorted(evidence.trails.values(), key=lambda trail: trail.attempt):
-        if any(fact.kind == DEAD_LETTERED for fact in trail.facts[:1]):
-            dead.setdefault(trail.id, trail.attempt)
-        if trail.acked_at is not None:
-            acked.setdefault(trail.id, trail.attempt)
-    return Counter(acked.values()), Counter(dead.values()), len(acked.keys() & dead.keys())
-
-
 def _partition(log: str) -> int:
     return int(log.rpartition("/")[2])
-
-
-def percentile(values: Iterable[int], share: float) -> int | None:
-    """Return the value that this share of the values does not exceed; None without values."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else None
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
@@ -266,31 +219,18 @@ def _listed(title: str, items: Sequence[str]) -> list[str]:
 
 
 def _tables(account: Account, statistics: dict[str, Any]) -> Iterator[Table]:
-    yield _table("messages, by id", ("", "count"), [(text, statistics[name]) for name, text in _ROWS.items()])
-    attempts = sorted({*account.acked_at, *account.dead_at})
-    ends = [(str(attempt), account.acked_at[attempt], account.dead_at[attempt]) for attempt in attempts]
-    yield _table("attempts", ("ended at attempt", "acked", "dead"), ends)
-    late = {
-        "all": account.late_ms(),
-        "lease ended while its tracker lived": account.late_ms(inherited=False),
-        "lease ended before its tracker had taken over": account.late_ms(inherited=True),
-    }
-    shares = [
-        (text, len(values), *[percentile(values, share) for share in (0.5, 0.99, 1.0)]) for text, values in late.items()
-    ]
-    yield _table("lateness past the lease, ms", ("", "redeliveries", "p50", "p99", "most"), shares)
+    yield _table("messages, by id", [(text, statistics[name]) for name, text in _ROWS.items()])
     causes = [
         (f"{cause}: {Why(cause).name.lower().replace('_', ' ')}", count)
         for cause, count in sorted(account.report.causes.items())
     ]
-    yield _table("duplicates, by their cause in docs/guarantees.md", ("cause", "count"), causes or [("none", 0)])
+    yield _table("duplicates, by their cause in docs/guarantees.md", causes or [("none", 0)])
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | int | None]]) -> Table:
-    """Return a table whose first cells are text, and all others numbers or missing."""
-    table = Table(title=title, title_justify="left", min_width=60)
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="right" if index else "left")
-    for text, *numbers in rows:
-        table.add_row(str(text), *["-" if number is None else f"{number:,}" for number in numbers])
+def _table(title: str, rows: Iterable[tuple[str, int]]) -> Table:
+    table = Table(title=title, title_justify="left", min_width=60, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for text, count in rows:
+        table.add_row(text, f"{count:,}")
     return table

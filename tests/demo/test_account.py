@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.demo.report import Account, Lateness, account_of, percentile
+from lab.demo.report import Account, account_of
 from lab.demo.run import Kill
 from lab.proof.history import Event
 from marq.wire.markers import Cause, Kind
@@ -26,12 +26,6 @@ def test_the_checkers_report_and_the_histories_counts_are_the_statistics() -> No
         "duplicates_unexplained": 0, "from_nowhere": 0, "false_acks": 0,
     }  # fmt: skip
     assert {name: found[name] for name in wanted} == wanted
-
-
-def test_messages_are_counted_by_the_attempt_that_ended_them() -> None:
-    account = judged(clean())
-
-    assert (account.acked_at, account.dead_at) == ({1: 1, 2: 2}, {1: 1})
 
 
 def test_a_message_whose_ack_came_before_the_fact_is_not_counted_as_redelivered() -> None:
@@ -69,23 +63,3 @@ def test_a_worker_without_partitions_breaks_a_promise() -> None:
     account = judged(clean(), worker=Kill("worker", 10_005, {0: 5}))
 
     assert account.broken == ["the worker that was killed had no row open"]
-
-
-def test_lateness_counts_from_the_end_of_the_lease() -> None:
-    assert judged(clean()).lateness == [Lateness(9, False)]
-
-
-def test_a_lease_that_ended_before_its_tracker_was_seen_is_inherited() -> None:
-    events = [event for event in clean() if event.get("kind") != "TICK"]
-    for event in events:
-        if event["op"] == "marker" and event.get("causes") == ["EXPIRED"]:
-            event["holder"] = "successor"
-
-    assert judged(events).lateness == [Lateness(9, True)]
-
-
-def test_a_percentile_is_one_of_the_values() -> None:
-    assert percentile([3, 1, 2], 0.5) == 2
-    assert percentile(range(100), 0.99) == 99
-    assert percentile([5], 1.0) == 5
-    assert percentile([], 0.5) is None
