@@ -30,7 +30,7 @@ PLOTS_JOB = ("stats",)
 HANDLED = "handled"
 
 
-class Progress(Protocol):
+class AuditProgress(Protocol):
     """Shows the progress of an audit."""
 
     def phase(self, text: str) -> None: ...
@@ -75,7 +75,7 @@ def audit(
     settings: ClientSettings,
     data: Path,
     events: Sequence[Event],
-    progress: Progress | None = None,
+    progress: AuditProgress | None = None,
     *,
     plots: bool = False,
     limit_s: float = LIMIT_SECONDS,
@@ -137,7 +137,7 @@ def _ending(exit_code: int | None, jobs_log: JobsLog) -> str:
 class JobsLog:
     """Reads the output of lab/pipeline_jobs.py while it runs."""
 
-    def __init__(self, log_file: Path, progress: Progress | None = None) -> None:
+    def __init__(self, log_file: Path, progress: AuditProgress | None = None) -> None:
         self._lines = NewLines(log_file)
         self._progress = progress
         self._outputs: dict[str, str] = {}

@@ -129,7 +129,7 @@ class Death:
             self._recorder.die()
 
 
-class Watched:
+class WatchedConsumer:
     """Records the markers that the library writes, and kills the process between the steps."""
 
     def __init__(self, recorder: Recorder, death: Death, *, careless: bool) -> None:
@@ -427,7 +427,7 @@ def main() -> None:
         variants.install_hasty()
     recorder, queues = Recorder(options.name, options.history), options.queues.split(",")
     death = Death(recorder, options.die_at, options.die_after)
-    Watched(recorder, death, careless=options.careless).install()
+    WatchedConsumer(recorder, death, careless=options.careless).install()
     handler = Handler(recorder, death, options.work, options.manner, len(queues))
     settings = {name: getattr(options, name) for name in ("lease", "max_lease", "instance_id")}
     settings["transactional"] = options.start == TRANSACTIONAL

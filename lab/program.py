@@ -316,7 +316,7 @@ class Worker(Program):
         return cpu_seconds(self.pid)
 
 
-class Client(Program):
+class BenchClient(Program):
     """A module of ``lab.bench.clients`` and its arguments, started at once; leaving the context kills it.
 
     It writes lines of JSON and waits for empty lines (:mod:`lab.bench.clients.client`).
@@ -373,7 +373,7 @@ def measured(module: str, *arguments: object) -> dict[str, float]:
     Raises:
         RunError: it failed, or took longer than its limit.
     """
-    with Client(module, *arguments) as client:
+    with BenchClient(module, *arguments) as client:
         measurements = client.read()
         client.finish()
     return measurements

@@ -24,7 +24,7 @@ from lab.consumer import HISTORY_VARIABLE, LEASE_SECONDS
 from lab.program import Program, RunError, Worker, recorded, stop_all
 from lab.proof import history
 from lab.proof.history import Event, History
-from lab.topics import TopicReader, read_logs
+from lab.topics import TopicScan, read_logs
 from marq.kafka.connection import admin_client
 from marq.settings.client import ClientSettings
 
@@ -414,8 +414,8 @@ class Stage:
     async def drain(self, limit: float = DRAIN_SECONDS) -> None:
         """Wait until each message has ended."""
         async with (
-            TopicReader(self.settings, self.settings.names.messages) as messages,
-            TopicReader(self.settings, self.settings.names.markers) as markers,
+            TopicScan(self.settings, self.settings.names.messages) as messages,
+            TopicScan(self.settings, self.settings.names.markers) as markers,
             admin_client(self.settings) as admin,
         ):
             newest: dict[int, int] = {}
@@ -434,7 +434,7 @@ class Stage:
 
             await self.until(drained, "each message has come to its end", limit)
 
-    async def _all_read(self, admin: AIOKafkaAdminClient, messages: TopicReader) -> bool:
+    async def _all_read(self, admin: AIOKafkaAdminClient, messages: TopicScan) -> bool:
         """Return whether each queue's group has committed past the newest message of the queue."""
         committed: dict[tuple[str, int], int] = {}
         for queue in self.queues:

@@ -27,7 +27,7 @@ DELETE_SECONDS = 30.0
 Position = Mapping[int, int]
 
 
-class TopicReader:
+class TopicScan:
     """Reads all partitions of a topic, without a group, from their begin or only what is ``new``.
 
     ``committed`` leaves out records of aborted transactions.
@@ -124,7 +124,7 @@ async def read_logs(
 
 
 async def _records(settings: ClientSettings, topic: str, *, committed: bool = True) -> AsyncIterator[Any]:
-    async with TopicReader(settings, topic, committed=committed) as reader:
+    async with TopicScan(settings, topic, committed=committed) as reader:
         async for record in reader.to_end():
             yield record
 

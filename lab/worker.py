@@ -26,7 +26,7 @@ from marq.wire.markers import Resumed, Source, Tick
 from marq_worker.owner.ownership import Ownership
 
 
-class Watched:
+class WatchedOwners:
     """Records the actions of the owners of markers partitions."""
 
     def __init__(self, recorder: Recorder, options: argparse.Namespace) -> None:
@@ -127,7 +127,7 @@ def main() -> None:
         variants.install_newer()
     if options.planted:
         variants.install_planted()
-    Watched(Recorder(options.name, options.history), options).install()
+    WatchedOwners(Recorder(options.name, options.history), options).install()
     cli(["-A", "app", "worker", "-l", "info"])
 
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from lab.bench.report import exit_code, run
 from lab.bench.rows import ROWS
-from lab.bench.suite import Row, Size
+from lab.bench.suite import BenchRow, Size
 
 
-def chosen(rows: Sequence[Row], size: Size) -> list[Row]:
+def chosen(rows: Sequence[BenchRow], size: Size) -> list[BenchRow]:
     """Return the rows that the size names; without names, all except those that run only by name.
 
     Raises:

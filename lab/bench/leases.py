@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaProducer
 
 from lab.bench.load import QUEUE, values
 from lab.program import RunError
-from lab.topics import TopicReader
+from lab.topics import TopicScan
 from marq.kafka.connection import stop_producer
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
@@ -99,7 +99,7 @@ class Copies:
     def __init__(self) -> None:
         self.seen: dict[int, float] = {}
 
-    async def read(self, reader: TopicReader) -> None:
+    async def read(self, reader: TopicScan) -> None:
         async for record in reader.follow():
             if any(name == ATTEMPT_HEADER for name, _ in record.headers):
                 self.seen.setdefault(int.from_bytes(record.value[:8], "big"), time.monotonic())
@@ -123,7 +123,7 @@ class Copies:
 @asynccontextmanager
 async def copies(client: ClientSettings) -> AsyncIterator[Copies]:
     """Read the messages topic from now on."""
-    async with TopicReader(client, client.names.messages, new=True) as reader:
+    async with TopicScan(client, client.names.messages, new=True) as reader:
         seen = Copies()
         reading = asyncio.create_task(seen.read(reader))
         try:

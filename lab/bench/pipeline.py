@@ -19,7 +19,7 @@ from typing import Any
 
 from lab.audit import JobsLog
 from lab.bench.report import exit_code, run
-from lab.bench.suite import Bar, Bench, Measurements, Medians, Row, Size
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Size
 from lab.bench.synthetic_history import TURN, Log, SyntheticHistory, Truth
 from lab.program import Program, RunError
 from lab.resources import ProcessTree
@@ -137,7 +137,7 @@ def main() -> None:
     if any(messages < TURN or messages % TURN for messages in options.messages):
         parser.error(f"--messages: expected a multiple of {TURN:,}")
     sizes = sorted(options.messages)
-    row = Row(
+    row = BenchRow(
         "pipeline",
         "ingest, lifecycle and audit of a history whose truth is known",
         {f"{messages:,} messages": partial(measure, messages=messages) for messages in sizes},

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lab.bench.suite import Outcome, Row, Size, format_number, measure
+from lab.bench.suite import BenchRow, RowOutcome, Size, format_number, measure
 from marq_worker.broker import java
 from marq_worker.broker.downloads import VERSION as KAFKA_VERSION
 
@@ -30,7 +30,7 @@ LIBRARIES = ("aiokafka", "confluent-kafka", "faust-streaming", "rocksdict", "aio
 LOG_COLUMNS = 140
 
 
-def run(rows: Sequence[Row], size: Size, name: str) -> list[Outcome]:
+def run(rows: Sequence[BenchRow], size: Size, name: str) -> list[RowOutcome]:
     """Measure rows, print their tables, and write the result to a file whose name begins with ``name``."""
     console = Console(stderr=True, width=None if sys.stderr.isatty() else LOG_COLUMNS)
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
@@ -43,7 +43,7 @@ def run(rows: Sequence[Row], size: Size, name: str) -> list[Outcome]:
     return outcomes
 
 
-def show(outcomes: Sequence[Outcome], console: Console) -> None:
+def show(outcomes: Sequence[RowOutcome], console: Console) -> None:
     """Print the medians of each row, and all bars in one table."""
     for outcome in outcomes:
         if outcome.runs:
@@ -60,14 +60,14 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
             console.print(f"{outcome.row.name}: FAILED: {outcome.error.splitlines()[-1]}", highlight=False)
 
 
-def exit_code(outcomes: Sequence[Outcome]) -> int:
+def exit_code(outcomes: Sequence[RowOutcome]) -> int:
     """Return 1 if a row failed, 2 if a bar is not met."""
     if any(outcome.error for outcome in outcomes):
         return 1
     return 0 if all(bar.met for outcome in outcomes for bar in outcome.bars) else 2
 
 
-def _medians_table(outcome: Outcome) -> Table:
+def _medians_table(outcome: RowOutcome) -> Table:
     medians = outcome.medians
     runs = max(len(runs) for runs in outcome.runs.values())
     table = Table("medians", *medians, title=f"{outcome.row.name} ({runs} runs)", title_justify="left")
@@ -77,7 +77,7 @@ def _medians_table(outcome: Outcome) -> Table:
     return table
 
 
-def kept(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def kept(outcomes: Sequence[RowOutcome]) -> dict[str, Any]:
     """Return the measurements of all runs, and all bars, as they are written to the result file."""
     fields = ("medians", "runs", "skipped", "error")
     return {

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lab.program import START_SECONDS, Client, RunError, Worker
+from lab.program import START_SECONDS, BenchClient, RunError, Worker
 from lab.topics import delete_topics
 from marq.kafka.topics import Topics, ensure_topics
 from marq.settings.client import ClientSettings
@@ -156,9 +156,9 @@ class Bench:
         worker.wait_until_owner()
         return worker
 
-    def client(self, module: str, *arguments: object) -> Client:
+    def client(self, module: str, *arguments: object) -> BenchClient:
         """Start a client."""
-        return self._processes.enter_context(Client(module, *arguments))
+        return self._processes.enter_context(BenchClient(module, *arguments))
 
     def end_processes(self) -> None:
         """End all workers, in an orderly way, and clients."""
@@ -197,7 +197,7 @@ System = Callable[[Bench], Measurements]
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One comparison: ``systems`` are measured in turn; ``what`` describes it in one sentence.
 
     Args:
@@ -225,10 +225,10 @@ class Row:
 
 
 @dataclass
-class Outcome:
+class RowOutcome:
     """The results of a row; without bars if it failed with an ``error``."""
 
-    row: Row
+    row: BenchRow
     runs: dict[str, list[Measurements]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     bars: list[Bar] = field(default_factory=list)
@@ -240,9 +240,9 @@ class Outcome:
         return {name: {key: median(run[key] for run in runs) for key in runs[0]} for name, runs in self.runs.items()}
 
 
-def measure(row: Row, folder: Path, size: Size, say: Say) -> Outcome:
+def measure(row: BenchRow, folder: Path, size: Size, say: Say) -> RowOutcome:
     """Measure a row; an error ends only this row."""
-    outcome = Outcome(row)
+    outcome = RowOutcome(row)
     began = time.monotonic()
     say(f"{row.name}: {row.what}")
     try:
@@ -258,7 +258,7 @@ def measure(row: Row, folder: Path, size: Size, say: Say) -> Outcome:
     return outcome
 
 
-def _take_turns(outcome: Outcome, bench: Bench) -> None:
+def _take_turns(outcome: RowOutcome, bench: Bench) -> None:
     row = outcome.row
     if row.warm:
         smaller = replace(bench, size=replace(bench.size, messages=min(row.warm, bench.size.messages)))
@@ -274,7 +274,7 @@ def _take_turns(outcome: Outcome, bench: Bench) -> None:
                 bench.say(f"{row.name} {turn + 1}/{runs} {name}: {', '.join(pairs)}")
 
 
-def _once(outcome: Outcome, bench: Bench, name: str) -> Measurements | None:
+def _once(outcome: RowOutcome, bench: Bench, name: str) -> Measurements | None:
     if name in outcome.skipped:
         return None
     try:

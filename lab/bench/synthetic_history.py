@@ -163,7 +163,7 @@ class _Story:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _PartitionState:
     """A partition of the messages topic: its end, and the redeliveries that are still unread."""
 
     source: Source
@@ -226,7 +226,7 @@ class SyntheticHistory:
         self._markers_partitions = markers_partitions
         self._chance = np.random.default_rng(seed)
         self._chances = Chances()
-        self._lanes = [_Lane(Source(names.messages, number)) for number in range(partitions)]
+        self._lanes = [_PartitionState(Source(names.messages, number)) for number in range(partitions)]
         self._delays = [Source(synthetic_topic(self._number(60)), number) for number in range(markers_partitions)]
         self._delayed: Counter[Source] = Counter()
         self._holder = {(queue, lane.source): self._number(62) for queue in QUEUES for lane in self._lanes}
@@ -255,7 +255,7 @@ class SyntheticHistory:
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
-    def _send(self, lane: _Lane) -> None:
+    def _send(self, lane: _PartitionState) -> None:
         """Send messages to one or two queues, interleaved, and let the consumers read the partition to its end."""
         values = [number.to_bytes(8, "big") + self._padding for number in range(self._sent, self._sent + SENT)]
         self._sent += SENT
@@ -311,7 +311,9 @@ class SyntheticHistory:
 
     # --- consuming ----------------------------------------------------------------------------------------------------
 
-    def _consume(self, lane: _Lane, fresh: dict[str, tuple[list[int], list[bytes]]], sent_ms: int = 0) -> None:
+    def _consume(
+        self, lane: _PartitionState, fresh: dict[str, tuple[list[int], list[bytes]]], sent_ms: int = 0
+    ) -> None:
         """Let the consumers of all queues read a partition to its end."""
         copies, lane.copies = lane.copies, []
         for queue in QUEUES:

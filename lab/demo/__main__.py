@@ -24,10 +24,10 @@ from pathlib import Path
 from rich.console import Console
 
 from lab.audit import HANDLED, Audit, audit
-from lab.demo.plan import Plan, read_plan
+from lab.demo.plan import DemoPlan, read_plan
 from lab.demo.progress import Display
 from lab.demo.report import Account, account_of, how_to_retry, show
-from lab.demo.run import Run
+from lab.demo.run import DemoRun
 from lab.program import RunError
 from lab.proof.history import Event
 from lab.topics import delete_topics
@@ -68,7 +68,7 @@ def main() -> int:
     return show(account, events, audited, data, console, retry)
 
 
-def _run(plan: Plan, folder: Path, data: Path, notes: Console) -> tuple[Account, list[Event], Audit | None, str]:
+def _run(plan: DemoPlan, folder: Path, data: Path, notes: Console) -> tuple[Account, list[Event], Audit | None, str]:
     """Return the account and the events of a run, its audit, and how to repeat that if it failed."""
     with Display(notes, plan.messages) as display, _broker(plan, display) as (servers, broker):
         settings = ClientSettings.read(servers, {"prefix": f"{PREFIX}{secrets.token_hex(4)}"})
@@ -93,15 +93,20 @@ def _run(plan: Plan, folder: Path, data: Path, notes: Console) -> tuple[Account,
 
 
 async def _play(
-    plan: Plan, settings: ClientSettings, folder: Path, partitions: int, display: Display, broker: EmbeddedBroker | None
-) -> Run:
+    plan: DemoPlan,
+    settings: ClientSettings,
+    folder: Path,
+    partitions: int,
+    display: Display,
+    broker: EmbeddedBroker | None,
+) -> DemoRun:
     servers, prefix = settings.bootstrap_servers, settings.names.prefix
-    async with Run(plan, servers, prefix, folder, partitions, display, broker) as run:
+    async with DemoRun(plan, servers, prefix, folder, partitions, display, broker) as run:
         await run.carry_out()
     return run
 
 
-def _judged(run: Run, plan: Plan, display: Display) -> Account:
+def _judged(run: DemoRun, plan: DemoPlan, display: Display) -> Account:
     def watched(events: Iterable[Event]) -> Iterator[Event]:
         for number, event in enumerate(events):
             if not number % CHECKED_EVENTS:
@@ -117,7 +122,7 @@ def _judged(run: Run, plan: Plan, display: Display) -> Account:
 
 
 @contextmanager
-def _broker(plan: Plan, display: Display) -> Iterator[tuple[str, EmbeddedBroker | None]]:
+def _broker(plan: DemoPlan, display: Display) -> Iterator[tuple[str, EmbeddedBroker | None]]:
     """Yield the broker's address, and the broker if it is embedded."""
     if servers := _given_servers():
         yield servers, None

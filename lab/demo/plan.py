@@ -27,7 +27,7 @@ SETTINGS = {"max_attempts": 5, "backoff": [200, 2, 2000, True]}
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoPlan:
     """Sizes of a run.
 
     ``least_held`` is the number of leases that the killed consumer must hold. ``limit_seconds`` is the longest time
@@ -66,16 +66,16 @@ _OPTIONS: Mapping[str, tuple[str, type, str]] = {
 }
 
 
-def read_plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
+def read_plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> DemoPlan:
     """Return the plan from the command line, else from ``DEMO_…`` in the environment, else from the defaults."""
     parser = ArgumentParser(prog="python -m lab.demo", description="Run the main job: send, kill, account for all.")
     for option, (field, kind, text) in _OPTIONS.items():
         variable = f"DEMO_{option.upper()}"
-        default = environment.get(variable) or getattr(Plan, field)
-        about = f"{text} (default: ${variable}, else {getattr(Plan, field):g})"
+        default = environment.get(variable) or getattr(DemoPlan, field)
+        about = f"{text} (default: ${variable}, else {getattr(DemoPlan, field):g})"
         # A text default is parsed as if it had been typed, mistakes included.
         parser.add_argument(f"--{option}", dest=field, type=kind, default=default, help=about)
-    plan = Plan(**vars(parser.parse_args(arguments)))
+    plan = DemoPlan(**vars(parser.parse_args(arguments)))
     most = 10**NUMBER_DIGITS - 1
     for option, holds, expected in (
         ("messages", 1 <= plan.messages <= most, f"1 to {most}"),

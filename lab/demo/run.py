@@ -12,7 +12,7 @@ from typing import Any
 from aiokafka.errors import KafkaError
 
 import marq
-from lab.demo.plan import QUEUES, SETTINGS, Plan, make_value
+from lab.demo.plan import QUEUES, SETTINGS, DemoPlan, make_value
 from lab.demo.progress import Display
 from lab.program import START_SECONDS, Program, RunError, Worker
 from lab.proof import history
@@ -20,7 +20,7 @@ from lab.proof.causes import EVERYBODY
 from lab.proof.history import Event
 from lab.recorder import BrokerWatch
 from lab.stage import Stage
-from lab.topics import Position, TopicReader
+from lab.topics import Position, TopicScan
 from marq_worker.broker import EmbeddedBroker
 
 WORKERS = 2
@@ -44,12 +44,12 @@ class Kill:
     partitions: tuple[int, ...] = ()
 
 
-class Run(Stage):
+class DemoRun(Stage):
     """A run; ``broker`` is the embedded broker, or None."""
 
     def __init__(
         self,
-        plan: Plan,
+        plan: DemoPlan,
         servers: str,
         prefix: str,
         folder: Path,
@@ -103,7 +103,7 @@ class Run(Stage):
         await self.until(self._all_ready, "workers and consumers are ready", self._limit_s)
         self._display.say(f"{len(self.workers)} workers and {len(self.consumers)} consumers are ready")
         async with (
-            TopicReader(self.settings, self.settings.names.markers, committed=False) as markers,
+            TopicScan(self.settings, self.settings.names.markers, committed=False) as markers,
             marq.Producer(self.servers, prefix=self.prefix) as producer,
         ):
             phase(f"send {plan.messages:,} messages to {plan.queues} queues, and receive them")
@@ -148,7 +148,7 @@ class Run(Stage):
 
     # --- kills --------------------------------------------------------------------------------------------------------
 
-    async def _kill_consumer(self, markers: TopicReader) -> None:
+    async def _kill_consumer(self, markers: TopicScan) -> None:
         """Send kill -9 to the consumer that holds the most leases, once it holds enough."""
         needed = self._plan.least_held
 
@@ -169,7 +169,7 @@ class Run(Stage):
             ((len(self._forgotten[program.name]), program) for program in self.consumers), key=lambda pair: pair[0]
         )
 
-    async def _kill_worker(self, markers: TopicReader) -> None:
+    async def _kill_worker(self, markers: TopicScan) -> None:
         """Send kill -9 to the worker with the most open rows, by its statistics."""
         rows: dict[str, int] = {}
         owned: dict[str, tuple[int, ...]] = {}
@@ -187,9 +187,7 @@ class Run(Stage):
         text = f"has {rows[worker.name]} open rows according to /api/queues"
         await self._kill_at(worker, markers, text, owned[worker.name])
 
-    async def _kill_at(
-        self, program: Program, markers: TopicReader, text: str, partitions: tuple[int, ...] = ()
-    ) -> None:
+    async def _kill_at(self, program: Program, markers: TopicScan, text: str, partitions: tuple[int, ...] = ()) -> None:
         await self.kill(program)
         self.kills.append(Kill(program.name, int(time.time() * 1000), await markers.end(), partitions))
         self._display.phase(f"kill -9 {program.name}, which {text}")

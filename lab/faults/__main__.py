@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from lab.faults.report import DOCUMENT, write_table
-from lab.faults.scenario import Result, Scenario, play
+from lab.faults.scenario import Scenario, ScenarioResult, play
 from lab.faults.scenarios import SCENARIOS
 from lab.stage import SEED_VARIABLE
 from marq_worker.broker import EmbeddedBroker, java
@@ -35,7 +35,7 @@ def chosen(only: str) -> list[Scenario]:
     return [scenario for scenario in SCENARIOS if not wanted or scenario.name.startswith(tuple(wanted))]
 
 
-async def play_all(scenarios: Sequence[Scenario], *, audit: bool = False) -> list[Result]:
+async def play_all(scenarios: Sequence[Scenario], *, audit: bool = False) -> list[ScenarioResult]:
     results = []
     os.environ["JAVA_TOOL_OPTIONS"] = java.SHORT_LIVED_OPTIONS
     with EmbeddedBroker() as shared:
@@ -46,7 +46,7 @@ async def play_all(scenarios: Sequence[Scenario], *, audit: bool = False) -> lis
     return results
 
 
-def summary(results: Sequence[Result], seconds: float) -> dict[str, object]:
+def summary(results: Sequence[ScenarioResult], seconds: float) -> dict[str, object]:
     """Return the last line of the output."""
     return {
         "scenarios": len(results),

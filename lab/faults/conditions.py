@@ -35,7 +35,7 @@ class ConditionError(Exception):
     """This machine cannot create a condition that a scenario needs; the text says what to do."""
 
 
-class Place(Protocol):
+class Site(Protocol):
     """Where a scenario plays: one broker or several, perhaps behind proxies."""
 
     @property
@@ -62,7 +62,7 @@ MIN_IN_SYNC = 2
 START_LIMIT_SECONDS = 180.0
 
 
-class Cluster:
+class BrokerCluster:
     """Nodes 1 to ``nodes``, each broker and controller with its own data until `close()`.
 
     By default, topics have three replicas, two of which must have a record before `acks=all` answers. Methods block,
@@ -355,7 +355,7 @@ LIBRARIES = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib*/faketime/libfa
 MOVE_SECONDS = 1
 
 
-class Clock:
+class WallClock:
     """The wall clock of all processes that start with `environment`; the monotonic clock stays correct.
 
     It is correct until `move()`. Debian's libfaketime, loaded into the processes, reads the offset from a file.
@@ -404,13 +404,13 @@ def _find(patterns: Sequence[str]) -> Path:
 class MovableBroker(AtBroker):
     """A broker whose wall clock can be moved."""
 
-    clock: Clock
+    clock: WallClock
 
 
 @contextmanager
 def movable_broker() -> Iterator[MovableBroker]:
     with tempfile.TemporaryDirectory(prefix="marq-clock-") as folder:
-        clock = Clock(Path(folder) / "clock")
+        clock = WallClock(Path(folder) / "clock")
         with EmbeddedBroker(environment=clock.environment) as broker:
             yield MovableBroker(broker, clock)
 

@@ -7,14 +7,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab.faults.scenario import Result, dead_again
+from lab.faults.scenario import ScenarioResult, dead_again
 from lab.report import between, placed
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "guarantees.md"
 MARK = "faults"
 
 
-def write_table(results: Sequence[Result], *, whole: bool = True) -> None:
+def write_table(results: Sequence[ScenarioResult], *, whole: bool = True) -> None:
     """Write the figures of these scenarios; with ``whole``, also the date.
 
     Raises:
@@ -28,7 +28,7 @@ def write_table(results: Sequence[Result], *, whole: bool = True) -> None:
     DOCUMENT.write_text(placed(page, MARK, table), encoding="utf-8")
 
 
-def updated(table: str, results: Sequence[Result]) -> str:
+def updated(table: str, results: Sequence[ScenarioResult]) -> str:
     """Return the table with the figures of these scenarios."""
     head, *rows = table.splitlines()
     for result in results:
@@ -42,7 +42,7 @@ def updated(table: str, results: Sequence[Result]) -> str:
     return "\n".join([re.sub(r"\d+ of \d+", f"{passed} of {len(names)}", head), *rows])
 
 
-def figures(result: Result) -> list[str]:
+def figures(result: ScenarioResult) -> list[str]:
     """Return the cells sent, lost, duplicates by cause, and recovery."""
     statistics = result.statistics
     causes = ", ".join(f"{count} by {cause}" for cause, count in sorted(statistics.get("causes", {}).items()))

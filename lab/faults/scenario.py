@@ -16,7 +16,7 @@ from typing import Any
 from lab import variants
 from lab.audit import Audit
 from lab.audit import audit as run_audit
-from lab.faults.conditions import Place
+from lab.faults.conditions import Site
 from lab.proof.checker import check
 from lab.proof.findings import told
 from lab.stage import SOME, Stage, recovery_seconds
@@ -54,7 +54,7 @@ class Scenario:
     name: str
     faults: Sequence[Step]
     setup: Step | None = begin
-    place: Callable[[], AbstractContextManager[Place]] | None = None
+    place: Callable[[], AbstractContextManager[Site]] | None = None
     holds: Step | None = None
     some: int = SOME
     quick: bool = False
@@ -73,7 +73,7 @@ class Scenario:
 
 
 @dataclass(frozen=True)
-class Result:
+class ScenarioResult:
     """The result of a scenario: the checker's counts, and its findings."""
 
     scenario: Scenario
@@ -111,7 +111,7 @@ def dead_again(counts: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-async def play(scenario: Scenario, shared: Place | None = None, *, audit: bool = False) -> Result:
+async def play(scenario: Scenario, shared: Site | None = None, *, audit: bool = False) -> ScenarioResult:
     """Play a scenario and let the checker judge its history; keep its files only if something is wrong.
 
     With ``audit``, the data pipeline's audit must agree.
@@ -130,14 +130,16 @@ async def play(scenario: Scenario, shared: Place | None = None, *, audit: bool =
                     account = await _audit(stage, folder / "data")
                     wrong += account.differences(report.summary(), AUDITED)
     except Exception as error:
-        return Result(scenario, time.monotonic() - began_s, wrong=[f"{type(error).__name__}: {error}", f"see {folder}"])
+        return ScenarioResult(
+            scenario, time.monotonic() - began_s, wrong=[f"{type(error).__name__}: {error}", f"see {folder}"]
+        )
     if wrong:
         stage.write(folder / "history.jsonl")
         wrong.append(f"{len(report.findings)} findings; the whole history: {folder}/history.jsonl")
     else:
         stage.forget()
     recovery = recovery_seconds(stage.events)
-    return Result(scenario, time.monotonic() - began_s, report.summary(), recovery, wrong)
+    return ScenarioResult(scenario, time.monotonic() - began_s, report.summary(), recovery, wrong)
 
 
 async def _audit(stage: Stage, data: Path) -> Audit:

@@ -10,7 +10,7 @@ from functools import partial
 
 from lab.consumer import LEASE_SECONDS, Point
 from lab.faults import steps
-from lab.faults.conditions import Cluster, Proxy, behind_proxies, movable_broker, with_small_disk
+from lab.faults.conditions import BrokerCluster, Proxy, behind_proxies, movable_broker, with_small_disk
 from lab.faults.scenario import Scenario, Step
 from lab.faults.steps import (
     AT_MOST_ONCE,
@@ -134,12 +134,14 @@ BROKERS = [
     Scenario("broker-restarted", [down(end=EmbeddedBroker.stop)] * 2, place=EmbeddedBroker),
     Scenario("broker-killed", [down()] * 2, place=EmbeddedBroker, quick=True),
     Scenario("broker-away", [down(30)], place=EmbeddedBroker),
-    Scenario("leader-killed", [steps.leader_killed(0), steps.leader_killed(1)], REPLICATED, partial(Cluster, REPLICAS)),
+    Scenario(
+        "leader-killed", [steps.leader_killed(0), steps.leader_killed(1)], REPLICATED, partial(BrokerCluster, REPLICAS)
+    ),
     Scenario(
         "too-few-brokers",
         [steps.too_few],
         REPLICATED,
-        partial(Cluster, REPLICAS, properties={"min.insync.replicas": str(REPLICAS)}),
+        partial(BrokerCluster, REPLICAS, properties={"min.insync.replicas": str(REPLICAS)}),
     ),
     Scenario("everything-killed", [steps.everything_killed(MARKED)], steps.few_attempts),
     Scenario(

@@ -15,9 +15,9 @@ import marq
 from lab.consumer import LEASE_SECONDS, Point
 from lab.faults.conditions import (
     MOVE_SECONDS,
-    Clock,
-    Cluster,
+    BrokerCluster,
     Proxy,
+    WallClock,
 )
 from lab.faults.mix import Mix
 from lab.faults.scenario import Step
@@ -280,7 +280,7 @@ def down(seconds: float = 0.0, end: Callable[[EmbeddedBroker], None] = EmbeddedB
 def leader_killed(partition: int) -> Step:
     """Kill the leader of a markers partition; the remaining brokers have everything that was acknowledged."""
 
-    async def fault(stage: Stage, cluster: Cluster) -> None:
+    async def fault(stage: Stage, cluster: BrokerCluster) -> None:
         leader = await leader_of(stage, cluster, partition)
         # The other brokers keep answering; clients of this one notice its end immediately.
         with stage.fault("cut", EVERYBODY):
@@ -291,7 +291,7 @@ def leader_killed(partition: int) -> Step:
     return fault
 
 
-async def leader_of(stage: Stage, cluster: Cluster, partition: int) -> int:
+async def leader_of(stage: Stage, cluster: BrokerCluster, partition: int) -> int:
     topic = stage.settings.names.markers
     leader: int | None = None
 
@@ -305,7 +305,7 @@ async def leader_of(stage: Stage, cluster: Cluster, partition: int) -> int:
     return leader
 
 
-async def too_few(stage: Stage, cluster: Cluster) -> None:
+async def too_few(stage: Stage, cluster: BrokerCluster) -> None:
     """With one broker away, writes are refused; with two away, no broker leads."""
     leader = await leader_of(stage, cluster, 0)
     others = [node for node in cluster.nodes if node != leader]
@@ -470,7 +470,7 @@ AHEAD_SECONDS, BACK_SECONDS = 7200.0, -3600.0
 STAY_SECONDS = 2 * LEASE_SECONDS
 
 
-async def move(stage: Stage, clock: Clock, seconds: float, target: str) -> None:
+async def move(stage: Stage, clock: WallClock, seconds: float, target: str) -> None:
     """Move a clock, and let messages pass."""
     stage.note("info", "clock", target=target, seconds=seconds)
     if target == EVERYBODY:
@@ -482,7 +482,7 @@ async def move(stage: Stage, clock: Clock, seconds: float, target: str) -> None:
 
 async def consumers_clock_moved(stage: Stage, _: Any) -> None:
     """Clocks of clients are never compared with others."""
-    clock = Clock(stage.folder / "clock")
+    clock = WallClock(stage.folder / "clock")
     moved = await stage.consumer(**clock.environment)
     await stage.delivered_more()
     for seconds in (AHEAD_SECONDS, BACK_SECONDS):
@@ -495,7 +495,7 @@ async def consumers_clock_moved(stage: Stage, _: Any) -> None:
 
 async def workers_clock_moved(stage: Stage, _: Any) -> None:
     """Its tables contain times: it restarts with them and a clock that is an hour behind."""
-    clock = Clock(stage.folder / "clock")
+    clock = WallClock(stage.folder / "clock")
     worker = await stage.begin(1, **clock.environment)
     for seconds in (AHEAD_SECONDS, BACK_SECONDS):
         await move(stage, clock, seconds, worker.name)

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from lab.consumer import demo_outcome
-from lab.demo.plan import NUMBER_DIGITS, QUEUES, SETTINGS, VALUE_BYTES, Plan, make_value, read_plan
+from lab.demo.plan import NUMBER_DIGITS, QUEUES, SETTINGS, VALUE_BYTES, DemoPlan, make_value, read_plan
 from lab.demo.progress import Display
-from lab.demo.run import Run
+from lab.demo.run import DemoRun
 from lab.program import START_SECONDS
 from marq.settings.client import ClientSettings
 
@@ -75,7 +75,7 @@ def test_a_wrong_size_is_refused(environment: dict[str, str], capsys: pytest.Cap
 def test_each_program_waits_for_the_broker_as_long_as_the_demo_does(tmp_path: Path, limit: float, wait: float) -> None:
     display = Display(Console(file=io.StringIO()), 1)
 
-    run = Run(Plan(limit_seconds=limit), "kafka:9092", "demo-1", tmp_path, 4, display, None)
+    run = DemoRun(DemoPlan(limit_seconds=limit), "kafka:9092", "demo-1", tmp_path, 4, display, None)
 
     settings = ClientSettings.read(None, {}, environment=run.environment)
     assert (settings.bootstrap_servers, settings.connect_timeout_ms) == ("kafka:9092", wait * 1000)

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from lab.demo.plan import Plan
+from lab.demo.plan import DemoPlan
 from lab.demo.progress import Display
-from lab.demo.run import Run
+from lab.demo.run import DemoRun
 from lab.program import RunError
 
 LIMIT_SECONDS, LOOKS = 5.0, 100
@@ -27,12 +27,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     return
 
 
-class Waiting(Run):
+class Waiting(DemoRun):
     """A run whose consumers deliver a message at each look, until they have delivered some."""
 
     def __init__(self, folder: Path, deliveries: int) -> None:
         display = Display(Console(file=io.StringIO()), 1)
-        super().__init__(Plan(), "kafka:9092", "demo-1", folder, 4, display, None)
+        super().__init__(DemoPlan(), "kafka:9092", "demo-1", folder, 4, display, None)
         self._deliveries = deliveries
 
     def look(self) -> None:

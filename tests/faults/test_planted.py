@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lab.faults.scenario import Result, Scenario, Step, play
+from lab.faults.scenario import Scenario, ScenarioResult, Step, play
 from lab.faults.scenarios import FEW, begin, dies_at, mixed
 from lab.stage import Stage
 from marq_worker.broker import EmbeddedBroker
@@ -14,7 +14,7 @@ from marq_worker.broker import EmbeddedBroker
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]
 
 
-async def played(broker: EmbeddedBroker, setup: Step, *faults: Step) -> Result:
+async def played(broker: EmbeddedBroker, setup: Step, *faults: Step) -> ScenarioResult:
     return await play(Scenario("planted", faults, setup), broker)
 
 

@@ -10,7 +10,7 @@ import pytest
 from lab.audit import finished
 from lab.faults.__main__ import chosen, summary
 from lab.faults.report import DOCUMENT, MARK, figures, updated
-from lab.faults.scenario import Result
+from lab.faults.scenario import ScenarioResult
 from lab.faults.scenarios import SCENARIOS
 from lab.faults.soak import Sample, unbounded
 from lab.report import between
@@ -29,9 +29,9 @@ def test_scenarios_are_chosen_by_the_beginning_of_their_names() -> None:
         chosen("nobody")
 
 
-def result(*, lost: int = 0, wrong: list[str] | None = None) -> Result:
+def result(*, lost: int = 0, wrong: list[str] | None = None) -> ScenarioResult:
     statistics = {"accepted": 100, "lost": lost, "duplicates": 3, "causes": {"1": 2, "6": 1}}
-    return Result(QUICK[0], 12.0, statistics, 1.25, wrong or [])
+    return ScenarioResult(QUICK[0], 12.0, statistics, 1.25, wrong or [])
 
 
 def test_the_last_line_adds_up_and_names_what_failed() -> None:

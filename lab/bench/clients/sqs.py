@@ -25,7 +25,7 @@ LONG_POLL_S = 20
 
 def rounds(url: str, count: int, size: int) -> None:
     """Send ``count`` messages in batches, and receive and delete as many batches; again for each signal."""
-    queue = _Queue(url)
+    queue = _SqsQueue(url)
     body = "x" * size
     queue.receive(0)
     deleted = 0
@@ -41,7 +41,7 @@ def rounds(url: str, count: int, size: int) -> None:
 
 def paced(url: str, rate: float, count: int, burst: int) -> None:
     """Send messages at a steady rate, ``burst`` per call. Each contains the time when it should have been sent."""
-    queue = _Queue(url)
+    queue = _SqsQueue(url)
     say(ready=True)
     sys.stdin.readline()
     # Not at the same time as other senders.
@@ -55,7 +55,7 @@ def paced(url: str, rate: float, count: int, burst: int) -> None:
 
 def timed(url: str, unmeasured_s: float) -> None:
     """Receive and delete messages of `paced` until none comes; report how long after those times they arrived."""
-    queue = _Queue(url)
+    queue = _SqsQueue(url)
     queue.receive(0)
     say(ready=True)
     sys.stdin.readline()
@@ -92,7 +92,7 @@ async def idle(url: str, polls: int) -> None:
             say(ready=True)
 
 
-class _Queue:
+class _SqsQueue:
     """A queue, through boto3."""
 
     def __init__(self, url: str) -> None:

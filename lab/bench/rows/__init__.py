@@ -12,9 +12,9 @@ from lab.bench.rows.recovery import RECOVERY
 from lab.bench.rows.sqs import SQS
 from lab.bench.rows.throughput import SCALE, SEND
 from lab.bench.rows.tracker import BACKLOG, IDLE, TRACKER
-from lab.bench.suite import Row
+from lab.bench.suite import BenchRow
 
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[BenchRow, ...] = (
     DRAIN,
     *WORK_ROWS,
     RABBITMQ,

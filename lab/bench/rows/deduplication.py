@@ -11,7 +11,7 @@ import time
 
 import marq
 from lab.bench.load import CHUNK, QUEUE, values
-from lab.bench.suite import Bar, Bench, Measurements, Medians, Row
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians
 
 MAX_IDS_MIB = 300
 RESTART_SECONDS = 10.0
@@ -70,7 +70,7 @@ def bars(medians: Medians) -> list[Bar]:
     ]
 
 
-DEDUPLICATION = Row(
+DEDUPLICATION = BenchRow(
     "deduplication",
     "messages with different deduplication ids are delivered, and the worker is killed",
     {"marq": lambda bench: asyncio.run(remember(bench))},

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 import marq
 from lab.bench.leases import copies
 from lab.bench.load import CHUNK, QUEUE, values
-from lab.bench.suite import Bar, Bench, Measurements, Medians, Row, peak_mib
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, peak_mib
 from lab.program import Worker
 
 MAX_MEMORY_MIB = 700
@@ -112,7 +112,7 @@ def bars(medians: Medians) -> list[Bar]:
     ]
 
 
-DELAYS = Row(
+DELAYS = BenchRow(
     "delays",
     f"messages wait for hours, {RATE:,} more are due each second for {SECONDS} s, and the worker is killed",
     {"marq": lambda bench: asyncio.run(delay(bench))},

@@ -9,7 +9,7 @@ from functools import partial
 
 from lab.bench.clients.drain_share import BROKER_PROPERTIES
 from lab.bench.load import QUEUE, fill
-from lab.bench.suite import Bench, Limit, Measurements, Row, Skipped, limits
+from lab.bench.suite import Bench, BenchRow, Limit, Measurements, Skipped, limits
 from lab.program import Worker, measured
 from lab.resources import Meter
 from marq.wire.names import Names
@@ -94,7 +94,7 @@ def _parts(meter: Meter) -> Measurements:
     return {f"{part}_cpu_seconds": seconds for part, seconds in meter.seconds().items()}
 
 
-DRAIN = Row(
+DRAIN = BenchRow(
     "drain",
     "a full queue drained by one process that only looks at each message and acknowledges it",
     {
@@ -112,7 +112,7 @@ DRAIN = Row(
     broker_properties=BROKER_PROPERTIES,
 )
 
-MEMORY = Row(
+MEMORY = BenchRow(
     "memory",
     "a drain, handler per message: the most memory of each process, and the size of the broker's logs after it",
     {RUN: memory},
@@ -124,7 +124,7 @@ MEMORY = Row(
     runs=3,
 )
 
-RABBITMQ = Row(
+RABBITMQ = BenchRow(
     "rabbitmq",
     f"a full queue drained by one process, also with 10 ms of waiting per message; prefetch and concurrency {PREFETCH}",
     {
@@ -139,7 +139,7 @@ RABBITMQ = Row(
 )
 
 
-def _work_row(name: str, what: str, work: str, run: int, group: int, share: tuple[int, int]) -> Row:
+def _work_row(name: str, what: str, work: str, run: int, group: int, share: tuple[int, int]) -> BenchRow:
     """Compare systems with work on each message, each at the concurrency at which it is fastest (docs/benchmarks.md).
 
     Args:
@@ -147,7 +147,7 @@ def _work_row(name: str, what: str, work: str, run: int, group: int, share: tupl
         share: consumers, and messages of one poll.
     """
     consumers, polled = share
-    return Row(
+    return BenchRow(
         name,
         f"{what}; marq run at concurrency {run}, {consumers} consumers of a share group with {polled} "
         f"messages a poll, a consumer group with {group} messages at a time",

@@ -8,7 +8,7 @@ from itertools import count
 
 from lab.bench.clients.consumers import FORGOTTEN
 from lab.bench.load import QUEUE, fill, place
-from lab.bench.suite import Bar, Bench, Limit, Measurements, Medians, Row, limits
+from lab.bench.suite import Bar, Bench, BenchRow, Limit, Measurements, Medians, limits
 from lab.program import Worker, measured
 from lab.resources import Meter
 from marq.settings.placements import subset
@@ -78,7 +78,7 @@ def latency(bench: Bench, name: str) -> Measurements:
     return send_to_handler(bench, prefix, QUEUE, RATES[name], BURSTS[name], worker=worker)
 
 
-LATENCY = Row(
+LATENCY = BenchRow(
     "latency",
     "a producer sends at a steady rate: time from when a message should be sent until its handler begins",
     {name: partial(latency, name=name) for name in RATES},
@@ -125,7 +125,7 @@ def neighbours_bars(medians: Medians) -> list[Bar]:
     ]
 
 
-NEIGHBOURS = Row(
+NEIGHBOURS = BenchRow(
     "neighbours",
     f"{QUIET_PER_SECOND} messages a second of a queue, and {FLOOD_PER_SECOND:,} of another at once: send to handler",
     {
@@ -172,7 +172,7 @@ def redelivery_bars(medians: Medians) -> list[Bar]:
     ]
 
 
-REDELIVERY = Row(
+REDELIVERY = BenchRow(
     "redelivery",
     f"{MESSAGES:,} messages, one in {FORGOTTEN} forgotten and redelivered when its lease of {LEASE_S:g} s ends",
     {QUIET: redelivery, BUSY: partial(redelivery, traffic=TRAFFIC_PER_SECOND)},
@@ -194,7 +194,7 @@ def expiry(bench: Bench) -> Measurements:
     return {**measurements, "worker_cpu_seconds": meter.seconds()["worker"]}
 
 
-EXPIRY = Row(
+EXPIRY = BenchRow(
     "expiry",
     "a consumer leaves with all messages in flight: from the end of the first lease until another has acked them all",
     {"marq": expiry},

@@ -10,8 +10,8 @@ import marq
 from lab.bench.load import QUEUE, fill, fill_keys
 from lab.bench.rows.drain import drained
 from lab.bench.rows.latency import send_to_handler
-from lab.bench.suite import Bar, Bench, Limit, Measurements, Medians, Row, limits
-from lab.program import Client
+from lab.bench.suite import Bar, Bench, BenchRow, Limit, Measurements, Medians, limits
+from lab.program import BenchClient
 
 KEYS, CONCURRENCY, WORK_MS = 10_000, 1_000, "1"
 #: The rate with ordering keys, divided by the rate without.
@@ -30,7 +30,7 @@ def drain(bench: Bench, keys: int) -> Measurements:
     return drained(bench, prefix, worker, "run", WORK_MS, CONCURRENCY)
 
 
-ORDERED_ROW = Row(
+ORDERED_ROW = BenchRow(
     "ordered",
     f"a full queue drained by one process; {WORK_MS} ms of waiting per message at concurrency {CONCURRENCY:,}; without "
     f"order, and with {KEYS:,} ordering keys in turn",
@@ -74,7 +74,7 @@ def poisoned_bars(medians: Medians) -> list[Bar]:
     return [Bar("a key that fails: p99 of the other keys, more than without it", more, MOST_MORE_MS, "ms")]
 
 
-POISONED_ROW = Row(
+POISONED_ROW = BenchRow(
     "poisoned",
     f"{PER_SECOND:,} messages a second of {SOME_KEYS:,} ordering keys; the messages of one key fail, with a backoff of "
     "10 s: send to handler of the other keys",
@@ -118,13 +118,13 @@ def rebalance(bench: Bench) -> Measurements:
     return pauses_ms
 
 
-def _longest_ms(consumers: list[Client]) -> float:
+def _longest_ms(consumers: list[BenchClient]) -> float:
     for consumer in consumers:
         consumer.go()
     return float(max(consumer.read()["longest_ms"] for consumer in consumers))
 
 
-REBALANCE_ROW = Row(
+REBALANCE_ROW = BenchRow(
     "rebalance",
     f"two consumers and {REBALANCED_PER_SECOND:,} messages a second: the longest time without a message at one of them "
     "when nothing happens, when a third one joins, and when it leaves",

@@ -9,7 +9,7 @@ from functools import partial
 
 import marq
 from lab.bench.load import fill_queues, place, queue_name
-from lab.bench.suite import Bench, Limit, Measurements, Row, limits
+from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
 from lab.program import measured
 from lab.resources import Meter
 from marq.settings.definitions import layer_key
@@ -41,7 +41,7 @@ async def define(servers: str, prefix: str, queues: list[str]) -> None:
         await definitions.publish({layer_key("change", queue): {"group": GROUP} for queue in queues})
 
 
-QUEUES_ROW = Row(
+QUEUES_ROW = BenchRow(
     "queues",
     f"one consumer of a group serves {MANY} that share a topic, next to a group with one queue",
     {ONE: partial(grouped, count=1), MANY: partial(grouped, count=QUEUES)},
@@ -100,7 +100,7 @@ async def prepare(bench: Bench, prefix: str, name: str) -> None:
             await producer.send_many(queue, [b"x" * bench.size.value_bytes] * MESSAGES[name])
 
 
-READERS_ROW = Row(
+READERS_ROW = BenchRow(
     "readers",
     f"{READERS} consumers in {PROCESSES} processes, each with its own queue: bytes read for each message handled",
     {name: partial(read, name=name) for name in MESSAGES},

@@ -13,9 +13,9 @@ import time
 
 from lab.bench.leases import copies, opener
 from lab.bench.load import QUEUE
-from lab.bench.suite import Bar, Bench, Measurements, Medians, Row, peak_mib
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, peak_mib
 from lab.program import LIMIT_SECONDS, Worker
-from lab.topics import TopicReader
+from lab.topics import TopicScan
 from marq_worker.config.settings import load_settings
 
 MAX_MEMORY_MIB = 700
@@ -86,7 +86,7 @@ async def recover(bench: Bench) -> Measurements:
         await asyncio.to_thread(
             worker.wait_until, lambda: worker.row(QUEUE).get("in_flight") == opened, LIMIT_SECONDS, 1.0
         )
-        async with TopicReader(client, client.names.changelog, committed=False) as changelog:
+        async with TopicScan(client, client.names.changelog, committed=False) as changelog:
             before = -1
             while (now := await changelog.written()) != before:
                 before = now
@@ -122,7 +122,7 @@ def bars(medians: Medians) -> list[Bar]:
     ]
 
 
-RECOVERY = Row(
+RECOVERY = BenchRow(
     "recovery",
     "a worker with open leases is killed three times: it restarts with its data and without, then a standby takes over",
     {"marq": lambda bench: asyncio.run(recover(bench))},

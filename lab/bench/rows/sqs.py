@@ -9,7 +9,7 @@ import urllib.request
 
 from lab.bench.clients.client import percentiles
 from lab.bench.load import QUEUE
-from lab.bench.suite import Bench, Limit, Measurements, Row, limits
+from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
 from lab.program import RunError, Worker
 from lab.resources import Meter
 from marq_worker.broker.ports import free_port
@@ -110,7 +110,7 @@ def _percent(worker: Worker) -> float:
     return 100 * (worker.cpu_seconds() - began_s) / IDLE_SECONDS
 
 
-SQS = Row(
+SQS = BenchRow(
     "sqs",
     f"{COUNT} boto3 clients send, receive and delete in batches of 10; {RATE} messages/s; {IDLE_POLLS} idle polls",
     {CLIENTS: clients, PACED: paced, POLLS: idle},

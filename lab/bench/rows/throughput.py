@@ -10,10 +10,10 @@ from pathlib import Path
 
 from lab.bench.clients.producers import TASKS
 from lab.bench.load import QUEUE, check_numbers, fill
-from lab.bench.suite import Bench, Limit, Measurements, Row, limits
+from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
 from lab.program import RunError, measured
 from lab.resources import Meter
-from lab.topics import TopicReader
+from lab.topics import TopicScan
 from marq.kafka.connection import admin_client
 from marq.settings.client import ClientSettings
 
@@ -36,12 +36,12 @@ def send(bench: Bench, way: str, part: float = 1.0) -> Measurements:
 
 
 async def count_records(servers: str, topic: str) -> int:
-    async with TopicReader(ClientSettings.read(servers, environment={}), topic, committed=False) as reader:
+    async with TopicScan(ClientSettings.read(servers, environment={}), topic, committed=False) as reader:
         return await reader.written()
 
 
 _PER_SECOND = "messages_per_second"
-SEND = Row(
+SEND = BenchRow(
     "send",
     f"one process sends: calls of send_many, and awaited calls of send from {TASKS} tasks",
     {"send_many": partial(send, way="send_many"), "send": partial(send, way="send", part=ONE_BY_ONE)},
@@ -108,7 +108,7 @@ def check_handled(files: list[Path], count: int) -> None:
     check_numbers(numbers, count)
 
 
-SCALE = Row(
+SCALE = BenchRow(
     "scale",
     f"a queue of {PARTITIONS} partitions drained by one consumer and one worker, and by two of each",
     {ONE: partial(scale, number=1), TWO: partial(scale, number=2)},

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from functools import partial
 
 from lab.bench.load import QUEUE, fill_queues, queue_name
-from lab.bench.suite import Bench, Limit, Measurements, Row, limits
+from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
 from lab.program import LIMIT_SECONDS, POLL_SECONDS, Worker, measured
 from lab.resources import Meter
-from lab.topics import TopicReader
+from lab.topics import TopicScan
 from marq.settings.client import ClientSettings
 from marq.wire.names import Names
 
@@ -93,7 +93,7 @@ async def _written(worker: Worker, client: ClientSettings, in_flight: int) -> fl
 
     The worker is asked only then, because counting messages in flight costs it time.
     """
-    async with TopicReader(client, client.names.changelog, committed=False) as changelog:
+    async with TopicScan(client, client.names.changelog, committed=False) as changelog:
         records, ended = await changelog.written(), time.monotonic()
         async with asyncio.timeout(LIMIT_SECONDS):
             while time.monotonic() - ended < QUIET_SECONDS or worker.row(QUEUE).get("in_flight") != in_flight:
@@ -103,7 +103,7 @@ async def _written(worker: Worker, client: ClientSettings, in_flight: int) -> fl
     return ended
 
 
-TRACKER = Row(
+TRACKER = BenchRow(
     "tracker",
     "a worker folds an ACQUIRE and an ACK of each message, with payloads; all are in the log when it begins",
     {TOGETHER: together, WRITTEN: written},
@@ -149,7 +149,7 @@ def _wait_until_waiting(worker: Worker, count: int) -> None:
     worker.wait_until(counted, pause=CENSUS_POLL_SECONDS)
 
 
-BACKLOG = Row(
+BACKLOG = BenchRow(
     "backlog",
     "a worker counts waiting messages of queues that share a topic, sent by a plain producer while it was stopped",
     {ONE: partial(backlog, queues=1), MANY: partial(backlog, queues=QUEUES)},
@@ -176,4 +176,4 @@ def idle(bench: Bench) -> Measurements:
     return {"idle_core_percent": 100 * (worker.cpu_seconds() - before) / IDLE_SECONDS}
 
 
-IDLE = Row("idle", "a worker without messages: how much of a core it takes", {"marq": idle}, runs=1, warm=0)
+IDLE = BenchRow("idle", "a worker without messages: how much of a core it takes", {"marq": idle}, runs=1, warm=0)

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import marq
-from lab.demo.plan import QUEUES, Plan, make_value
+from lab.demo.plan import QUEUES, DemoPlan, make_value
 from lab.demo.run import WORKERS
 from lab.program import Program, RunError, Worker, recorded, stop_all
 from lab.topics import delete_topics
@@ -51,7 +51,7 @@ class Stage:
         workers: list[Worker],
         consumers: list[Program],
         settings: ClientSettings,
-        plan: Plan,
+        plan: DemoPlan,
     ) -> None:
         self.run = background.run
         self.plan = plan
@@ -166,7 +166,7 @@ class Stage:
 
 
 @contextmanager
-def staged(background: Background, servers: str, folder: Path, plan: Plan) -> Iterator[Stage]:
+def staged(background: Background, servers: str, folder: Path, plan: DemoPlan) -> Iterator[Stage]:
     """Make a namespace on a broker, and end it; raises as :meth:`Stage.prepare`."""
     settings = ClientSettings.read(servers, {"prefix": f"tour-{secrets.token_hex(4)}"})
     background.run(ensure_topics(settings))
