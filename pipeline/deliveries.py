@@ -12,9 +12,9 @@ from pyspark.sql import functions as F
 from pipeline.audit_differences import differences_of_record, overdue, passed_over, pending_of_record, within
 from pipeline.cut import Cut
 from pipeline.key_order import overtakes
-from pipeline.record_parts import KEY, PARTS, PLACE
+from pipeline.record_parts import KEY, PARTS, PLACE, later_by
 from pipeline.subscriptions import DRAWN, skipped
-from pipeline.tables import LAST_MS, columns
+from pipeline.tables import columns
 
 #: The elements of a message's ``deliveries``.
 DELIVERY = columns(
@@ -125,6 +125,7 @@ def _held(rows: DataFrame) -> DataFrame:
             "handed_out": F.col("acquired").isNotNull() & F.col("acquired.due_at").isNull(),
             "wait_until": F.coalesce(F.col("acquired.due_at"), F.col("delayed.due_at")),
             "kept": by_holder("renewed"),
+            "kept_exactly": by_holder("renewed_exactly"),
             "dispatched": by_holder("spent"),
             "given_back": by_holder("released"),
             "refused": by_holder("rejected"),
@@ -154,14 +155,16 @@ def _ended(rows: DataFrame) -> DataFrame:
     moved = F.when(unknown, ended_at).otherwise(moved)
     # The RELEASE after the last attempt in order: its dead letter is due at once.
     exhausted = F.coalesce(F.col("ended") == back["pos"], F.lit(False))
-    later = _later(back["at"], F.when(exhausted, 0).otherwise(back["delay_ms"]))
+    later = later_by(back["at"], F.when(exhausted, 0).otherwise(back["delay_ms"]))
     # The tracker ignores the delay after the last attempt, and that of a blocking message without its record.
     undelayed = (end["kind"] == "DEAD_LETTERED") | (end["cause"] == "RELEASED")
     later = F.when(later > F.when(undelayed, end["at"]), end["at"]).otherwise(later)
     waiting_due = F.coalesce(F.when(cancelled, F.col("cancelled.at")), moved, "wait_until", later)
-    # ACQUIRE, RENEW and DISPATCH each begin the lease.
-    begun = (taken, kept, F.col("dispatched"))
-    lease_due = F.greatest(*[_later(marker["at"], marker["lease_ms"]) for marker in begun])
+    # RENEW and DISPATCH never shorten the lease that an ACQUIRE begins, except a later RENEW that sets its end exactly.
+    begun = [later_by(marker["at"], marker["lease_ms"]) for marker in (taken, F.col("dispatched"))]
+    exact = F.col("kept_exactly")
+    is_exact = exact.isNotNull() & (kept.isNull() | (kept["pos"] < exact["pos"]))
+    lease_due = F.when(is_exact, exact["until"]).otherwise(F.greatest(*begun, kept["until"]))
     due = F.when(waits | back.isNotNull(), waiting_due).otherwise(lease_due)
     rows = rows.withColumns({"outcome": outcome, "due": due, "due_unknown": unknown, "exhausted": exhausted})
     settled = (
@@ -291,12 +294,6 @@ def _rightly_named(name: str) -> Column:
 
 def _count(test: Column) -> Column:
     return F.when(test, 1).otherwise(0)
-
-
-def _later(at: Column, by_ms: Column) -> Column:
-    later = F.unix_millis(at) + by_ms
-    # F.least ignores nulls.
-    return F.timestamp_millis(F.when(later > LAST_MS, LAST_MS).otherwise(later))
 
 
 def _millis(since: str | Column, until: str | Column) -> Column:

@@ -177,6 +177,8 @@ def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, An
         common["from_offset"] = batch.from_offset
     if isinstance(batch, Acquire | Renew | Dispatch):
         common["lease_ms"] = batch.lease_ms
+    if isinstance(batch, Renew) and batch.exactly:
+        common["cause"] = "EXACTLY"
     if isinstance(batch, Acquire):
         common["in_order"] = batch.in_order
         if batch.dues_ms is not None:

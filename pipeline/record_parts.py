@@ -20,7 +20,7 @@ from pyspark.sql.types import StructField, StructType
 
 from pipeline.deduplicated import PLACE, dropped
 from pipeline.subscriptions import DRAWN, Subscriptions
-from pipeline.tables import columns
+from pipeline.tables import LAST_MS, columns
 
 KEY = (*PLACE, "subscription")
 #: The condition of a marker that delays a message with a deduplication id.
@@ -46,7 +46,9 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "moves": ("sum", "long"),
     "moved": ("max", "pos long, due_at timestamp, queue string"),
     "renewals": ("sum", "long"),
-    "renewed": ("max", "pos long, at timestamp, holder string, lease_ms long"),
+    # The RENEW for the longest time, and the last one that may have made the lease shorter.
+    "renewed": ("max", "until timestamp, pos long, holder string"),
+    "renewed_exactly": ("max", "pos long, until timestamp, holder string"),
     "spent": ("max", "pos long, at timestamp, holder string, lease_ms long"),
     # Those that count the attempt.
     "releases": ("sum", "long"),
@@ -89,6 +91,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "moved": ("RESCHEDULE",),
     "renewals": ("RENEW",),
     "renewed": ("RENEW",),
+    "renewed_exactly": ("RENEW",),
     "spent": ("DISPATCH",),
     "releases": ("RELEASE",),
     "released": ("RELEASE",),
@@ -106,7 +109,8 @@ def of_markers(markers: DataFrame) -> DataFrame:
     about_records = markers.where(~F.col("kind").isin("TICK", "ANSWERED", "DISCARD", "RESUME", "RESUMED"))
     # A batch has at most 2^16 markers.
     pos = F.col("log_offset") * 65_536 + F.col("index")
-    rows = about_records.withColumn("pos", pos).withColumnRenamed("logged_at", "at")
+    until = later_by(F.col("logged_at"), F.col("lease_ms"))
+    rows = about_records.withColumn("pos", pos).withColumn("until", until).withColumnRenamed("logged_at", "at")
     kind = F.col("kind")
     columns = {
         # An ACK may name no queue, and other markers of clients a wrong one; ``subscription`` is the right one.
@@ -120,6 +124,9 @@ def of_markers(markers: DataFrame) -> DataFrame:
         **{name: F.when(kind.isin(*kinds), _value(name)) for name, kinds in _KINDS.items()},
     }
     columns["releases"] = F.when(F.col("counted"), columns["releases"])
+    exactly = F.col("cause") == "EXACTLY"
+    columns["renewed"] = F.when(exactly, None).otherwise(columns["renewed"])
+    columns["renewed_exactly"] = F.when(exactly, columns["renewed_exactly"])
     return _row(rows, columns)
 
 
@@ -136,6 +143,13 @@ def of_duplicates(
     subscription = subscriptions.of(F.col("queue"), F.col("topic"))
     columns = {"queue": F.col("queue"), "duplicate": F.lit(True)}
     return _row(rows.withColumn("subscription", subscription), columns)
+
+
+def later_by(at: Column, by_ms: Column) -> Column:
+    """Return a time some milliseconds later, at most the last one that tables can express."""
+    later = F.unix_millis(at) + by_ms
+    # F.least ignores nulls.
+    return F.timestamp_millis(F.when(later > LAST_MS, LAST_MS).otherwise(later))
 
 
 def by_queue(values: Mapping[str, int]) -> Column:

@@ -302,7 +302,7 @@ class Fold:
                 state = DISPATCHED if event["kind"] == "DISPATCH" else standing.state
                 counted = standing.counted or event.get("started", False)
                 dues_ms = (self.now_ms + event["lease_ms"],)
-                if event.get("started", False):
+                if not event.get("exactly", False):
                     dues_ms = max(dues_ms, standing.dues_ms)
                 self.put(key, standing._replace(dues_ms=dues_ms, state=state, counted=counted))
 

@@ -272,9 +272,10 @@ def _columns(batch: Batch) -> Event:
         return _times(batch)
     if isinstance(batch, Answer):
         return {"outcomes": [Outcome(outcome).name for outcome in batch.outcomes]}
-    if isinstance(batch, Renew) and batch.started:
-        return {"lease_ms": batch.lease_ms, "started": True}
-    if isinstance(batch, Renew | Dispatch):
+    if isinstance(batch, Renew):
+        flags = {"started": batch.started, "exactly": batch.exactly}
+        return {"lease_ms": batch.lease_ms, **{name: True for name, is_set in flags.items() if is_set}}
+    if isinstance(batch, Dispatch):
         return {"lease_ms": batch.lease_ms}
     if isinstance(batch, Release):
         return {"delays_ms": list(batch.delays_ms), "counted": batch.counted, "errors": list(batch.errors)}

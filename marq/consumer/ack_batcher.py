@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from marq.client.background import failure_of
-from marq.consumer.held_batch import HeldBatch, Released
+from marq.consumer.held_batch import HeldBatch, Released, Renewed
 from marq.consumer.one_per_key import Lines
 from marq.consumer.repeated_warnings import RepeatedWarning
 from marq.kafka.marker_writer import MarkerWriter, marker_records
@@ -211,14 +211,14 @@ class AckBatcher:
         if count:
             self._finished(lease.queue, count)
 
-    def _extend(self, renewals: Iterable[tuple[HeldBatch, list[tuple[int, int]]]], sent_s: float) -> None:
-        """Extend leases whose own RENEW is durable, counted from before it was sent; a late RENEW has no effect."""
+    def _extend(self, renewals: Iterable[tuple[HeldBatch, list[Renewed]]], sent_s: float) -> None:
+        """Change leases whose own RENEW is durable, counted from before it was sent; a late RENEW has no effect."""
         now_s = self.clock()
         for lease, renewed in renewals:
-            for offset, lease_ms in renewed:
-                lease.renewing.discard(offset)
-                if lease.expiry_s(offset) > now_s:
-                    lease.renewed_until(offset, sent_s + lease_ms / 1000)
+            for offset, lease_ms, exactly in renewed:
+                until_s, before_s = sent_s + lease_ms / 1000, lease.expiry_s(offset)
+                if before_s > now_s and (exactly or until_s > before_s):
+                    lease.renewed_until(offset, until_s)
 
     def _fail_waiters(self) -> None:
         for waiter in (self._settled, self._writing):
@@ -254,9 +254,8 @@ def _collect(dirty: Sequence[HeldBatch]) -> Iterator[_Batch]:
         rejected = {offset: reason for lease in leases for offset, reason in lease.rejected}
         if rejected:
             yield Reject(queue, holder, source, sorted(rejected), [rejected[offset] for offset in sorted(rejected)])
-        renewed = {offset: lease_ms for lease in leases for offset, lease_ms in lease.renewed}
-        for lease_ms, offsets in _by_lease(renewed):
-            yield Renew(queue, holder, source, offsets, lease_ms)
+        for (lease_ms, exactly), offsets in _by_lease([each for lease in leases for each in lease.renewed]):
+            yield Renew(queue, holder, source, offsets, lease_ms, exactly=exactly)
 
 
 def _ack_batches(dirty: Sequence[HeldBatch], now_s: float) -> Iterator[Ack]:
@@ -288,9 +287,16 @@ def _releases(queue: str, holder: int, source: Source, released: dict[int, Relea
         yield Release(queue, holder, source, offsets, delays, counted, errors)
 
 
-def _by_lease(renewed: dict[int, int]) -> Iterator[tuple[int, list[int]]]:
-    for lease_ms in set(renewed.values()):
-        yield lease_ms, sorted(offset for offset, each in renewed.items() if each == lease_ms)
+def _by_lease(renewed: Sequence[Renewed]) -> Iterator[tuple[tuple[int, bool], list[int]]]:
+    """Return the leases with their offsets; several RENEWs of a message become one with their effect."""
+    leases: dict[int, tuple[int, bool]] = {}
+    for offset, lease_ms, exactly in renewed:
+        before_ms, to_the_point = leases.get(offset, (0, False))
+        leases[offset] = (lease_ms, True) if exactly else (max(lease_ms, before_ms), to_the_point)
+    groups: dict[tuple[int, bool], list[int]] = {}
+    for offset in sorted(leases):
+        groups.setdefault(leases[offset], []).append(offset)
+    yield from groups.items()
 
 
 class Settled(NamedTuple):

@@ -39,13 +39,21 @@ class Released(NamedTuple):
     error: str
 
 
+class Renewed(NamedTuple):
+    """A message with a RENEW of its own; the lease may become shorter only if it is to end ``exactly`` then."""
+
+    offset: int
+    lease_ms: int
+    exactly: bool
+
+
 class HeldBatch:
     """The shared lease, and the outcomes that are not written yet."""
 
     __slots__ = (
         "acked", "acks", "at_most_once", "breaker", "codec", "decided", "dirty", "ends", "errors", "expires_s",
         "fixed_ms", "holder", "lease_s", "lines", "open", "own_expiry_s", "own_topic", "queue", "records", "rejected",
-        "released", "renewed", "renewing", "source", "started", "starts", "taken_s", "unseen",
+        "released", "renewed", "source", "started", "starts", "taken_s", "unseen",
     )  # fmt: skip
 
     def __init__(
@@ -100,9 +108,7 @@ class HeldBatch:
         self.acked: list[int] = []
         self.released: list[Released] = _NOTHING
         self.rejected: list[tuple[int, str]] = _NOTHING
-        self.renewed: list[tuple[int, int]] = _NOTHING
-        #: Offsets whose own RENEW is being written.
-        self.renewing = _NO_OFFSETS
+        self.renewed: list[Renewed] = _NOTHING
 
     def expiry_s(self, offset: int) -> float:
         """Return when the lease of one message ends."""
@@ -126,7 +132,7 @@ class HeldBatch:
         if self.lines is not None:
             self.lines.moved(self, part, offsets)
         for offset in offsets:
-            part.renew(offset, lease_ms)
+            part.renew(offset, lease_ms, exactly=True)
         return part
 
     def note_start(self, offset: int) -> None:
@@ -191,10 +197,10 @@ class HeldBatch:
         self.rejected.append((offset, reason))
         self.acks.touch(self)
 
-    def renew(self, offset: int, lease_ms: int) -> None:
+    def renew(self, offset: int, lease_ms: int, *, exactly: bool = False) -> None:
         if not self.renewed:
             self.renewed = []
-        self.renewed.append((offset, lease_ms))
+        self.renewed.append(Renewed(offset, lease_ms, exactly))
         self.acks.touch(self)
 
     def forget_outcomes(self) -> None:
@@ -203,11 +209,9 @@ class HeldBatch:
             self.acked = []
         self.released = self.rejected = _NOTHING
 
-    def take_renewals(self) -> list[tuple[int, int]]:
-        """Return the RENEWs to write, as offsets and leases in ms, and note that they are being written."""
+    def take_renewals(self) -> list[Renewed]:
+        """Return the RENEWs to write."""
         renewed, self.renewed = self.renewed, _NOTHING
-        if renewed:
-            self.renewing = {*self.renewing, *(offset for offset, _ in renewed)}
         return renewed
 
     def renewed_until(self, offset: int, expires_s: float) -> None:

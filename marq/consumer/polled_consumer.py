@@ -234,7 +234,10 @@ class TokenSettler(Lifecycle[AckBatcher]):
     async def renew(self, leases: Sequence[tuple[Token, int]]) -> None:
         """Make leases end in the given number of milliseconds, earlier or later than before."""
         await self._settle(
-            [Renew(token.queue, token.holder, token.source, [token.offset], lease_ms) for token, lease_ms in leases]
+            [
+                Renew(token.queue, token.holder, token.source, [token.offset], lease_ms, exactly=True)
+                for token, lease_ms in leases
+            ]
         )
 
     async def release(self, tokens: Sequence[Token], *, counted: bool = True) -> None:

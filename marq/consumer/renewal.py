@@ -60,8 +60,6 @@ class Renewal:
         self._log = LostLeasesLog()
         self._not_renewed = RepeatedWarning("leases not renewed: leases=%d error=%s")
         self._leases: list[HeldBatch] = []
-        #: Messages whose own, longer RENEW may have been overridden by a shorter one, or is still being written.
-        self._longer: list[tuple[HeldBatch, int]] = []
         self._grown_to = 0
         self._task: asyncio.Task[None] | None = None
         self._pause_s = inf
@@ -141,9 +139,6 @@ class Renewal:
 
     async def renew(self) -> bool:
         """Renew all leases, and return whether the markers are durable."""
-        return await self._renew_shared() and await self._repeat_longer()
-
-    async def _renew_shared(self) -> bool:
         now_s = self._clock()
         self._before(now_s)
         self._lose_expired(now_s)
@@ -156,42 +151,15 @@ class Renewal:
         except BrokerUnavailable as error:
             self._not_renewed.write(self._clock(), len(shares), error)
             return False
-        finally:
-            self._longer += _renewed_for_longer(shares, now_s)
         done_s = self._clock()
         for lease, lease_ms, offsets in shares:
             until_s = now_s + lease_ms / 1000
             # A RENEW after the lease has expired has no effect: the tracker may have redelivered the message.
             if done_s < lease.expires_s:
-                for offset in lease.renewing:
-                    # The earlier expiry counts until the message's own RENEW is durable.
-                    if offset not in lease.own_expiry_s:
-                        lease.renewed_until(offset, lease.expires_s)
                 lease.expires_s = until_s
                 for offset in offsets if lease.own_expiry_s else ():
                     if lease.own_expiry_s.get(offset, done_s) < until_s:
                         lease.own_expiry_s.pop(offset, None)
-        return True
-
-    async def _repeat_longer(self) -> bool:
-        """Repeat longer RENEWs of single messages written during a renewal: a shorter one may have come after them."""
-        now_s = self._clock()
-        held = [(lease, offset) for lease, offset in self._longer if offset in lease.open]
-        # Their own leases are not known yet, so the next renewal repeats them.
-        renewing = [(lease, offset) for lease, offset in held if offset in lease.renewing]
-        again = [
-            (lease, floor((lease.own_expiry_s[offset] - now_s) * 1000), [offset])
-            for lease, offset in held
-            if offset not in lease.renewing and lease.own_expiry_s.get(offset, 0.0) > now_s + _LEAST_S
-        ]
-        try:
-            if again:
-                await self._writer.write(list(self._records(again)), self._shortest_lease_ms() / 3000)
-        except BrokerUnavailable as error:
-            self._not_renewed.write(self._clock(), len(again), error)
-            return False
-        # Another RENEW may have been written during this one, too.
-        self._longer = renewing + _renewed_for_longer(again, now_s)
         return True
 
     def _shortest_lease_ms(self) -> int:
@@ -247,26 +215,7 @@ def _next_expiry_s(lease: HeldBatch, now_s: float) -> float:
     return min([each for each in (lease.expires_s, *lease.own_expiry_s.values()) if each > now_s], default=inf)
 
 
-def _renewed_for_longer(
-    shares: Iterable[tuple[HeldBatch, int, list[int]]], sent_s: float
-) -> list[tuple[HeldBatch, int]]:
-    """Return messages of a renewal whose own RENEW is longer or still being written: it may precede this one."""
-    return [
-        (lease, offset)
-        for lease, lease_ms, offsets in shares
-        if lease.own_expiry_s or lease.renewing
-        for offset in offsets
-        # The lease was rounded down.
-        if offset in lease.renewing or lease.own_expiry_s.get(offset, 0.0) > sent_s + lease_ms / 1000 + _LEAST_S
-    ]
-
-
 def _to_renew(lease: HeldBatch, until_s: float) -> list[int]:
-    """Return the offsets of a batch, except those with their own, longer RENEW.
-
-    The tracker applies the last RENEW even if it is shorter, and that could be this one.
-    """
-    own, renewing = lease.own_expiry_s, lease.renewing
-    if not own and not renewing:
-        return list(lease.open)
-    return [offset for offset in lease.open if own.get(offset, 0.0) < until_s and offset not in renewing]
+    """Return the offsets of a batch, except those whose own leases end later."""
+    own = lease.own_expiry_s
+    return [offset for offset in lease.open if own.get(offset, 0.0) < until_s] if own else list(lease.open)

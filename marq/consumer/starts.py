@@ -267,15 +267,12 @@ class Starts:
         for (queue, holder, source, at_most_once), group in groups.items():
             expiries_s = [message._expiry_s for message in group]
             offsets = sorted({message.offset for message in group})
-            # The shortest: a start does not shorten the longer leases, and a longer one would hide the other messages
-            # for that time if this process died.
+            # The shortest: longer leases stay as they are, and a longer start would hide the other messages for that
+            # time if this process died.
             left_ms = ceil((min(expiries_s) - now_s) * 1000)
             batch: Dispatch | Renew = Renew(queue, holder, source, offsets, max(left_ms, 0), started=True)
             if at_most_once:
-                # Never shorter than what is left of a lease: this consumer counts on that, even if the queue's lease
-                # has become shorter.
-                left_ms = ceil((max(expiries_s) - now_s) * 1000)
-                batch = Dispatch(queue, holder, source, offsets, max(self._settings.lease_of(queue), left_ms))
+                batch = Dispatch(queue, holder, source, offsets, self._settings.lease_of(queue))
             yield from marker_records(batch, self._settings.markers_partitions, self._settings.limit_bytes)
 
 

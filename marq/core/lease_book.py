@@ -218,12 +218,13 @@ class LeaseBook(DueMessages):
     def _fold_renew(self, batch: Renew | Dispatch) -> None:
         due_ms = self.clock.now_ms + batch.lease_ms
         started = isinstance(batch, Renew) and batch.started
+        exactly = isinstance(batch, Renew) and batch.exactly
         moved, _ = self._moves(batch, Marker.DISPATCH if isinstance(batch, Dispatch) else Marker.RENEW)
         for opened, lease, offsets, to in moved:
             self._count(lease.queue).renewed += len(offsets)
             counted = lease.counted or started
-            # A start does not shorten a lease: a longer RENEW may have been on its way when it was sent.
-            until_ms = max(due_ms, lease.due_ms) if started else due_ms
+            # A longer RENEW may have been on its way when this one was sent.
+            until_ms = due_ms if exactly else max(due_ms, lease.due_ms)
             renewed = LeaseRow(
                 lease.queue, lease.holder, lease.attempt, until_ms, lease.since_ms, to, counted, lease.text
             )  # fmt: skip

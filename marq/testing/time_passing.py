@@ -172,12 +172,13 @@ class Passage:
         """Let virtual time pass step by step; with ``settle`` everything settles before each step.
 
         Raises:
-            Unfinished: a handler is still running after the limit.
+            Unfinished: a handler is still running after the limit, which is that of each step: a busy machine takes its
+                time for many of them.
         """
         async with self._seat():
-            limit = _Limit(limit_s)
             to_ms = self._clock.now_ms + by_ms
             while True:
+                limit = _Limit(limit_s)
                 await (self._settle(limit) if settle else _quiet(limit))
                 next_ms = self._clock.next_ms
                 if next_ms is not None and next_ms <= to_ms:

@@ -58,8 +58,9 @@ MAX_TEXT_BYTES = 1024
 
 #: Flags of a batch; the others are those of its payloads (:mod:`marq.wire.payload_columns`).
 CONTIGUOUS, UNCOUNTED, TEXTS, DUES, RELATIVE = 1, 16, 32, 64, 128
-#: The flag of an ACQUIRE in order, that of a RESUME onwards, and that of a RENEW of messages that user code has.
-IN_ORDER, ONWARDS, STARTED = 128, 16, 16
+#: The flag of an ACQUIRE in order, that of a RESUME onwards, and those of a RENEW: user code has the messages; their
+#: leases end exactly then.
+IN_ORDER, ONWARDS, STARTED, EXACTLY = 128, 16, 16, 32
 
 _HEAD = Struct(">B2sBBQB")  # version, magic, kind, flags, holder, length of the queue's name
 _U8, _U32, _U64, _I64 = (Struct(f">{code}") for code in "BIQq")
@@ -241,7 +242,7 @@ LAYOUTS: dict[int, tuple[Callable[..., Batch], tuple[_Field, ...]]] = {
             _Payloads(),
         ),
     ),
-    Kind.RENEW: (Renew, (_Number("lease_ms", _U32), _Flag("started", STARTED, True))),
+    Kind.RENEW: (Renew, (_Number("lease_ms", _U32), _Flag("started", STARTED, True), _Flag("exactly", EXACTLY, True))),
     Kind.ACK: (Ack, ()),
     Kind.RELEASE: (
         Release,

@@ -222,15 +222,19 @@ class Discard(_Markers):
 
 @dataclass(frozen=True, slots=True)
 class Renew(_Markers):
-    """The holder keeps these messages for ``lease_ms`` from now on; if ``started``, user code has them."""
+    """The holder keeps these messages for ``lease_ms`` from now on; if ``started``, user code has them.
+
+    A lease that would last longer stays as it is, unless it is to end ``exactly`` then.
+    """
 
     lease_ms: int
     started: bool = False
+    exactly: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch(_Markers):
-    """The holder delivers these messages, which are never redelivered, and keeps them for ``lease_ms``."""
+    """The holder delivers these messages, which are never redelivered, and keeps them for at least ``lease_ms``."""
 
     lease_ms: int
 

@@ -135,11 +135,9 @@ def quoted() -> list[str]:
 
 
 def source() -> str:
-    elsewhere = (
-        ROOT / "marq" / "kafka" / "connection_diagnosis.py",
-        ROOT / "marq_worker" / "handlers" / "stuck_processes.py",
-    )
-    files = [*sorted((ROOT / "marq_worker" / "check").glob("*.py")), *elsewhere]
+    worker = ROOT / "marq_worker"
+    elsewhere = ROOT / "marq" / "kafka" / "connection_diagnosis.py", worker / "handlers" / "stuck_processes.py"
+    files = [*sorted((worker / "check").glob("*.py")), *elsewhere]
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     # Literals that follow each other are one, and what stands between braces is a name or a number.
     joined = re.sub(r'"\s*\n\s*f?"', "", text)

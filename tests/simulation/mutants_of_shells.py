@@ -311,10 +311,10 @@ SHELL_MUTANTS = (
     ),
     mutant(
         KILLERS,
-        "a start shortens a lease",
+        "a RENEW that comes late shortens a lease",
         "marq.core.lease_book",
         "book-differs",
-        ("until_ms = max(due_ms, lease.due_ms) if started else due_ms", "until_ms = due_ms"),
+        ("until_ms = due_ms if exactly else max(due_ms, lease.due_ms)", "until_ms = due_ms"),
     ),
     # --- cycles -------------------------------------------------------------------------------------------------------
     mutant(

@@ -49,14 +49,14 @@ class Shell:
         self._process.stdin.close()
         await self._process.wait()
 
-    async def __call__(self, *arguments: str, answer: str = "", code: int = 0) -> Outcome:
-        """Run a command that is to end with a code; ``answer`` is its standard input."""
+    async def __call__(self, *arguments: str, answer: str = "", code: int | None = 0) -> Outcome:
+        """Run a command that is to end with a code, or any if None; ``answer`` is its standard input."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
         stdin.write(json.dumps([arguments, answer]).encode() + b"\n")
         found = Outcome(*json.loads(await asyncio.wait_for(stdout.readline(), LIMIT_SECONDS)))
-        assert found.code == code, f"{arguments} ended with {found}"
+        assert code in (None, found.code), f"{arguments} ended with {found}"
         return found
 
     async def json(self, *arguments: str, answer: str = "", code: int = 0) -> Any:

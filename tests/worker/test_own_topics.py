@@ -89,13 +89,14 @@ async def test_log_pages_and_check_tell_that_a_topic_was_created_again(
             if value == b"former":
                 await delete_topic(namespace.bootstrap_servers, topic)
                 await make_topic(namespace.bootstrap_servers, topic, 3)
-    sentence = f"its topic {topic} was deleted and created again, noticed 0 min ago"
+    sentence = f"its topic {topic} was deleted and created again, noticed "
 
     await eventually(lambda: shared_worker.page("/"), lambda page: f"Queue {queue}: {sentence}" in page[1])
 
     assert f"queue {queue}: topic {topic} was deleted and created again" in shared_worker.log()
     async with Shell(shared_worker) as shell:
-        assert f"queue {queue}: {sentence}" in (await shell("check")).out
+        # Any code: on a slow machine, queues of other tests have had no consumer for too long.
+        assert f"queue {queue}: {sentence}" in (await shell("check", code=None)).out
 
 
 async def test_a_purge_skips_no_record_of_a_topic_that_is_created_again(

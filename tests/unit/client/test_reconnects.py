@@ -400,11 +400,8 @@ def unpaced(text: str) -> Iterator[int]:
 
 
 def test_every_client_of_aiokafka_is_paced() -> None:
-    paths = [
-        path
-        for package in ("marq", "marq_worker", "agents", "app", "tables")
-        for path in sorted((ROOT / package).rglob("*.py"))
-    ]
+    packages = ("marq", "marq_worker", "agents", "app", "tables")
+    paths = [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
     found = [f"{path.relative_to(ROOT)}:{line}" for path in paths for line in unpaced(path.read_text(encoding="utf-8"))]
 
     assert not found

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from marq.consumer import settlement
 from marq.kafka.queue_records import serving
 from marq.wire.errors import LeaseLost
 from marq.wire.marker_codec import decode
@@ -113,30 +114,8 @@ async def test_a_message_that_renewed_itself_for_longer_is_not_cut_short(make_ri
     assert len(renewed) == 5
 
 
-async def test_a_renewal_leaves_out_a_message_whose_own_longer_one_is_being_written(make_rig) -> None:
-    rig, (message, *_) = await holding(make_rig)
-    rig.settler.gate.clear()
-    longer = asyncio.create_task(message.renew(300))
-    await spin()
-    rig.clock.now_s += 10
-    renewal = asyncio.create_task(rig.receiver.renewal.renew())
-    await spin()
-
-    rig.settler.gate.set()
-    await asyncio.gather(longer, renewal)
-
-    own, *shared = rig.settler.of(Renew)
-    assert (own.source.partition, list(own.offsets), own.lease_ms) == (message.partition, [message.offset], 300_000)
-    renewed = [(each.source.partition, offset) for each in shared for offset in each.offsets]
-    assert (message.partition, message.offset) not in renewed
-    assert len(renewed) == 5
-    # Timestamp from before the send.
-    assert message._expiry_s == rig.clock.now_s - 10 + 300
-
-
-@pytest.mark.parametrize("refused", [0, 1, 2])
-async def test_a_longer_renewal_is_repeated_if_a_shorter_one_may_come_after_it(make_rig, refused: int) -> None:
-    """The tracker applies the last RENEW, and the client's view of the lease would stay the longer one."""
+async def test_a_longer_renewal_of_one_message_counts_whichever_of_two_is_confirmed_last(make_rig) -> None:
+    """The tracker never shortens a lease, so the order of the two in the log does not matter."""
     rig, (message, *_) = await holding(make_rig)
     write, writable = rig.settler.write, asyncio.Event()
 
@@ -149,89 +128,40 @@ async def test_a_longer_renewal_is_repeated_if_a_shorter_one_may_come_after_it(m
     rig.clock.now_s += 10
     renewal = asyncio.create_task(rig.receiver.renewal.renew())
     await spin()
-    await message.renew(3_600)
-    rig.settler.refuse = refused
+    await message.renew(300)
+    ends_s = rig.clock.now_s + 300
+
     writable.set()
-    assert await renewal == (refused == 0)
-    for left in reversed(range(refused)):
-        rig.clock.now_s += 2
-        assert await rig.receiver.renewal.renew() == (left == 0)
+    assert await renewal
 
-    *_, own = rig.settler.of(Renew)
-    assert (own.source.partition, list(own.offsets), own.lease_ms) == (
-        message.partition, [message.offset], (3_600 - 2 * refused) * 1_000,
-    )  # fmt: skip
-    written = len(rig.settler.of(Renew))
-    assert await rig.receiver.renewal.renew()
-    assert len(rig.settler.of(Renew)) == written
+    assert message._expiry_s == ends_s
+    assert message._held.expires_s < ends_s
 
 
-async def test_a_longer_renewal_that_is_confirmed_after_a_shorter_one_is_repeated(make_rig) -> None:
+async def test_the_lease_of_one_message_can_be_made_to_end_earlier(make_rig) -> None:
     rig, (message, *_) = await holding(make_rig)
-    write, writable, confirmed = rig.settler.write, asyncio.Event(), asyncio.Event()
+    settlement.hold([message], 5_000, rig.receiver.renewal, ends=True)
+    rig.receiver.acks.flush_soon()
+    await rig.receiver.acks.settled()
 
-    async def write_slowly(records, limit_s: float) -> None:
-        if len(records) > 1:
-            await writable.wait()
-        await write(records, limit_s)
-        if len(records) == 1:
-            await confirmed.wait()
-
-    rig.settler.write = write_slowly
-    rig.clock.now_s += 10
-    renewal = asyncio.create_task(rig.receiver.renewal.renew())
-    await spin()
-    longer = asyncio.create_task(message.renew(3_600))
-    await rig.settler.until(lambda: len(rig.settler.of(Renew)) == 1)
-    writable.set()
-    assert await renewal
-    # Not repeated with the former lease while it is not known.
-    assert len(rig.settler.of(Renew)) == 3
-
-    confirmed.set()
-    await longer
-    rig.clock.now_s += 2
-    assert await rig.receiver.renewal.renew()
-
-    *_, own = rig.settler.of(Renew)
-    assert (own.source.partition, list(own.offsets), own.lease_ms) == (
-        message.partition, [message.offset], 3_598_000,
-    )  # fmt: skip
+    assert message._expiry_s == rig.clock.now_s + 5
+    [renewed] = rig.settler.of(Renew)
+    assert (list(renewed.offsets), renewed.lease_ms, renewed.exactly) == ([message.offset], 5_000, True)
 
 
-async def test_a_repeated_renewal_that_overtakes_a_longer_one_is_repeated_as_that(make_rig) -> None:
-    rig, (message, *_) = await holding(make_rig, max_lease_ms=10_000_000)
-    write, writable, repeatable = rig.settler.write, asyncio.Event(), asyncio.Event()
-    alone: list[None] = []
+@pytest.mark.parametrize(
+    ("seconds", "written"), [([(5, True), (9, False)], (9_000, True)), ([(9, False), (5, True)], (5_000, True))]
+)
+async def test_renewals_of_a_message_in_one_write_become_one_with_their_effect(make_rig, seconds, written) -> None:
+    rig, (message, *_) = await holding(make_rig)
+    for each, exactly in seconds:
+        message._held.renew(message.offset, each * 1_000, exactly=exactly)
+    rig.receiver.acks.flush_soon()
+    await rig.receiver.acks.settled()
 
-    async def write_slowly(records, limit_s: float) -> None:
-        if len(records) > 1:
-            await writable.wait()
-        else:
-            alone.append(None)
-            if len(alone) == 2:
-                await repeatable.wait()
-        await write(records, limit_s)
-
-    rig.settler.write = write_slowly
-    rig.clock.now_s += 10.0004
-    renewal = asyncio.create_task(rig.receiver.renewal.renew())
-    await spin()
-    await message.renew(3_600)
-    rig.clock.now_s += 0.0003
-    writable.set()
-    await spin()
-    await message.renew(7_200)
-    repeatable.set()
-    assert await renewal
-    assert rig.settler.of(Renew)[-1].lease_ms == 3_599_999
-
-    assert await rig.receiver.renewal.renew()
-
-    assert rig.settler.of(Renew)[-1].lease_ms in (7_199_999, 7_200_000)
-    written = len(rig.settler.of(Renew))
-    assert await rig.receiver.renewal.renew()
-    assert len(rig.settler.of(Renew)) == written
+    [renewed] = rig.settler.of(Renew)
+    assert (renewed.lease_ms, renewed.exactly) == written
+    assert message._expiry_s == rig.clock.now_s + written[0] / 1_000
 
 
 async def test_until_its_own_renewal_is_durable_the_earlier_end_counts(make_rig) -> None:
@@ -244,8 +174,9 @@ async def test_until_its_own_renewal_is_durable_the_earlier_end_counts(make_rig)
 
     assert await rig.receiver.renewal.renew()
 
-    assert message._expiry_s == ends_s
-    rig.clock.now_s = ends_s
+    # That of the renewal of all messages.
+    assert message._expiry_s == ends_s + 10
+    rig.clock.now_s = ends_s + 10
     with pytest.raises(LeaseLost):
         await longer
 

@@ -436,10 +436,28 @@ def test_a_start_is_kept_in_the_table() -> None:
     assert lease.counted
 
 
-def test_a_start_does_not_shorten_a_lease() -> None:
-    """Found by seed 20217: a start was written behind a renewal that had been sent at the same time."""
+@pytest.mark.parametrize("started", [False, True])
+def test_a_renew_that_comes_after_a_longer_one_does_not_shorten_the_lease(started: bool) -> None:
     log = Log()
-    log.fold(dataclasses.replace(acquire([1]), counted=False), renew([1], lease_ms=2 * LEASE_MS))
-    log.fold(dataclasses.replace(renew([1], lease_ms=1), started=True))
+    log.fold(acquire([1]), renew([1], lease_ms=2 * LEASE_MS))
+    log.fold(dataclasses.replace(renew([1], lease_ms=1), started=started))
 
     assert log.book.due(T0 + LEASE_MS) == []
+    assert [due.offset for due in log.book.due(T0 + 2 * LEASE_MS)] == [1]
+
+
+def test_a_dispatch_does_not_shorten_a_lease() -> None:
+    log = Log()
+    log.fold(acquire([1]), dataclasses.replace(spend([1]), lease_ms=1))
+
+    assert log.book.due(T0 + LEASE_MS - 1) == []
+
+
+@pytest.mark.parametrize("lease_ms", [1, 3 * LEASE_MS])
+def test_a_lease_ends_exactly_when_a_renew_says_so(lease_ms: int) -> None:
+    log = Log()
+    log.fold(acquire([1]), renew([1], lease_ms=2 * LEASE_MS))
+    log.fold(dataclasses.replace(renew([1], lease_ms=lease_ms), exactly=True))
+
+    assert log.book.due(T0 + lease_ms - 1) == []
+    assert [due.offset for due in log.book.due(T0 + lease_ms)] == [1]

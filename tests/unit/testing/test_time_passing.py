@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -274,6 +275,25 @@ async def test_a_receiver_does_not_wait_forever_for_a_hanging_handler(broker, pr
 
         assert elapsed() == 200
         assert len([each for each in caplog.messages if "advances although handlers still run" in each]) == 1
+        await consumer.stop()
+        await running
+
+
+async def test_the_limit_of_an_advance_is_that_of_each_step(broker, producer, monkeypatch) -> None:
+    real_s = 0.0
+    monkeypatch.setattr("marq.testing.time_passing.time", SimpleNamespace(monotonic=lambda: real_s))
+
+    async def take_long(message: marq.Message) -> None:
+        nonlocal real_s
+        real_s += 40
+
+    async with broker.consumer("q") as consumer:
+        running = asyncio.create_task(consumer.run(take_long))
+        for delay in (10, 20, 30):
+            await producer.send("q", b"x", delay=delay)
+        await broker.advance(60, limit=60)
+
+        assert len(broker.acked("q")) == 3
         await consumer.stop()
         await running
 
