@@ -116,7 +116,7 @@ def _judged(run: DemoRun, plan: DemoPlan, display: Display) -> Account:
     # The check creates no garbage before its end, and garbage collection would take a third of the time.
     gc.disable()
     try:
-        return account_of(run.events, run.kills, plan.least_held, run.seconds, watched)
+        return account_of(run.events, run.held_at_kill, run.rows_at_kill, plan.least_held, run.seconds, watched)
     finally:
         gc.enable()
 

@@ -14,13 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.audit import Audit
-from lab.demo.run import Kill
 from lab.proof.causes import Why
 from lab.proof.checker import judge
-from lab.proof.evidence import Evidence, gather
+from lab.proof.evidence import gather
 from lab.proof.findings import Report, told
 from lab.proof.history import Event
-from lab.proof.states import DEAD_LETTERED, LEASED, REDELIVERED
+from lab.proof.states import DEAD_LETTERED, REDELIVERED
 
 #: Statistics that the checker and the data pipeline's audit have under the same names.
 SHARED = ("sent", "acked", "dead", "acked_and_dead", "lost", "duplicates", "redelivered")
@@ -63,7 +62,8 @@ class Account:
 
 def account_of(
     events: Sequence[Event],
-    kills: Sequence[Kill],
+    held: int,
+    rows: int,
     least_held: int,
     seconds: float,
     watched: Callable[[Iterable[Event]], Iterable[Event]] = iter,
@@ -72,15 +72,14 @@ def account_of(
 
     Args:
         events: its history.
-        kills: first the consumer's, then the worker's.
+        held: leases of the consumer that was killed.
+        rows: open rows of the worker that was killed.
         least_held: number of leases that the consumer must have held.
         seconds: duration of the run.
         watched: function that passes the events on, and shows how many the checker has read.
     """
-    consumer, worker = kills
     evidence = gather(watched(events))
     report = judge(evidence)
-    held, rows = _held_at(evidence, consumer), _rows_at(evidence, worker)
     trails = evidence.trails.values()
     acked = {trail.id for trail in trails if trail.acked_at is not None}
     dead = {trail.id for trail in trails for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED}
@@ -109,26 +108,6 @@ def account_of(
     if not rows:
         broken.append("the worker that was killed had no row open")
     return Account(report, counts, broken, seconds)
-
-
-def _held_at(evidence: Evidence, kill: Kill) -> int:
-    """Return how many leases a consumer held when it was killed, according to the log."""
-    held = 0
-    for trail in evidence.trails.values():
-        standing = trail.at(kill.end[_partition(trail.log)] - 1) if trail.log else None
-        if standing is not None and standing.state == LEASED and standing.due_ms > kill.at_ms:
-            held += evidence.process_of.get(standing.holder) == kill.name
-    return held
-
-
-def _rows_at(evidence: Evidence, kill: Kill) -> int:
-    """Return how many messages were open in a worker's markers partitions when it was killed, according to the log."""
-    own = [trail for trail in evidence.trails.values() if trail.log and _partition(trail.log) in kill.partitions]
-    return sum(trail.at(kill.end[_partition(trail.log)] - 1) is not None for trail in own)
-
-
-def _partition(log: str) -> int:
-    return int(log.rpartition("/")[2])
 
 
 # --- output -----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict, deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from lab.proof.causes import EVERYBODY
 from lab.proof.history import Event
 from lab.recorder import BrokerWatch
 from lab.stage import Stage
-from lab.topics import Position, TopicScan
 from marq_worker.broker import EmbeddedBroker
 
 WORKERS = 2
@@ -32,16 +30,6 @@ CONSUMER_KILL_SHARE, WORKER_KILL_SHARE = 0.1, 0.4
 LATE_SHARE = 0.9
 #: A lease with less than this left may end before its consumer is killed.
 _MARGIN_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """A program's kill -9: its markers partitions if it was a worker, and where the markers topic ended."""
-
-    name: str
-    at_ms: int
-    end: Position
-    partitions: tuple[int, ...] = ()
 
 
 class DemoRun(Stage):
@@ -74,7 +62,8 @@ class DemoRun(Stage):
         #: Times of the messages that each consumer forgot, by its name.
         self._forgotten: dict[str, deque[float]] = defaultdict(deque)
         self._asking: asyncio.Task[dict[str, Any]] | None = None
-        self.kills: list[Kill] = []
+        #: Leases of the consumer that was killed, and open rows of the worker that was.
+        self.held_at_kill = self.rows_at_kill = 0
         self.seconds = 0.0
 
     async def carry_out(self) -> None:
@@ -102,14 +91,11 @@ class DemoRun(Stage):
             await self.consumer(*plan.consumer_options, ready=False)
         await self.until(self._all_ready, "workers and consumers are ready", self._limit_s)
         self._display.say(f"{len(self.workers)} workers and {len(self.consumers)} consumers are ready")
-        async with (
-            TopicScan(self.settings, self.settings.names.markers, committed=False) as markers,
-            marq.Producer(self.servers, prefix=self.prefix) as producer,
-        ):
+        async with marq.Producer(self.servers, prefix=self.prefix) as producer:
             phase(f"send {plan.messages:,} messages to {plan.queues} queues, and receive them")
             self.load_with(self._send_all(producer))
-            await self._kill_consumer(markers)
-            await self._kill_worker(markers)
+            await self._kill_consumer()
+            await self._kill_worker()
             await self.until(lambda: self._sent == plan.messages, "all messages are sent", self._limit_s)
         phase("drain: wait until each message is acknowledged or dead-lettered")
         await self.drain(self._limit_s)
@@ -148,7 +134,7 @@ class DemoRun(Stage):
 
     # --- kills --------------------------------------------------------------------------------------------------------
 
-    async def _kill_consumer(self, markers: TopicScan) -> None:
+    async def _kill_consumer(self) -> None:
         """Send kill -9 to the consumer that holds the most leases, once it holds enough."""
         needed = self._plan.least_held
 
@@ -157,8 +143,10 @@ class DemoRun(Stage):
             return share >= LATE_SHARE or (share >= CONSUMER_KILL_SHARE and self._most_held()[0] >= needed)
 
         await self.until(enough, f"a consumer holds {needed} leases", self._limit_s)
-        held, consumer = self._most_held()
-        await self._kill_at(consumer, markers, f"holds at least {held} leases according to its own history")
+        self.held_at_kill, consumer = self._most_held()
+        await self.kill(consumer)
+        held = f"holds at least {self.held_at_kill} leases according to its own history"
+        self._display.phase(f"kill -9 {consumer.name}, which {held}")
 
     def _most_held(self) -> tuple[int, Program]:
         since_s = time.monotonic() - self._plan.lease_seconds + _MARGIN_SECONDS
@@ -169,28 +157,23 @@ class DemoRun(Stage):
             ((len(self._forgotten[program.name]), program) for program in self.consumers), key=lambda pair: pair[0]
         )
 
-    async def _kill_worker(self, markers: TopicScan) -> None:
+    async def _kill_worker(self) -> None:
         """Send kill -9 to the worker with the most open rows, by its statistics."""
         rows: dict[str, int] = {}
-        owned: dict[str, tuple[int, ...]] = {}
 
         async def enough() -> bool:
             if self._acked < self._plan.messages * WORKER_KILL_SHARE:
                 return False
             for worker in self.workers:
                 parts = await asyncio.to_thread(worker.owned)
-                rows[worker.name], owned[worker.name] = sum(part["unfinished"] for part in parts.values()), tuple(parts)
+                rows[worker.name] = sum(part["unfinished"] for part in parts.values())
             return max(rows.values()) > 0 or self._acked >= self._plan.messages * LATE_SHARE
 
         await self.until(enough, "a worker has open rows", self._limit_s)
         worker = max(self.workers, key=lambda program: rows[program.name])
-        text = f"has {rows[worker.name]} open rows according to /api/queues"
-        await self._kill_at(worker, markers, text, owned[worker.name])
-
-    async def _kill_at(self, program: Program, markers: TopicScan, text: str, partitions: tuple[int, ...] = ()) -> None:
-        await self.kill(program)
-        self.kills.append(Kill(program.name, int(time.time() * 1000), await markers.end(), partitions))
-        self._display.phase(f"kill -9 {program.name}, which {text}")
+        self.rows_at_kill = rows[worker.name]
+        await self.kill(worker)
+        self._display.phase(f"kill -9 {worker.name}, which has {self.rows_at_kill} open rows according to /api/queues")
 
     # --- progress -----------------------------------------------------------------------------------------------------
 

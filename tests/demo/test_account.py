@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from lab.demo.report import Account, account_of
-from lab.demo.run import Kill
 from lab.proof.history import Event
 from marq.wire.markers import Cause, Kind
 from tests.unit.proof.story import FIRST, LEASE_MS, SECOND, Story, clean, events_of
 
-#: The story's consumer is killed when five records of the markers topic are written.
-CONSUMER = Kill("first", 10_005, {0: 5})
-WORKER = Kill("worker", 10_005, {0: 5}, (0,))
 
-
-def judged(events: list[Event], consumer: Kill = CONSUMER, worker: Kill = WORKER, least_held: int = 1) -> Account:
-    return account_of(events, [consumer, worker], least_held, 61.24)
+def judged(events: list[Event], held: int = 1, rows: int = 3, least_held: int = 1) -> Account:
+    return account_of(events, held, rows, least_held, 61.24)
 
 
 def test_the_checkers_report_and_the_histories_counts_are_the_statistics() -> None:
@@ -45,21 +40,13 @@ def test_a_message_whose_ack_came_before_the_fact_is_not_counted_as_redelivered(
     assert (found["acked"], found["redelivered"]) == (1, 0)
 
 
-def test_a_kill_is_described_by_what_was_open_then() -> None:
-    account = judged(clean())
+def test_kills_are_described_by_what_was_open_then() -> None:
+    account = judged(clean(), held=1, rows=3)
 
     assert (account.counts["held_at_kill"], account.counts["rows_at_worker_kill"]) == (1, 3)
     assert account.broken == []
 
 
-def test_a_lease_that_was_over_when_its_consumer_was_killed_is_not_held() -> None:
-    account = judged(clean(), Kill("first", 99_999, {0: 5}))
-
-    assert account.counts["held_at_kill"] == 0
-    assert account.broken == ["the consumer that was killed held 0 leases, not at least 1"]
-
-
-def test_a_worker_without_partitions_breaks_a_promise() -> None:
-    account = judged(clean(), worker=Kill("worker", 10_005, {0: 5}))
-
-    assert account.broken == ["the worker that was killed had no row open"]
+def test_kills_of_programs_that_had_nothing_open_break_promises() -> None:
+    assert judged(clean(), held=0).broken == ["the consumer that was killed held 0 leases, not at least 1"]
+    assert judged(clean(), rows=0).broken == ["the worker that was killed had no row open"]

@@ -13,9 +13,7 @@ import pytest
 import lab.demo.__main__ as demo
 from lab.audit import Audit
 from lab.demo.__main__ import OTHER_DATA, data_directory
-from lab.demo.run import Kill
 from lab.proof.history import Event
-from tests.demo.test_account import CONSUMER, WORKER
 from tests.unit.proof.story import clean
 
 
@@ -24,7 +22,8 @@ class Played:
     """A finished run."""
 
     events: list[Event] = field(default_factory=clean)
-    kills: tuple[Kill, ...] = (CONSUMER, WORKER)
+    held_at_kill: int = 1
+    rows_at_kill: int = 3
     seconds: float = 1.0
 
 

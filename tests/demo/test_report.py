@@ -12,7 +12,7 @@ from rich.console import Console
 from lab.audit import Audit
 from lab.demo.report import MAX_LISTED, SHARED, Account, complaints, how_to_retry, show
 from lab.proof.history import Event
-from tests.demo.test_account import CONSUMER, judged
+from tests.demo.test_account import judged
 from tests.unit.proof.story import clean, find
 
 
@@ -129,7 +129,7 @@ def test_findings_are_listed_up_to_a_limit() -> None:
 
 
 def test_a_promise_that_was_not_kept_makes_the_demo_fail() -> None:
-    code, text = shown(judged(clean(), CONSUMER, least_held=100))
+    code, text = shown(judged(clean(), least_held=100))
 
     assert code == 1
     assert "NOT AS PROMISED: the consumer that was killed held 1 leases, not at least 100" in text
