@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="NAME,…", help="only scenarios whose names begin so")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random scenarios")
     parser.add_argument("--audit", action="store_true", help="also let the data pipeline audit each")
-    parser.add_argument("--write", action="store_true", help=f"write the figures into {DOCUMENT.name}")
+    parser.add_argument("--write", action="store_true", help=f"write the numbers into {DOCUMENT.name}")
     options = parser.parse_args()
     try:
         scenarios = chosen(options.only)

@@ -1,4 +1,4 @@
-"""The figures of scenarios in the table of docs/guarantees.md, whose first two columns are written by hand."""
+"""The numbers of scenarios in the table of docs/guarantees.md, whose first two columns are written by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARK = "faults"
 
 
 def write_table(results: Sequence[ScenarioResult], *, whole: bool = True) -> None:
-    """Write the figures of these scenarios; with ``whole``, also the date.
+    """Write the numbers of these scenarios; with ``whole``, also the date.
 
     Raises:
         ValueError: the document has no such marks, or no row for a scenario.
@@ -29,20 +29,20 @@ def write_table(results: Sequence[ScenarioResult], *, whole: bool = True) -> Non
 
 
 def updated(table: str, results: Sequence[ScenarioResult]) -> str:
-    """Return the table with the figures of these scenarios."""
+    """Return the table with the numbers of these scenarios."""
     head, *rows = table.splitlines()
     for result in results:
         named = [number for number, row in enumerate(rows) if f"(`{result.scenario.name}`)" in row]
         if not named:
             raise ValueError(f"{DOCUMENT}: describe {result.scenario.name} in a row of the table")
         fault, seen = rows[named[0]].split(" | ")[:2]
-        rows[named[0]] = " | ".join([fault, seen, *figures(result)]) + " |"
+        rows[named[0]] = " | ".join([fault, seen, *numbers(result)]) + " |"
     names = [row for row in rows if "(`" in row]
     passed = sum("**failed**" not in row for row in names)
     return "\n".join([re.sub(r"\d+ of \d+", f"{passed} of {len(names)}", head), *rows])
 
 
-def figures(result: ScenarioResult) -> list[str]:
+def numbers(result: ScenarioResult) -> list[str]:
     """Return the cells sent, lost, duplicates by cause, and recovery."""
     statistics = result.statistics
     causes = ", ".join(f"{count} by {cause}" for cause, count in sorted(statistics.get("causes", {}).items()))

@@ -9,7 +9,7 @@ import pytest
 
 from lab.audit import finished
 from lab.faults.__main__ import chosen, summary
-from lab.faults.report import DOCUMENT, MARK, figures, updated
+from lab.faults.report import DOCUMENT, MARK, numbers, updated
 from lab.faults.scenario import ScenarioResult
 from lab.faults.scenarios import SCENARIOS
 from lab.faults.soak import Sample, unbounded
@@ -44,7 +44,7 @@ def test_the_last_line_adds_up_and_names_what_failed() -> None:
 
 
 def test_a_scenario_has_its_figures_in_the_table() -> None:
-    passed, failed = figures(result()), figures(result(lost=1))
+    passed, failed = numbers(result()), numbers(result(lost=1))
 
     assert passed == ["100", "0", "3 (2 by 1, 1 by 6)", "1.2 s"]
     assert failed == ["100", "1", "3 (2 by 1, 1 by 6)", "**failed**"]
@@ -55,7 +55,7 @@ def test_figures_name_second_dead_letters_and_messages_that_are_handled_and_dead
     ended.statistics.update(dead_twice=4, done_and_dead={"1": 2, "6": 3})
 
     ends = "4 with two dead letters; 5 handled and dead-lettered (2 by 1, 3 by 6)"
-    assert figures(ended)[2] == f"3 (2 by 1, 1 by 6); {ends}"
+    assert numbers(ended)[2] == f"3 (2 by 1, 1 by 6); {ends}"
     assert ends.replace(";", ",") in ended.line()
 
 
