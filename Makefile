@@ -37,7 +37,7 @@ setup: packages kafka ## install what all other targets need: Python packages, J
 
 # The last line of these programs is one JSON object, so nothing is printed after it.
 demo: setup ## run the main job, on a Kafka broker of its own
-	@$(RUN) -m demo
+	@$(RUN) -m lab.demo
 
 # Three processes on two cores, because tests mostly wait for leases, sessions and brokers.
 # Without a Java version that Spark supports, Spark's tests are skipped, and one test fails and says what to install.
@@ -74,7 +74,7 @@ broker: packages ## run Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 12
 	@exec $(RUN) -m marq_worker.broker
 
 bench: setup ## run the benchmarks
-	@$(RUN) -m bench
+	@$(RUN) -m lab.bench
 
 simulate: packages ## run the seeded simulation: make simulate SEEDS=10000 START=0
 	@$(RUN) -m tests.simulation $(SEEDS) --start $(START)
@@ -84,25 +84,25 @@ mutants: packages ## run the simulation against mutants, all of which it must ki
 	@$(RUN) -m tests.simulation.mutants --seeds $(MUTANT_SEEDS)
 
 faults: setup ## kill, pause and cut off real processes under load: make faults ONLY=worker-killed,consumer
-	@$(RUN) -m faults $(if $(ONLY),--only "$(ONLY)",--write)
+	@$(RUN) -m lab.faults $(if $(ONLY),--only "$(ONLY)",--write)
 
 soak: setup ## run a steady load with a fault each minute: make soak MINUTES=20
-	@$(RUN) -m faults.soak --minutes $(MINUTES)
+	@$(RUN) -m lab.faults.soak --minutes $(MINUTES)
 
 recovery: setup ## measure how soon a worker with open leases redelivers again: make recovery LEASES=1000000
-	@ONLY=recovery RUNS=1 MESSAGES=$(LEASES) $(RUN) -m bench
+	@ONLY=recovery RUNS=1 MESSAGES=$(LEASES) $(RUN) -m lab.bench
 
 delays: setup ## measure memory, restart and lateness with many delayed messages: make delays PENDING=1000000
-	@ONLY=delays RUNS=1 MESSAGES=$(PENDING) $(RUN) -m bench
+	@ONLY=delays RUNS=1 MESSAGES=$(PENDING) $(RUN) -m lab.bench
 
 ids: setup ## measure memory and restart with many deduplication ids: make ids IDS=1000000
-	@ONLY=deduplication RUNS=1 MESSAGES=$(IDS) $(RUN) -m bench
+	@ONLY=deduplication RUNS=1 MESSAGES=$(IDS) $(RUN) -m lab.bench
 
 celery: setup ## run Celery on the SQS endpoint while its processes are killed: make celery TASKS=100000
 	@TASKS=$(or $(TASKS),100000) $(RUN) -m pytest -q -rP tests/sqs/test_celery.py
 
 scale: setup ## run the pipeline on a history with known results: make scale MESSAGES="1000000 10000000"
-	@$(RUN) -m bench.pipeline --messages $(or $(MESSAGES),1000000)
+	@$(RUN) -m lab.bench.pipeline --messages $(or $(MESSAGES),1000000)
 
 pipeline: setup ## run a job on Spark: make pipeline JOB="ingest --follow"; without JOB, list the jobs
 	@$(RUN) -m pipeline $(JOB)

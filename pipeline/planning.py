@@ -36,9 +36,9 @@ class Constant:
     command: str = ""
 
 
-_BENCH = "bench/results/2026-11-21T123923.json"
-_MILLION = "bench/results/delays-2026-11-21T214929.json"
-_TEN_MILLION = "bench/results/delays-2026-11-21T223020.json"
+_BENCH = "lab/bench/results/2026-11-21T123923.json"
+_MILLION = "lab/bench/results/delays-2026-11-21T214929.json"
+_TEN_MILLION = "lab/bench/results/delays-2026-11-21T223020.json"
 _DELAYS = f"{_MILLION} and {_TEN_MILLION}"
 _MAKE_DELAYS = "make delays PENDING=10000000"
 

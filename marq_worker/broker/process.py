@@ -25,7 +25,8 @@ def watch(group: int, temporary: Sequence[Path] = ()) -> subprocess.Popen[bytes]
 class Process:
     """A process in its own session, so that Ctrl-C in the terminal reaches this program first.
 
-    ``log_file`` receives its output. The watchdog deletes the ``temporary`` directories.
+    ``log_file`` receives its output. The watchdog deletes the ``temporary`` directories. `write` needs
+    ``stdin=subprocess.PIPE``.
     """
 
     def __init__(
@@ -36,11 +37,12 @@ class Process:
         directory: Path,
         environment: Mapping[str, str],
         temporary: Sequence[Path] = (),
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         with log_file.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=directory,
@@ -64,6 +66,12 @@ class Process:
     @property
     def exit_code(self) -> int | None:
         return self._process.poll()
+
+    def write(self, data: bytes) -> None:
+        """Write to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(data)
+        self._process.stdin.flush()
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, but not to processes that it started."""
@@ -109,3 +117,6 @@ def _end(owner: int, *processes: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()

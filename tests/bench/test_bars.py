@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from bench import pipeline
-from bench.history import Truth
-from bench.rows import delays, latency, recovery, throughput
-from bench.suite import Bar
+from lab.bench import pipeline
+from lab.bench.rows import delays, latency, recovery, throughput
+from lab.bench.suite import Bar
+from lab.bench.synthetic_history import Truth
 
 Measurements = dict[str, float]
 #: Measurements at their limits, and beyond them.
@@ -46,10 +46,10 @@ QUIET = {"emails": {"sent": 2, "acked": 2}}
     [
         (lambda measurements: delays.bars({"marq": {"pending": 1_000_000, **measurements}}), DELAYS),
         (lambda measurements: recovery.bars({"marq": measurements}), RECOVERY),
-        (lambda measurements: latency.redelivery_bars({latency.QUIET: measurements}), REDELIVERY),
-        (lambda measurements: latency.latency_bars({latency.STEADY: measurements}), LATENCY),
+        (lambda measurements: latency.REDELIVERY.bars({latency.QUIET: measurements}), REDELIVERY),
+        (lambda measurements: latency.LATENCY.bars({latency.STEADY: measurements}), LATENCY),
         (
-            lambda measurements: throughput.scale_bars(
+            lambda measurements: throughput.SCALE.bars(
                 {throughput.ONE: {"messages_per_second": 100.0}, throughput.TWO: measurements}
             ),
             SCALE,

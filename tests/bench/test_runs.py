@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from bench import pipeline
-from bench.clients.drain_marq import WAYS
-from bench.history import TURN
-from bench.load import fill
-from bench.processes import measured
-from bench.rows import delays, recovery, throughput, tracker
-from bench.rows.drain import native
-from bench.suite import Bench, Size
+from lab.bench import pipeline
+from lab.bench.clients.drain_marq import WAYS
+from lab.bench.load import fill
+from lab.bench.rows import delays, recovery, throughput, tracker
+from lab.bench.rows.drain import native
+from lab.bench.suite import Bench, Size
+from lab.bench.synthetic_history import TURN
+from lab.program import measured
 from marq_worker.broker.embedded import EmbeddedBroker
 
 pytestmark = pytest.mark.verify
 
 
 @pytest.fixture
-def bench(broker: EmbeddedBroker, tmp_path: Path) -> Bench:
-    return Bench(broker.bootstrap_servers, tmp_path, Size(4_000, 1), print, broker)
+def bench(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(broker.bootstrap_servers, tmp_path, Size(4_000, 1), print, broker)
+    yield bench
+    bench.end_processes()
 
 
 @pytest.mark.parametrize("way", ["send_many", "send"])

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import chosen, exit_code
-from bench.clients.client import percentiles, read_stamp, stamped
-from bench.clients.drain_account import Work
-from bench.clients.producers import marker_records
-from bench.processes import Child, Meter, memory_bytes
-from bench.report import kept
-from bench.rows import ROWS
-from bench.rows.drain import quorum_queue
-from bench.suite import Bar, Bench, Measurements, Outcome, Row, Size, Skipped, _take_turns
+from lab.bench.__main__ import chosen, exit_code
+from lab.bench.clients.client import percentiles, read_stamp, stamped
+from lab.bench.clients.drain_account import Work
+from lab.bench.clients.producers import marker_records
+from lab.bench.report import kept
+from lab.bench.rows import ROWS
+from lab.bench.rows.drain import quorum_queue
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements, RowOutcome, Size, Skipped, _take_turns
+from lab.program import BenchClient, RunError
+from lab.resources import Meter, memory_bytes
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Acquire
 from marq.wire.names import Names
@@ -37,7 +38,7 @@ def test_systems_take_turns_and_medians_count(tmp_path: Path) -> None:
         return {"rate": float(next(numbers[name]))}
 
     systems = {name: lambda bench, name=name: system(name, bench) for name in "ab"}
-    outcome = Outcome(Row("row", "what", systems, warm=10))
+    outcome = RowOutcome(BenchRow("row", "what", systems, warm=10))
     _take_turns(outcome, nowhere(tmp_path))
 
     assert order == [("a", 10), ("b", 10), *[("a", 1_000), ("b", 1_000)] * 3]
@@ -50,7 +51,7 @@ def test_a_system_that_is_not_there_is_skipped_once_and_the_others_are_measured(
     def missing(bench: Bench) -> Measurements:
         raise Skipped("no broker on this machine")
 
-    outcome = Outcome(Row("row", "what", {"missing": missing, "there": lambda bench: {"rate": 1.0}}, runs=2))
+    outcome = RowOutcome(BenchRow("row", "what", {"missing": missing, "there": lambda bench: {"rate": 1.0}}, runs=2))
     _take_turns(outcome, nowhere(tmp_path, lines))
 
     assert outcome.skipped == {"missing": "no broker on this machine"}
@@ -59,8 +60,8 @@ def test_a_system_that_is_not_there_is_skipped_once_and_the_others_are_measured(
 
 
 def test_a_name_stands_for_a_row_or_a_family_and_an_unknown_one_is_refused() -> None:
-    rows = [Row(name, "", {}) for name in ("drain", "work-1ms", "work-10ms", "worker")]
-    delays = Row("delays", "", {}, by_name=True)
+    rows = [BenchRow(name, "", {}) for name in ("drain", "work-1ms", "work-10ms", "worker")]
+    delays = BenchRow("delays", "", {}, by_name=True)
 
     assert [row.name for row in chosen(rows, Size(only=frozenset({"work"})))] == ["work-1ms", "work-10ms"]
     assert chosen([*rows, delays], Size()) == rows
@@ -77,19 +78,19 @@ def test_the_size_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_exit_code_tells_a_failure_from_an_unmet_bar() -> None:
-    row = Row("row", "", {})
+    row = BenchRow("row", "", {})
     met, unmet = Bar("what", 2.0, 1.0, "times", at_least=True), Bar("what", 2.0, 1.0, "s")
 
-    assert exit_code([Outcome(row, bars=[met])]) == 0
-    assert exit_code([Outcome(row, bars=[met, unmet])]) == 2
-    assert exit_code([Outcome(row, bars=[unmet]), Outcome(row, error="broken")]) == 1
+    assert exit_code([RowOutcome(row, bars=[met])]) == 0
+    assert exit_code([RowOutcome(row, bars=[met, unmet])]) == 2
+    assert exit_code([RowOutcome(row, bars=[unmet]), RowOutcome(row, error="broken")]) == 1
 
 
 def test_a_result_keeps_every_run_and_says_which_bars_are_met() -> None:
-    row = Row("row", "what it is", {})
+    row = BenchRow("row", "what it is", {})
     bars = [Bar("rate", 0.7, 0.55, "times", at_least=True)]
 
-    found = kept([Outcome(row, {"a": [{"rate": 1.0}, {"rate": 3.0}]}, bars=bars), Outcome(row, error="broken")])
+    found = kept([RowOutcome(row, {"a": [{"rate": 1.0}, {"rate": 3.0}]}, bars=bars), RowOutcome(row, error="broken")])
 
     assert found["rows"]["row"]["error"] == "broken"
     assert found["failed"] == ["row"]
@@ -131,8 +132,8 @@ def test_a_message_says_when_it_was_to_be_sent() -> None:
 
 
 def test_a_process_that_fails_says_why() -> None:
-    with Child("producers", "send", "nowhere") as child, pytest.raises(SystemExit, match="TypeError"):
-        child.read()
+    with BenchClient("producers", "send", "nowhere") as client, pytest.raises(RunError, match="TypeError"):
+        client.read()
 
 
 def test_what_a_process_takes_is_counted() -> None:

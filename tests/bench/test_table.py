@@ -1,4 +1,4 @@
-"""docs/benchmarks.md shows the newest whole run, as `python -m bench.table` writes it."""
+"""docs/benchmarks.md shows the newest whole run, as `python -m lab.bench.table` writes it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.rows.drain import GROUP, QUORUM, RUN, SHARE
-from bench.table import BEGIN, END, PAGE, RESULTS, TIMES, between, newest, placed, render
+from lab.bench.rows.drain import GROUP, QUORUM, RUN, SHARE
+from lab.bench.table import MARK, PAGE, RESULTS, TIMES, newest, render
+from lab.report import between, placed
 
 MEASURED = {"rate": 123_456.0, "startup_seconds": 0.25, "cpu_seconds": 2.0, "broker_cpu_seconds": 1.0}
 WORK = {RUN: {"rate": 60_400.0}, SHARE: {"rate": 59_900.0}, GROUP: {"rate": 1_240.0}}
@@ -40,7 +41,7 @@ def test_the_page_shows_the_newest_whole_run() -> None:
     assert listed, "no whole run is committed: make bench writes one"
     path = RESULTS / max(listed)
 
-    assert between(PAGE.read_text(encoding="utf-8")) == render(json.loads(path.read_text()), path.name)
+    assert between(PAGE.read_text(encoding="utf-8"), MARK).strip() == render(json.loads(path.read_text()), path.name)
 
 
 def test_a_result_becomes_tables_in_which_an_unmet_bar_is_seen() -> None:
@@ -48,7 +49,7 @@ def test_a_result_becomes_tables_in_which_an_unmet_bar_is_seen() -> None:
 
     assert "2026-11-22; 2 cores, shared by" in lines[0]
     assert "Kafka 4.3.1, Java 17" in lines[0]
-    assert "`bench/results/suite-x.json`" in lines[0]
+    assert "`lab/bench/results/suite-x.json`" in lines[0]
     assert "| Marq, `run`: a handler for each message | 123,000 | 0.25 s | 2.00 + 0.50 + 1.00 |" in lines
     assert "| 10 ms | 60,000 | 60,000 | 1,200 |" in lines
     assert "| 500 ms for 1% of them | 60,000 | 60,000 | 1,200 |" in lines
@@ -59,15 +60,14 @@ def test_a_result_becomes_tables_in_which_an_unmet_bar_is_seen() -> None:
 
 
 def test_only_what_is_between_the_marks_is_written() -> None:
-    page = f"before\n\n{BEGIN}\n\nold\n\n{END}\n\nafter\n"
+    begin, end = "<!-- bench: begin -->", "<!-- bench: end -->"
 
-    again = placed(page, "new \\1")
+    again = placed(f"before\n\n{begin}\nold\n{end}\n\nafter\n", "bench", "new \\1")
 
-    assert again == f"before\n\n{BEGIN}\n\nnew \\1\n\n{END}\n\nafter\n"
-    assert between(again) == "new \\1"
-    assert between(PAGE.read_text(encoding="utf-8"))
-    with pytest.raises(ValueError, match=r"no .*bench\.table begins"):
-        placed("no marks", "new")
+    assert again == f"before\n\n{begin}\nnew \\1\n{end}\n\nafter\n"
+    assert between(again, "bench") == "new \\1"
+    with pytest.raises(ValueError, match="no <!-- bench: begin -->"):
+        placed("no marks", "bench", "new")
 
 
 def test_the_newest_file_of_a_whole_run_is_taken(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from urllib.parse import quote
 from playwright.sync_api import Browser, expect, sync_playwright
 
 import marq
+from lab.program import Worker
 from marq_worker.broker import EmbeddedBroker
-from rig.worker import Worker
 from tests.browser import chromium
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"

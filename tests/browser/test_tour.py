@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page
 
-from demo.plan import Plan
+from lab.demo.plan import DemoPlan
 from marq_worker.broker import EmbeddedBroker
 from tests.browser.serving import Background
 from tests.browser.tour.stage import Stage, staged
@@ -15,7 +15,7 @@ from tests.browser.tour.steps import STEPS, Step
 
 pytestmark = pytest.mark.verify
 
-SMALL = Plan(messages=200, queues=2, consumers=1, lease_seconds=2.0)
+SMALL = DemoPlan(messages=200, queues=2, consumers=1, lease_seconds=2.0)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from rig.audit import Reading, _wait
-from rig.program import Program
+from lab.audit import JobsLog, _wait
+from lab.program import Program
 
 STATISTICS = {"sent": 5, "wrong": []}
 
@@ -36,7 +36,7 @@ class Seen:
 def test_an_audit_is_read_from_the_output_of_its_jobs(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(lines(*ended("ingest"), *ended("lifecycle"), *ended("audit", json.dumps(STATISTICS), 1)))
-    reading = Reading(log)
+    reading = JobsLog(log)
 
     assert reading.read()
     assert not reading.read()
@@ -49,7 +49,7 @@ def test_jobs_and_finished_tasks_are_shown(tmp_path: Path) -> None:
     log, seen = tmp_path / "log", Seen()
     log.write_text(lines({"job": "ingest"}, {"stage": 3, "done": 1, "tasks": 4}, "    7.0 s  markers: 5 rows") + "{cut")
 
-    Reading(log, seen).read()
+    JobsLog(log, seen).read()
 
     assert seen.texts == ["audit: ingest", "ingest: stage 3, 1 of 4 tasks", "ingest: 7.0 s  markers: 5 rows"]
 
@@ -57,7 +57,7 @@ def test_jobs_and_finished_tasks_are_shown(tmp_path: Path) -> None:
 def test_an_audit_whose_job_failed_after_the_ingestion_can_be_repeated_from_the_data(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(lines(*ended("ingest"), {"job": "lifecycle"}))
-    reading = Reading(log)
+    reading = JobsLog(log)
     reading.read()
 
     audit = reading.audit("lifecycle was interrupted", plots=True)
@@ -68,7 +68,7 @@ def test_an_audit_whose_job_failed_after_the_ingestion_can_be_repeated_from_the_
 def test_missing_plots_do_not_change_the_audit(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(lines(*ended("ingest"), *ended("audit", json.dumps(STATISTICS)), *ended("stats", code=2)))
-    reading = Reading(log)
+    reading = JobsLog(log)
     reading.read()
 
     audit = reading.audit("stats: error: the disk is full", plots=True)
@@ -83,21 +83,21 @@ def program(folder: Path, text: str) -> Program:
 def test_a_job_that_fails_is_named_with_its_last_message(tmp_path: Path) -> None:
     text = "import sys; print('{\"job\": \"ingest\"}'); sys.exit('error: no broker')"
     with program(tmp_path, text) as failing:
-        failure = _wait(failing, Reading(failing.log_file), 60, Event())
+        failure = _wait(failing, JobsLog(failing.log_file), 60, Event())
 
     assert failure == "ingest: error: no broker"
 
 
 def test_a_job_that_is_killed_is_named_with_its_exit_code(tmp_path: Path) -> None:
     with program(tmp_path, "import os; print('1 dead letter', flush=True); os.kill(os.getpid(), 9)") as failing:
-        failure = _wait(failing, Reading(failing.log_file), 60, Event())
+        failure = _wait(failing, JobsLog(failing.log_file), 60, Event())
 
     assert failure == "ingest: its process ended with exit code -9"
 
 
 def test_a_job_without_progress_is_ended(tmp_path: Path) -> None:
     with program(tmp_path, "import time; time.sleep(600)") as stuck:
-        failure = _wait(stuck, Reading(stuck.log_file), 0.1, Event())
+        failure = _wait(stuck, JobsLog(stuck.log_file), 0.1, Event())
 
     assert failure == "ingest made no progress for 0.1 s"
     assert not stuck.running
@@ -107,7 +107,7 @@ def test_a_job_is_ended_when_another_thread_says_so(tmp_path: Path) -> None:
     stop = Event()
     stop.set()
     with program(tmp_path, "import time; time.sleep(600)") as running:
-        failure = _wait(running, Reading(running.log_file), 60, stop)
+        failure = _wait(running, JobsLog(running.log_file), 60, stop)
 
     assert failure == "ingest was interrupted"
     assert not running.running

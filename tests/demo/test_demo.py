@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
+from lab.topics import delete_topics
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq_worker.broker.embedded import EmbeddedBroker
-from rig.topics import delete_topics
 
 pytestmark = pytest.mark.verify
 
@@ -37,7 +37,7 @@ def command(broker: EmbeddedBroker, folder: Path, **sizes: str) -> tuple[list[st
         "SPARK": "skip",
         **sizes,
     }
-    return [sys.executable, "-m", "demo"], environment
+    return [sys.executable, "-m", "lab.demo"], environment
 
 
 def run(arguments: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -88,7 +88,6 @@ def test_each_message_of_a_small_run_is_accounted_for(
         "audit: audit",
         "plots: stats",
     ]
-    assert found["lateness_p50_ms"] is not None
     assert list(tmp_path.iterdir()) == []
     assert processes_below(tmp_path) == []
 

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-import demo.__main__ as demo
-from demo.data_directory import OTHER_DATA, data_directory
-from demo.run import Kill
-from proof.history import Event
-from rig.audit import Audit
-from tests.demo.test_result import CONSUMER, WORKER
+import lab.demo.__main__ as demo
+from lab.audit import Audit
+from lab.demo.__main__ import OTHER_DATA, data_directory
+from lab.proof.history import Event
 from tests.unit.proof.story import clean
 
 
@@ -24,7 +22,8 @@ class Played:
     """A finished run."""
 
     events: list[Event] = field(default_factory=clean)
-    kills: tuple[Kill, ...] = (CONSUMER, WORKER)
+    held_at_kill: int = 1
+    rows_at_kill: int = 3
     seconds: float = 1.0
 
 

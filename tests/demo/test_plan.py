@@ -1,50 +1,48 @@
 from __future__ import annotations
 
+import io
+import tomllib
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from demo.plan import VALUE_BYTES, Conduct, Plan, make_value, read_number, read_plan
-from demo.run import START_SECONDS, programs
+from lab.consumer import demo_outcome
+from lab.demo.plan import NUMBER_DIGITS, QUEUES, SETTINGS, VALUE_BYTES, DemoPlan, make_value, read_plan
+from lab.demo.progress import Display
+from lab.demo.run import DemoRun
+from lab.program import START_SECONDS
 from marq.settings.client import ClientSettings
 
 
-def test_a_value_has_its_size_and_gives_its_number_back() -> None:
+def test_a_value_has_its_size_and_begins_with_its_number() -> None:
     value = make_value(4711)
 
     assert len(value) == VALUE_BYTES
-    assert read_number(value) == 4711
+    assert int(value[:NUMBER_DIGITS]) == 4711
 
 
-@pytest.mark.parametrize("value", [None, b"", b"x" * 200, make_value(1)[:-1], make_value(1)[:-1] + b"!"])
-def test_a_damaged_value_has_no_number(value: bytes | None) -> None:
-    assert read_number(value) is None
-
-
-def test_a_message_in_the_wrong_queue_is_not_the_plans() -> None:
-    plan = Plan(messages=100, queues=20)
-
-    assert plan.number("demo-03", make_value(23)) == 23
-    assert plan.number("demo-04", make_value(23)) is None
-    assert plan.number("demo-03", make_value(103)) is None
+def outcomes(attempt: int) -> Counter[object]:
+    """Outcomes of 5,000 messages of a queue at an attempt."""
+    return Counter(demo_outcome(place, attempt) for place in range(5_000))
 
 
 def test_every_tenth_message_of_each_queue_is_forgotten_at_its_first_delivery() -> None:
-    plan = Plan()
-
-    conduct = Counter((plan.queue(number), plan.conduct(number, 1)) for number in range(plan.messages))
-
-    assert {count for (_, each), count in conduct.items() if each is Conduct.FORGET} == {500}
-    assert Conduct.FORGET not in {plan.conduct(number, 2) for number in range(plan.messages)}
+    assert outcomes(1)["forget"] == 500
+    assert outcomes(2)["forget"] == 0
 
 
 def test_some_fail_twice_and_some_always() -> None:
-    plan = Plan()
+    assert [outcomes(attempt)[RuntimeError] for attempt in range(1, 6)] == [105, 105, 5, 5, 5]
 
-    failing = [sum(plan.conduct(n, attempt) is Conduct.FAIL for n in range(plan.messages)) for attempt in range(1, 6)]
 
-    assert failing == [2_100, 2_100, 100, 100, 100]
+def test_the_checker_knows_the_settings_of_the_queues() -> None:
+    defaults = tomllib.loads(QUEUES)["defaults"]
+    backoff = defaults["backoff"]
+
+    times_ms = [backoff["base"] * 1000, backoff["factor"], backoff["max"] * 1000]
+    assert {"max_attempts": defaults["max_attempts"], "backoff": [*times_ms, backoff["jitter"]]} == SETTINGS
 
 
 def test_sizes_come_from_the_command_line_then_from_the_environment() -> None:
@@ -75,8 +73,9 @@ def test_a_wrong_size_is_refused(environment: dict[str, str], capsys: pytest.Cap
 
 @pytest.mark.parametrize(("limit", "wait"), [(0.5, START_SECONDS), (900.0, 900.0)])
 def test_each_program_waits_for_the_broker_as_long_as_the_demo_does(tmp_path: Path, limit: float, wait: float) -> None:
-    workers, consumers = programs(Plan(limit_seconds=limit), tmp_path, {"MARQ_BOOTSTRAP_SERVERS": "kafka:9092"})
+    display = Display(Console(file=io.StringIO()), 1)
 
-    for program in [*workers, *consumers]:
-        settings = ClientSettings.read(None, {}, environment=program.environment)
-        assert (settings.bootstrap_servers, settings.connect_timeout_ms) == ("kafka:9092", wait * 1000)
+    run = DemoRun(DemoPlan(limit_seconds=limit), "kafka:9092", "demo-1", tmp_path, 4, display, None)
+
+    settings = ClientSettings.read(None, {}, environment=run.environment)
+    assert (settings.bootstrap_servers, settings.connect_timeout_ms) == ("kafka:9092", wait * 1000)

@@ -9,17 +9,16 @@ from typing import Any
 
 from rich.console import Console
 
-from demo.report import MAX_LISTED, complaints, how_to_retry, show
-from demo.result import SHARED, Result
-from proof.history import Event
-from rig.audit import Audit
-from tests.demo.test_result import CONSUMER, judged
+from lab.audit import Audit
+from lab.demo.report import MAX_LISTED, SHARED, Account, complaints, how_to_retry, show
+from lab.proof.history import Event
+from tests.demo.test_account import judged
 from tests.unit.proof.story import clean, find
 
 
-def shown(result: Result, audit: Audit | None = None, events: list[Event] | None = None) -> tuple[int, str]:
+def shown(account: Account, audit: Audit | None = None, events: list[Event] | None = None) -> tuple[int, str]:
     text = io.StringIO()
-    code = show(result, events or clean(), audit, Path("data"), Console(file=text, width=120), "run it again")
+    code = show(account, events or clean(), audit, Path("data"), Console(file=text, width=120), "run it again")
     return code, text.getvalue()
 
 
@@ -28,8 +27,8 @@ def last_line(text: str) -> dict[str, Any]:
     return found
 
 
-def audited(result: Result, **changed: Any) -> Audit:
-    statistics = result.statistics()
+def audited(account: Account, **changed: Any) -> Audit:
+    statistics = account.statistics()
     return Audit({**{name: statistics[name] for name in SHARED}, "wrong": [], **changed})
 
 
@@ -43,9 +42,9 @@ def test_a_run_in_which_all_is_well_says_so_and_ends_with_one_json_object() -> N
 
 
 def test_an_audit_that_comes_to_the_same_is_said_to_agree() -> None:
-    result = judged(clean())
+    account = judged(clean())
 
-    code, text = shown(result, audited(result))
+    code, text = shown(account, audited(account))
 
     assert code == 0
     assert last_line(text)["audit"] == "agrees"
@@ -53,9 +52,9 @@ def test_an_audit_that_comes_to_the_same_is_said_to_agree() -> None:
 
 
 def test_an_audit_that_comes_to_something_else_makes_the_demo_fail_and_says_what() -> None:
-    result = judged(clean())
+    account = judged(clean())
 
-    code, text = shown(result, audited(result, acked=2))
+    code, text = shown(account, audited(account, acked=2))
 
     assert code == 1
     assert "acked: 3 by the checker, 2 by the audit" in text
@@ -94,11 +93,11 @@ def test_an_audit_is_repeated_from_the_ingested_data_or_the_topics_if_they_exist
 
 
 def test_the_report_says_where_the_plots_are_or_why_there_are_none() -> None:
-    result = judged(clean())
-    statistics = dict(audited(result).statistics)
+    account = judged(clean())
+    statistics = dict(audited(account).statistics)
 
-    drawn, with_plots = shown(result, Audit(statistics, ingested=True, plots=True))
-    failed, without = shown(result, Audit(statistics, ingested=True, plots_failure="stats: error: the disk is full"))
+    drawn, with_plots = shown(account, Audit(statistics, ingested=True, plots=True))
+    failed, without = shown(account, Audit(statistics, ingested=True, plots_failure="stats: error: the disk is full"))
 
     assert (drawn, failed) == (0, 0)
     assert "plots of rates, times and lateness: data/report.html" in with_plots
@@ -130,7 +129,7 @@ def test_findings_are_listed_up_to_a_limit() -> None:
 
 
 def test_a_promise_that_was_not_kept_makes_the_demo_fail() -> None:
-    code, text = shown(judged(clean(), CONSUMER, least_held=100))
+    code, text = shown(judged(clean(), least_held=100))
 
     assert code == 1
     assert "NOT AS PROMISED: the consumer that was killed held 1 leases, not at least 100" in text

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
+from rig.program import Program
+
 from marq_worker.broker import environment
 from marq_worker.broker.downloads import cache_directory
-from rig.program import Program
 from tests.worker.harness import LIMIT_SECONDS
 
 LOCK = Path(__file__).with_name("recipes.lock")

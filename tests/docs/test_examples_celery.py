@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.program import Program
 from marq.wire.names import Names
 from marq_worker.broker.downloads import JarList
 from marq_worker.broker.ports import free_port
 from marq_worker.sqs.access_keys import load_keys
 from marq_worker.sqs.aws_json import operations
 from marq_worker.sqs.operations import SUPPORTED
-from rig.program import Program
 from tests.docs.pages import ROOT, blocks
 from tests.sqs import environments
 from tests.worker.harness import Worker, eventually

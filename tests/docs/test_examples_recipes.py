@@ -19,12 +19,12 @@ from typing import Any
 
 import boto3
 import pytest
+from rig.program import Program
 
 import marq
 from marq.testing.broker import Broker
 from marq.wire.names import Names
 from marq_worker.broker import ports
-from rig.program import Program
 from tests.docs import recipes
 from tests.docs.machine import Machine
 from tests.docs.pages import ROOT

@@ -29,7 +29,7 @@ COMPILE_ONLY = "compile-only"
 PYTEST = "pytest"
 MARKDOWN = [*PAGES, *sorted((ROOT / "examples").rglob("*.md")), ROOT / "CHANGELOG.md"]
 WRITTEN = [*MARKDOWN, *sorted((ROOT / "examples").rglob("*.py")), *sorted((ROOT / "examples").glob("*.toml"))]
-FOLDERS = "tests|marq|agents|app|tables|config|demo|bench|broker|pipeline|faults|proof"
+FOLDERS = "tests|marq|marq_worker|agents|app|tables|config|lab|pipeline"
 REGISTRIES = r"pypi|pythonhosted|maven\.org|repo1?\.maven|apache\.org/dist|nexus|artifactory"
 FOR_OPERATORS = "\n".join(page.read_text(encoding="utf-8") for page in OPERATIONS)
 
@@ -175,7 +175,7 @@ def test_each_test_and_mutant_that_a_page_names_exists() -> None:
     assert named <= mutants
     for page in PAGES:
         for path in re.findall(
-            r"`((?:tests|marq|agents|app|tables|config|demo|bench|broker|pipeline|faults|proof)/[\w/.\-]+)`",
+            r"`((?:tests|marq|agents|app|tables|config|lab|broker|pipeline)/[\w/.\-]+)`",
             text_of(page),
         ):
             assert (ROOT / path).exists(), f"{name_of(page)} names {path}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.__main__ import SCENARIOS
+from lab.faults.scenarios import SCENARIOS
 from marq.settings.queue import QueueSettings
 from marq.wire.names import Names
 from tests.docs.checkout import LIMIT_SECONDS, Checkout

@@ -16,11 +16,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
 
-from faults.clocks import Clock
-from faults.cluster import Cluster
-from faults.disks import SmallDisk
-from faults.proxy import Proxy
-from faults.scenario import ConditionError
+from lab.faults.conditions import BrokerCluster, ConditionError, Proxy, SmallDisk, WallClock
 from tests.worker.harness import eventually
 
 LIMIT_SECONDS = 180.0
@@ -39,7 +35,7 @@ async def make_topic(servers: str, name: str) -> None:
 
 @pytest.mark.verify
 async def test_a_cluster_takes_writes_without_one_node_and_refuses_them_without_two() -> None:
-    cluster = Cluster()
+    cluster = BrokerCluster()
     try:
         await asyncio.to_thread(cluster.start)
         await make_topic(cluster.bootstrap_servers, "kept")
@@ -136,7 +132,7 @@ async def test_a_proxy_that_is_frozen_keeps_and_takes_connections_and_forwards_n
 
 def test_a_clock_that_cannot_be_moved_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(ConditionError, match="apt-get install faketime"):
-        Clock(tmp_path / "clock", libraries=[f"{tmp_path}/*/libfaketime.so.1"])
+        WallClock(tmp_path / "clock", libraries=[f"{tmp_path}/*/libfaketime.so.1"])
 
 
 def test_a_disk_that_cannot_be_mounted_names_the_missing_privilege(tmp_path: Path) -> None:

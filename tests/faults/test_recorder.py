@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from proof.history import History
-from rig.program import RigError
-from rig.recorder import Recorded, Recorder, is_stall, recorded_stalls
+from lab.program import Program, RunError
+from lab.proof.history import History
+from lab.recorder import Recorder, is_stall, recorded_stalls
 
 #: Records a thousand events and then kills itself.
 PROGRAM = """
 import sys
 from pathlib import Path
-from rig.recorder import Recorder
+from lab.recorder import Recorder
 recorder = Recorder("one", Path(sys.argv[1]))
 for number in range(1000):
     recorder.add("ok", "deliver", number=number)
@@ -31,8 +31,8 @@ def block() -> None:
     time.sleep(0.15)
 
 
-def program(folder: Path, *options: str) -> Recorded:
-    return Recorded("one", ["-c", PROGRAM, str(folder / "one.jsonl"), *options], {}, folder / "one.log")
+def program(folder: Path, *options: str) -> Program:
+    return Program("one", ["-c", PROGRAM, str(folder / "one.jsonl"), *options], {}, folder / "one.log")
 
 
 def test_new_events_are_returned_once(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ async def test_a_blocking_handler_is_not_recorded(monkeypatch: pytest.MonkeyPatc
         readings.append(7.0)
         return 7.0
 
-    monkeypatch.setattr("rig.recorder.waited_s", waited_s)
+    monkeypatch.setattr("lab.recorder.waited_s", waited_s)
 
     async with recorded_stalls("one", lambda *event, **fields: told.add("one", *event, **fields), lease_s=0.1):
         # Each check takes two.
@@ -93,7 +93,7 @@ async def test_waits_are_recorded_although_each_turn_of_the_event_loop_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits = itertools.count(step=0.5)
-    monkeypatch.setattr("rig.recorder.waited_s", lambda: next(waits))
+    monkeypatch.setattr("lab.recorder.waited_s", lambda: next(waits))
     told, recorded = History(), asyncio.Event()
 
     def add(type_: str, op: str, **fields: object) -> None:
@@ -102,7 +102,7 @@ async def test_waits_are_recorded_although_each_turn_of_the_event_loop_is_short(
             recorded.set()
 
     async with recorded_stalls("one", add, lease_s=600.0):
-        monkeypatch.setattr("rig.recorder._CHECK_INTERVAL_S", 0.0)
+        monkeypatch.setattr("lab.recorder._CHECK_INTERVAL_S", 0.0)
         await recorded.wait()
 
     assert [(each["op"], each["type"], each["target"]) for each in told.events[:2]] == [
@@ -112,7 +112,7 @@ async def test_waits_are_recorded_although_each_turn_of_the_event_loop_is_short(
 
 
 async def test_a_stall_is_recorded_as_a_pause_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rig.recorder.is_stall", lambda *_: True)
+    monkeypatch.setattr("lab.recorder.is_stall", lambda *_: True)
     told, recorded = History(), asyncio.Event()
 
     def add(type_: str, op: str, **fields: object) -> None:
@@ -146,5 +146,5 @@ def test_a_program_that_dies_untold_is_reported_with_its_log(tmp_path: Path) -> 
     with program(tmp_path) as dying:
         dying.process.wait(60)
 
-        with pytest.raises(RigError, match=r"one ended by itself, exit code -9"):
+        with pytest.raises(RunError, match=r"one ended by itself, exit code -9"):
             dying.check()

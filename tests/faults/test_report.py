@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from faults.__main__ import SCENARIOS, chosen, summary
-from faults.report import DOCUMENT, merged, table
-from faults.scenario import Result
-from faults.soak import Sample, unbounded
-from faults.stage import recovery_seconds
+from lab.audit import finished
+from lab.faults.__main__ import chosen, summary
+from lab.faults.report import DOCUMENT, MARK, numbers, updated
+from lab.faults.scenario import ScenarioResult
+from lab.faults.scenarios import SCENARIOS
+from lab.faults.soak import Sample, unbounded
+from lab.report import between
+from lab.stage import recovery_seconds
 from marq.wire.markers import LAST
-from rig.audit import finished
 from tests.faults.test_scenarios import QUICK
 
 
@@ -26,9 +29,9 @@ def test_scenarios_are_chosen_by_the_beginning_of_their_names() -> None:
         chosen("nobody")
 
 
-def result(*, lost: int = 0, wrong: list[str] | None = None) -> Result:
+def result(*, lost: int = 0, wrong: list[str] | None = None) -> ScenarioResult:
     statistics = {"accepted": 100, "lost": lost, "duplicates": 3, "causes": {"1": 2, "6": 1}}
-    return Result(QUICK[0], 12.0, statistics, 1.25, wrong or [])
+    return ScenarioResult(QUICK[0], 12.0, statistics, 1.25, wrong or [])
 
 
 def test_the_last_line_adds_up_and_names_what_failed() -> None:
@@ -40,43 +43,42 @@ def test_the_last_line_adds_up_and_names_what_failed() -> None:
     }  # fmt: skip
 
 
-def test_the_table_has_a_row_with_the_statistics_of_each_scenario() -> None:
-    *_, passed, failed = table([result(), result(lost=1)]).splitlines()
+def test_a_scenario_has_its_figures_in_the_table() -> None:
+    passed, failed = numbers(result()), numbers(result(lost=1))
 
-    assert passed.endswith("| 100 | 0 | 3 (2 by 1, 1 by 6) | 1.2 s |")
-    assert failed.endswith("| 100 | 1 | 3 (2 by 1, 1 by 6) | **failed** |")
-    assert QUICK[0].fault in passed
+    assert passed == ["100", "0", "3 (2 by 1, 1 by 6)", "1.2 s"]
+    assert failed == ["100", "1", "3 (2 by 1, 1 by 6)", "**failed**"]
 
 
-def test_a_row_names_second_dead_letters_and_messages_that_are_handled_and_dead() -> None:
+def test_figures_name_second_dead_letters_and_messages_that_are_handled_and_dead() -> None:
     ended = result()
     ended.statistics.update(dead_twice=4, done_and_dead={"1": 2, "6": 3})
-    *_, row = table([ended]).splitlines()
 
     ends = "4 with two dead letters; 5 handled and dead-lettered (2 by 1, 3 by 6)"
-    assert row.endswith(f"| 3 (2 by 1, 1 by 6); {ends} | 1.2 s |")
+    assert numbers(ended)[2] == f"3 (2 by 1, 1 by 6); {ends}"
     assert ends.replace(";", ",") in ended.line()
 
 
-def test_the_page_describes_each_scenario_in_its_own_words() -> None:
-    page = DOCUMENT.read_text(encoding="utf-8")
+def test_the_page_describes_each_scenario_and_no_others() -> None:
+    rows = between(DOCUMENT.read_text(encoding="utf-8"), MARK).splitlines()[4:]
 
-    rows = [f"\n| {scenario.fault} (`{scenario.name}`) | {scenario.seen} |" for scenario in SCENARIOS]
-    assert [row for row in rows if row not in page] == []
+    named = [re.findall(r"\(`([\w-]+)`\)$", row.split(" | ")[0]) for row in rows]
+    assert sorted(named) == sorted([scenario.name] for scenario in SCENARIOS)
+    assert {len(row.split(" | ")) for row in rows} == {6}
 
 
-def test_rows_of_scenarios_that_were_played_alone_go_into_the_table_and_leave_the_others() -> None:
+def test_figures_of_scenarios_that_were_played_alone_go_into_their_rows_and_leave_the_others() -> None:
     head = "12 of 12 passed\n\n| what happens |\n|---|"
-    rows = [f"| old (`{QUICK[0].name}`) | 7 |", "| another (`another`) | 8 |"]
+    rows = [f"| old (`{QUICK[0].name}`) | seen | 7 | 0 | 0 | - |", "| another (`another`) | x | 8 | 0 | 0 | - |"]
 
-    changed = merged("\n".join([head, *rows]), [result()]).splitlines()
-    added = merged("\n".join([head, rows[1]]), [result()]).splitlines()
+    changed = updated("\n".join([head, *rows]), [result()]).splitlines()
 
-    assert changed[0] == added[0] == "2 of 2 passed"
-    assert changed[1:4] == added[1:4] == head.splitlines()[1:]
-    assert QUICK[0].fault in changed[4]
-    assert (changed[5], added[4]) == (rows[1], rows[1])
-    assert added[5] == changed[4]
+    assert changed[0] == "2 of 2 passed"
+    assert changed[1:4] == head.splitlines()[1:]
+    assert changed[4] == f"| old (`{QUICK[0].name}`) | seen | 100 | 0 | 3 (2 by 1, 1 by 6) | 1.2 s |"
+    assert changed[5] == rows[1]
+    with pytest.raises(ValueError, match=f"describe {QUICK[0].name} in a row"):
+        updated("\n".join([head, rows[1]]), [result()])
 
 
 def test_recovery_is_the_time_until_all_that_was_sent_before_the_last_fault_is_done() -> None:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from faults.__main__ import SCENARIOS
-from faults.scenario import Scenario, play
+from lab.faults.scenario import Scenario, play
+from lab.faults.scenarios import SCENARIOS
 from marq_worker.broker import EmbeddedBroker
 
 QUICK = [scenario for scenario in SCENARIOS if scenario.quick]

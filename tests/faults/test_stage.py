@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from faults import stage as stages
-from faults.stage import Stage
-from rig.program import RigError
-from rig.recorder import Recorded
-from rig.worker import Worker
+from lab import stage as stages
+from lab.program import RunError, Worker
+from lab.stage import Stage
 
 #: No broker answers there.
 SERVERS = "127.0.0.1:1"
 
 
-class Killed(Recorded):
-    """A process that dies at once, before it records anything."""
-
-    code = "import os; os.kill(os.getpid(), 9)"
-
-    def __init__(
-        self, name: str, _: object, options: Sequence[str], environment: Mapping[str, str], folder: Path
-    ) -> None:
-        super().__init__(name, ["-c", self.code, *options], environment, folder / f"{name}.log")
-
-    def owned(self) -> dict[int, dict[str, object]]:
-        """Return no partitions."""
-        return {}
+#: Processes that die at once, before they record anything: by kill -9, and by themselves.
+KILLED, ENDED = "import os; os.kill(os.getpid(), 9)", "raise SystemExit(1)"
 
 
-class Ended(Killed):
-    """A process that ends by itself."""
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let all programs of the stage run some code instead."""
 
-    code = "raise SystemExit(1)"
+    def run(code: str) -> None:
+        monkeypatch.setattr(stages, "recorded", lambda name, folder, module, options: ["-c", code, *options])
+
+    return run
 
 
 async def test_a_worker_that_dies_as_told_before_its_partitions_are_seen_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, runs: Callable[[str], None]
 ) -> None:
-    monkeypatch.setattr(stages, "WorkerProcess", Killed)
+    runs(KILLED)
     async with Stage(SERVERS, tmp_path) as stage:
         worker = await stage.worker("--die-in-transaction=1")
 
@@ -50,9 +41,9 @@ async def test_a_worker_that_dies_as_told_before_its_partitions_are_seen_is_not_
 
 
 async def test_a_consumer_that_dies_as_told_before_it_is_ready_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, runs: Callable[[str], None]
 ) -> None:
-    monkeypatch.setattr(stages, "ConsumerProcess", Killed)
+    runs(KILLED)
     async with Stage(SERVERS, tmp_path) as stage:
         consumer = await stage.consumer("--die-at=before-acquire")
 
@@ -72,17 +63,17 @@ def test_a_delivery_gets_the_time_of_the_log_unless_the_brokers_clock_is_moving(
     assert after - before == pytest.approx(4000 + 3_600_000, abs=50)
 
 
-@pytest.mark.parametrize(("process", "options"), [(Killed, []), (Ended, ["--die-in-transaction=1"])])
+@pytest.mark.parametrize(("code", "options"), [(KILLED, []), (ENDED, ["--die-in-transaction=1"])])
 async def test_any_other_end_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: type[Killed], options: list[str]
+    tmp_path: Path, runs: Callable[[str], None], code: str, options: list[str]
 ) -> None:
-    monkeypatch.setattr(stages, "WorkerProcess", process)
+    runs(code)
     async with Stage(SERVERS, tmp_path) as stage:
-        with pytest.raises(RigError, match="worker-1 ended by itself"):
+        with pytest.raises(RunError, match="worker-1 ended by itself"):
             await stage.worker(*options)
 
 
 def test_a_wait_for_a_worker_that_has_died_ends_with_its_exit_code_and_log(tmp_path: Path) -> None:
     worker = Worker("worker", tmp_path, {}, command=["-c", "raise SystemExit('no such setting')"])
-    with worker, pytest.raises(RigError, match=r"exit code 1:(.|\n)*no such setting"):
+    with worker, pytest.raises(RunError, match=r"exit code 1:(.|\n)*no such setting"):
         worker.wait_until_owner()

@@ -25,7 +25,7 @@ REPORTS = Profile("reports").changed(size_bytes=1000, run_ms=2000, deliveries=2)
 
 
 def bench(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "bench/results" / name).read_text())
+    found: dict[str, Any] = json.loads((ROOT / "lab/bench/results" / name).read_text())
     return found["figures"]
 
 
@@ -109,7 +109,7 @@ def test_each_constant_names_an_existing_source_and_a_command() -> None:
         assert constant.value > 0, name
         for path in (word for word in constant.source.replace(":", " ").replace(",", " ").split() if "/" in word):
             assert (ROOT / path).exists() or list(ROOT.glob(f"{path}*")), path
-        if "bench/results" in constant.source:
+        if "lab/bench/results" in constant.source:
             assert constant.command.startswith("make "), name
 
 

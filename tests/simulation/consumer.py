@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lab.proof import history
 from marq.consumer.handler_pool import HandlerTasks
 from marq.kafka.queue_records import Serving
 from marq.wire.markers import Source
-from proof import history
 from tests.simulation.actor import Actor
 from tests.simulation.group import Group
 from tests.simulation.handling import Handlers

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lab.proof import history
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.storage.rows import WAITING
 from marq.wire.errors import CorruptMarker
@@ -32,7 +33,6 @@ from marq.wire.markers import (
 )
 from marq.wire.markers_partitions import deduplicating_partition, source_partition
 from marq.wire.names import DEDUPLICATION_ID_HEADER, ORDERING_KEY_HEADER, synthetic_topic
-from proof import history
 from tests.simulation.actor import Actor
 from tests.simulation.sending import NEWER_VERSION, PATIENCE_MS, Sent
 

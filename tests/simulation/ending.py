@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from lab.proof import history
 from marq.core.storage.rows import IN_ORDER, parse_row_key
 from marq.wire.markers import Source
 from marq.wire.names import REASON_HEADER
 from marq.wire.record_headers import expired
-from proof import history
 from tests.simulation.handling import KILLER
 from tests.simulation.oracle import Violation, table_difference
 from tests.simulation.table import LocalTable

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from lab.proof import history
 from marq.client.outcomes import Reject, Retry
 from marq.consumer import settlement
 from marq.consumer.message import Message
 from marq.consumer.one_per_key import line_keys
 from marq.kafka.records import Records
 from marq.wire.errors import BrokerUnavailable, LeaseLost
-from proof import history
 from tests.simulation.oracle import Violation
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from proof.findings import told
+from lab.proof.findings import told
 from tests.simulation import swarm
 from tests.simulation.world import Plan, inspect, simulate
 

@@ -12,7 +12,7 @@ class Mutant(NamedTuple):
     """Replaces texts of modules.
 
     ``about`` is the hard case or the order of operations that it breaks; ``killed_by`` names checks of
-    proof/checker.py and tests/simulation/oracle.py; ``faults`` are those of the worlds that it is put into, if few
+    lab/proof/checker.py and tests/simulation/oracle.py; ``faults`` are those of the worlds that it is put into, if few
     random worlds would meet it.
     """
 

@@ -33,7 +33,7 @@ from tests.simulation.mutants_of_subscriptions import SUBSCRIPTION_MUTANTS
 #: Number of seeds after which a mutant counts as a survivor.
 SEEDS = 1_000
 #: Packages that may have imported a mutated module; reloaded for each mutant.
-_RELOADED = ("marq", "proof", "tests.simulation.")
+_RELOADED = ("marq", "lab.proof", "tests.simulation.")
 
 _ROOT = Path(__file__).resolve().parents[2]
 

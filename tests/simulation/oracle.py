@@ -1,7 +1,7 @@
 """Checks that only the simulation can make: a lease book and a table's rows must equal the plain fold of the log.
 
 ``proof`` has the fold itself, and all checks that need only a history. A seed can fail with these names, in addition to
-those of proof/checker.py:
+those of lab/proof/checker.py:
 
 ================  ====================================================================================================
 ``book-differs``  the lease book is not the plain fold of the log up to its ``applied``
@@ -22,14 +22,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 
+from lab.proof.fold import Fold
+from lab.proof.history import holder_name, log_name, name_of
+from lab.proof.states import Standing
 from marq.core.lease_book import LeaseBook
 from marq.core.storage import rows
 from marq.core.storage.rows import Counts, LeaseRow, State
 from marq.core.storage.settled_dead_letters import CHUNK_OFFSETS
 from marq.settings.queue import QueueSettings
-from proof.fold import Fold
-from proof.history import holder_name, log_name, name_of
-from proof.states import Standing
 
 
 class Violation(AssertionError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lab.proof import history
 from marq.wire.names import DELIVER_AT_HEADER, ORDERING_KEY_HEADER
-from proof import history
 from tests.simulation.actor import Actor
 from tests.simulation.log import TooLarge
 

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+from lab.proof import history
 from marq.kafka.committed_offsets import Committed, StartPositionResolver
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.queue_positions import NOT_BEHIND, LowWatermarks, MemberPositions, Positions
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.wire.markers import Source
-from proof import history
 from tests.simulation.group import Commit
 
 if TYPE_CHECKING:

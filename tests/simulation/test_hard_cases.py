@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proof.history import Event
+from lab.proof.history import Event
 from tests.simulation import swarm
 from tests.simulation.mutant import HARD_CASES
 from tests.simulation.world import Plan, World, inspect

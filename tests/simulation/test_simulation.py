@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.proof.checker import check
+from lab.proof.history import read
 from marq.core.lease_book import LeaseBook
-from proof.checker import check
-from proof.history import read
 from tests.simulation import mutants, seeds, swarm
 from tests.simulation.minimise import command, minimise, trace
 from tests.simulation.mutant import HARD_CASES, ORDERS

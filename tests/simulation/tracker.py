@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lab.proof import history
 from marq.core.deliveries.schedule_planner import Planner
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.storage import rows
@@ -22,7 +23,6 @@ from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.errors import UnknownVersion
 from marq.wire.marker_codec import VERSION
 from marq.wire.markers import Source, Tick
-from proof import history
 from tests.simulation.actor import Actor
 from tests.simulation.log import Fenced, Record
 from tests.simulation.oracle import Violation, difference, table_difference

@@ -1,8 +1,8 @@
 """One seed is one world: its topics, its processes, its faults, and the order in which things happen.
 
 ``random.Random(seed)`` is the only source of choice. A phase with faults is followed by one without, in which every
-message must end in bounded simulated time. All events go into a history, which proof/checker.py judges. While the world
-runs, oracle.py checks the state that no history shows.
+message must end in bounded simulated time. All events go into a history, which lab/proof/checker.py judges. While the
+world runs, oracle.py checks the state that no history shows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Any
 
+from lab.proof import history
+from lab.proof.checker import check
+from lab.proof.findings import Finding, Report
+from lab.proof.fold import Fold
+from lab.proof.history import History
 from marq.core import due_messages, tracker
 from marq.kafka.offset_snapshots import MAX_METADATA_BYTES, OffsetSnapshot
 from marq.owner import engine
@@ -25,11 +30,6 @@ from marq.wire.marker_codec import encode
 from marq.wire.markers import Batch, Source
 from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import Names
-from proof import history
-from proof.checker import check
-from proof.findings import Finding, Report
-from proof.fold import Fold
-from proof.history import History
 from tests.simulation import ending, swarm
 from tests.simulation.actor import Actor
 from tests.simulation.chance import Chance

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lab.proof import history
 from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.owner.transaction_content import Due, OwnerTransaction
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Kind
 from marq.wire.names import ORDERING_KEY_HEADER
-from proof import history
 from tests.simulation.log import Fenced, Outcome, TooLarge, Transaction
 
 if TYPE_CHECKING:

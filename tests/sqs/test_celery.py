@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import boto3
 import pytest
 
+from lab.program import Program, stop_all
 from marq.consumer.polled_consumer import MAX_SHORTFALL, MAX_SHORTFALL_S
 from marq_worker.sqs.handles import Handles
-from rig.program import Program, stop_all
 from tests.sqs import environments
 from tests.worker.harness import Worker, eventually
 

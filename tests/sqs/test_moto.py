@@ -11,9 +11,9 @@ from typing import NamedTuple
 import pytest
 import pytest_asyncio
 
+from lab.program import Program
 from marq_worker.broker.embedded import EmbeddedBroker
 from marq_worker.broker.ports import free_port
-from rig.program import Program
 from tests.sqs import environments
 from tests.sqs.fifo_script import FifoScript
 from tests.sqs.mistakes import DIFFERENCES, QUEUES, mistakes, outcome

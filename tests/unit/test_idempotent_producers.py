@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("marq", "marq_worker", "agents", "app", "tables", "config", "demo", "examples")
+PACKAGES = ("marq", "marq_worker", "agents", "app", "tables", "config", "lab", "examples")
 #: Both make it so; a producer of transactions is idempotent by itself.
 IDEMPOTENT = {"enable_idempotence", "transactional_id"}
 

@@ -10,10 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = (
-    "marq", "marq_worker", "app", "agents", "tables", "config", "pipeline", "demo", "bench", "examples", "proof",
-    "faults", "rig",
-)  # fmt: skip
+PACKAGES = ("marq", "marq_worker", "app", "agents", "tables", "config", "pipeline", "lab", "examples")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 #: The modules that make decisions, and the data for them; clients' settings are read from the environment,
 #: and some settings are times.

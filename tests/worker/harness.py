@@ -19,8 +19,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPa
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+import lab.program
 import marq
-import rig.worker
 from marq.core.storage import rows
 from marq.kafka.connection import stop_consumer, stop_producer
 from marq.wire import record_headers
@@ -86,7 +86,7 @@ def free_web_port() -> int:
             return port
 
 
-class Worker(rig.worker.Worker):
+class Worker(lab.program.Worker):
     """``faust -A app worker`` in a directory of its own; never outlives the test, nor pytest."""
 
     #: All that were started by the tests of this run, for the reports of failures.

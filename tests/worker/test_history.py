@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import marq
+from lab.consumer import Teller
+from lab.proof import history
+from lab.proof.checker import check
+from lab.proof.history import History
+from lab.recorder import recorded_stalls
+from lab.topics import read_logs
 from marq.settings.client import ClientSettings
 from marq.wire.names import Names
-from proof import history
-from proof.checker import check
-from proof.history import History
-from rig.handling import Teller
-from rig.recorder import recorded_stalls
-from rig.topics import read_logs
 from tests.worker.harness import Worker, eventually
 
 pytestmark = pytest.mark.verify

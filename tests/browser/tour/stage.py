@@ -9,14 +9,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import marq
-from demo.plan import QUEUES_FILE, Plan, make_value
-from demo.run import programs
+from lab.demo.plan import QUEUES, DemoPlan, make_value
+from lab.demo.run import WORKERS
+from lab.program import Program, RunError, Worker, recorded, stop_all
+from lab.topics import delete_topics
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
-from rig.program import RigError, stop_all
-from rig.recorder import Recorded
-from rig.topics import delete_topics
-from rig.worker import Worker
 from tests.browser.serving import Background
 
 #: How long workers and consumers may take to be there, on a machine that is busy.
@@ -51,9 +49,9 @@ class Stage:
         self,
         background: Background,
         workers: list[Worker],
-        consumers: list[Recorded],
+        consumers: list[Program],
         settings: ClientSettings,
-        plan: Plan,
+        plan: DemoPlan,
     ) -> None:
         self.run = background.run
         self.plan = plan
@@ -111,7 +109,7 @@ class Stage:
         """Let the demo's load come and go, and leave some messages of each kind.
 
         Raises:
-            RigError: it took too long.
+            RunError: it took too long.
         """
         self._until(self._ready, READY_SECONDS, "workers and consumers are ready")
         self.run(self.producer.start(), READY_SECONDS)
@@ -163,26 +161,31 @@ class Stage:
                 program.check()
             if time.monotonic() > until_s:
                 logs = "\n".join(program.log_tail() for program in programs)
-                raise RigError(f"time ran out before {what}\n{logs}")
+                raise RunError(f"time ran out before {what}\n{logs}")
             time.sleep(POLL_SECONDS)
 
 
 @contextmanager
-def staged(background: Background, servers: str, folder: Path, plan: Plan) -> Iterator[Stage]:
+def staged(background: Background, servers: str, folder: Path, plan: DemoPlan) -> Iterator[Stage]:
     """Make a namespace on a broker, and end it; raises as :meth:`Stage.prepare`."""
     settings = ClientSettings.read(servers, {"prefix": f"tour-{secrets.token_hex(4)}"})
     background.run(ensure_topics(settings))
     queues = folder / "queues.toml"
-    queues.write_text(QUEUES_FILE.read_text() + _SCHEDULE)
+    queues.write_text(QUEUES + _SCHEDULE)
     environment = {
         "MARQ_BOOTSTRAP_SERVERS": servers,
         "MARQ_PREFIX": settings.names.prefix,
         "MARQ_QUEUES_FILE": str(queues),
+        "MARQ_WEB_BIND": "127.0.0.1",
         "MARQ_REDACT": "card",
         # Pages show what was written this long ago.
         "MARQ_FLUSH_INTERVAL": "0.2",
     }
-    workers, consumers = programs(plan, folder, environment)
+    workers = [Worker(f"worker-{n + 1}", folder, environment, temporary=[folder]) for n in range(WORKERS)]
+    consumers = []
+    for name in [f"consumer-{n + 1}" for n in range(plan.consumers)]:
+        command = recorded(name, folder, "lab.consumer", [",".join(plan.queue_names), *plan.consumer_options])
+        consumers.append(Program(name, command, environment, folder / f"{name}.log", temporary=[folder]))
     with ExitStack() as stack:
         for program in (*workers, *consumers):
             stack.enter_context(program)

@@ -10,6 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from lab.proof.fold import Event, Fold, Key
+from lab.proof.history import holder_name, log_name, marker, name_of
+from lab.proof.states import IN_ORDER, Standing
+from lab.proof.tracker_decisions import Ending, ending
 from marq.core import due_messages
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import DueAction
@@ -46,10 +50,6 @@ from marq.wire.markers import (
 )
 from marq.wire.names import DEDUPLICATION_ID_HEADER
 from marq.wire.ordered_holders import ordered_holder
-from proof.fold import Event, Fold, Key
-from proof.history import holder_name, log_name, marker, name_of
-from proof.states import IN_ORDER, Standing
-from proof.tracker_decisions import Ending, ending
 from tests.simulation.oracle import difference, table_difference
 from tests.unit.core.batches import DRAWN, LETTERS
 

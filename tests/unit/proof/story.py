@@ -15,11 +15,11 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from lab.proof import history
+from lab.proof.checker import check
+from lab.proof.findings import Report
+from lab.proof.history import Event, History
 from marq.wire.markers import Ack, Acquire, Batch, Cause, Fact, Kind, Payload, Reject, Release, Renew, Source, Tick
-from proof import history
-from proof.checker import check
-from proof.findings import Report
-from proof.history import Event, History
 
 Events = list[Event]
 Change = Callable[[Events], None]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from lab.proof import checker
+from lab.proof.checker import check
+from lab.proof.history import Event, by_time, holder_name
 from marq.wire.markers import Cause, Kind
-from proof import checker
-from proof.checker import check
-from proof.history import Event, by_time, holder_name
 from tests.unit.proof import test_deduplication, test_delays, test_key_order, test_once
 from tests.unit.proof.story import (
     DEAD,

@@ -1,4 +1,4 @@
-"""The command: ``python -m proof FILE...``."""
+"""The command: ``python -m lab.proof FILE...``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.proof import __main__ as command
+from lab.proof import history
+from lab.proof.history import Event, History, MalformedHistory, read
 from marq.wire.markers import Acquire, Payload, Source, Tick
-from proof import __main__ as command
-from proof import history
-from proof.history import Event, History, MalformedHistory, read
 from tests.unit.proof.story import LOG, clean
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,7 +34,7 @@ def test_a_clean_history_gives_one_json_line_and_exit_0(tmp_path: Path) -> None:
     path = write(tmp_path / "history.jsonl", clean())
 
     done = subprocess.run(
-        [sys.executable, "-m", "proof", str(path)],
+        [sys.executable, "-m", "lab.proof", str(path)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=180,
     )  # fmt: skip
 

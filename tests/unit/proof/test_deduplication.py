@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from lab.proof import history
+from lab.proof.checker import check
+from lab.proof.history import Event
 from marq.wire.markers import Cause, Delay, Fact, Kind, Payload, RequestOutcome, Source
 from marq.wire.names import schedule_topic, synthetic_topic
-from proof import history
-from proof.checker import check
-from proof.history import Event
 from tests.unit.proof.story import MARKERS, QUEUE, SETTINGS, TRACKER, Broken, Events, events_of, value
 from tests.unit.proof.test_delays import CANCELLER, DRAWN, NAME, DelayedStory, about, content
 

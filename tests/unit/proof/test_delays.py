@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from lab.proof import history
+from lab.proof.checker import check
+from lab.proof.history import Event
 from marq.wire.markers import (
     Acquire,
     Answer,
@@ -19,9 +22,6 @@ from marq.wire.markers import (
     Source,
 )
 from marq.wire.names import synthetic_topic
-from proof import history
-from proof.checker import check
-from proof.history import Event
 from tests.unit.proof.story import (
     DEAD,
     LEASE_MS,

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from lab.proof import history
+from lab.proof.checker import check
+from lab.proof.evidence_types import Clock
 from marq.wire.markers import (
     LAST,
     Acquire,
@@ -19,9 +22,6 @@ from marq.wire.markers import (
 )
 from marq.wire.names import DELIVER_AT_HEADER
 from marq.wire.ordered_holders import ordered_holder
-from proof import history
-from proof.checker import check
-from proof.evidence_types import Clock
 from tests.unit.proof.story import (
     GROUP,
     LEASE_MS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lab.proof import history
 from marq.wire.markers import Cause, Delay, Discard, Dispatch, Fact, Kind, Payload, Source
-from proof import history
 from tests.unit.proof.story import (
     DEAD,
     FIRST,

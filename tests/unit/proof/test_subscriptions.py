@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.proof.checker import check
+from lab.proof.copies_and_answers import judge_answers
+from lab.proof.evidence_types import Fact, Question, Told, Trail
+from lab.proof.findings import Report
+from lab.proof.history import Event, holder_name
 from marq.wire.markers import ANY_QUEUE
-from proof.checker import check
-from proof.copies_and_answers import judge_answers
-from proof.evidence_types import Fact, Question, Told, Trail
-from proof.findings import Report
-from proof.history import Event, holder_name
 from tests.unit.proof.story import MARKERS, QUEUE, SETTINGS, TRACKER, Change, Events, clean, find, omit
 
 OTHER, TOPIC = "audit", "marq.messages"

@@ -1,1 +1,0 @@
-"""Benchmarks: ``python -m bench`` compares systems in alternating runs and prints medians."""

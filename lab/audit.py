@@ -1,0 +1,218 @@
+"""The data pipeline's audit of a run, which reads only the topics, compared with the checker's result."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lab.pipeline_jobs import DONE
+from lab.program import NewLines, Program
+from lab.proof.history import Event
+from marq.settings.client import ClientSettings
+from marq.wire.markers import LAST
+
+#: Longest time without progress. Spark needs a minute to start on a busy machine.
+LIMIT_SECONDS = 240.0
+_POLL_SECONDS = 0.2
+AUDIT_JOBS = (("ingest",), ("lifecycle",), ("audit", "--drained", "--json"))
+PLOTS_JOB = ("stats",)
+#: Directory of the deliveries that handlers finished, next to the pipeline's tables.
+HANDLED = "handled"
+
+
+class AuditProgress(Protocol):
+    """Shows the progress of an audit."""
+
+    def phase(self, text: str) -> None: ...
+
+    def detail(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The pipeline's ``statistics``, or the reason why there are none.
+
+    ``ingested``: whether the data directory has the whole run, so that the audit can be repeated without the topics.
+    """
+
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+    failure: str = ""
+    ingested: bool = False
+    #: Whether the data directory has plots; if plots were requested and are missing, the reason.
+    plots: bool = False
+    plots_failure: str = ""
+
+    def differences(self, own: Mapping[str, Any], shared: Mapping[str, str]) -> list[str]:
+        """Return the audit's findings, and its differences from the checker's statistics.
+
+        Args:
+            own: the checker's statistics.
+            shared: names of statistics that both have: the checker's, the audit's.
+        """
+        if self.failure:
+            return [f"the audit failed: {self.failure}"]
+        lines = [
+            f"{theirs}: {own[ours]:,} by the checker, {self.statistics[theirs]:,} by the audit"
+            for ours, theirs in shared.items()
+            if own[ours] != self.statistics[theirs]
+        ]
+        return lines + [
+            f"{message['id']}: {message['state']}: {'; '.join(message['why'])}" for message in self.statistics["wrong"]
+        ]
+
+
+def audit(
+    settings: ClientSettings,
+    data: Path,
+    events: Sequence[Event],
+    progress: AuditProgress | None = None,
+    *,
+    plots: bool = False,
+    limit_s: float = LIMIT_SECONDS,
+    stop: threading.Event | None = None,
+) -> Audit:
+    """Ingest the topics of a namespace and its finished deliveries into a directory, and audit them.
+
+    Args:
+        settings: broker and prefix.
+        data: the directory.
+        events: the history, which has the finished deliveries.
+        progress: display of each job and its progress.
+        plots: whether to compute statistics and draw plots as well.
+        limit_s: longest time without progress, after which the audit fails.
+        stop: event that another thread sets to interrupt the audit, because Ctrl-C reaches only the main thread.
+    """
+    jobs = [*AUDIT_JOBS, PLOTS_JOB] if plots else list(AUDIT_JOBS)
+    with tempfile.TemporaryDirectory(prefix="marq-audit-", ignore_cleanup_errors=True) as folder:
+        environment = {"MARQ_BOOTSTRAP_SERVERS": settings.bootstrap_servers, "MARQ_PREFIX": settings.names.prefix}
+        words = json.dumps([[*job, "--data", str(data.absolute())] for job in jobs])
+        command = ["-m", "lab.pipeline_jobs", words]
+        program = Program("audit", command, environment, Path(folder) / "audit.log", temporary=[Path(folder)])
+        jobs_log = JobsLog(program.log_file, progress)
+        failure = ""
+        try:
+            _write_handled(data, finished(events))
+            with program:
+                failure = _wait(program, jobs_log, limit_s, stop or threading.Event())
+        except KeyboardInterrupt:
+            failure = f"{jobs_log.job} was interrupted"
+        except OSError as error:
+            failure = f"{data}: {error}"
+    return jobs_log.audit(failure, plots=plots)
+
+
+def _wait(program: Program, jobs_log: JobsLog, limit_s: float, stop: threading.Event) -> str:
+    """Wait until the jobs have ended; return why they failed, or ""."""
+    until_s = time.monotonic() + limit_s
+    while True:
+        ended = not program.running
+        if jobs_log.read():
+            until_s = time.monotonic() + limit_s
+        if ended:
+            return _ending(program.exit_code, jobs_log)
+        if time.monotonic() > until_s:
+            return f"{jobs_log.job} made no progress for {limit_s:g} s"
+        if stop.wait(_POLL_SECONDS):
+            return f"{jobs_log.job} was interrupted"
+
+
+def _ending(exit_code: int | None, jobs_log: JobsLog) -> str:
+    if exit_code == 0:
+        return ""
+    # A job that was killed had no time to say why: its last message is about something else.
+    failed = exit_code is not None and exit_code > 0
+    return f"{jobs_log.job}: {(jobs_log.message if failed else '') or f'its process ended with exit code {exit_code}'}"
+
+
+class JobsLog:
+    """Reads the output of lab/pipeline_jobs.py while it runs."""
+
+    def __init__(self, log_file: Path, progress: AuditProgress | None = None) -> None:
+        self._lines = NewLines(log_file)
+        self._progress = progress
+        self._outputs: dict[str, str] = {}
+        #: The current job, and the last message.
+        self.job = "ingest"
+        self.message = ""
+
+    def read(self) -> bool:
+        """Read new lines; return whether there were any."""
+        lines = self._lines.read()
+        for line in lines:
+            self._take(line)
+        return bool(lines)
+
+    def outputs(self) -> dict[str, str]:
+        """Read new lines; return the output of each job that has ended."""
+        self.read()
+        return self._outputs
+
+    def _take(self, line: str) -> None:
+        told = json.loads(line) if line.startswith('{"') else {}
+        if "code" in told:
+            if told["code"] in DONE:
+                self._outputs[told["job"]] = told["output"]
+        elif "job" in told:
+            self.job, self.message = told["job"], ""
+            if self._progress is not None:
+                self._progress.phase(f"{'plots' if self.job in PLOTS_JOB else 'audit'}: {self.job}")
+        else:
+            self.message = line.strip() if not told else self.message
+            if self._progress is not None:
+                at = f"stage {told['stage']}, {told['done']} of {told['tasks']} tasks" if told else self.message
+                self._progress.detail(f"{self.job}: {at}")
+
+    def audit(self, failure: str, *, plots: bool) -> Audit:
+        """Return the result of the jobs that finished; ``failure`` says why others did not."""
+        ingested, drawn = "ingest" in self._outputs, PLOTS_JOB[0] in self._outputs
+        if "audit" not in self._outputs:
+            return Audit(failure=failure or "the audit has no result", ingested=ingested)
+        statistics = json.loads(self._outputs["audit"])
+        return Audit(statistics, ingested=ingested, plots=drawn, plots_failure=failure if plots else "")
+
+
+def finished(events: Sequence[Event]) -> list[tuple[str, int, int]]:
+    """Return deliveries that were neither released, which asks for another one, nor ended by a dead letter."""
+    deliveries = [event for event in events if event["op"] == "deliver"]
+    markers = [event for event in events if event["op"] == "marker"]
+    seen = Counter(event["record"] for event in deliveries)
+    held = Counter((event["record"], event.get("holder")) for event in deliveries)
+    ordered = {event["queue"] for event in markers if event.get("in_order")}
+    for event in markers:
+        kind = event["kind"]
+        if kind == "RELEASE" and event["queue"] in ordered:
+            # The message is delivered again in its place, without a fact; after LAST it becomes a dead letter.
+            for offset, delay_ms in zip(event["offsets"], event["delays_ms"], strict=True):
+                record, holder = f"{event['source']}/{offset}", event["holder"]
+                if delay_ms != LAST and held[record, holder]:
+                    held[record, holder] -= 1
+                    seen[record] -= 1
+        elif kind in ("REDELIVERED", "DEAD_LETTERED"):
+            for index, offset in enumerate(event["offsets"]):
+                record = f"{event['source']}/{offset}"
+                if (kind == "DEAD_LETTERED" or event["causes"][index] == "RELEASED") and seen[record]:
+                    seen[record] -= 1
+    finished = []
+    for record, count in seen.items():
+        topic, partition, offset = record.rsplit("/", 2)
+        finished += [(topic, int(partition), int(offset))] * count
+    return finished
+
+
+def _write_handled(data: Path, records: Iterable[tuple[str, int, int]]) -> None:
+    """Write topic, partition and offset of each finished delivery next to the pipeline's tables."""
+    schema = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
+    rows = [dict(zip(schema.names, record, strict=True)) for record in records]
+    folder = data / HANDLED
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / "handled.parquet")

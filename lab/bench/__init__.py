@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m lab.bench`` compares systems in alternating runs and prints medians."""

@@ -1,0 +1,40 @@
+"""Runs the suite: ``make bench``, or some rows of it: ``make bench ONLY=drain,work RUNS=3 MESSAGES=100000``.
+
+The last line is one JSON object, which is also written to ``lab/bench/results``. Exit code 1: a row failed; 2: a bar is
+not met.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from lab.bench.report import exit_code, run
+from lab.bench.rows import ROWS
+from lab.bench.suite import BenchRow, Size
+
+
+def chosen(rows: Sequence[BenchRow], size: Size) -> list[BenchRow]:
+    """Return the rows that the size names; without names, all except those that run only by name.
+
+    Raises:
+        SystemExit: a name matches no row.
+    """
+    if not size.only:
+        return [row for row in rows if not row.by_name]
+    unknown = [name for name in size.only if not any(row.is_named(name) for row in rows)]
+    if unknown:
+        raise SystemExit(f"bench: no row {', '.join(sorted(unknown))}; there are {', '.join(row.name for row in rows)}")
+    return [row for row in rows if any(row.is_named(name) for name in size.only)]
+
+
+def main() -> None:
+    if sys.argv[1:]:
+        raise SystemExit("bench: takes no arguments, but variables: make bench ONLY=drain RUNS=3 MESSAGES=100000")
+    size = Size.from_environment()
+    whole = not size.only and size.is_barred
+    sys.exit(exit_code(run(chosen(ROWS, size), size, "suite-" if whole else "rows-")))
+
+
+if __name__ == "__main__":
+    main()

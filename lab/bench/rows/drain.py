@@ -1,0 +1,172 @@
+"""A full queue is drained by one process: rates of Marq and of other clients, with and without work, and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from functools import partial
+
+from lab.bench.clients.drain_share import BROKER_PROPERTIES
+from lab.bench.load import QUEUE, fill
+from lab.bench.suite import Bench, BenchRow, Limit, Measurements, Skipped, limits
+from lab.program import Worker, measured
+from lab.resources import Meter
+from marq.wire.names import Names
+
+#: Bars of ``run`` and ``run_batch``: the rate, divided by the confluent-kafka consumer group's and the share group's.
+LEAST_OF_GROUP, LEAST_OF_SHARE = 0.55, 0.45
+RUN, RUN_BATCH, ITERATE = "marq run", "marq run_batch", "marq iterate"
+AIOKAFKA, GROUP, SHARE = "aiokafka group", "confluent group", "confluent share group"
+QUORUM = "rabbitmq quorum queue"
+#: Prefetch and concurrency for the comparison with RabbitMQ.
+PREFETCH = 2_000
+CONSUMER_MIB, WORKER_MIB = 250.0, 400.0
+#: Bytes of markers and changelog, divided by the payload's.
+MOST_OF_PAYLOAD = 1.3
+
+
+def filled(bench: Bench) -> str:
+    """Fill a queue, and return the prefix of its topics."""
+    prefix, size = bench.prefix(), bench.size
+    asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
+    return prefix
+
+
+def marq(bench: Bench, way: str = "run", work: str = "0", concurrency: int = 64) -> Measurements:
+    """Measure Marq with a worker; for ``work`` see :class:`lab.bench.clients.drain_account.Work`."""
+    prefix = filled(bench)
+    return drained(bench, prefix, bench.worker(prefix), way, work, concurrency)
+
+
+def drained(bench: Bench, prefix: str, worker: Worker, way: str, work: str, concurrency: int) -> Measurements:
+    """Measure like :func:`marq`, but a queue that is already full, with a worker that is already running."""
+    count = bench.size.messages
+    meter = Meter({"tracker": [worker.pid], "broker": [bench.broker_pid]})
+    measurements = measured("drain_marq", bench.servers, prefix, count, way, work, concurrency)
+    worker.wait_until_drained(QUEUE, count)
+    behind = max(0.0, time.time() - measurements["ended_at"])
+    return {**_client(measurements), "tracker_behind_seconds": behind, **_parts(meter)}
+
+
+def native(bench: Bench, client: str, how: tuple[object, ...] = ()) -> Measurements:
+    """Measure one of Kafka's own clients."""
+    topic = f"{filled(bench)}.messages"
+    meter = Meter({"broker": [bench.broker_pid]})
+    return {**_client(measured(client, bench.servers, topic, bench.size.messages, *how)), **_parts(meter)}
+
+
+def quorum_queue(bench: Bench, work: str = "0") -> Measurements:
+    """Measure a quorum queue of RabbitMQ by aio-pika: each message durable, with its own ack.
+
+    Raises:
+        Skipped: RABBITMQ_URL is not set.
+    """
+    size, url = bench.size, os.environ.get("RABBITMQ_URL")
+    if not url:
+        raise Skipped("RABBITMQ_URL is not set")
+    return _client(measured("drain_rabbitmq", url, bench.prefix(), size.messages, size.value_bytes, work, PREFETCH))
+
+
+def memory(bench: Bench) -> Measurements:
+    """Measure the peak memory of consumer and worker, and the bytes that they write to Kafka."""
+    prefix, count = filled(bench), bench.size.messages
+    names, worker = Names(prefix), bench.worker(prefix)
+    peak_bytes = measured("drain_marq", bench.servers, prefix, count, "run")["peak_bytes"]
+    worker.wait_until_drained(QUEUE, count)
+    peaks = {"consumer_peak_mib": peak_bytes / 2**20, "worker_peak_mib": worker.memory_mib("worker")["worker_peak_mib"]}
+    # Writes its last records to the log.
+    bench.end_processes()
+    topics = {"messages": names.messages, "markers": names.markers, "changelog": names.changelog}
+    written = {name: bench.log_bytes(topic) / count for name, topic in topics.items()}
+    return {
+        **peaks,
+        **{f"{name}_bytes_per_message": size for name, size in written.items()},
+        "markers_and_changelog_of_payload": (written["markers"] + written["changelog"]) / bench.size.value_bytes,
+    }
+
+
+def _client(measurements: Measurements) -> Measurements:
+    return {name: measurements[name] for name in ("rate", "startup_seconds", "cpu_seconds")}
+
+
+def _parts(meter: Meter) -> Measurements:
+    return {f"{part}_cpu_seconds": seconds for part, seconds in meter.seconds().items()}
+
+
+DRAIN = BenchRow(
+    "drain",
+    "a full queue drained by one process that only looks at each message and acknowledges it",
+    {
+        RUN: marq,
+        GROUP: partial(native, client="drain_confluent"),
+        RUN_BATCH: partial(marq, way="run_batch", concurrency=2),
+        SHARE: partial(native, client="drain_share"),
+        ITERATE: partial(marq, way="iterate"),
+        AIOKAFKA: partial(native, client="drain_aiokafka"),
+    },
+    limits(
+        Limit("run: rate relative to the consumer group", RUN, "rate", LEAST_OF_GROUP, "times", True, GROUP),
+        Limit("run_batch: rate relative to the share group", RUN_BATCH, "rate", LEAST_OF_SHARE, "times", True, SHARE),
+    ),
+    broker_properties=BROKER_PROPERTIES,
+)
+
+MEMORY = BenchRow(
+    "memory",
+    "a drain, handler per message: the most memory of each process, and the size of the broker's logs after it",
+    {RUN: memory},
+    limits(
+        Limit("peak memory of a consumer", RUN, "consumer_peak_mib", CONSUMER_MIB, "MiB"),
+        Limit("peak memory of a worker", RUN, "worker_peak_mib", WORKER_MIB, "MiB"),
+        Limit("markers and changelog", RUN, "markers_and_changelog_of_payload", MOST_OF_PAYLOAD, "times the payload"),
+    ),
+    runs=3,
+)
+
+RABBITMQ = BenchRow(
+    "rabbitmq",
+    f"a full queue drained by one process, also with 10 ms of waiting per message; prefetch and concurrency {PREFETCH}",
+    {
+        RUN: marq,
+        QUORUM: quorum_queue,
+        f"{RUN}, 10 ms": partial(marq, work="10", concurrency=PREFETCH),
+        f"{QUORUM}, 10 ms": partial(quorum_queue, work="10"),
+    },
+    runs=3,
+    # RabbitMQ is so much slower that all messages would take minutes.
+    of_messages=0.1,
+)
+
+
+def _work_row(name: str, what: str, work: str, run: int, group: int, share: tuple[int, int]) -> BenchRow:
+    """Compare systems with work on each message, each at the concurrency at which it is fastest (docs/benchmarks.md).
+
+    Args:
+        run, group: messages at a time.
+        share: consumers, and messages of one poll.
+    """
+    consumers, polled = share
+    return BenchRow(
+        name,
+        f"{what}; marq run at concurrency {run}, {consumers} consumers of a share group with {polled} "
+        f"messages a poll, a consumer group with {group} messages at a time",
+        {
+            RUN: partial(marq, work=work, concurrency=run),
+            SHARE: partial(native, client="drain_share", how=(work, *share)),
+            GROUP: partial(native, client="drain_confluent", how=(work, group)),
+        },
+        limits(Limit(f"{what}: rate relative to the share group", RUN, "rate", 1.0, "times", True, SHARE)),
+        runs=3,
+        broker_properties=BROKER_PROPERTIES,
+        # A run then takes 8 to 15 seconds.
+        of_messages=1.5,
+    )
+
+
+WORK_ROWS = (
+    _work_row("work-1ms", "1 ms of waiting for each message", "1", 1_000, 2_000, (1, 40_000)),
+    _work_row("work-10ms", "10 ms of waiting for each message", "10", 2_000, 4_000, (1, 40_000)),
+    _work_row("work-100ms", "100 ms of waiting for each message", "100", 10_000, 10_000, (1, 40_000)),
+    _work_row("work-slow", "500 ms of waiting for 1% of the messages", "500/100", 2_000, 40_000, (4, 10_000)),
+)

@@ -1,0 +1,138 @@
+"""Queues with ordering: a drain compared with one without order, a key that fails, and rebalances."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+import marq
+from lab.bench.load import QUEUE, fill, fill_keys
+from lab.bench.rows.drain import drained
+from lab.bench.rows.latency import send_to_handler
+from lab.bench.suite import Bar, Bench, BenchRow, Limit, Measurements, Medians, limits
+from lab.program import BenchClient
+
+KEYS, CONCURRENCY, WORK_MS = 10_000, 1_000, "1"
+#: The rate with ordering keys, divided by the rate without.
+LEAST_OF_UNORDERED = 0.7
+UNORDERED, ORDERED = "marq run, unordered", "marq run, by key"
+
+
+def drain(bench: Bench, keys: int) -> Measurements:
+    """Drain a queue of messages with ``keys`` ordering keys; 0: without order."""
+    prefix, size = bench.prefix(), bench.size
+    worker = bench.worker(prefix)
+    if keys:
+        asyncio.run(fill_keys(bench.servers, prefix, size.messages, size.value_bytes, keys))
+    else:
+        asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
+    return drained(bench, prefix, worker, "run", WORK_MS, CONCURRENCY)
+
+
+ORDERED_ROW = BenchRow(
+    "ordered",
+    f"a full queue drained by one process; {WORK_MS} ms of waiting per message at concurrency {CONCURRENCY:,}; without "
+    f"order, and with {KEYS:,} ordering keys in turn",
+    {UNORDERED: partial(drain, keys=0), ORDERED: partial(drain, keys=KEYS)},
+    limits(
+        Limit(
+            f"order by {KEYS:,} keys: rate relative to no order",
+            ORDERED,
+            "rate",
+            LEAST_OF_UNORDERED,
+            "times",
+            at_least=True,
+            over=UNORDERED,
+        )
+    ),
+    runs=3,
+)
+
+# --- poisoned ---------------------------------------------------------------------------------------------------------
+
+PER_SECOND, SOME_KEYS = 1_000, 1_000
+HEALTHY, POISONED = "no key fails", "one key fails"
+MOST_MORE_MS = 50.0
+
+
+def poisoned(bench: Bench, poison: int) -> Measurements:
+    """Measure messages whose key does not fail; each message of the first key does if ``poison`` is 1."""
+    prefix = bench.prefix()
+    bench.worker(prefix)
+    asyncio.run(_define(bench.servers, prefix))
+    return send_to_handler(bench, prefix, QUEUE, PER_SECOND, keys=SOME_KEYS, poison=poison)
+
+
+async def _define(servers: str, prefix: str) -> None:
+    async with marq.Queues(servers, prefix=prefix) as queues:
+        await queues.change(QUEUE, ordering="key", max_attempts="unlimited", backoff=[10])
+
+
+def poisoned_bars(medians: Medians) -> list[Bar]:
+    more = medians[POISONED]["p99_ms"] - medians[HEALTHY]["p99_ms"]
+    return [Bar("a key that fails: p99 of the other keys, more than without it", more, MOST_MORE_MS, "ms")]
+
+
+POISONED_ROW = BenchRow(
+    "poisoned",
+    f"{PER_SECOND:,} messages a second of {SOME_KEYS:,} ordering keys; the messages of one key fail, with a backoff of "
+    "10 s: send to handler of the other keys",
+    {HEALTHY: partial(poisoned, poison=0), POISONED: partial(poisoned, poison=1)},
+    poisoned_bars,
+    runs=3,
+    warm=1,
+)
+
+# --- rebalance --------------------------------------------------------------------------------------------------------
+
+REBALANCED_PER_SECOND = 10_000
+SETTLE_S, PHASE_S = 8.0, 6.0
+MOST_PAUSE_MS = 250.0
+RUNNING = "marq run"
+
+
+def rebalance(bench: Bench) -> Measurements:
+    """Measure the longest time without a message at two consumers while a third one joins, and while it leaves."""
+    prefix, size = bench.prefix(), bench.size
+    count = int(REBALANCED_PER_SECOND * (SETTLE_S + 5 * PHASE_S))
+    namespace = (bench.servers, prefix, QUEUE)
+    bench.worker(prefix)
+    *staying, third = [bench.client("consumers", "pausing", *namespace, words) for words in (4, 4, 0)]
+    producer = bench.client("producers", "paced", *namespace, REBALANCED_PER_SECOND, count, size.value_bytes, 100)
+    for client in (*staying, third, producer):
+        client.read()
+    for consumer in staying:
+        consumer.go()
+        consumer.read()
+    producer.go()
+    time.sleep(SETTLE_S)
+    _longest_ms(staying)
+    pauses_ms = {}
+    for name in ("steady_ms", "join_ms", "leave_ms"):
+        if name != "steady_ms":
+            third.go()
+            third.read()
+        time.sleep(PHASE_S)
+        pauses_ms[name] = _longest_ms(staying)
+    return pauses_ms
+
+
+def _longest_ms(consumers: list[BenchClient]) -> float:
+    for consumer in consumers:
+        consumer.go()
+    return float(max(consumer.read()["longest_ms"] for consumer in consumers))
+
+
+REBALANCE_ROW = BenchRow(
+    "rebalance",
+    f"two consumers and {REBALANCED_PER_SECOND:,} messages a second: the longest time without a message at one of them "
+    "when nothing happens, when a third one joins, and when it leaves",
+    {RUNNING: rebalance},
+    limits(
+        Limit("a consumer joins: longest pause of the others", RUNNING, "join_ms", MOST_PAUSE_MS, "ms"),
+        Limit("a consumer leaves: longest pause of the others", RUNNING, "leave_ms", MOST_PAUSE_MS, "ms"),
+    ),
+    runs=3,
+    warm=1,
+)

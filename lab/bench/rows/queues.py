@@ -1,0 +1,119 @@
+"""Many queues on one topic: served by one consumer, and by a consumer for each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from functools import partial
+
+import marq
+from lab.bench.load import fill_queues, place, queue_name
+from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
+from lab.program import measured
+from lab.resources import Meter
+from marq.settings.definitions import layer_key
+from marq.wire.names import Names
+
+# --- queues -----------------------------------------------------------------------------------------------------------
+
+#: To see how costs grow: make bench ONLY=queues QUEUES=100.
+QUEUES = int(os.environ.get("QUEUES") or 10_000)
+GROUP = "many"
+LEAST_OF_ONE = 0.5
+ONE, MANY = "1 queue", f"{QUEUES:,} queues"
+
+
+def grouped(bench: Bench, count: int) -> Measurements:
+    """Measure a consumer of many queues that take turns, so that two messages in a row rarely share a queue."""
+    prefix, size = bench.prefix(), bench.size
+    queues = [queue_name(number) for number in range(count)]
+    asyncio.run(define(bench.servers, prefix, queues))
+    asyncio.run(fill_queues(bench.servers, Names(prefix), queues, size.messages, size.value_bytes, size.partitions))
+    meter = Meter({"worker": [bench.worker(prefix).pid]})
+    measurements = measured("consumers", "group", bench.servers, prefix, GROUP, size.messages)
+    return {**measurements, "worker_cpu_seconds_per_million": meter.seconds()["worker"] / size.messages * 1e6}
+
+
+async def define(servers: str, prefix: str, queues: list[str]) -> None:
+    """Define the queues in bulk, as a definitions file does."""
+    async with marq.Queues(servers, prefix=prefix) as definitions:
+        await definitions.publish({layer_key("change", queue): {"group": GROUP} for queue in queues})
+
+
+QUEUES_ROW = BenchRow(
+    "queues",
+    f"one consumer of a group serves {MANY} that share a topic, next to a group with one queue",
+    {ONE: partial(grouped, count=1), MANY: partial(grouped, count=QUEUES)},
+    limits(Limit(f"{MANY}: rate relative to one queue", MANY, "messages_per_second", LEAST_OF_ONE, "times", True, ONE)),
+    runs=3,
+    of_messages=0.5,
+)
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+
+READERS, PROCESSES, PARTITIONS, MARKERS_PARTITIONS = 200, 4, 128, 4
+EVERYWHERE, APART = "all partitions", "partitions = 1"
+#: Messages of each queue. On all partitions, each consumer reads those of all queues. On one partition, other bytes
+#: would dominate if there were few.
+MESSAGES = {EVERYWHERE: 50, APART: 1_000}
+#: Bytes read, divided by the payload's.
+MOST_OF_PAYLOAD = 4.0
+
+
+def read(bench: Bench, name: str) -> Measurements:
+    """Measure the bytes that consumers read for each message they receive.
+
+    By default each reads the whole topic. With ``partitions = 1`` it reads one partition, which it shares on average
+    with (queues - 1) / partitions other queues: of 200 queues in 128 partitions, 2.6 times the bytes of its messages,
+    each with some 20 bytes around the payload.
+    """
+    prefix, size, count = bench.prefix(), bench.size, MESSAGES[name]
+    asyncio.run(prepare(bench, prefix, name))
+    share = READERS // PROCESSES
+    bench.worker(prefix)
+    processes = [
+        bench.client("consumers", "readers", bench.servers, prefix, number * share, share, count)
+        for number in range(PROCESSES)
+    ]
+    for process in processes:
+        process.read()
+    began = time.monotonic()
+    for process in processes:
+        process.go()
+    bytes_per_message = sum(process.read()["bytes_received"] for process in processes) / (READERS * count)
+    return {
+        "bytes_read_per_message": bytes_per_message,
+        "bytes_read_of_payload": bytes_per_message / size.value_bytes,
+        "seconds": time.monotonic() - began,
+    }
+
+
+async def prepare(bench: Bench, prefix: str, name: str) -> None:
+    """Create the topics, place the queues, and send the messages."""
+    await bench.make_topics(prefix, PARTITIONS, markers_partitions=MARKERS_PARTITIONS)
+    queues = [queue_name(number) for number in range(READERS)]
+    if name == APART:
+        await place(bench.servers, prefix, queues, 1, PARTITIONS)
+    async with marq.Producer(bench.servers, prefix=prefix) as producer:
+        for queue in queues:
+            await producer.send_many(queue, [b"x" * bench.size.value_bytes] * MESSAGES[name])
+
+
+READERS_ROW = BenchRow(
+    "readers",
+    f"{READERS} consumers in {PROCESSES} processes, each with its own queue: bytes read for each message handled",
+    {name: partial(read, name=name) for name in MESSAGES},
+    limits(
+        Limit(
+            f"{READERS} consumers with a queue each, {PARTITIONS} partitions, partitions = 1: bytes read",
+            APART,
+            "bytes_read_of_payload",
+            MOST_OF_PAYLOAD,
+            "times the payload",
+        )
+    ),
+    # Bytes differ little from run to run.
+    runs=1,
+    warm=0,
+)

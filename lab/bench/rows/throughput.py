@@ -1,0 +1,129 @@
+"""Throughput: of a producer, and of two consumers and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from functools import partial
+from pathlib import Path
+
+from lab.bench.clients.producers import TASKS
+from lab.bench.load import QUEUE, check_numbers, fill
+from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
+from lab.program import RunError, measured
+from lab.resources import Meter
+from lab.topics import TopicScan
+from marq.kafka.connection import admin_client
+from marq.settings.client import ClientSettings
+
+# --- send -------------------------------------------------------------------------------------------------------------
+
+SEND_MANY_PER_SECOND, SEND_PER_SECOND = 250_000, 40_000
+#: Share of the messages that are sent one by one.
+ONE_BY_ONE = 0.25
+
+
+def send(bench: Bench, way: str, part: float = 1.0) -> Measurements:
+    """Measure one producer process; each message is durable when its call returns."""
+    prefix, size = bench.prefix(), bench.size
+    count = int(size.messages * part)
+    measurements = measured("producers", "send", bench.servers, prefix, way, count, size.value_bytes)
+    written = asyncio.run(count_records(bench.servers, f"{prefix}.messages"))
+    if written != count + 1:
+        raise RunError(f"{count} messages were sent after a first one, but the topic has {written}")
+    return measurements
+
+
+async def count_records(servers: str, topic: str) -> int:
+    async with TopicScan(ClientSettings.read(servers, environment={}), topic, committed=False) as reader:
+        return await reader.written()
+
+
+_PER_SECOND = "messages_per_second"
+SEND = BenchRow(
+    "send",
+    f"one process sends: calls of send_many, and awaited calls of send from {TASKS} tasks",
+    {"send_many": partial(send, way="send_many"), "send": partial(send, way="send", part=ONE_BY_ONE)},
+    limits(
+        Limit("send_many", "send_many", _PER_SECOND, SEND_MANY_PER_SECOND, "messages/s", True),
+        Limit(f"send from {TASKS} tasks", "send", _PER_SECOND, SEND_PER_SECOND, "messages/s", True),
+    ),
+)
+
+# --- scale ------------------------------------------------------------------------------------------------------------
+
+PARTITIONS = 8
+ONE, TWO = "one of each", "two of each"
+#: Two of each must not be slower than one, apart from the difference between two equal runs on an idle machine.
+LEAST_OF_ONE, NOISE = 1.0, 0.05
+JOIN_SECONDS = 60.0
+
+
+def scale(bench: Bench, number: int) -> Measurements:
+    """Measure several consumers and workers, all of which have joined before the first message is read."""
+    prefix, size = bench.prefix(), bench.size
+    client, _ = asyncio.run(bench.make_topics(prefix, PARTITIONS))
+    asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
+    files = [bench.folder / f"{prefix}-{index}" for index in range(number)]
+    workers = [bench.start_worker(prefix, f"machine-{index}") for index in range(number)]
+    workers[0].wait_until_shared(number, PARTITIONS)
+    consumers = [bench.client("consumers", "shared", bench.servers, prefix, file) for file in files]
+    for consumer in consumers:
+        consumer.read()
+    asyncio.run(wait_until_joined(client, number))
+    parts = {"consumer": [consumer.pid for consumer in consumers], "worker": [worker.pid for worker in workers]}
+    meter, began = Meter({**parts, "broker": [bench.broker_pid]}), time.monotonic()
+    for consumer in consumers:
+        consumer.go()
+    workers[0].wait_until_drained(QUEUE, size.messages)
+    seconds, taken = time.monotonic() - began, meter.seconds()
+    for consumer in consumers:
+        consumer.go()
+    most = max(consumer.read()["messages"] for consumer in consumers)
+    check_handled(files, size.messages)
+    million = 1e6 / size.messages
+    return {
+        _PER_SECOND: size.messages / seconds,
+        **{f"{part}_cpu_seconds_per_million": cpu * million for part, cpu in taken.items()},
+        "largest_share": most / size.messages,
+    }
+
+
+async def wait_until_joined(client: ClientSettings, members: int) -> None:
+    async with asyncio.timeout(JOIN_SECONDS), admin_client(client) as admin:
+        while True:
+            [answer] = await admin.describe_consumer_groups([client.names.group(QUEUE)])
+            [(_, _, state, _, _, joined, *_)] = answer.groups
+            if state == "Stable" and len(joined) == members:
+                return
+            await asyncio.sleep(0.1)
+
+
+def check_handled(files: list[Path], count: int) -> None:
+    numbers = array("Q")
+    for file in files:
+        numbers.frombytes(file.read_bytes())
+        file.unlink()
+    check_numbers(numbers, count)
+
+
+SCALE = BenchRow(
+    "scale",
+    f"a queue of {PARTITIONS} partitions drained by one consumer and one worker, and by two of each",
+    {ONE: partial(scale, number=1), TWO: partial(scale, number=2)},
+    limits(
+        Limit(
+            f"two consumers and two workers: rate relative to one of each ({LEAST_OF_ONE:g} minus {NOISE:.0%} noise)",
+            TWO,
+            _PER_SECOND,
+            LEAST_OF_ONE - NOISE,
+            "times",
+            at_least=True,
+            over=ONE,
+        )
+    ),
+    runs=3,
+    # With fewer, a run takes two seconds, and depends most on the broker's JVM, which is still compiling.
+    of_messages=3,
+)

@@ -1,0 +1,179 @@
+"""The cost of a worker alone: folding markers, counting waiting messages, and being idle.
+
+For `tracker` and `backlog` the worker is stopped (SIGSTOP) while the input is written; the time counts from SIGCONT on,
+when only the worker and the broker run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from lab.bench.load import QUEUE, fill_queues, queue_name
+from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
+from lab.program import LIMIT_SECONDS, POLL_SECONDS, Worker, measured
+from lab.resources import Meter
+from lab.topics import TopicScan
+from marq.settings.client import ClientSettings
+from marq.wire.names import Names
+
+#: Keeps a stopped worker in its group.
+SESSION = {"MARQ_SESSION_TIMEOUT": "60"}
+
+
+@contextmanager
+def stopped(worker: Worker) -> Iterator[None]:
+    worker.pause()
+    try:
+        yield
+    finally:
+        worker.resume()
+
+
+# --- tracker ----------------------------------------------------------------------------------------------------------
+
+TOGETHER, WRITTEN = "acked in the same fetch", "written and deleted"
+TOGETHER_PER_SECOND, WRITTEN_PER_SECOND = 250_000, 100_000
+#: Writes the last rows soon instead of after a second.
+FLUSH_SOON = {"MARQ_FLUSH_INTERVAL": "0.05"}
+#: Time without new records after which the changelog is complete: longer than a flush.
+QUIET_SECONDS = 0.3
+
+
+Wait = Callable[[Worker, ClientSettings], float]
+
+
+def folded(bench: Bench, settings: dict[str, str], phases: dict[str, Wait]) -> Measurements:
+    """Write markers of some kinds for all messages in phases, each with a function that waits for its end."""
+    prefix, size, seconds = bench.prefix(), bench.size, 0.0
+    client, _ = asyncio.run(bench.make_topics(prefix))
+    worker = bench.worker(prefix, **settings)
+    meter = Meter({"worker": [worker.pid]})
+    for kinds, wait in phases.items():
+        with stopped(worker):
+            sizes = (size.partitions, size.messages, size.value_bytes)
+            measured("producers", "markers", bench.servers, prefix, *sizes, kinds)
+        began = time.monotonic()
+        seconds += wait(worker, client) - began
+    taken = meter.seconds()
+    # Writes its last records to the changelog.
+    bench.end_processes()
+    markers = 2 * size.messages
+    return {
+        "markers_per_second": markers / seconds,
+        "worker_cpu_seconds_per_million_markers": taken["worker"] / markers * 1e6,
+        "changelog_bytes_per_message": bench.log_bytes(Names(prefix).changelog) / size.messages,
+    }
+
+
+def together(bench: Bench) -> Measurements:
+    """Write each ACK right after its ACQUIRE; the worker is done when it counts all messages as acked."""
+
+    def wait(worker: Worker, _: ClientSettings) -> float:
+        worker.wait_until(lambda: worker.row(QUEUE).get("acked") == bench.size.messages)
+        return time.monotonic()
+
+    return folded(bench, SESSION, {"acquire,ack": wait})
+
+
+def written(bench: Bench) -> Measurements:
+    """Write all ACQUIREs, until the changelog has all rows; then all ACKs, until it has all deletions."""
+
+    def until(in_flight: int) -> Wait:
+        return lambda worker, client: asyncio.run(_written(worker, client, in_flight))
+
+    return folded(bench, {**SESSION, **FLUSH_SOON}, {"acquire": until(bench.size.messages), "ack": until(0)})
+
+
+async def _written(worker: Worker, client: ClientSettings, in_flight: int) -> float:
+    """Return when the changelog was complete, with this many messages in flight.
+
+    The worker is asked only then, because counting messages in flight costs it time.
+    """
+    async with TopicScan(client, client.names.changelog, committed=False) as changelog:
+        records, ended = await changelog.written(), time.monotonic()
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while time.monotonic() - ended < QUIET_SECONDS or worker.row(QUEUE).get("in_flight") != in_flight:
+                await asyncio.sleep(POLL_SECONDS)
+                if (now := await changelog.written()) != records:
+                    records, ended = now, time.monotonic()
+    return ended
+
+
+TRACKER = BenchRow(
+    "tracker",
+    "a worker folds an ACQUIRE and an ACK of each message, with payloads; all are in the log when it begins",
+    {TOGETHER: together, WRITTEN: written},
+    limits(
+        *[
+            Limit(f"tracker, {how}", how, "markers_per_second", limit, "markers/s", at_least=True)
+            for how, limit in ((TOGETHER, TOGETHER_PER_SECOND), (WRITTEN, WRITTEN_PER_SECOND))
+        ]
+    ),
+)
+
+# --- backlog ----------------------------------------------------------------------------------------------------------
+
+QUEUES = 1_000
+ONE, MANY = "1 queue", f"{QUEUES:,} queues"
+COUNTED_PER_SECOND = 300_000
+#: The worker updates its statistics once a second, and those of many queues take long to return.
+CENSUS_POLL_SECONDS = 0.1
+
+
+def backlog(bench: Bench, queues: int) -> Measurements:
+    prefix, size = bench.prefix(), bench.size
+    asyncio.run(bench.make_topics(prefix))
+    worker = bench.worker(prefix, **SESSION)
+    _wait_until_waiting(worker, 0)
+    with stopped(worker):
+        names = [queue_name(number) for number in range(queues)]
+        asyncio.run(fill_queues(bench.servers, Names(prefix), names, size.messages, size.value_bytes, size.partitions))
+    meter, began = Meter({"worker": [worker.pid]}), time.monotonic()
+    _wait_until_waiting(worker, size.messages)
+    return {
+        "records_per_second": size.messages / (time.monotonic() - began),
+        "worker_cpu_seconds_per_million_records": meter.seconds()["worker"] / size.messages * 1e6,
+    }
+
+
+def _wait_until_waiting(worker: Worker, count: int) -> None:
+    def counted() -> bool:
+        statistics = worker.statistics()
+        complete = statistics.get("backlog", {}).get("complete")
+        return bool(complete) and sum(row["waiting"] for row in statistics["queues"].values()) == count
+
+    worker.wait_until(counted, pause=CENSUS_POLL_SECONDS)
+
+
+BACKLOG = BenchRow(
+    "backlog",
+    "a worker counts waiting messages of queues that share a topic, sent by a plain producer while it was stopped",
+    {ONE: partial(backlog, queues=1), MANY: partial(backlog, queues=QUEUES)},
+    limits(
+        *[
+            Limit(f"backlog of {what}", what, "records_per_second", COUNTED_PER_SECOND, "records/s", at_least=True)
+            for what in (ONE, MANY)
+        ]
+    ),
+    runs=3,
+)
+
+# --- idle -------------------------------------------------------------------------------------------------------------
+
+SETTLE_SECONDS = 2.0
+IDLE_SECONDS = 10.0
+
+
+def idle(bench: Bench) -> Measurements:
+    worker = bench.worker(bench.prefix())
+    time.sleep(SETTLE_SECONDS)
+    before = worker.cpu_seconds()
+    time.sleep(IDLE_SECONDS)
+    return {"idle_core_percent": 100 * (worker.cpu_seconds() - before) / IDLE_SECONDS}
+
+
+IDLE = BenchRow("idle", "a worker without messages: how much of a core it takes", {"marq": idle}, runs=1, warm=0)

@@ -1,0 +1,296 @@
+"""Rows of the benchmark: each compares some systems on a broker of its own.
+
+A row gets a fresh broker, so that its results do not depend on the rows before it. Each system first runs once with
+fewer messages, unmeasured, until the broker's JVM has compiled its hot paths. Then the systems take turns, so that
+other load on the machine affects all of them. Each measurement has its own topics and deletes them afterwards: the next
+one finds the disk and the page cache in the same state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lab.program import START_SECONDS, BenchClient, RunError, Worker
+from lab.topics import delete_topics
+from marq.kafka.topics import Topics, ensure_topics
+from marq.settings.client import ClientSettings
+from marq_worker.broker import EmbeddedBroker
+
+Measurements = dict[str, float]
+Medians = Mapping[str, Measurements]
+Say = Callable[[str], None]
+
+#: Messages of the unmeasured run of each system.
+WARM_MESSAGES = 100_000
+BROKER_HEAP = "1g"
+BROKER_PROPERTIES = {
+    # Deletes topics from the disk before the next measurement has filled it again; Kafka's default is a minute.
+    "log.segment.delete.delay.ms": "500",
+}
+#: The size that the bars apply to.
+BARRED_MESSAGES, BARRED_RUNS = 400_000, 5
+
+
+#: Gives each worker of a prefix its own log.
+_numbers = count(1)
+
+
+class Skipped(Exception):
+    """A system cannot be measured on this machine; the text says why."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A limit that ``found`` must not exceed, or (``at_least``) must reach."""
+
+    what: str
+    found: float
+    limit: float
+    unit: str
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        return self.found >= self.limit if self.at_least else self.found <= self.limit
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A bar by names: a measurement of a system, divided by that of the system ``over`` if there is one."""
+
+    what: str
+    system: str
+    name: str
+    limit: float
+    unit: str
+    at_least: bool = False
+    over: str = ""
+
+    def bar(self, medians: Medians) -> Bar:
+        found = medians[self.system][self.name]
+        if self.over:
+            found /= medians[self.over][self.name]
+        return Bar(self.what, found, self.limit, self.unit, self.at_least)
+
+
+def limits(*limits: Limit) -> Callable[[Medians], list[Bar]]:
+    """Return a function from medians to these bars."""
+    return lambda medians: [limit.bar(medians) for limit in limits]
+
+
+@dataclass(frozen=True)
+class Size:
+    """``messages`` of ``value_bytes`` in ``partitions``; each system is measured ``runs`` times, in turn.
+
+    ``only``: names of rows, or of families of rows; empty for all.
+    """
+
+    messages: int = BARRED_MESSAGES
+    runs: int = BARRED_RUNS
+    only: frozenset[str] = frozenset()
+    value_bytes: int = 200
+    partitions: int = 4
+
+    @classmethod
+    def from_environment(cls) -> Size:
+        """Read MESSAGES, RUNS, ONLY, VALUE_BYTES and PARTITIONS."""
+        names = ("messages", "runs", "value_bytes", "partitions")
+        numbers = {name: int(text) for name in names if (text := os.environ.get(name.upper()))}
+        return cls(only=frozenset(filter(None, os.environ.get("ONLY", "").split(","))), **numbers)
+
+    @property
+    def is_barred(self) -> bool:
+        return self.messages == BARRED_MESSAGES and self.runs >= BARRED_RUNS
+
+
+@dataclass
+class Bench:
+    """The environment of a measurement: a running broker, a folder for data, the size, and progress output.
+
+    Its processes run until :meth:`end_processes` or :meth:`clear`.
+    """
+
+    servers: str
+    folder: Path
+    size: Size
+    say: Say
+    broker: EmbeddedBroker | None = None
+    _prefixes: list[str] = field(default_factory=list)
+    _processes: ExitStack = field(default_factory=ExitStack)
+
+    def prefix(self) -> str:
+        """Return a prefix for the topics of one measurement; `clear` deletes them."""
+        self._prefixes.append(f"bench-{uuid.uuid4().hex[:10]}")
+        return self._prefixes[-1]
+
+    def start_worker(self, prefix: str, machine: str = "first", **settings: str) -> Worker:
+        """Start a worker; ``machine`` names its data directory, ``settings`` are further environment variables."""
+        environment = {
+            "MARQ_BOOTSTRAP_SERVERS": self.servers,
+            "MARQ_PREFIX": prefix,
+            "MARQ_CONNECT_TIMEOUT": str(START_SECONDS),
+            # As on a machine where a worker has run before, modules are compiled.
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPYCACHEPREFIX": str(self.folder / "compiled"),
+            **settings,
+        }
+        name = f"{prefix}-{next(_numbers)}"
+        worker = Worker(name, self.folder, environment, data=self.folder / prefix / machine)
+        return self._processes.enter_context(worker)
+
+    def worker(self, prefix: str, **settings: str) -> Worker:
+        """Start a worker like :meth:`start_worker`, and wait until it owns all partitions."""
+        worker = self.start_worker(prefix, **settings)
+        worker.wait_until_owner()
+        return worker
+
+    def client(self, module: str, *arguments: object) -> BenchClient:
+        """Start a client."""
+        return self._processes.enter_context(BenchClient(module, *arguments))
+
+    def end_processes(self) -> None:
+        """End all workers, in an orderly way, and clients."""
+        self._processes.close()
+
+    async def make_topics(self, prefix: str, partitions: int = 0, **options: int) -> tuple[ClientSettings, Topics]:
+        """Create the topics of a namespace, including the changelog."""
+        settings: Mapping[str, Any] = {"prefix": prefix, "partitions": partitions or self.size.partitions, **options}
+        client = ClientSettings.read(self.servers, settings, environment={})
+        return client, await ensure_topics(client, changelog=True)
+
+    @property
+    def broker_pid(self) -> int:
+        assert self.broker is not None
+        assert self.broker.pid is not None, "the broker has ended"
+        return self.broker.pid
+
+    def log_bytes(self, topic: str) -> int:
+        """Return the size of the log files of a topic's partitions."""
+        assert self.broker is not None
+        files = (self.broker.data_directory / "data").glob(f"{topic}-*/*.log")
+        return sum(file.stat().st_size for file in files)
+
+    def clear(self) -> None:
+        """End all processes; delete the topics and folders of all prefixes."""
+        self.end_processes()
+        while self._prefixes:
+            prefix = self._prefixes.pop()
+            shutil.rmtree(self.folder / prefix, ignore_errors=True)
+            settings = ClientSettings.read(self.servers, {"prefix": prefix}, environment={})
+            if failure := asyncio.run(delete_topics(settings)):
+                raise RunError(failure)
+
+
+System = Callable[[Bench], Measurements]
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One comparison: ``systems`` are measured in turn; ``what`` describes it in one sentence.
+
+    Args:
+        bars: function from the medians of the systems that were not skipped to the limits.
+        runs: limit on the measurements of each system, if the size asks for more.
+        warm: messages of the unmeasured run; 0 for none.
+        of_messages: factor for the size's number of messages.
+        broker_properties: settings on top of BROKER_PROPERTIES.
+        by_name: run this row only if ``only`` names it.
+    """
+
+    name: str
+    what: str
+    systems: Mapping[str, System]
+    bars: Callable[[Medians], list[Bar]] = lambda medians: []
+    runs: int = 99
+    warm: int = WARM_MESSAGES
+    of_messages: float = 1.0
+    broker_properties: Mapping[str, str] = field(default_factory=dict)
+    by_name: bool = False
+
+    def is_named(self, name: str) -> bool:
+        """Whether this is the row's name or its family's: ``work`` also names ``work-1ms``."""
+        return self.name == name or self.name.startswith(f"{name}-")
+
+
+@dataclass
+class RowOutcome:
+    """The results of a row; without bars if it failed with an ``error``."""
+
+    row: BenchRow
+    runs: dict[str, list[Measurements]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    bars: list[Bar] = field(default_factory=list)
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def medians(self) -> dict[str, Measurements]:
+        return {name: {key: median(run[key] for run in runs) for key in runs[0]} for name, runs in self.runs.items()}
+
+
+def measure(row: BenchRow, folder: Path, size: Size, say: Say) -> RowOutcome:
+    """Measure a row; an error ends only this row."""
+    outcome = RowOutcome(row)
+    began = time.monotonic()
+    say(f"{row.name}: {row.what}")
+    try:
+        with EmbeddedBroker(heap=BROKER_HEAP, properties={**BROKER_PROPERTIES, **row.broker_properties}) as broker:
+            scaled = replace(size, messages=round(size.messages * row.of_messages))
+            _take_turns(outcome, Bench(broker.bootstrap_servers, folder, scaled, say, broker))
+        outcome.bars = row.bars(outcome.medians)
+    except (Exception, SystemExit) as error:
+        outcome.error = "".join(traceback.format_exception(error, limit=-4)).strip()
+        say(f"{row.name}: FAILED\n{outcome.error}")
+    outcome.seconds = time.monotonic() - began
+    say(f"{row.name}: {outcome.seconds:.0f} s")
+    return outcome
+
+
+def _take_turns(outcome: RowOutcome, bench: Bench) -> None:
+    row = outcome.row
+    if row.warm:
+        smaller = replace(bench, size=replace(bench.size, messages=min(row.warm, bench.size.messages)))
+        for name in row.systems:
+            _once(outcome, smaller, name)
+    runs = min(bench.size.runs, row.runs)
+    for turn in range(runs):
+        for name in row.systems:
+            measurements = _once(outcome, bench, name)
+            if measurements is not None:
+                outcome.runs.setdefault(name, []).append(measurements)
+                pairs = (f"{key.replace('_', ' ')} {format_number(value)}" for key, value in measurements.items())
+                bench.say(f"{row.name} {turn + 1}/{runs} {name}: {', '.join(pairs)}")
+
+
+def _once(outcome: RowOutcome, bench: Bench, name: str) -> Measurements | None:
+    if name in outcome.skipped:
+        return None
+    try:
+        return outcome.row.systems[name](bench)
+    except Skipped as why:
+        outcome.skipped[name] = str(why)
+        bench.say(f"{outcome.row.name} {name}: SKIPPED: {why}")
+        return None
+    finally:
+        bench.clear()
+
+
+def peak_mib(measurements: Measurements) -> float:
+    """Return the highest of the peaks that `Worker.memory_mib` noted."""
+    return max(value for name, value in measurements.items() if name.endswith("_peak_mib"))
+
+
+def format_number(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"

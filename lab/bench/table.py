@@ -1,0 +1,142 @@
+"""Write the results of a whole run into docs/benchmarks.md: ``python -m lab.bench.table [FILE]``.
+
+Without FILE, it uses the newest result in ``lab/bench/results``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.bench.report import RESULTS
+from lab.bench.rows.drain import AIOKAFKA, GROUP, ITERATE, QUORUM, RUN, RUN_BATCH, SHARE
+from lab.bench.suite import format_number
+from lab.report import placed
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+TIMES = "\N{MULTIPLICATION SIGN}"
+MARK = "bench"
+
+Result = Mapping[str, Any]
+Medians = Mapping[str, Mapping[str, float]]
+
+NAMES = {
+    RUN: "Marq, `run`: a handler for each message",
+    RUN_BATCH: "Marq, `run_batch`: a handler for up to 1,000 messages",
+    ITERATE: "Marq, `async for … async with message`",
+    SHARE: "confluent-kafka share group, an ack for each message",
+    GROUP: "confluent-kafka consumer group, offsets only",
+    AIOKAFKA: "aiokafka consumer group, offsets only",
+}
+
+
+def newest(folder: Path = RESULTS) -> Path:
+    """Return the file of the newest whole run.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    files = sorted(folder.glob("suite-*.json"))
+    if not files:
+        raise SystemExit(f"bench: no whole run in {folder}: make bench writes one")
+    return files[-1]
+
+
+def render(result: Result, name: str) -> str:
+    """Return the text between the marks; ``name`` is the name of the result file."""
+    parts = [_heading(result, name), *_tables(result["rows"]), _bars(result["bars"])]
+    return "\n\n".join(parts)
+
+
+def _heading(result: Result, name: str) -> str:
+    size, cores = result["size"], result["machine"].partition(",")[0]
+    versions = ", ".join(f"{library} {version}" for library, version in result["versions"].items())
+    return (
+        f"Medians of {size['runs']} alternating runs (3 for long runs) on {result['date'][:10]}; {cores}, shared by"
+        f" broker, worker and consumers. {size['messages']:,} messages of {size['value_bytes']} bytes in"
+        f" {size['partitions']} partitions unless stated otherwise. {versions}."
+        f" All results: `lab/bench/results/{name}`."
+    )
+
+
+def _tables(rows: Mapping[str, Any]) -> Iterator[str]:
+    if "drain" in rows:
+        yield _drains(rows["drain"]["medians"])
+    work = {name.partition("-")[2]: row["medians"] for name, row in rows.items() if name.startswith("work-")}
+    if work:
+        yield _work(work)
+    if "rabbitmq" in rows:
+        yield _rabbitmq(rows["rabbitmq"])
+
+
+def _drains(medians: Medians) -> str:
+    head = (
+        "drain of a full queue by one process",
+        "messages/s",
+        "first message after",
+        "CPU seconds: client, worker, broker",
+    )
+    return _table(head, [_drain(NAMES.get(name, name), found) for name, found in medians.items()])
+
+
+def _drain(name: str, found: Mapping[str, float]) -> Sequence[str]:
+    parts = ("cpu_seconds", "tracker_cpu_seconds", "broker_cpu_seconds")
+    taken = " + ".join(f"{found[part]:.2f}" for part in parts if part in found)
+    return name, rate(found), f"{found['startup_seconds']:.2f} s", taken
+
+
+def _work(cells: Mapping[str, Medians]) -> str:
+    systems = [name for name in (RUN, SHARE, GROUP) if all(name in medians for medians in cells.values())]
+    rows = [[_waiting(cell), *(rate(medians[name]) for name in systems)] for cell, medians in cells.items()]
+    return _table(("waiting time per message; rates in messages/s", *systems), rows)
+
+
+def _waiting(cell: str) -> str:
+    return "500 ms for 1% of them" if cell == "slow" else cell.replace("ms", " ms")
+
+
+def _rabbitmq(row: Mapping[str, Any]) -> str:
+    medians: Medians = row["medians"]
+    if QUORUM not in medians:
+        return f"RabbitMQ was not measured: {row['skipped'][QUORUM]}."
+    rows = [(name, rate(found)) for name, found in medians.items()]
+    return _table(("a tenth as many messages (RabbitMQ syncs each to disk; Kafka does not)", "messages/s"), rows)
+
+
+def _bars(bars: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        (bar["what"],
+         f"{'at least' if bar['at_least'] else 'at most'} {_limit(format_number(bar['limit']), bar['unit'])}",
+         format_number(bar["found"]), "yes" if bar["met"] else "**no**")
+        for bar in bars
+    ]  # fmt: skip
+    return _table(("bar", "limit", "measured", "met"), rows)
+
+
+def _limit(number: str, unit: str) -> str:
+    """Return a limit with its unit; a multiplication sign replaces the word "times"."""
+    return f"{number}{TIMES}{unit.removeprefix('times')}" if unit.startswith("times") else f"{number} {unit}"
+
+
+def rate(found: Mapping[str, float]) -> str:
+    return f"{round(found['rate'], -3 if found['rate'] >= 10_000 else -2):,.0f}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else newest()
+    result = json.loads(path.read_text(encoding="utf-8"))
+    page, text = PAGE.read_text(encoding="utf-8"), render(result, path.name)
+    PAGE.write_text(placed(page, MARK, f"\n{text}\n"), encoding="utf-8")
+    print(f"{PAGE.name} shows {path.name}")
+
+
+if __name__ == "__main__":
+    main()

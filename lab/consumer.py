@@ -1,0 +1,438 @@
+"""A consumer that writes its history: ``python -m lab.consumer NAME HISTORY QUEUE,... [--die-at POINT]``.
+
+The number in a message's value decides its outcome (``--manner``): most are acknowledged, some released, some rejected,
+some fail, some are forgotten. The consumer can kill itself with -9 at each step, the n-th time (``--die-after``).
+`handle` is a handler for workers that writes its history into that of its worker: ``handler = "lab.consumer:handle"``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import itertools
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import marq
+from lab import variants
+from lab.proof import history
+from lab.recorder import Recorder, recorded_stalls
+from marq.client import message_token
+from marq.consumer.receiver import Receiver
+from marq.kafka.acquire_strategies import MARKED, STARTS, TRANSACTIONAL
+from marq.kafka.group_reader import GroupReader
+from marq.kafka.marker_writer import KafkaMarkerWriter, MarkerRecord
+from marq.kafka.queue_positions import NOT_BEHIND
+from marq.kafka.transactions import MarkerTransactions
+from marq.wire.marker_codec import decode
+from marq.wire.markers import LAST, Ack, Acquire, Batch, Dispatch, Release, Renew, Resume
+
+#: Messages of a queue that a consumer handles at once, and how long it waits for the first.
+MAX_RUNNING = 100
+RECEIVE_SECONDS = 1.0
+KINDS = 20
+#: Lease of the queues, unless an option sets it.
+LEASE_SECONDS = 3.0
+#: How long a handler takes, and how much longer some handlers take: less than a lease.
+WORK_SECONDS, SLOW_SECONDS = 0.02, 2.0
+#: In the environment: the file with the history of the worker that runs `handle`.
+HISTORY_VARIABLE = "FAULTS_HISTORY"
+#: Outcomes of first attempts, by the message's number modulo KINDS; all others are acknowledged.
+MANNERS: dict[str, dict[int, Any]] = {
+    "mixed": {1: "later", 2: "release", 3: "reject"},
+    #: Also exceptions: with the queue's backoff, with their own delay, and one that rejects.
+    "failing": {1: "later", 2: "release", 3: "reject", 4: RuntimeError, 5: TimeoutError, 6: ValueError},
+    "rejecting": {3: "reject", 6: ValueError},
+    #: A quarter fails at every attempt, and another one at every second offset.
+    "hopeless": {**dict.fromkeys(range(5), "hopeless"), **dict.fromkeys(range(5, 10), "moody")},
+    #: Some handlers are still running when their partitions have moved.
+    "slow": {1: "later", 2: "release", 3: "reject", 4: "slow", 5: "slow"},
+    #: Few fail at every attempt.
+    "unlucky": {1: "later", 2: "release", 3: "reject", 4: "hopeless"},
+    "patient": {},
+    #: The demo's: see :func:`demo_outcome`.
+    "demo": {},
+}
+#: Of each queue's messages in the demo: which are forgotten at the first delivery, fail at the first two, or always.
+FORGET_EVERY = 10
+FAIL_EVERY, FAIL_AT, FAIL_ATTEMPTS = 50, 7, 2
+HOPELESS_EVERY, HOPELESS_AT = 1_000, 13
+
+
+def demo_outcome(place: int, attempt: int) -> Any:
+    """Return the outcome of a message in the demo by its place in its queue; None to acknowledge it."""
+    if place % HOPELESS_EVERY == HOPELESS_AT or (attempt <= FAIL_ATTEMPTS and place % FAIL_EVERY == FAIL_AT):
+        return RuntimeError
+    return "forget" if attempt == 1 and place % FORGET_EVERY == 0 else None
+
+
+class Point(StrEnum):
+    """Where a consumer dies."""
+
+    BEFORE_ACQUIRE = "before-acquire"
+    AFTER_ACQUIRE = "after-acquire"
+    AFTER_COMMIT = "after-commit"
+    BEFORE_SPEND = "before-spend"
+    AFTER_SPEND = "after-spend"
+    IN_HANDLER = "in-handler"
+    BEFORE_ACK = "before-ack"
+    # Only in queues with ordering:
+    BEFORE_RESUME = "before-resume"
+    AFTER_RESUME = "after-resume"
+    BEFORE_VERIFY = "before-verify"
+    AFTER_VERIFY = "after-verify"
+    BEFORE_ACQUIRE_IN_ORDER = "before-acquire-in-order"
+    AFTER_ACQUIRE_IN_ORDER = "after-acquire-in-order"
+    BEFORE_ACQUIRE_AGAIN = "before-acquire-again"
+    AFTER_ACQUIRE_AGAIN = "after-acquire-again"
+    BEFORE_LAST_RELEASE = "before-last-release"
+    AFTER_LAST_RELEASE = "after-last-release"
+
+
+def points_of(batch: Batch) -> Iterator[tuple[Point | None, Point | None]]:
+    """Yield the points right before and right after a batch is written."""
+    match batch:
+        case Ack():
+            yield Point.BEFORE_ACK, None
+        case Acquire():
+            yield Point.BEFORE_ACQUIRE, Point.AFTER_ACQUIRE
+            if batch.in_order and any(payload.attempt > 1 for payload in batch.payloads):
+                yield Point.BEFORE_ACQUIRE_AGAIN, Point.AFTER_ACQUIRE_AGAIN
+            elif batch.in_order:
+                yield Point.BEFORE_ACQUIRE_IN_ORDER, Point.AFTER_ACQUIRE_IN_ORDER
+        case Dispatch():
+            yield Point.BEFORE_SPEND, Point.AFTER_SPEND
+        case Release() if LAST in batch.delays_ms:
+            yield Point.BEFORE_LAST_RELEASE, Point.AFTER_LAST_RELEASE
+        case Resume():
+            yield Point.BEFORE_RESUME, Point.AFTER_RESUME
+
+
+class Death:
+    """Kills this process when it passes a point for the n-th time."""
+
+    def __init__(self, recorder: Recorder, point: str | None, after: int) -> None:
+        self._recorder = recorder
+        self._point = point
+        self._passes = itertools.count(1)
+        self._after = after
+
+    def at(self, *points: Point | None) -> None:
+        if self._point is not None and self._point in points and next(self._passes) >= self._after:
+            self._recorder.die()
+
+
+class WatchedConsumer:
+    """Records the markers that the library writes, and kills the process between the steps."""
+
+    def __init__(self, recorder: Recorder, death: Death, *, careless: bool) -> None:
+        self._recorder = recorder
+        self._death = death
+        self._careless = careless
+        #: The last ACQUIREs of each queue: its commits never overlap, so the next one covers them.
+        self._acquired: dict[str, list[dict[str, Any]]] = {}
+
+    def install(self) -> None:
+        """Wrap the library's functions in this process."""
+        write, commit, revoked = KafkaMarkerWriter.write, GroupReader.commit, Receiver.revoked
+        verify = GroupReader.verify
+
+        async def watched_write(writer: KafkaMarkerWriter, records: Sequence[MarkerRecord], limit_s: float) -> None:
+            await self._write(records, lambda: write(writer, records, limit_s))
+
+        async def watched_commit(reader: GroupReader, offsets: Any, behind: Any = NOT_BEHIND) -> None:
+            await self._commit(reader._serving.queues, lambda: commit(reader, offsets, behind))
+
+        async def watched_verify(reader: GroupReader, sources: Any) -> None:
+            self._death.at(Point.BEFORE_VERIFY)
+            await verify(reader, sources)
+            self._death.at(Point.AFTER_VERIFY)
+
+        async def watched_revoked(flow: Receiver) -> None:
+            self._recorder.add("info", "revoke", target=self._recorder.process)
+            await revoked(flow)
+
+        transact, start = MarkerTransactions._transact, MarkerTransactions.write
+
+        async def watched_transact(writer: Any, producer: Any, records: Any, group_commit: Any) -> None:
+            commit_transaction = producer.commit_transaction
+
+            async def commit_unless_dead() -> None:
+                _, after = self._points([decode(value) for _, value in records])
+                self._death.at(*after)
+                await commit_transaction()
+
+            producer.commit_transaction = commit_unless_dead
+            try:
+                await transact(writer, producer, records, group_commit)
+            finally:
+                producer.commit_transaction = commit_transaction
+
+        async def watched_start(writer: Any, records: Any, group_commit: Any, limit_s: float) -> None:
+            await self._start(records, lambda: start(writer, records, group_commit, limit_s))
+
+        MarkerTransactions._transact = watched_transact  # type: ignore[method-assign]
+        MarkerTransactions.write = watched_start  # type: ignore[method-assign]
+        KafkaMarkerWriter.write = watched_write  # type: ignore[method-assign]
+        GroupReader.commit = watched_commit  # type: ignore[method-assign]
+        GroupReader.verify = watched_verify  # type: ignore[method-assign]
+        Receiver.revoked = watched_revoked  # type: ignore[method-assign]
+
+    @staticmethod
+    def _points(batches: Iterable[Batch]) -> tuple[set[Point | None], set[Point | None]]:
+        points = [pair for batch in batches for pair in points_of(batch)]
+        return {before for before, _ in points}, {after for _, after in points}
+
+    async def _write(self, records: Sequence[MarkerRecord], write: Callable[[], Awaitable[None]]) -> None:
+        batches = [decode(value) for _, value in records]
+        acquires = [batch for batch in batches if isinstance(batch, Acquire)]
+        if acquires and self._careless:
+            return
+        for batch in acquires:
+            self._acquired[batch.queue] = []
+        for batch in acquires:
+            self._acquired[batch.queue].append(_names(batch))
+        # The handler records outcomes.
+        renews = [_names(batch) for batch in batches if isinstance(batch, Renew)]
+        spends = [_names(batch) for batch in batches if isinstance(batch, Dispatch)]
+        before, after = self._points(batches)
+        self._death.at(*before)
+        acquired = [_names(batch) for batch in acquires]
+        with self._told("acquire", acquired), self._told("renew", renews), self._told("dispatch", spends):
+            await write()
+        self._death.at(*after)
+
+    async def _start(self, records: Sequence[MarkerRecord], start: Callable[[], Awaitable[None]]) -> None:
+        batches = [decode(value) for _, value in records]
+        before, _ = self._points(batches)
+        self._death.at(*before)
+        with self._told("acquire", [_names(batch) for batch in batches]):  # type: ignore[arg-type]
+            await start()
+        self._death.at(Point.AFTER_COMMIT)
+
+    async def _commit(self, queues: Sequence[str], commit: Callable[[], Awaitable[None]]) -> None:
+        acquired = [names for queue in queues for names in self._acquired.pop(queue, ())]
+        with self._told("commit", acquired):
+            await commit()
+        if acquired:
+            self._death.at(Point.AFTER_COMMIT)
+
+    @contextmanager
+    def _told(self, op: str, named: list[dict[str, Any]]) -> Iterator[None]:
+        began, outcome = time.monotonic(), "unknown"
+        for names in named:
+            self._recorder.add("invoke", op, **names)
+        try:
+            yield
+            outcome = "ok"
+        finally:
+            took_ms = int((time.monotonic() - began) * 1000)
+            for names in named:
+                self._recorder.add(outcome, op, **names, took_ms=took_ms)
+
+
+def _names(batch: Acquire | Renew | Dispatch) -> dict[str, Any]:
+    named = {"holder": history.holder_name(batch.holder), "queue": batch.queue}
+    return {**named, "source": history.log_name(batch.source), "offsets": list(batch.offsets)}
+
+
+class Teller:
+    """Records deliveries and outcomes of one process; ``add`` takes type, op and fields of each event."""
+
+    def __init__(self, add: Callable[..., None]) -> None:
+        self._add = add
+
+    def deliver(self, message: marq.Message) -> None:
+        holder = history.holder_name(message_token.decode(message.token).holder)
+        content = history.content(message.queue, message.key, message.body, tuple(message.headers.items()))
+        self._add(
+            "ok", "deliver", group="g", queue=message.queue, attempt=message.attempt, record=record_of(message),
+            holder=holder, content=content,
+        )  # fmt: skip
+
+    async def settle(self, op: str, message: marq.Message, settle: Callable[[], Awaitable[None]]) -> bool:
+        """Record an ``ack``, ``release`` or ``reject`` and its outcome; return whether it is durable and in time."""
+        named = message_token.decode(message.token)
+        names = {
+            "holder": history.holder_name(named.holder),
+            "queue": message.queue,
+            "source": history.log_name(named.source),
+            "offsets": [named.offset],
+        }
+        self._add("invoke", op, **names)
+        began_s = time.monotonic()
+
+        def ended(type_: str, **details: object) -> None:
+            # A slow machine may explain that a lease has ended.
+            self._add(type_, op, **names, took_ms=round((time.monotonic() - began_s) * 1000), **details)
+
+        try:
+            await settle()
+        except marq.LeaseLost:
+            # An ack was written anyway; another outcome may have been.
+            if op == "ack":
+                ended("ok", lost=[message.offset])
+            else:
+                ended("unknown")
+        except marq.MarqError as error:
+            ended("unknown", error=str(error))
+        else:
+            ended("ok")
+            return True
+        return False
+
+    def forget(self, message: marq.Message) -> None:
+        """Record that the message will not be settled before its lease ends."""
+        self._add("info", "hang", queue=message.queue, record=record_of(message))
+
+
+async def fail(message: marq.Message, error: Exception, op: str = "release") -> None:
+    """Act like a handler that raises, and wait until the outcome ``op`` (release or reject) is durable."""
+    with suppress(type(error)):
+        async with message:
+            raise error
+    # The block has queued the outcome.
+    await (message.reject() if op == "reject" else message.release())
+
+
+def record_of(message: marq.Message) -> str:
+    """Return the name of the record in a history."""
+    named = message_token.decode(message.token)
+    return history.name_of(named.source, named.offset)
+
+
+class Handler:
+    """Handles each message as its number says, and records it; ``queues`` is the number of queues in the demo."""
+
+    def __init__(self, recorder: Recorder, death: Death, work_seconds: float, manner: str, queues: int = 1) -> None:
+        self._teller = Teller(recorder.add)
+        self._death = death
+        self._work_seconds = work_seconds
+        self._manner = manner
+        self._queues = queues
+
+    async def handle(self, message: marq.Message) -> None:
+        kind = self._kind_of(message)
+        if kind == "forget":
+            self._teller.forget(message)
+            return
+        # Recorded before the outcome: a process that dies between the two has done the work.
+        self._teller.deliver(message)
+        self._death.at(Point.IN_HANDLER)
+        if self._work_seconds:
+            await asyncio.sleep(self._work_seconds)
+        if kind == "later":
+            await self._teller.settle("release", message, lambda: message.release(delay=0.5))
+        elif kind == "release":
+            await self._teller.settle("release", message, message.release)
+        elif kind == "reject":
+            await self._teller.settle("reject", message, lambda: message.reject("by its number"))
+        elif kind in (None, "slow"):
+            if kind:
+                await asyncio.sleep(SLOW_SECONDS)
+            await self._teller.settle("ack", message, message.ack)
+        else:
+            rejects = kind is ValueError or message._held.at_most_once
+            op = "reject" if rejects else "release"
+            await self._teller.settle(op, message, lambda: fail(message, kind("by its number"), op))
+
+    def _kind_of(self, message: marq.Message) -> Any:
+        """Return the outcome of a message; None to acknowledge it."""
+        number = int((message.body or b"0")[:8])
+        if self._manner == "demo":
+            return demo_outcome(number // self._queues, message.attempt)
+        kind = MANNERS[self._manner].get(number % KINDS)
+        if kind == "hopeless" or (kind == "moody" and message.offset % 2):
+            return RuntimeError
+        return kind if kind != "moody" and message.attempt == 1 else None
+
+
+@functools.cache
+def _worker_recorder() -> Recorder:
+    return Recorder("handlers", Path(os.environ[HISTORY_VARIABLE]))
+
+
+async def handle(message: marq.Message) -> None:
+    """Acknowledge a message, in a worker's handler process."""
+    recorder, lease = _worker_recorder(), message._held
+    names = {"holder": history.holder_name(lease.holder), "queue": lease.queue}
+    names["source"] = history.log_name(lease.source)
+    # Its ACQUIRE is durable by now, or the message would not be here.
+    for type_ in ("invoke", "ok"):
+        recorder.add(type_, "acquire", **names, offsets=[message.offset])
+    await Handler(recorder, Death(recorder, None, 1), WORK_SECONDS, "patient").handle(message)
+
+
+async def consume(
+    queues: Sequence[str], options: dict[str, Any], handler: Handler, recorder: Recorder, at_once: int = MAX_RUNNING
+) -> None:
+    """Handle the messages of each queue until SIGTERM."""
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    async with AsyncExitStack() as opened:
+        lease_s = options["lease"] or LEASE_SECONDS
+        await opened.enter_async_context(recorded_stalls(recorder.process, recorder.add, lease_s))
+        consumers = [marq.Consumer(queue, **options) for queue in queues]
+        await asyncio.gather(*map(opened.enter_async_context, consumers))
+        recorder.add("info", "ready")
+        await asyncio.gather(*[handle_all(consumer, handler, stopping, at_once) for consumer in consumers])
+        recorder.add("info", "stop", target=recorder.process)
+
+
+async def handle_all(consumer: marq.Consumer, handler: Handler, stopping: asyncio.Event, at_once: int) -> None:
+    """Handle messages concurrently: none waits for the acks of others, except those of its ordering key."""
+    running: set[asyncio.Task[None]] = set()
+    while not stopping.is_set():
+        try:
+            messages = await consumer.receive(at_once - len(running), wait=RECEIVE_SECONDS)
+        except marq.BrokerUnavailable:
+            continue
+        running |= {asyncio.create_task(handler.handle(message)) for message in messages}
+        if running:
+            timeout_s = 0.0 if len(running) < at_once else None
+            done, running = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for handled in done:
+                handled.result()
+    await asyncio.gather(*running)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m lab.consumer", description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("history", type=Path)
+    parser.add_argument("queues", metavar="QUEUE,...")
+    parser.add_argument("--die-at", choices=list(Point))
+    parser.add_argument("--die-after", type=int, default=1, metavar="N")
+    parser.add_argument("--work", type=float, default=WORK_SECONDS, metavar="SECONDS")
+    parser.add_argument("--at-once", type=int, default=MAX_RUNNING, help="messages of a queue in handlers at a time")
+    parser.add_argument("--lease", type=float, metavar="SECONDS")
+    parser.add_argument("--max-lease", type=float, metavar="SECONDS")
+    parser.add_argument("--instance-id", help="as in marq.Consumer")
+    parser.add_argument("--start", choices=STARTS, default=MARKED, help="as in marq.Consumer")
+    parser.add_argument("--manner", choices=MANNERS, default="mixed", help="outcomes of messages")
+    parser.add_argument("--careless", action="store_true", help="write no ACQUIREs, for the test of the checker")
+    parser.add_argument("--hasty", action="store_true", help="break the order of keys, for the test of the checker")
+    parser.add_argument("--newer", action="store_true", help="run as the next version")
+    options = parser.parse_args()
+    if options.newer:
+        variants.install_newer()
+    if options.hasty:
+        variants.install_hasty()
+    recorder, queues = Recorder(options.name, options.history), options.queues.split(",")
+    death = Death(recorder, options.die_at, options.die_after)
+    WatchedConsumer(recorder, death, careless=options.careless).install()
+    handler = Handler(recorder, death, options.work, options.manner, len(queues))
+    settings = {name: getattr(options, name) for name in ("lease", "max_lease", "instance_id")}
+    settings["transactional"] = options.start == TRANSACTIONAL
+    asyncio.run(consume(queues, settings, handler, recorder, options.at_once))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""One run of the demo on a broker: starts the processes, sends, kills, waits for the end of each message."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict, deque
+from pathlib import Path
+from typing import Any
+
+from aiokafka.errors import KafkaError
+
+import marq
+from lab.demo.plan import QUEUES, SETTINGS, DemoPlan, make_value
+from lab.demo.progress import Display
+from lab.program import START_SECONDS, Program, RunError, Worker
+from lab.proof import history
+from lab.proof.causes import EVERYBODY
+from lab.proof.history import Event
+from lab.recorder import BrokerWatch
+from lab.stage import Stage
+from marq_worker.broker import EmbeddedBroker
+
+WORKERS = 2
+#: Messages per call of send_many.
+SEND_CHUNK = 2_000
+#: Share of the messages that is acknowledged when a consumer is killed, and when a worker is.
+CONSUMER_KILL_SHARE, WORKER_KILL_SHARE = 0.1, 0.4
+#: Share at which they are killed even if they hold less than they must: the demo then fails, and says so.
+LATE_SHARE = 0.9
+#: A lease with less than this left may end before its consumer is killed.
+_MARGIN_SECONDS = 1.0
+
+
+class DemoRun(Stage):
+    """A run; ``broker`` is the embedded broker, or None."""
+
+    def __init__(
+        self,
+        plan: DemoPlan,
+        servers: str,
+        prefix: str,
+        folder: Path,
+        partitions: int,
+        display: Display,
+        broker: EmbeddedBroker | None,
+    ) -> None:
+        # On a busy machine, the new broker responds late. No program may give up before the demo does.
+        patience = {"MARQ_CONNECT_TIMEOUT": f"{max(START_SECONDS, plan.limit_seconds):g}"}
+        super().__init__(servers, folder, plan.queue_names, prefix=prefix, partitions=partitions, environment=patience)
+        self.define_all(QUEUES, {EVERYBODY: SETTINGS})
+        self._plan = plan
+        self._limit_s = plan.limit_seconds
+        self._display = display
+        self._broker = broker
+        threads = Path(f"/proc/{broker.pid if broker is not None else None}/task")
+        self._broker_watch = BrokerWatch(threads, plan.lease_seconds, self._note_slow_broker)
+        self._began_s = time.monotonic()
+        self._sent = self._acked = self._owned = 0
+        #: Numbers of dead letters and redeliveries, from the workers' statistics.
+        self._counts: tuple[int, ...] = ()
+        #: Times of the messages that each consumer forgot, by its name.
+        self._forgotten: dict[str, deque[float]] = defaultdict(deque)
+        self._asking: asyncio.Task[dict[str, Any]] | None = None
+        #: Leases of the consumer that was killed, and open rows of the worker that was.
+        self.held_at_kill = self.rows_at_kill = 0
+        self.seconds = 0.0
+
+    async def carry_out(self) -> None:
+        """Carry out the run.
+
+        Raises:
+            RunError: a program ended by itself, or there was no progress within the plan's limit.
+        """
+        try:
+            await self._play()
+        except (marq.MarqError, KafkaError) as error:
+            self._check_broker()
+            raise RunError(f"{error or type(error).__name__}\n{self.log_tails()}") from error
+        finally:
+            if self._asking is not None:
+                self._asking.cancel()
+                await asyncio.gather(self._asking, return_exceptions=True)
+
+    async def _play(self) -> None:
+        plan, phase = self._plan, self._display.phase
+        phase("start workers and consumers")
+        for _ in range(WORKERS):
+            await self.worker(command=Worker.faust, ready=False)
+        for _ in range(plan.consumers):
+            await self.consumer(*plan.consumer_options, ready=False)
+        await self.until(self._all_ready, "workers and consumers are ready", self._limit_s)
+        self._display.say(f"{len(self.workers)} workers and {len(self.consumers)} consumers are ready")
+        async with marq.Producer(self.servers, prefix=self.prefix) as producer:
+            phase(f"send {plan.messages:,} messages to {plan.queues} queues, and receive them")
+            self.load_with(self._send_all(producer))
+            await self._kill_consumer()
+            await self._kill_worker()
+            await self.until(lambda: self._sent == plan.messages, "all messages are sent", self._limit_s)
+        phase("drain: wait until each message is acknowledged or dead-lettered")
+        await self.drain(self._limit_s)
+        self.seconds = time.monotonic() - self._began_s
+        phase("stop the consumers, and read the topics")
+        await self.finish(limit=self._limit_s)
+        self.events = history.by_time(self.events, (time.time() - time.monotonic()) * 1000)
+
+    async def _all_ready(self) -> bool:
+        # Each worker must own partitions, so that killing one takes some of them away and leaves others.
+        owned = await asyncio.gather(*[asyncio.to_thread(worker.owned) for worker in self.workers])
+        self._owned = max(self._owned, sum(map(len, owned)))
+        return len(self.ready) == len(self.consumers) and all(owned) and await self.all_owned()
+
+    async def _send_all(self, producer: marq.Producer) -> None:
+        """Send a part of each queue's messages in turn, so that all of them have work from the beginning."""
+        plan = self._plan
+        step = SEND_CHUNK * plan.queues
+        for start in range(0, plan.messages, step):
+            for index, queue in enumerate(plan.queue_names):
+                if numbers := range(start + index, min(start + step, plan.messages), plan.queues):
+                    await self._send_some(producer, queue, numbers)
+
+    async def _send_some(self, producer: marq.Producer, queue: str, numbers: range) -> None:
+        values = [make_value(number) for number in numbers]
+        sends = [
+            {"message": str(number), "queue": queue, "content": history.content(queue, None, value, ())}
+            for number, value in zip(numbers, values, strict=True)
+        ]
+        for send in sends:
+            self.note("invoke", "send", process="sender", **send)
+        receipts = await producer.send_many(queue, values)
+        for send, receipt in zip(sends, receipts, strict=True):
+            self.note("ok", "send", process="sender", **send, record=receipt.id)
+        self._sent += len(receipts)
+
+    # --- kills --------------------------------------------------------------------------------------------------------
+
+    async def _kill_consumer(self) -> None:
+        """Send kill -9 to the consumer that holds the most leases, once it holds enough."""
+        needed = self._plan.least_held
+
+        def enough() -> bool:
+            share = self._acked / self._plan.messages
+            return share >= LATE_SHARE or (share >= CONSUMER_KILL_SHARE and self._most_held()[0] >= needed)
+
+        await self.until(enough, f"a consumer holds {needed} leases", self._limit_s)
+        self.held_at_kill, consumer = self._most_held()
+        await self.kill(consumer)
+        held = f"holds at least {self.held_at_kill} leases according to its own history"
+        self._display.phase(f"kill -9 {consumer.name}, which {held}")
+
+    def _most_held(self) -> tuple[int, Program]:
+        since_s = time.monotonic() - self._plan.lease_seconds + _MARGIN_SECONDS
+        for times in self._forgotten.values():
+            while times and times[0] < since_s:
+                times.popleft()
+        return max(
+            ((len(self._forgotten[program.name]), program) for program in self.consumers), key=lambda pair: pair[0]
+        )
+
+    async def _kill_worker(self) -> None:
+        """Send kill -9 to the worker with the most open rows, by its statistics."""
+        rows: dict[str, int] = {}
+
+        async def enough() -> bool:
+            if self._acked < self._plan.messages * WORKER_KILL_SHARE:
+                return False
+            for worker in self.workers:
+                parts = await asyncio.to_thread(worker.owned)
+                rows[worker.name] = sum(part["unfinished"] for part in parts.values())
+            return max(rows.values()) > 0 or self._acked >= self._plan.messages * LATE_SHARE
+
+        await self.until(enough, "a worker has open rows", self._limit_s)
+        worker = max(self.workers, key=lambda program: rows[program.name])
+        self.rows_at_kill = rows[worker.name]
+        await self.kill(worker)
+        self._display.phase(f"kill -9 {worker.name}, which has {self.rows_at_kill} open rows according to /api/queues")
+
+    # --- progress -----------------------------------------------------------------------------------------------------
+
+    def progress(self) -> object:
+        return self._sent, self._acked, self._owned, len(self.ready), self.delivered, self._counts
+
+    def _check_broker(self) -> None:
+        if self._broker is not None and not self._broker.running:
+            raise RunError(f"the embedded broker has ended:\n{self._broker.log_tail()}")
+
+    def _note_slow_broker(self, since_s: float) -> None:
+        self.note("invoke", "pause", target=EVERYBODY, at_ms=since_s * 1000)
+        self.note("ok", "pause", target=EVERYBODY)
+
+    def take(self, event: Event) -> None:
+        super().take(event)
+        if event["op"] == "ack" and event["type"] == "ok":
+            self._acked += 1
+        elif event["op"] == "hang":
+            self._forgotten[event["process"]].append(event["at_ms"] / 1000)
+
+    def look(self) -> None:
+        self._check_broker()
+        self._broker_watch.look()
+        super().look()
+        self._display.show(sent=self._sent, acks=self._acked)
+        # Does not wait for the answer.
+        if self._asking is not None and self._asking.done():
+            self._counts = self._display.statistics(self._asking.result().get("queues", {}))
+            self._asking = None
+        worker = next((worker for worker in self.workers if worker.running), None)
+        if self._asking is None and worker is not None:
+            self._asking = asyncio.create_task(asyncio.to_thread(worker.statistics))
+
+    def show_read(self, events: int) -> None:
+        self._display.detail(f"read {events:,} records")

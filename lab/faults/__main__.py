@@ -1,0 +1,88 @@
+"""``python -m lab.faults``: play the scenarios under load on real processes, and let the checker judge each history.
+
+The last line is one JSON object. Exit code 1: a message was lost, a finding, or a scenario that could not be played.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from lab.faults.report import DOCUMENT, write_table
+from lab.faults.scenario import Scenario, ScenarioResult, play
+from lab.faults.scenarios import SCENARIOS
+from lab.stage import SEED_VARIABLE
+from marq_worker.broker import EmbeddedBroker, java
+
+
+def chosen(only: str) -> list[Scenario]:
+    """Return the scenarios whose names begin with one of the comma-separated texts in ``only``; all if it is empty.
+
+    Raises:
+        ValueError: a name matches no scenario.
+    """
+    wanted = [name for name in only.split(",") if name]
+    for name in wanted:
+        if not any(scenario.name.startswith(name) for scenario in SCENARIOS):
+            known = ", ".join(scenario.name for scenario in SCENARIOS)
+            raise ValueError(f"ONLY={name}: no scenario begins with it; there are {known}")
+    return [scenario for scenario in SCENARIOS if not wanted or scenario.name.startswith(tuple(wanted))]
+
+
+async def play_all(scenarios: Sequence[Scenario], *, audit: bool = False) -> list[ScenarioResult]:
+    results = []
+    os.environ["JAVA_TOOL_OPTIONS"] = java.SHORT_LIVED_OPTIONS
+    with EmbeddedBroker() as shared:
+        for scenario in scenarios:
+            result = await play(scenario, shared, audit=audit)
+            print("\n".join([result.line(), *[f"    {line}" for line in result.wrong]]), flush=True)
+            results.append(result)
+    return results
+
+
+def summary(results: Sequence[ScenarioResult], seconds: float) -> dict[str, object]:
+    """Return the last line of the output."""
+    return {
+        "scenarios": len(results),
+        "passed": sum(result.passed for result in results),
+        "failed": [result.scenario.name for result in results if not result.passed],
+        **{
+            name: sum(result.statistics.get(name, 0) for result in results)
+            for name in ("accepted", "lost", "duplicates")
+        },
+        "seconds": round(seconds),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m lab.faults", description=__doc__)
+    parser.add_argument("--only", default="", metavar="NAME,…", help="only scenarios whose names begin so")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random scenarios")
+    parser.add_argument("--audit", action="store_true", help="also let the data pipeline audit each")
+    parser.add_argument("--write", action="store_true", help=f"write the numbers into {DOCUMENT.name}")
+    options = parser.parse_args()
+    try:
+        scenarios = chosen(options.only)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    os.environ[SEED_VARIABLE] = str(options.seed)
+    # The outages are intended.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    began_s = time.monotonic()
+    results = asyncio.run(play_all(scenarios, audit=options.audit))
+    if options.write:
+        write_table(results, whole=len(scenarios) == len(SCENARIOS))
+    totals = summary(results, time.monotonic() - began_s)
+    print(json.dumps(totals))
+    return 0 if totals["passed"] == len(results) and not totals["lost"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""A random load of all kinds: immediate and delayed messages, some of them cancelled, rescheduled or sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import itertools
+import random
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import marq
+from lab.proof import history
+from lab.stage import Stage
+from marq.producer.delay_control import DelayControl
+
+#: Messages per second; the longest delay, in seconds.
+RATE = 60
+LONGEST_S = 6.0
+#: Share of delayed messages; of these, shares of cancelled and rescheduled ones.
+DELAYED, CANCELLED, MOVED = 0.6, 0.25, 0.25
+#: Share of messages with a deduplication id. Each is sent until the outcome is known, and then up to twice more, after
+#: at most this many seconds each time: only the first of all these is delivered.
+WITH_IDS, AGAIN_S = 0.3, 8.0
+#: Pause before a message whose outcome is unknown is sent again.
+RETRY_S = 0.5
+#: Time limit for the last answers.
+ANSWERS_S = 60.0
+
+
+class Mix:
+    """Sends, cancels and reschedules until the load ends, by the stage's seed.
+
+    Args:
+        delayed: share of delayed messages.
+        with_ids: share of messages with a deduplication id.
+    """
+
+    def __init__(self, stage: Stage, *, delayed: float = DELAYED, with_ids: float = WITH_IDS) -> None:
+        self._stage = stage
+        self._delayed = delayed
+        self._with_ids = with_ids
+        #: Numbers of the deduplication ids.
+        self._ids = itertools.count()
+        self._chance = random.Random(stage.seed)
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Holder of each question in the log, by message and question.
+        self._holders: dict[tuple[str, str], str] = {}
+
+    def start(self) -> None:
+        self._stage.load_with(self._run(), self.stop)
+
+    async def stop(self) -> None:
+        """Stop sending, and wait until all requests are answered."""
+        self._stopping.set()
+        await self._stage.until(self._ended.is_set, "each question is answered", ANSWERS_S)
+
+    async def _run(self) -> None:
+        stage = self._stage
+        async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
+            self._watch(producer._started().delay_control)
+            while not self._stopping.is_set():
+                self._begin(producer)
+                await asyncio.sleep(self._chance.expovariate(RATE))
+            await asyncio.gather(*self._tasks)
+        self._ended.set()
+
+    def _begin(self, producer: marq.Producer) -> None:
+        chance = self._chance
+        delay_s = chance.uniform(0, LONGEST_S) if chance.random() < self._delayed else None
+        fate = chance.random()
+        questions = ["cancel"] * (fate < CANCELLED) + ["reschedule"] * (CANCELLED / 2 < fate < CANCELLED + MOVED)
+        chance.shuffle(questions)
+        # Some requests come too late.
+        waits_s = sorted(chance.uniform(0, 1.2 * (delay_s or 0)) for _ in questions)
+        plan = [(wait_s, op, chance.uniform(0, LONGEST_S)) for wait_s, op in zip(waits_s, questions, strict=True)]
+        absolute = chance.random() < 0.4
+        again_s = [chance.uniform(0, AGAIN_S) for _ in range(chance.randrange(3))]
+        if chance.random() < self._with_ids:
+            self._follow(self._repeat(producer, delay_s, next(self._ids), again_s))
+        else:
+            self._follow(self._live(producer, delay_s, absolute, plan))
+
+    def _follow(self, sending: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(sending)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _repeat(
+        self, producer: marq.Producer, delay_s: float | None, number: int, again_s: Sequence[float]
+    ) -> None:
+        """Send a message with a deduplication id, and others with the same id."""
+        options: dict[str, Any] = {"deduplication_id": f"id-{number}", "like": number}
+        if delay_s is not None:
+            options["delay"] = delay_s
+        for wait_s in (0.0, *again_s):
+            await asyncio.sleep(wait_s)
+            receipt = await self._stage.send_one(producer, **options)
+            while receipt is None:
+                await asyncio.sleep(RETRY_S)
+                receipt = await self._stage.send_one(producer, **options)
+
+    async def _live(
+        self,
+        producer: marq.Producer,
+        delay_s: float | None,
+        absolute: bool,
+        plan: Sequence[tuple[float, str, float]],
+    ) -> None:
+        """Send one message, and make the requests that are planned for it."""
+        when: dict[str, Any] = {}
+        if delay_s is not None:
+            when = {"at": _from_now(delay_s)} if absolute else {"delay": delay_s}
+        receipt = await self._stage.send_one(producer, **when)
+        if receipt is None:
+            return
+        began_s = time.monotonic()
+        for wait_s, op, later_s in plan if delay_s is not None else ():
+            await asyncio.sleep(max(0.0, began_s + wait_s - time.monotonic()))
+            await self._ask(producer, receipt, op, later_s)
+
+    async def _ask(self, producer: marq.Producer, receipt: marq.Receipt, op: str, later_s: float) -> None:
+        try:
+            if op == "cancel":
+                in_time = await producer.cancel(receipt)
+            else:
+                in_time = await producer.reschedule(receipt, delay=later_s)
+        except marq.BrokerUnavailable:
+            return
+        holder = self._holders[receipt.id, op]
+        self._stage.note("ok", op, **_names(receipt), holder=holder, outcomes=["DONE" if in_time else "TOO_LATE"])
+
+    def _watch(self, inquiry: DelayControl) -> None:
+        """Record each question as it is written to the log, with its holder."""
+        records = inquiry._records
+
+        def watched(questions: Any, holders: Any) -> Any:
+            for question in questions:
+                if not question.future.done():
+                    receipt, cancels = question.receipt, question.when is None
+                    op = "cancel" if cancels else "reschedule"
+                    holder = history.holder_name(holders.cancelling if cancels else holders.moving)
+                    self._holders[receipt.id, op] = holder
+                    self._stage.note("invoke", op, holder=holder, **_names(receipt))
+            return records(questions, holders)
+
+        inquiry._records = watched  # type: ignore[method-assign]
+
+
+def _names(receipt: marq.Receipt) -> dict[str, Any]:
+    source = f"{receipt.topic}/{receipt.partition}"
+    return {"process": "asker", "queue": receipt.queue, "source": source, "offsets": [receipt.offset]}
+
+
+def _from_now(seconds: float) -> dt.datetime:
+    return dt.datetime.now(tz=dt.UTC) + dt.timedelta(seconds=seconds)

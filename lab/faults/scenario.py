@@ -1,0 +1,151 @@
+"""Scenarios: how one is described, played and judged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab import variants
+from lab.audit import Audit
+from lab.audit import audit as run_audit
+from lab.faults.conditions import Site
+from lab.proof.checker import check
+from lab.proof.findings import told
+from lab.stage import SOME, Stage, recovery_seconds
+
+#: Statistics of both the checker and the audit: the checker's names, the audit's.
+AUDITED = {
+    **{name: name for name in ("acked", "abandoned", "cancelled", "deduplicated", "duplicates", "expired_unread")},
+    **{name: name for name in ("lost", "redelivered", "redriven")},
+    "waiting": "delayed",
+}
+
+
+Step = Callable[[Stage, Any], Awaitable[None]]
+
+
+async def begin(stage: Stage, _: Any) -> None:
+    """Start a worker, the load and two consumers, and wait for some deliveries."""
+    await stage.begin()
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A row of the table: faults under load.
+
+    Args:
+        faults: what happens, one after the other; deliveries must follow each.
+        setup: starts programs and load (default: see :func:`begin`).
+        place: for scenarios that stop or change the broker (default: the shared broker).
+        holds: raises RunError if something does not hold when the load has ended and each message, too; for all
+            scenarios, nothing may be lost and the checker must explain each duplicate.
+        some: number of deliveries that must follow each fault.
+        quick: whether the tests play it.
+    """
+
+    name: str
+    faults: Sequence[Step]
+    setup: Step | None = begin
+    place: Callable[[], AbstractContextManager[Site]] | None = None
+    holds: Step | None = None
+    some: int = SOME
+    quick: bool = False
+
+    async def act(self, stage: Stage, here: Any) -> None:
+        """Carry out set-up and faults, until each message has ended if something must hold then."""
+        if self.setup is not None:
+            await self.setup(stage, here)
+        for fault in self.faults:
+            await fault(stage, here)
+            await stage.delivered_more(self.some)
+        if self.holds is not None:
+            await stage.end_load()
+            await stage.drain()
+            await self.holds(stage, here)
+
+
+@dataclass(frozen=True)
+class ScenarioResult:
+    """The result of a scenario: the checker's counts, and its findings."""
+
+    scenario: Scenario
+    seconds: float
+    statistics: dict[str, Any] = field(default_factory=dict)
+    recovery_seconds: float | None = None
+    #: Findings with their events, or why the scenario could not be played.
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return not self.wrong and self.statistics.get("lost") == 0 and not self.statistics.get("stranded")
+
+    def line(self) -> str:
+        counts = self.statistics
+        causes = ", ".join(f"cause {cause}: {count}" for cause, count in sorted(counts.get("causes", {}).items()))
+        again = ", ".join(dead_again(counts))
+        recovery = "-" if self.recovery_seconds is None else f"{self.recovery_seconds:.1f} s"
+        return (
+            f"{'passed' if self.passed else 'FAILED':7} {self.scenario.name:36} sent {counts.get('accepted', '?')}, "
+            f"lost {counts.get('lost', '?')}, duplicates {counts.get('duplicates', '?')}"
+            f"{f' ({causes})' if causes else ''}{f', {again}' if again else ''}, recovery {recovery},"
+            f" {self.seconds:.0f} s in all"
+        )
+
+
+def dead_again(counts: Mapping[str, Any]) -> list[str]:
+    """Return how many messages have a second dead letter, and how many have one although a handler finished them."""
+    texts = []
+    if twice := counts.get("dead_twice"):
+        texts.append(f"{twice} with two dead letters")
+    if done := counts.get("done_and_dead"):
+        causes = ", ".join(f"{count} by {cause}" for cause, count in sorted(done.items()))
+        texts.append(f"{sum(done.values())} handled and dead-lettered ({causes})")
+    return texts
+
+
+async def play(scenario: Scenario, shared: Site | None = None, *, audit: bool = False) -> ScenarioResult:
+    """Play a scenario and let the checker judge its history; keep its files only if something is wrong.
+
+    With ``audit``, the data pipeline's audit must agree.
+    """
+    began_s = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix=f"marq-{scenario.name}-"))
+    place = contextlib.nullcontext(shared) if scenario.place is None else scenario.place()
+    try:
+        with place as here:
+            async with Stage(here.bootstrap_servers, folder) as stage:
+                await scenario.act(stage, here)
+                await stage.finish(variants.readable)
+                report = check(stage.events)
+                wrong = told(report.findings[:5], stage.events)
+                if audit:
+                    account = await _audit(stage, folder / "data")
+                    wrong += account.differences(report.summary(), AUDITED)
+    except Exception as error:
+        return ScenarioResult(
+            scenario, time.monotonic() - began_s, wrong=[f"{type(error).__name__}: {error}", f"see {folder}"]
+        )
+    if wrong:
+        stage.write(folder / "history.jsonl")
+        wrong.append(f"{len(report.findings)} findings; the whole history: {folder}/history.jsonl")
+    else:
+        stage.forget()
+    recovery = recovery_seconds(stage.events)
+    return ScenarioResult(scenario, time.monotonic() - began_s, report.summary(), recovery, wrong)
+
+
+async def _audit(stage: Stage, data: Path) -> Audit:
+    stop = threading.Event()
+    try:
+        return await asyncio.to_thread(run_audit, stage.settings, data, stage.events, stop=stop)
+    finally:
+        # A thread does not notice Ctrl-C.
+        stop.set()

@@ -1,0 +1,186 @@
+"""``python -m lab.faults.soak --minutes N``: a long run under steady load, with a random fault each minute.
+
+It is a scenario like the others, in which memory, open files, unfinished messages and backlog must also be bounded.
+They are sampled each second, and the maximum of the last third must not be far above that of the first. The last line
+is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime as dt
+import json
+import logging
+import random
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from lab.consumer import LEASE_SECONDS
+from lab.faults.scenario import Scenario, play
+from lab.faults.steps import begin, down
+from lab.program import Program
+from lab.proof.causes import EVERYBODY
+from lab.resources import memory_bytes, open_files
+from lab.stage import SESSION_SECONDS, Stage
+from marq_worker.broker import EmbeddedBroker
+
+RATE = 100
+SECONDS_BETWEEN_FAULTS = 60.0
+SAMPLE_SECONDS = 1.0
+#: How much more the last third may have than the first: a factor, and a constant on top.
+GROWTH = 1.5
+SLACK = {"worker_mib": 50.0, "consumer_mib": 50.0, "broker_mib": 200.0, "files": 100.0, "open": 500.0, "backlog": 500.0}
+FAULTS = (
+    "consumer killed", "consumer paused", "worker killed", "worker paused", "worker restarted", "broker killed",
+    "broker paused",
+)  # fmt: skip
+
+Kind = TypeVar("Kind", bound=Program)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The state of the run at one moment; of each kind of process, the largest one."""
+
+    seconds: float
+    worker_mib: float
+    consumer_mib: float
+    broker_mib: float
+    #: Open files of the process that has the most, except the broker.
+    files: int
+    #: Open leases, and accepted messages that no consumer has received yet.
+    open: int
+    backlog: int
+
+
+class Soak:
+    """The random faults of one run, and its samples."""
+
+    def __init__(self, minutes: float, seed: int) -> None:
+        self._minutes = minutes
+        self._chance = random.Random(seed)
+        self.samples: list[Sample] = []
+        self.faults = 0
+
+    async def play(self, stage: Stage, broker: EmbeddedBroker) -> None:
+        """Act in the middle of each minute."""
+        began_s = time.monotonic()
+        sampling = asyncio.create_task(self._sample(stage, broker, began_s))
+        until_s = began_s + self._minutes * 60
+        try:
+            while (left_s := until_s - time.monotonic()) > SECONDS_BETWEEN_FAULTS / 2:
+                await stage.play(min(SECONDS_BETWEEN_FAULTS / 2, left_s))
+                name, self.faults = self._chance.choice(FAULTS), self.faults + 1
+                print(f"{time.monotonic() - began_s:6.0f} s  {name}", flush=True)
+                next_s = time.monotonic() + SECONDS_BETWEEN_FAULTS / 2
+                await self._act(name, stage, broker)
+                await stage.play(max(0, next_s - time.monotonic()))
+        finally:
+            sampling.cancel()
+            await asyncio.gather(sampling, return_exceptions=True)
+
+    async def _act(self, fault: str, stage: Stage, broker: EmbeddedBroker) -> None:
+        uniform, worker, consumer = self._chance.uniform, self._one_of(stage.workers), self._one_of(stage.consumers)
+        match fault:
+            case "consumer killed":
+                await stage.kill(consumer)
+                await stage.consumer()
+            case "consumer paused":
+                await stage.pause(consumer, uniform(1, 4 * LEASE_SECONDS))
+            case "worker killed":
+                await stage.kill(worker)
+                await stage.worker(data=worker.data)
+            case "worker paused":
+                await stage.pause(worker, uniform(1, 2 * SESSION_SECONDS))
+            case "worker restarted":
+                await stage.stop(worker)
+                await stage.worker(data=worker.data)
+            case "broker killed":
+                await down()(stage, broker)
+            case "broker paused":
+                with stage.fault("cut", EVERYBODY):
+                    broker.pause()
+                    await stage.play(uniform(1, 10))
+                    broker.resume()
+                    await stage.owned()
+        await stage.owned()
+
+    def _one_of(self, programs: Iterable[Kind]) -> Kind:
+        return self._chance.choice([program for program in programs if program.running])
+
+    async def _sample(self, stage: Stage, broker: EmbeddedBroker, began_s: float) -> None:
+        while True:
+            workers = [program.pid for program in stage.workers if program.running]
+            consumers = [program.pid for program in stage.consumers if program.running]
+            partitions = await stage.partitions()
+            self.samples.append(
+                Sample(
+                    round(time.monotonic() - began_s, 1),
+                    max(map(_mib, workers), default=0.0),
+                    max(map(_mib, consumers), default=0.0),
+                    _mib(broker.pid) if broker.pid is not None else 0.0,
+                    max(map(open_files, [*workers, *consumers]), default=0),
+                    sum(part["unfinished"] for part in partitions),
+                    stage.accepted - stage.received,
+                )
+            )
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+
+def _mib(pid: int) -> float:
+    return round(memory_bytes(pid) / (1 << 20), 1)
+
+
+def unbounded(samples: Sequence[Sample]) -> list[str]:
+    """Return the samples that grew from the first third of the run to the last by more than allowed."""
+    third = len(samples) // 3
+    grown = []
+    for name, slack in SLACK.items():
+        first = max((getattr(sample, name) for sample in samples[:third]), default=0.0)
+        last = max((getattr(sample, name) for sample in samples[-third:]), default=0.0)
+        if last > first * GROWTH + slack:
+            grown.append(f"{name} grew from {first:g} to {last:g}")
+    return grown
+
+
+async def run(minutes: float, seed: int) -> dict[str, Any]:
+    """Play and judge the run."""
+    soak = Soak(minutes, seed)
+    setup = begin(workers=2, more=False, rate=RATE)
+    result = await play(Scenario("soak", [soak.play], setup, EmbeddedBroker, some=0))
+    grown = unbounded(soak.samples)
+    wanted = ("accepted", "lost", "duplicates", "causes", "violations", "redelivered", "dead")
+    return {
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "minutes": minutes,
+        "seed": seed,
+        "faults": soak.faults,
+        **{name: result.statistics.get(name) for name in wanted},
+        "highest": {name: max((asdict(sample)[name] for sample in soak.samples), default=0.0) for name in SLACK},
+        "unbounded": grown,
+        "recovery_seconds": result.recovery_seconds,
+        "wrong": result.wrong,
+        "passed": not result.wrong and not grown,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m lab.faults.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=None, help="which faults come (default: by chance)")
+    options = parser.parse_args()
+    # The outages are intended.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    found = asyncio.run(run(options.minutes, random.randrange(1_000_000) if options.seed is None else options.seed))
+    for line in found.pop("wrong"):
+        print(line)
+    print(json.dumps(found))
+    return 0 if found["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,379 @@
+"""Programs of this checkout as processes: start, signal and end them, and read what they write.
+
+A :class:`Worker` has web pages. A :class:`Client` is one that a measurement starts and controls line by line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from lab.proof.history import Event
+from lab.resources import cpu_seconds, memory_bytes
+from marq_worker.broker.ports import free_port
+from marq_worker.broker.process import Process
+
+ROOT = Path(__file__).resolve().parents[1]
+LOG_TAIL_LINES = 15
+STOP_SECONDS = 30.0
+START_SECONDS = 180.0
+#: Time limit of a wait; on a busy machine, a worker may have a million rows to restore.
+LIMIT_SECONDS = 600.0
+POLL_SECONDS = 0.02
+
+
+class RunError(Exception):
+    """A program ended by itself, did not start, or was too slow; the text has the end of its log."""
+
+
+class NewLines:
+    """Reads the lines of a file that grows; a line that is not written to its end waits."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._bytes_read = 0
+
+    def read(self) -> list[str]:
+        """Return the whole lines since the last call; none if the file does not exist."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._bytes_read)
+            text = file.read()
+        text = text[: text.rfind(b"\n") + 1]
+        self._bytes_read += len(text)
+        return text.decode(errors="replace").splitlines()
+
+
+class Program:
+    """A command with a log; it never outlives this process. It may write a history next to its log.
+
+    Args:
+        name: name in error messages.
+        command: the command; one that begins with an option runs with this Python.
+        environment: variables on top of this process's.
+        log_file: file for the output.
+        directory: working directory.
+        temporary: directories to delete if this process dies.
+    """
+
+    stdin = subprocess.DEVNULL
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log_file: Path,
+        *,
+        directory: Path = ROOT,
+        temporary: Sequence[Path] = (),
+    ) -> None:
+        self.name = name
+        self.command = [sys.executable, *command] if command[0].startswith("-") else list(command)
+        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        self.log_file = log_file
+        self.directory = directory
+        #: True if this process ended it; see :meth:`check`.
+        self.ended_by_us = False
+        self.history = log_file.with_suffix(".jsonl")
+        self._events = NewLines(self.history)
+        self._temporary = temporary
+        self._process: Process | None = None
+
+    def start(self) -> Self:
+        assert self._process is None, f"{self.name} was started before"
+        self._process = Process(
+            self.command,
+            self.log_file,
+            directory=self.directory,
+            environment=self.environment,
+            temporary=self._temporary,
+            stdin=self.stdin,
+        )
+        return self
+
+    @property
+    def process(self) -> Process:
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.running
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.process.exit_code
+
+    @property
+    def has_killed_itself(self) -> bool:
+        """Whether an option told the program to kill itself, and it did."""
+        doomed = any(option.startswith("--die") for option in self.command)
+        return doomed and not self.running and self.exit_code == -signal.SIGKILL
+
+    def check(self) -> None:
+        """Raise RunError if the program ended by itself, unless it was told to."""
+        # Check first whether it runs, because it may die between the two checks.
+        if not self.ended_by_us and not self.running and not self.has_killed_itself:
+            raise RunError(f"{self.name} ended by itself, exit code {self.exit_code}:\n{self.log_tail()}")
+
+    def new_events(self) -> list[Event]:
+        """Return the events of its history since the last call."""
+        return [json.loads(line) for line in self._events.read()]
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.ended_by_us = True
+        self.process.signal(signal.SIGTERM)
+
+    def join(self, limit_seconds: float = STOP_SECONDS) -> None:
+        """Wait for the end; kill -9 after the limit."""
+        self.process.wait(limit_seconds)
+        self.kill()
+
+    def kill(self) -> None:
+        """Send kill -9 to it and to the processes that it started. Idempotent."""
+        self.ended_by_us = True
+        if self._process is not None:
+            self._process.kill()
+
+    def kill_alone(self) -> None:
+        """Send kill -9 to it, but not to the processes that it started."""
+        self.ended_by_us = True
+        self.process.signal(signal.SIGKILL)
+        self.process.wait(STOP_SECONDS)
+
+    def pause(self) -> None:
+        """Send SIGSTOP."""
+        self.process.pause()
+
+    def resume(self) -> None:
+        """Send SIGCONT."""
+        if self._process is not None:
+            self._process.resume()
+
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+    def log_tail(self) -> str:
+        lines = self.log().strip().splitlines()[-LOG_TAIL_LINES:]
+        return "\n".join([f"the end of {self.name}'s log:", *[f"    {line}" for line in lines]])
+
+    def __enter__(self) -> Self:
+        return self if self._process is not None else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self.running:
+            self.terminate()
+            self.join()
+        self.kill()
+
+
+def stop_all(programs: Sequence[Program]) -> None:
+    """Send SIGTERM to all, then wait for each."""
+    running = [program for program in programs if program.running]
+    for program in running:
+        program.terminate()
+    for program in running:
+        program.join()
+
+
+def recorded(name: str, folder: Path, module: str, options: Sequence[str] = ()) -> list[str]:
+    """Return the command of a module that takes its name and the path of its history, then options."""
+    return ["-m", module, name, str(folder / f"{name}.jsonl"), *options]
+
+
+class Worker(Program):
+    """A worker with a data directory and a web port of its own.
+
+    Args:
+        name: name in error messages, and of its log and data directory.
+        folder: directory for both.
+        environment: settings, ``MARQ_...``.
+        command: a program that runs a worker.
+        data: data directory instead of ``folder/name``.
+        web_port: port of its pages (default: a free one).
+    """
+
+    faust = ("-m", "faust", "-A", "app", "worker", "-l", "info")
+    #: Time limit of a request to its pages.
+    answer_seconds = 30.0
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        command: Sequence[str] = faust,
+        data: Path | None = None,
+        web_port: int | None = None,
+        directory: Path = ROOT,
+        temporary: Sequence[Path] = (),
+    ) -> None:
+        self.data = data or folder / name
+        self.web_port = web_port or free_port("127.0.0.1")
+        #: Headers of requests to its pages.
+        self.headers: dict[str, str] = {}
+        own = {"MARQ_DATA_DIR": str(self.data), "MARQ_WEB_PORT": str(self.web_port)}
+        log_file = folder / f"{name}.log"
+        super().__init__(name, command, {**own, **environment}, log_file, directory=directory, temporary=temporary)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.web_port}"
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return status and text of a page; status 0 if the worker does not answer."""
+        try:
+            request = urllib.request.Request(self.url + path, headers=self.headers)
+            with urllib.request.urlopen(request, timeout=self.answer_seconds) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except (OSError, ValueError):
+            return 0, ""
+
+    def statistics(self, scope: str = "") -> dict[str, Any]:
+        """Return the JSON of ``/api/queues``; {} if the worker does not answer."""
+        status, text = self.get(f"/api/queues?scope={scope}" if scope else "/api/queues")
+        statistics: dict[str, Any] = json.loads(text) if status == 200 else {}
+        return statistics
+
+    def row(self, queue: str, scope: str = "") -> dict[str, Any]:
+        """Return the statistics of a queue; {} while there are none."""
+        return dict(self.statistics(scope).get("queues", {}).get(queue, {}))
+
+    def owned(self) -> dict[int, dict[str, Any]]:
+        """Return the statistics of the worker's markers partitions by number; {} if it does not answer."""
+        return {part["partition"]: part for part in self.statistics("worker").get("partitions", ())}
+
+    def wait_until(
+        self, condition: Callable[[], object], limit: float = LIMIT_SECONDS, pause: float = POLL_SECONDS
+    ) -> None:
+        """Wait for a condition.
+
+        Raises:
+            RunError: it does not hold within the limit, or the worker ended by itself.
+        """
+        until_s = time.monotonic() + limit
+        while not condition():
+            self.check()
+            if time.monotonic() > until_s:
+                queues = str(self.statistics().get("queues"))[:2_000]
+                raise RunError(f"{self.name} was not ready after {limit:g} s; see {self.log_file}; queues: {queues}")
+            time.sleep(pause)
+
+    def wait_until_owner(self) -> None:
+        """Wait until each markers partition has an owner; raise like :meth:`wait_until`."""
+
+        def owned() -> bool:
+            states = [part["state"] for parts in self._partitions() for part in parts]
+            return bool(states) and set(states) == {"owner"}
+
+        self.wait_until(owned, START_SECONDS, 0.1)
+
+    def wait_until_shared(self, workers: int, partitions: int) -> None:
+        """Wait until this many workers own all partitions, and each owns some; raise like :meth:`wait_until`."""
+
+        def shared() -> bool:
+            parts = self._partitions()
+            owned = [part for own in parts for part in own if part["state"] == "owner"]
+            return len(parts) == workers and all(parts) and len(owned) == partitions
+
+        self.wait_until(shared, pause=0.2)
+
+    def wait_until_drained(self, queue: str, acked: int) -> None:
+        """Wait until the tracker has folded every ack and its table is empty; raise like :meth:`wait_until`."""
+        self.wait_until(lambda: {"acked": acked, "in_flight": 0}.items() <= self.row(queue).items())
+
+    def _partitions(self) -> list[list[dict[str, Any]]]:
+        return [worker["partitions"] for worker in self.statistics().get("workers", [])]
+
+    def memory_mib(self, name: str) -> dict[str, float]:
+        """Return peak and current memory under names that begin with ``name``."""
+        peak, now = (memory_bytes(self.pid, field) / 2**20 for field in ("VmHWM", "VmRSS"))
+        return {f"{name}_peak_mib": peak, f"{name}_mib": now}
+
+    def cpu_seconds(self) -> float:
+        return cpu_seconds(self.pid)
+
+
+class BenchClient(Program):
+    """A module of ``lab.bench.clients`` and its arguments, started at once; leaving the context kills it.
+
+    It writes lines of JSON and waits for empty lines (:mod:`lab.bench.clients.client`).
+    """
+
+    stdin = subprocess.PIPE
+    limit_seconds = 300.0
+
+    def __init__(self, module: str, *arguments: object) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="marq-client-", ignore_cleanup_errors=True)
+        folder = Path(self._folder.name)
+        command = ["-m", f"lab.bench.clients.{module}", *map(str, arguments)]
+        super().__init__(module, command, {}, folder / "log", temporary=[folder])
+        self._new_lines = NewLines(self.log_file)
+        self._lines: deque[str] = deque()
+        self.start()
+
+    def read(self) -> dict[str, Any]:
+        """Return its next line.
+
+        Raises:
+            RunError: it ended, or wrote nothing within the limit.
+        """
+        until_s = time.monotonic() + self.limit_seconds
+        while not self._lines:
+            running = self.running
+            self._lines += [line for line in self._new_lines.read() if line.startswith("{")]
+            if self._lines:
+                break
+            if not running or time.monotonic() > until_s:
+                raise RunError(f"{self.name} {'wrote nothing' if running else 'failed'}: {self.log_tail()}")
+            time.sleep(POLL_SECONDS / 4)
+        line: dict[str, Any] = json.loads(self._lines.popleft())
+        return line
+
+    def go(self) -> None:
+        """Let it continue."""
+        self.process.write(b"\n")
+
+    def finish(self) -> None:
+        """Wait for it to exit; raise RunError if it fails."""
+        self.process.wait(self.limit_seconds)
+        if self.exit_code != 0:
+            raise RunError(f"{self.name} failed, exit code {self.exit_code}: {self.log_tail()}")
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._folder.cleanup()
+
+
+def measured(module: str, *arguments: object) -> dict[str, float]:
+    """Run a client to its end; return the measurements that it writes.
+
+    Raises:
+        RunError: it failed, or took longer than its limit.
+    """
+    with BenchClient(module, *arguments) as client:
+        measurements = client.read()
+        client.finish()
+    return measurements

@@ -1,0 +1,135 @@
+"""Why a lease ran out, and why a message was delivered more than once: by the numbers of docs/guarantees.md.
+
+An explanation needs evidence in the history: a fault that hit the consumer, or a write that failed or took too long.
+The end of a lease alone is not evidence. A duplicate without evidence violates the guarantees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from enum import IntEnum
+
+from lab.proof.evidence_types import ACK, Fact, Process, Trail
+from lab.proof.fold import Key
+
+
+class Why(IntEnum):
+    """Numbers in "Every cause of a duplicate", docs/guarantees.md."""
+
+    KILLED = 1
+    LEASE_ENDED = 2
+    ACK_TOO_LATE = 3
+    ACK_BEHIND_COPY = 4
+    NOT_COMMITTED = 5
+    ABORTED_COPY = 6
+    SENT_AGAIN = 7
+    OFFSETS_LOST = 8
+    MOVED = 9
+    CLOCK = 11
+    TAKEN_BY_LATE_MARKER = 13
+
+
+#: Faults that may keep a process from renewing in time.
+_HINDRANCES = {"pause", "cut"}
+#: Faults that may make it drop messages that it has acquired and not delivered.
+_INTERRUPTIONS = {"stop", "revoke"}
+EVERYBODY = "*"
+
+
+def why_expired(
+    trail: Trail, fact: Fact, holder: str, process_of: Mapping[str, str], processes: Mapping[str, Process]
+) -> Why | None:
+    """Return why a holder's lease ran out, by the faults and failed writes until the tracker decided."""
+    decided = [decision.number for decision in trail.decisions if decision.holder == fact.holder]
+    until = max(decided, default=fact.number)
+    since = _taken_at(trail, holder)
+    befell = suffered(processes, (process_of.get(holder, ""), EVERYBODY), since, until)
+    if "kill" in befell:
+        return Why.KILLED
+    in_hand = any(delivery.holder == holder for delivery in trail.deliveries)
+    if is_hindered(trail, befell) or (not in_hand and befell & _INTERRUPTIONS):
+        return _cause(trail, fact, in_hand)
+    clock = suffered(processes, (fact.log, EVERYBODY), 0, until)
+    return Why.CLOCK if "clock" in clock else None
+
+
+def _taken_at(trail: Trail, holder: str) -> int:
+    """Return the number of the event by which a holder's lease had begun.
+
+    If a client does not record its ACQUIREs, only the log has them, and the event of a delivery may come first.
+    """
+    requests = [number for number, taker in trail.acquires if taker == holder]
+    deliveries = [delivery.number for delivery in trail.deliveries if delivery.holder == holder]
+    markers = [number for number, taker in trail.acquired_by if taker == holder]
+    return min(requests or [*deliveries, *markers], default=min(trail.events))
+
+
+def is_hindered(trail: Trail, befell: set[str]) -> bool:
+    """Whether a holder could not renew in time: by its process's faults, failed or slow writes, or a handler."""
+    troubled = trail.troubled or trail.unanswered or trail.slowest_ms * 4 > trail.lease_ms
+    return bool(befell & _HINDRANCES or troubled or trail.hung)
+
+
+def _cause(trail: Trail, fact: Fact, in_hand: bool) -> Why:
+    if trail.read_again:
+        return Why.NOT_COMMITTED
+    if not in_hand:
+        return Why.TAKEN_BY_LATE_MARKER if trail.deliveries else Why.NOT_COMMITTED
+    if trail.acked_at is None:
+        return Why.LEASE_ENDED
+    return Why.ACK_TOO_LATE if trail.acked_at > fact.offset else Why.ACK_BEHIND_COPY
+
+
+def suffered(processes: Mapping[str, Process], names: Sequence[str], since: int, until: int) -> set[str]:
+    found: set[str] = set()
+    for name in names:
+        if name in processes:
+            found |= processes[name].suffered(since, until)
+    return found
+
+
+def deliveries_asked_for(trails: Sequence[Trail]) -> int:
+    """Return how many deliveries of a message followed a release, or a redrive of its dead letter."""
+    facts = ((trail, fact) for trail in trails for fact in trail.facts)
+    return sum(
+        fact.kind == "DELIVERED" if trail.redriven else fact.kind == "REDELIVERED" and fact.cause == "RELEASED"
+        for trail, fact in facts
+    )
+
+
+def why_read_again(trail: Trail, moved: Collection[str], lost_offsets: bool) -> Why | None:
+    """Return why one record was delivered more than once; ``moved`` are the queues that changed their groups."""
+    if lost_offsets:
+        return Why.OFFSETS_LOST
+    # A group delivers a record once, even if its queue has moved meanwhile.
+    return Why.MOVED if trail.queue in moved and len(trail.groups) == len(trail.deliveries) else None
+
+
+def why_delivered_again(
+    trails: Sequence[Trail], expiries: Mapping[Key, Why], read_again: Mapping[Key, Why]
+) -> list[Why]:
+    """Return a cause for each delivery of a message that may have been one too many.
+
+    ``expiries`` says why the leases of records ran out, ``read_again`` why some were delivered more than once.
+    """
+    found: list[Why] = []
+    for trail in trails:
+        if trail.key in read_again:
+            found += [read_again[trail.key]] * (len(trail.deliveries) - 1)
+        if not trail.began and trail.deliveries and not trail.committed:
+            found.append(Why.ABORTED_COPY)
+    return found + [expiries[trail.key] for trail in trails if trail.key in expiries]
+
+
+def why_done_and_dead(
+    trails: Sequence[Trail], expiries: Mapping[Key, Why], read_again: Mapping[Key, Why]
+) -> Why | None:
+    """Return why a message is dead although a handler finished it; None if the history does not show it.
+
+    A redelivery of an aborted transaction has its own end. Otherwise no ack came in time, or the ack came for a record
+    that was read again after its end.
+    """
+    if any(trail.acquired_at and not trail.committed for trail in trails):
+        return Why.ABORTED_COPY
+    finished = [trail.key for trail in trails if trail.said & ACK]
+    return next((why[key] for key in finished for why in (expiries, read_again) if key in why), None)

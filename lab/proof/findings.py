@@ -1,0 +1,93 @@
+"""The result of a check: violations with the events that show them, and counts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lab.proof.history import Event, events_of
+
+#: Findings that are kept: a history that is wrong throughout must not fill the memory.
+MAX_FINDINGS = 1_000
+#: Events that are printed for one finding.
+MAX_EVENTS = 60
+
+
+class Finding(NamedTuple):
+    """A property that does not hold; ``events`` are numbers of events, from 0."""
+
+    property: str
+    text: str
+    events: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.property}: {self.text}"
+
+
+@dataclass
+class Report:
+    """The result; without violations it is only counts."""
+
+    events: int = 0
+    sent: int = 0
+    accepted: int = 0
+    delivered: int = 0
+    acked: int = 0
+    dead: int = 0
+    redelivered: int = 0
+    #: Messages that their sender or queue delayed, and cancelled ones, which were delayed or waiting for redelivery.
+    delayed: int = 0
+    cancelled: int = 0
+    #: Messages whose deduplication ids were accepted before: they are dropped.
+    deduplicated: int = 0
+    #: Messages delivered at most once and never finished; dead letters that were redriven.
+    abandoned: int = 0
+    redriven: int = 0
+    lost: int = 0
+    #: Messages that retention removed before a consumer received them; open ones in logs that stopped with an alarm.
+    expired_unread: int = 0
+    stranded: int = 0
+    #: Messages that are delayed past the end of the history.
+    waiting: int = 0
+    duplicates: int = 0
+    #: Dead letters of messages that had one already, without a redrive in between.
+    dead_twice: int = 0
+    #: Duplicates, leases that ran out, and dead letters of messages that a handler finished, by the number of their
+    #: cause in docs/guarantees.md; for the last kind, 0 if the history does not show the cause.
+    causes: Counter[int] = field(default_factory=Counter)
+    expiries: Counter[int] = field(default_factory=Counter)
+    done_and_dead: Counter[int] = field(default_factory=Counter)
+    violations: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+
+    def find(self, property_: str, text: str, events: list[int] | tuple[int, ...] = ()) -> None:
+        self.violations[property_] += 1
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(Finding(property_, text, tuple(sorted(set(events)))))
+
+    def summary(self) -> dict[str, Any]:
+        """Return the counts, ready for JSON."""
+        done = ("events", "sent", "accepted", "delivered", "acked", "dead", "redelivered", "delayed", "cancelled")
+        names = (*done, "abandoned", "redriven", "deduplicated")
+        ends = ("lost", "expired_unread", "stranded", "waiting", "duplicates", "dead_twice")
+        summary: dict[str, Any] = {name: getattr(self, name) for name in (*names, *ends)}
+        for name in ("causes", "expiries", "done_and_dead", "violations"):
+            summary[name] = {str(key): count for key, count in sorted(getattr(self, name).items())}
+        return summary
+
+
+def told(findings: list[Finding], events: Iterable[Event]) -> list[str]:
+    """Return each finding with its events, line by line."""
+    wanted = {number for finding in findings for number in finding.events}
+    found = events_of(events, wanted)
+    lines: list[str] = []
+    for finding in findings:
+        lines.append(str(finding))
+        numbers = [number for number in finding.events if number in found]
+        if len(numbers) > MAX_EVENTS:
+            lines.append(f"    (the last {MAX_EVENTS} of {len(numbers)} events)")
+        lines += [f"    {number}: {json.dumps(found[number], ensure_ascii=False)}" for number in numbers[-MAX_EVENTS:]]
+    return lines

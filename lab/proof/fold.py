@@ -1,0 +1,385 @@
+"""The naive fold of a markers partition: marker by marker and message by message.
+
+It uses no heap, index, coalescing, intervals or bytes, folds one message at a time and never forgets. It is
+written from docs/protocol.md and shares only the backoff's formula with the lease book: if they differ, one is wrong.
+
+A queue's backoff and max_attempts may change while messages are released, and no marker says which ones a tracker used.
+Then a message may be due at several moments, and the fold keeps all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lab.proof.states import (
+    CANCELLED,
+    DELAYED,
+    DISPATCHED,
+    EXHAUSTED,
+    FACTS,
+    HELD,
+    IN_ORDER,
+    LEASED,
+    LEASED_IN_ORDER,
+    OUT_OF_LINE,
+    REJECTED,
+    RELEASED,
+    WAITING,
+    WAITING_IN_ORDER,
+    Standing,
+    comes_after,
+)
+from marq.core.storage.rows import row_key
+from marq.settings.backoff import Backoff
+from marq.wire.markers import ANY_QUEUE, BACKOFF, BLOCKED_MS, LAST, MAX_TIME_MS, Source
+from marq.wire.names import is_synthetic
+
+Event = dict[str, Any]
+#: A message: its queue, and the name of its place. Several queues may have a message at one place.
+Key = tuple[str, str]
+
+#: max_attempts if no settings name it.
+DEFAULT_LIMIT = 5
+#: deduplication_window if no settings name it.
+DEFAULT_WINDOW_MS = 300_000
+#: Beyond a jump of this size a tracker's monotonic time counts (docs/protocol.md, "The log's clock").
+TOLERATED_JUMP_MS = 5_000
+
+
+class Fold:
+    """The state of one markers partition after its record ``applied``."""
+
+    def __init__(
+        self,
+        backoffs: Callable[[str], Sequence[Backoff]],
+        limits: Callable[[str], Sequence[int]],
+        window_ms: Callable[[str], int] = lambda queue: DEFAULT_WINDOW_MS,
+    ) -> None:
+        self._backoffs = backoffs
+        #: How long a deduplication id is remembered; no history changes it.
+        self._window_ms = window_ms
+        #: All values that max_attempts may have had.
+        self._limits = limits
+        self.applied = -1
+        self.now_ms = 0
+        self.skew_ms = 0
+        #: Holder, clock and monotonic time of the last TICK.
+        self.anchor = ("", 0, 0)
+        self.open: dict[Key, Standing] = {}
+        #: The queues that ever had an open message at a place.
+        self._queues: dict[str, tuple[str, ...]] = {}
+        #: By queue and source, a byte for each offset: whether the queue has acquired it; without a queue: whether it
+        #: is a dead letter that was redriven or deleted.
+        self.acquired: dict[tuple[str, str], bytearray] = {}
+        #: Number ranges whose DELAYs may be repeated, by synthetic source: first inclusive, last
+        #: exclusive. A schedule's numbers are seconds since the epoch.
+        self.delayed: dict[str, list[tuple[int, int]]] = {}
+        self.counts: dict[str, dict[str, int]] = {}
+        #: The deduplication ids of each queue, and until when they are remembered.
+        self.ids: dict[tuple[str, str], int] = {}
+
+    def fold(self, event: Event) -> None:
+        """Fold one record of the partition."""
+        offset, time_ms = event["offset"], event["time_ms"]
+        assert offset > self.applied, f"record {offset} after {self.applied}"
+        self.applied = offset
+        corrected_ms = time_ms - self.skew_ms
+        if corrected_ms > self.now_ms:
+            self.now_ms = corrected_ms
+        step = _STEPS.get(event["kind"])
+        if step is not None:
+            step(self, event)
+
+    def put(self, key: Key, standing: Standing) -> None:
+        """Open a message, or change its standing."""
+        queue, place = key
+        queues = self._queues.get(place, ())
+        if queue not in queues:
+            self._queues[place] = (*queues, queue)
+        self.open[key] = standing
+
+    def named(self, event: Event, offset: int) -> list[Key]:
+        """Return the message that an event names; with ANY_QUEUE, those that were ever open at that place."""
+        queue, place = event["queue"], f"{event['source']}/{offset}"
+        return [(name, place) for name in (self._queues.get(place, ()) if queue == ANY_QUEUE else [queue])]
+
+    def end(self, key: Key) -> bool:
+        """Close a message; return whether it was open."""
+        return self.open.pop(key, None) is not None
+
+    def tick(self, event: Event) -> None:
+        """Apply the tracker's clock, which counts if the log's differs by too much."""
+        holder, monotonic_ms = event["holder"], event["monotonic_ms"]
+        anchor_holder, anchor_now_ms, anchor_monotonic_ms = self.anchor
+        if anchor_holder == holder:
+            expected_ms = anchor_now_ms + (monotonic_ms - anchor_monotonic_ms)
+            own_ms = event["time_ms"] - self.skew_ms
+            if self.now_ms > expected_ms + TOLERATED_JUMP_MS or own_ms < expected_ms - TOLERATED_JUMP_MS:
+                self.now_ms = expected_ms
+                self.skew_ms = event["time_ms"] - expected_ms
+        self.anchor = (holder, self.now_ms, monotonic_ms)
+
+    def _acquire(self, event: Event) -> None:
+        queue, source, offsets = event["queue"], event["source"], event["offsets"]
+        acquired = self.acquired.setdefault((queue, source), bytearray())
+        dues_ms, in_order = event.get("dues_ms") or [-1] * len(offsets), event.get("in_order", False)
+        for offset, attempt, due_ms in zip(offsets, event["attempts"], dues_ms, strict=True):
+            key = queue, f"{source}/{offset}"
+            standing = self.open.get(key)
+            new = standing is None and not (offset < len(acquired) and acquired[offset])
+            state = DELAYED if due_ms >= 0 else LEASED_IN_ORDER if in_order else LEASED
+            if new:
+                self._count(queue, "delayed" if state == DELAYED else "acquired")
+            else:
+                taken = standing is not None and _is_taken(standing, state, event["holder"], attempt, in_order)
+                self._count_again(queue, standing if taken else None, state, attempt)
+                if not taken:
+                    continue
+            holder, ends_ms = event["holder"], self.now_ms + event["lease_ms"]
+            if state == DELAYED:
+                holder, ends_ms = self._place(), min(due_ms or self.now_ms, MAX_TIME_MS)
+            counted = event.get("counted", True) or state == DELAYED
+            # An attempt that counts stays so.
+            counted = counted or (standing is not None and standing.counted and standing.attempt == attempt)
+            self.put(key, Standing(queue, holder, attempt, (ends_ms,), self.now_ms, state, counted))
+        _mark(acquired, event["from_offset"], offsets[-1] + 1)
+
+    def _count_again(self, queue: str, standing: Standing | None, state: str, attempt: int) -> None:
+        """Count a message that was acquired before; an ordered one may come back in its place."""
+        ordered = standing is not None and state == LEASED_IN_ORDER
+        released = ordered and standing.state == WAITING_IN_ORDER
+        expired = ordered and standing.state == LEASED_IN_ORDER and attempt > standing.attempt
+        self._count(queue, "expired", expired)
+        for name in ("redelivered", "acquired") if released or expired else ("reacquired",):
+            self._count(queue, name)
+
+    def _resume(self, event: Event) -> None:
+        """Records before the first one that a consumer can read are gone, so their messages will be redelivered."""
+        for key, standing in list(self.open.items()) if event["onwards"] else ():
+            queue, place = key
+            source, _, offset = place.rpartition("/")
+            before = (queue, source) == (event["queue"], event["source"]) and int(offset) < event["offsets"][0]
+            if before and standing.state in IN_ORDER:
+                if standing.state == LEASED_IN_ORDER:
+                    # It is not known whether a handler has seen it.
+                    self.put(key, standing._replace(state=LEASED, counted=False, text=OUT_OF_LINE))
+                else:
+                    dues_ms = (self.now_ms,) if standing.blocks(self.now_ms) else standing.dues_ms
+                    self.put(key, standing._replace(holder="", dues_ms=dues_ms, state=RELEASED))
+
+    def _delay(self, event: Event) -> None:
+        queue, source, offsets, from_offset = event["queue"], event["source"], event["offsets"], event["from_offset"]
+        spans = self.delayed.get(source, [])
+        known = bytearray() if is_synthetic(source) else self.acquired.setdefault(("", source), bytearray())
+        ids = event.get("deduplication_ids") or [""] * len(offsets)
+        for offset, attempt, time_ms, own_id in zip(offsets, event["attempts"], event["times_ms"], ids, strict=True):
+            key = queue, f"{source}/{offset}"
+            repeated = from_offset is not None and any(start <= offset < end for start, end in spans)
+            if key in self.open or repeated or (offset < len(known) and known[offset]):
+                self._count(queue, "reacquired")
+                continue
+            if own_id and self.ids.get((queue, own_id), 0) > self.now_ms:
+                self._count(queue, "deduplicated")
+                self.drop(key)
+                continue
+            if own_id:
+                self.ids[queue, own_id] = self.now_ms + self._window_ms(queue)
+            if from_offset is not None and not is_synthetic(source):
+                self._count(queue, "redriven")
+            self._count(queue, "delayed")
+            due_ms = self._due_ms(event, time_ms)
+            self.put(key, Standing(queue, self._place(), attempt, (due_ms,), self.now_ms, DELAYED))
+        if from_offset is not None and is_synthetic(source):
+            self.delayed[source] = [*spans, (from_offset, offsets[-1] + 1)]
+        elif from_offset is not None:
+            self._settle(event, known)
+
+    def _place(self) -> str:
+        """Return what a delayed message has instead of a holder: the place of its marker, by which it is ordered."""
+        return f"{self.applied:016x}" if self.applied else ""
+
+    def drop(self, key: Key) -> None:
+        """Drop a duplicate, a message whose deduplication id was accepted before."""
+
+    def _discard(self, event: Event) -> None:
+        known = self.acquired.setdefault(("", event["source"]), bytearray())
+        for offset in event["offsets"]:
+            settled = (event["queue"], f"{event['source']}/{offset}") in self.open or (
+                offset < len(known) and known[offset]
+            )
+            self._count(event["queue"], "deleted", not settled)
+        self._settle(event, known)
+
+    def _settle(self, event: Event, known: bytearray) -> None:
+        """Mark these dead letters as settled, and no others between them."""
+        for offset in event["offsets"]:
+            _mark(known, offset, offset + 1)
+
+    def _due_ms(self, event: Event, time_ms: int) -> int:
+        return min(self.now_ms + time_ms if event["relative"] else int(time_ms), MAX_TIME_MS)
+
+    def _reschedule(self, event: Event) -> None:
+        for offset, time_ms in zip(event["offsets"], event["times_ms"], strict=True):
+            moved = [key for key in self.named(event, offset) if self._is_movable(key)]
+            self._ask(event, offset, moved)
+            for key in moved:
+                self.put(key, self.open[key]._replace(dues_ms=(self._due_ms(event, time_ms),)))
+
+    def _cancel(self, event: Event) -> None:
+        for offset in event["offsets"]:
+            keys = [key for key in self.named(event, offset) if key in self.open]
+            moved = [key for key in keys if self._is_movable(key)]
+            self._ask(event, offset, [key for key in keys if key in moved or self.open[key].state == CANCELLED])
+            for key in moved:
+                self.put(key, self.open[key]._replace(dues_ms=(self.now_ms,), state=CANCELLED, holder=""))
+
+    def _ask(self, event: Event, offset: int, in_time: Sequence[Key]) -> None:
+        for key in in_time:
+            self.ask(key, event, in_time=True)
+        if not in_time:
+            self.ask((event["queue"], f"{event['source']}/{offset}"), event, in_time=False)
+
+    def _is_movable(self, key: Key) -> bool:
+        """Whether a message waits; an ordered one counts only if it blocks its line."""
+        standing = self.open.get(key)
+        if standing is None:
+            return False
+        if standing.state == WAITING_IN_ORDER:
+            return standing.blocks(self.now_ms)
+        return standing.state in WAITING
+
+    def ask(self, key: Key, event: Event, *, in_time: bool) -> None:
+        """Record a request to reschedule or cancel a message; ``key`` may have ANY_QUEUE if it came too late."""
+
+    def acknowledged(self, event: Event, offset: int) -> list[Key]:
+        """Return the messages that an ACK ends; with ANY_QUEUE the only one at that place, or those of its holder."""
+        keys = [key for key in self.named(event, offset) if key in self.open]
+        if event["queue"] != ANY_QUEUE or len(keys) == 1:
+            return keys
+        return [key for key in keys if self.open[key].holder == event["holder"]]
+
+    def _ack(self, event: Event) -> None:
+        for offset in event["offsets"]:
+            keys = self.acknowledged(event, offset)
+            for key in keys:
+                self._count(key[0], "acked")
+                self.end(key)
+            if event["queue"] != ANY_QUEUE:
+                self._count(event["queue"], "late", not keys)
+
+    def _fact(self, event: Event) -> None:
+        queue, source, offsets = event["queue"], event["source"], event["offsets"]
+        if "WITHDRAWN" in event["causes"]:
+            # The schedule was changed; if it is changed back, it delays the same numbers again.
+            self.delayed.pop(source, None)
+            self._count(queue, "cancelled", sum([self.end((queue, f"{source}/{offset}")) for offset in offsets]))
+            return
+        self._count(queue, FACTS[event["kind"]], len(offsets))
+        self._count(queue, "expired", event["causes"].count("EXPIRED"))
+        self._count(queue, "too_large", event["causes"].count("TOO_LARGE"))
+        for offset in offsets:
+            self.end((queue, f"{source}/{offset}"))
+
+    def _held(self, event: Event, index: int) -> tuple[Key, Standing | None]:
+        key = event["queue"], f"{event['source']}/{event['offsets'][index]}"
+        standing = self.open.get(key)
+        states: tuple[str, ...] = HELD
+        if event["kind"] == "DISPATCH":
+            states = (LEASED, DISPATCHED)
+        elif event["kind"] == "RELEASE" and event["counted"]:
+            # A dispatched message comes back only if its holder says that no handler saw it.
+            states = (LEASED, LEASED_IN_ORDER)
+        if standing is not None and standing.state in states and standing.holder == event["holder"]:
+            return key, standing
+        return key, None
+
+    def _renew(self, event: Event) -> None:
+        for index in range(len(event["offsets"])):
+            key, standing = self._held(event, index)
+            if standing is not None:
+                self._count(standing.queue, "renewed")
+                state = DISPATCHED if event["kind"] == "DISPATCH" else standing.state
+                counted = standing.counted or event.get("started", False)
+                dues_ms = (self.now_ms + event["lease_ms"],)
+                if not event.get("exactly", False):
+                    dues_ms = max(dues_ms, standing.dues_ms)
+                self.put(key, standing._replace(dues_ms=dues_ms, state=state, counted=counted))
+
+    def _release(self, event: Event) -> None:
+        for index, delay_ms in enumerate(event["delays_ms"]):
+            key, standing = self._held(event, index)
+            if standing is None:
+                self._count(event["queue"], "late")
+                continue
+            self._count(standing.queue, "released")
+            delays_ms = [max(delay_ms, 0)] if delay_ms != BACKOFF else self._delays_ms(key, standing)
+            # After the last attempt it becomes a dead letter at once.
+            last = [event["counted"] and standing.attempt >= limit for limit in self._limits(standing.queue)]
+            if delay_ms >= BLOCKED_MS:
+                # It blocks its line instead.
+                last = [False]
+            delays_ms = [*([0] if any(last) else []), *([] if all(last) else delays_ms)]
+            dues_ms = tuple(sorted({min(self.now_ms + delay_ms, MAX_TIME_MS) for delay_ms in delays_ms}))
+            state, holder = RELEASED, ""
+            if delay_ms == LAST and standing.state in (LEASED, LEASED_IN_ORDER):
+                state = EXHAUSTED
+            elif standing.state == LEASED_IN_ORDER:
+                state, holder = WAITING_IN_ORDER, standing.holder
+            text = event["errors"][index]
+            released = standing._replace(holder=holder, dues_ms=dues_ms, state=state, counted=event["counted"])
+            self.put(key, released._replace(text=text))
+
+    def _delays_ms(self, key: Key, standing: Standing) -> list[int]:
+        queue, place = key
+        topic, partition, offset = place.rsplit("/", 2)
+        seed = row_key(queue, Source(topic, int(partition)), int(offset))
+        return [backoff.delay_ms(standing.attempt, seed) for backoff in self._backoffs(standing.queue)]
+
+    def _reject(self, event: Event) -> None:
+        for index, reason in enumerate(event["reasons"]):
+            key, standing = self._held(event, index)
+            if standing is None:
+                self._count(event["queue"], "late")
+                continue
+            self._count(standing.queue, "rejected")
+            # A rejected message was delivered.
+            rejected = standing._replace(holder="", dues_ms=(self.now_ms,), state=REJECTED, counted=True, text=reason)
+            self.put(key, rejected)
+
+    def _count(self, queue: str, name: str, by: int = 1) -> None:
+        counts = self.counts.setdefault(queue, {})
+        counts[name] = counts.get(name, 0) + by
+
+
+def _is_taken(standing: Standing, state: str, holder: str, attempt: int, in_order: bool) -> bool:
+    """Whether an ACQUIRE with this state takes over an open message; none delays an ordered one."""
+    if standing.state not in IN_ORDER:
+        # A RESUME takes the order from messages whose records are gone.
+        return standing.state == LEASED and not (in_order and standing.text == OUT_OF_LINE)
+    # A lower attempt of the same holder was written late.
+    late = holder == standing.holder and attempt < standing.attempt
+    return state == LEASED or (state == LEASED_IN_ORDER and comes_after(holder, standing.holder) and not late)
+
+
+def _mark(known: bytearray, start: int, end: int) -> None:
+    if end > len(known):
+        known.extend(bytes(end - len(known)))
+    known[start:end] = b"\x01" * (end - start)
+
+
+_STEPS: dict[str, Callable[[Any, Event], None]] = {
+    "ACQUIRE": Fold._acquire,
+    "ACK": Fold._ack,
+    "RENEW": Fold._renew,
+    "DISPATCH": Fold._renew,
+    "RELEASE": Fold._release,
+    "REJECT": Fold._reject,
+    "DELAY": Fold._delay,
+    "DISCARD": Fold._discard,
+    "RESCHEDULE": Fold._reschedule,
+    "CANCEL": Fold._cancel,
+    "RESUME": Fold._resume,
+    **dict.fromkeys(FACTS, Fold._fact),
+    "TICK": lambda fold, event: fold.tick(event),
+}

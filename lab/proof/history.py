@@ -1,0 +1,343 @@
+"""The history of a run: one JSON object per line, as in Jepsen, written by all processes that take part.
+
+Each event has ``process``, ``type`` and ``op``. A client's operation is an ``invoke`` and later ``ok`` (done),
+``fail`` (certainly not done) or ``unknown``; no second event means unknown, too. ``at_ms`` is the process' own
+monotonic clock, ``time_ms`` a log's. A record of a messages topic is named ``topic/partition/offset``, which is also
+the id of the message that it began; a log is named ``topic/partition``.
+
+=============  ======================================================================================================
+op             fields, and writer
+=============  ======================================================================================================
+``send``       ``message`` (its sender's name for it), ``queue``, ``content``; ``topic`` if queues name it;
+               ``record`` when ok (for a delayed message its identity, which names no record). A producer
+``acquire``    ``holder``, ``queue``, ``source``, ``offsets``; ``took_ms`` when it is over. A consumer, as for all rows
+               down to ``hang``
+``commit``     the same
+``deliver``    ``group``, ``holder``, ``record``, ``queue``, ``attempt``, ``content``: delivered to a handler; if known
+               also ``log_end``, where the record's markers log ended then, and ``time_ms``, that log's time
+``ack``        ``holder``, ``queue``, ``source``, ``offsets``, ``took_ms``; ``lost``: offsets for which it raised
+               LeaseLost. Likewise ``release``, ``reject``, ``renew`` and ``dispatch``
+``cancel``     ``holder``, ``queue`` (empty: of any queue), ``source``, ``offsets``; ``outcomes`` when ok: DONE or
+               TOO_LATE for each. Any client; likewise ``reschedule``
+``redrive``    ``source``, ``offsets``: a request to redrive these dead letters. Any client
+``hang``       ``queue``, ``record``: its handler will not return within its lease, which is not renewed
+``skipped``    ``source``, ``start``, ``end``: records that retention removed before they were read
+``own``        ``holder``, ``log``, ``fenced_at``: a tracker has fenced its predecessor when the log ended there;
+               ``position``: where it starts to read, if it does
+``settings``   ``version``; a tracker uses that version from now on. From the queues topic itself also ``queues``:
+               the settings of each by name (``*``: of all others)
+``fire``       ``holder``, ``queue``, ``source``, ``offset``, ``kind``, ``attempt``, ``cause``, ``log``, ``applied``,
+               ``tick`` (offset of the TICK): what a tracker decides before it writes
+``halt``       ``log``, ``reason``: a tracker stops that partition with an alarm
+``record``     a messages topic's record: ``offset``, ``time_ms``, ``queue``, ``content``, ``size``; for a copy ``id``,
+               ``attempt``, ``first_sent_ms``, ``error``; ``deliver_at_ms`` if its sender set it; ``line`` if it
+               has an ordering key. ``fail``: of an aborted transaction. ``process`` is the log. In a topic that several
+               queues name, each record has an event for each queue
+``dead``       a dead letter: the same, and ``origin``, ``reason``
+``note``       a note on dead letters: ``offsets`` of those that are settled, what they ``became``
+``quarantine`` ``origin`` (a marker's place), ``content``
+``marker``     a record of the markers topic, see :func:`marker`
+``truncate``   ``offset``: the log begins there now
+``limit``      ``log`` (a topic's name), ``bytes``: the largest record that a topic accepts
+``kill``       and ``pause``, ``cut``, ``stop``, ``revoke``, ``clock``, ``offsets``: faults, with ``target`` (a process,
+               a log or ``*``); ``info``, or from ``invoke`` to ``ok``
+=============  ======================================================================================================
+
+Several files are merged by ``at_ms``, so they must come from one machine; within one file the order of lines counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from marq.core.storage.rows import State
+from marq.settings.ordering_keys import line_of
+from marq.wire import dead_letter_notes
+from marq.wire.markers import (
+    Acquire,
+    Answer,
+    Batch,
+    Cause,
+    Delay,
+    Dispatch,
+    Fact,
+    Headers,
+    Payload,
+    Reject,
+    Release,
+    Renew,
+    RequestOutcome,
+    Reschedule,
+    Resume,
+    Resumed,
+    Source,
+    Tick,
+    kind_of,
+)
+from marq.wire.names import (
+    ATTEMPT_HEADER,
+    DEDUPLICATION_ID_HEADER,
+    DELIVER_AT_HEADER,
+    ERROR_HEADER,
+    FIRST_SENT_HEADER,
+    ID_HEADER,
+    KEY_HEADER,
+    ORDERING_KEY_HEADER,
+    ORIGIN_HEADER,
+    REASON_HEADER,
+    RESERVED_HEADER,
+    TOO_LARGE_HEADER,
+    is_scheduled,
+    is_synthetic,
+)
+
+Event = dict[str, Any]
+#: The content of a message without its value.
+LEFT_OUT = "left out"
+#: The kind of a record of the markers topic that holds no marker; it has ``content``, too.
+UNREADABLE = "unreadable"
+
+
+class MalformedHistory(Exception):
+    """A line is not an event."""
+
+
+class History:
+    """Events in memory, in the order in which they happened."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def add(self, process: str, type_: str, op: str, **fields: Any) -> None:
+        self.events.append({"process": process, "type": type_, "op": op, **fields})
+
+    def write(self, path: Path) -> None:
+        with path.open("w", encoding="utf-8") as file:
+            for event in self.events:
+                file.write(json.dumps(event, separators=(",", ":"), ensure_ascii=False) + "\n")
+
+
+def read(paths: Sequence[Path]) -> Iterator[Event]:
+    """Return the events of some files.
+
+    Raises:
+        MalformedHistory: a line is not an event; the text names file and line.
+    """
+    if len(paths) == 1:
+        return _read(paths[0])
+    return heapq.merge(*map(_read, paths), key=lambda event: event.get("at_ms", 0))
+
+
+def by_time(events: Iterable[Event], began_ms: float) -> list[Event]:
+    """Return the events of a run on one machine, including those of its logs, in order of time.
+
+    The faults during a lease are then the events between its ACQUIRE and the tracker's fact.
+
+    Args:
+        events: the history; events without ``at_ms`` come from logs.
+        began_ms: time since 1970 at which ``at_ms`` was 0.
+    """
+    latest_ms: dict[str, float] = {}
+
+    def at_ms(event: Event) -> float:
+        if "at_ms" in event:
+            return float(event["at_ms"])
+        log = event["process"]
+        # The events of a log keep their order, even if its clock was set back.
+        latest_ms[log] = max(event.get("time_ms", 0) - began_ms, latest_ms.get(log, 0.0))
+        return latest_ms[log]
+
+    return sorted(events, key=at_ms)
+
+
+def _read(path: Path) -> Iterator[Event]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                event = json.loads(line)
+                event["process"], event["type"], event["op"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise MalformedHistory(f"{path}, line {number}: expected an event, not {line[:80]!r}") from error
+            yield event
+
+
+# --- events in the logs -----------------------------------------------------------------------------------------------
+
+
+def holder_name(holder: int) -> str:
+    """Return a holder's id as text, because many JSON parsers keep only 53 bits of a number."""
+    return f"{holder:016x}"
+
+
+def log_name(source: Source) -> str:
+    # Fault tests create no topic again, and a record does not have the id of its topic.
+    return "{}/{}".format(*source.log)
+
+
+def content(queue: str, key: bytes | None, value: bytes | None, headers: Headers) -> str:
+    """Return a digest of what must be the same on every copy: the sender's key, the value, the sender's headers.
+
+    :data:`LEFT_OUT` stands for a message whose value a consumer or a tracker has left out because it is too large.
+    """
+    if value is None and any(name == TOO_LARGE_HEADER for name, _ in headers):
+        return LEFT_OUT
+    users = [(name, header) for name, header in headers if not name.startswith(RESERVED_HEADER)]
+    for name, header in headers:
+        if name == KEY_HEADER:
+            key = header
+    if key == queue.encode():
+        key = None
+    return f"{digest(key)}.{digest(value)}.{digest(repr(users).encode() if users else None)}"
+
+
+def digest(data: bytes | None) -> str:
+    return "-" if data is None else blake2b(data, digest_size=6).hexdigest()
+
+
+def record(
+    log: str,
+    offset: int,
+    time_ms: int,
+    queue: str,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers,
+    *,
+    committed: bool = True,
+    op: str = "record",
+) -> Event:
+    """Return the event of a record of a messages topic, or (``op="dead"``) of the dead-letter topic."""
+    event: Event = {"process": log, "type": "ok" if committed else "fail", "op": op, "offset": offset}
+    event |= {"time_ms": time_ms, "queue": queue, "content": content(queue, key, value, headers)}
+    event["size"] = len(key or b"") + len(value or b"") + sum(len(n) + len(h or b"") for n, h in headers)
+    for name, header in headers:
+        if header is not None and name in _FIELDS:
+            field, read_field = _FIELDS[name]
+            event[field] = read_field(header)
+    if op == "record" and (ordering_key := _ordering_key(queue, key, headers)):
+        event["line"] = f"{line_of(ordering_key):016x}"
+    return event
+
+
+def _ordering_key(queue: str, key: bytes | None, headers: Headers) -> bytes | None:
+    """Return the ordering key: from a header in the shared topic, from the record's key in a queue's own topic."""
+    keys = [header for name, header in headers if name == ORDERING_KEY_HEADER]
+    if keys:
+        return keys[-1]
+    return None if key == queue.encode() else key
+
+
+def note(log: str, value: bytes | None) -> Event:
+    """Return the event of a note in the dead-letter topic; without ``became``, of an unreadable one."""
+    found = dead_letter_notes.decode(Source("", 0), value)
+    said = {} if found is None else {"offsets": list(found.offsets), "became": found.became.value}
+    return {"process": log, "type": "ok", "op": "note", **said}
+
+
+def marker(log: str, offset: int, time_ms: int, batch: Batch | None, value: bytes | None = None) -> Event:
+    """Return the event of a record of the markers topic; without a batch, of an unreadable ``value``."""
+    event: Event = {"process": log, "type": "ok", "op": "marker", "offset": offset, "time_ms": time_ms}
+    if batch is None:
+        return event | {"kind": UNREADABLE, "content": digest(value)}
+    if isinstance(batch, Tick):
+        return event | {"kind": "TICK", "holder": holder_name(batch.holder), "monotonic_ms": batch.monotonic_ms}
+    event |= {"kind": kind_of(batch).name, "queue": batch.queue, "holder": holder_name(batch.holder)}
+    event |= {"source": log_name(batch.source), "offsets": list(batch.offsets)}
+    return event | _columns(batch)
+
+
+def _columns(batch: Batch) -> Event:
+    if isinstance(batch, Acquire):
+        read_from: Event = {"lease_ms": batch.lease_ms, "from_offset": batch.from_offset}
+        if batch.dues_ms is not None:
+            read_from["dues_ms"] = list(batch.dues_ms)
+        if batch.in_order:
+            read_from["in_order"] = True
+        if not batch.counted:
+            read_from["counted"] = False
+        return {**read_from, **_payloads(batch.queue, batch.payloads)}
+    if isinstance(batch, Delay):
+        known = {
+            "from_offset": batch.from_offset,
+            "timestamps_ms": [payload.timestamp_ms for payload in batch.payloads],
+        }
+        ids = {} if is_synthetic(batch.source.topic) else {"ids": [_id(payload) for payload in batch.payloads]}
+        return {**_times(batch), **known, **ids, **_deduplication_ids(batch), **_payloads(batch.queue, batch.payloads)}
+    if isinstance(batch, Reschedule):
+        return _times(batch)
+    if isinstance(batch, Answer):
+        return {"outcomes": [RequestOutcome(outcome).name for outcome in batch.outcomes]}
+    if isinstance(batch, Renew):
+        flags = {"started": batch.started, "exactly": batch.exactly}
+        return {"lease_ms": batch.lease_ms, **{name: True for name, is_set in flags.items() if is_set}}
+    if isinstance(batch, Dispatch):
+        return {"lease_ms": batch.lease_ms}
+    if isinstance(batch, Release):
+        return {"delays_ms": list(batch.delays_ms), "counted": batch.counted, "errors": list(batch.errors)}
+    if isinstance(batch, Reject):
+        return {"reasons": list(batch.reasons)}
+    if isinstance(batch, Resume):
+        return {"onwards": batch.onwards}
+    if isinstance(batch, Resumed):
+        states = [State(state).name if state else "" for state in batch.states]
+        told = {"asked_at": batch.asked_at, "left": batch.left, "acquired": [list(range_) for range_ in batch.acquired]}
+        lists = {"attempts": list(batch.attempts), "waits_ms": list(batch.waits_ms), "errors": list(batch.errors)}
+        return {**told, "states": states, **lists}
+    if isinstance(batch, Fact):
+        return {"attempts": list(batch.attempts), "causes": [Cause(cause).name for cause in batch.causes]}
+    return {}
+
+
+def _payloads(queue: str, payloads: Sequence[Payload]) -> Event:
+    contents = [content(queue, payload.key, payload.value, payload.headers) for payload in payloads]
+    return {"attempts": [payload.attempt for payload in payloads], "contents": contents}
+
+
+def _deduplication_ids(batch: Delay) -> Event:
+    """Return the ids that count: those of a sender's messages, and none if no message has one."""
+    topic = batch.source.topic
+    if not is_synthetic(topic) or is_scheduled(topic):
+        return {}
+    ids = [_deduplication_id(payload) for payload in batch.payloads]
+    return {"deduplication_ids": ids} if any(ids) else {}
+
+
+def _deduplication_id(payload: Payload) -> str:
+    """Return the id of a message within its ordering key, "" without an id."""
+    values = dict(payload.headers)
+    own_id = values.get(DEDUPLICATION_ID_HEADER)
+    return f"{digest(values.get(ORDERING_KEY_HEADER))}.{digest(own_id)}" if own_id else ""
+
+
+def _id(payload: Payload) -> str:
+    """Return a message's id, which the record of a dead letter contains; "" otherwise."""
+    return (dict(payload.headers).get(ID_HEADER) or b"").decode()
+
+
+def _times(batch: Delay | Reschedule) -> Event:
+    return {"times_ms": list(batch.times_ms), "relative": batch.relative}
+
+
+def name_of(source: Source, offset: int) -> str:
+    return f"{log_name(source)}/{offset}"
+
+
+_FIELDS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
+    ID_HEADER: ("id", bytes.decode),
+    ATTEMPT_HEADER: ("attempt", int),
+    FIRST_SENT_HEADER: ("first_sent_ms", int),
+    ERROR_HEADER: ("error", bytes.decode),
+    REASON_HEADER: ("reason", bytes.decode),
+    ORIGIN_HEADER: ("origin", bytes.decode),
+    DELIVER_AT_HEADER: ("deliver_at_ms", lambda text: int(text) if text.isdigit() else None),
+}
+
+
+def events_of(events: Iterable[Event], wanted: set[int]) -> dict[int, Event]:
+    """Return the events with these numbers, counted from 0."""
+    return {number: event for number, event in enumerate(events) if number in wanted}

@@ -1,0 +1,384 @@
+"""Whether the messages of queues with ordering were delivered in the order of their keys, and redelivered in place.
+
+A line has the records of one ordering key in one source. A record without a key is a line of its own. A delivery is
+judged by the markers log at that moment, if the history says where the log ended then, or what its time was. Otherwise
+it is judged by what clients had requested, which is weaker: an outcome is requested before it is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from typing import NamedTuple
+
+from lab.proof.causes import EVERYBODY, Why, is_hindered, suffered
+from lab.proof.evidence import Evidence
+from lab.proof.evidence_types import Delivery, Fact, MarkersLog, Trail
+from lab.proof.states import (
+    CANCELLED,
+    DELIVERED,
+    HOLDER_BITS,
+    IN_ORDER,
+    LEASED,
+    LEASED_IN_ORDER,
+    REDELIVERED,
+    WAITING_IN_ORDER,
+    Standing,
+)
+from marq.wire.names import is_synthetic
+
+_LEASED = (LEASED, LEASED_IN_ORDER)
+_IN_PLACE = (*_LEASED, WAITING_IN_ORDER)
+#: Faults of a clock.
+_CLOCKS = {"clock", "step"}
+
+
+class _Moment(NamedTuple):
+    """A delivery, and where its log ended then."""
+
+    delivery: Delivery
+    trail: Trail
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.trail} (event {self.delivery.number}, log end {self.end})"
+
+
+def judge_lines(evidence: Evidence) -> None:
+    """Judge all lines."""
+    lines: dict[tuple[str, str, str], list[Trail]] = {}
+    for trail in evidence.trails.values():
+        if trail.queue in evidence.ordered and trail.id:
+            _judge_copies(evidence, trail)
+            _judge_attempts(evidence, trail)
+            if not trail.redriven:
+                lines.setdefault((trail.queue, trail.source, trail.line or trail.place), []).append(trail)
+    _judge_places(evidence, lines)
+    for trails in lines.values():
+        trails.sort(key=lambda trail: trail.offset)
+        if any(trail.deliveries for trail in trails):
+            _Line(evidence, trails).judge()
+
+
+class _Line:
+    """One line, with its records in the order of their offsets."""
+
+    def __init__(self, evidence: Evidence, trails: Sequence[Trail]) -> None:
+        self._evidence = evidence
+        self._find = evidence.report.find
+        self._trails = trails
+
+    def judge(self) -> None:
+        moments = [(delivery, index) for index, trail in enumerate(self._trails) for delivery in trail.deliveries]
+        moments.sort(key=lambda moment: moment[0].number)
+        ends = [_ended_at(trail) for trail in self._trails]
+        #: The latest end of all messages before each.
+        latest: list[float] = [-1]
+        for end in ends:
+            latest.append(max(latest[-1], end))
+        exact: list[_Moment] = []
+        for delivery, index in moments:
+            trail = self._trails[index]
+            end = self._log_end(trail, delivery)
+            if end is None:
+                self._judge_requests(delivery, index)
+                continue
+            moment = _Moment(delivery, trail, end)
+            if latest[index] >= end:
+                self._judge_order(moment, self._trails[:index])
+            if _is_cancelled(trail, end):
+                self._find("cancelled", f"{moment}: it was cancelled", trail.events)
+            if ends[index] < int(delivery.holder, 16) >> HOLDER_BITS:
+                text = f"{moment}: its consumer resumed after its end at {ends[index]}"
+                self._find("order", text, trail.events)
+            exact.append(moment)
+        self._judge_exclusion(exact)
+
+    def _log(self, trail: Trail) -> MarkersLog | None:
+        return self._evidence.logs.get(trail.log)
+
+    def _log_end(self, trail: Trail, delivery: Delivery) -> int | None:
+        log = self._log(trail)
+        if delivery.log_end is not None or log is None or delivery.time_ms < 0:
+            return delivery.log_end
+        return log.clock.end_at(delivery.time_ms)
+
+    # --- order --------------------------------------------------------------------------------------------------------
+
+    def _judge_order(self, moment: _Moment, earlier: Sequence[Trail]) -> None:
+        for trail in earlier:
+            if _ended_at(trail) >= moment.end and not self._excuse(trail, moment.delivery, moment.end):
+                text = f"{moment}: {trail} of its line ended at {_ended_at(trail)}"
+                self._find("order", text, [*trail.events, *moment.trail.events])
+
+    def _judge_requests(self, delivery: Delivery, index: int) -> None:
+        """Judge a delivery by the requests before it, because the end of the log at that moment is unknown."""
+        for trail in self._trails[:index]:
+            asked_at = inf if trail.finish_at is None else trail.finish_at
+            # The moment of an end that no client requested is unknown.
+            unknown = trail.finish_at is None and _ended_at(trail) < inf
+            if asked_at > delivery.number and not unknown and not self._excuse(trail, delivery, None):
+                text = f"{self._trails[index]}: delivered before the end of {trail} was asked for"
+                self._find("order", text, [*trail.events, *self._trails[index].events])
+
+    def _excuse(self, trail: Trail, delivery: Delivery, end: int | None) -> bool:
+        """Whether a delivery need not wait for an earlier message that has not ended."""
+        known = bool(trail.changes) and (end is None or trail.changes[0][0] < end)
+        # Open messages whose records are gone are redelivered behind all others.
+        return self._is_gone(trail, delivery) or not (known or trail.committed)
+
+    def _is_gone(self, trail: Trail, delivery: Delivery) -> bool:
+        """Whether retention had removed a record before a delivery."""
+        truncations = self._evidence.truncations.get(trail.source, ())
+        return any(number < delivery.number and start > trail.offset for number, start in truncations)
+
+    # --- exclusion ----------------------------------------------------------------------------------------------------
+
+    def _judge_exclusion(self, moments: Sequence[_Moment]) -> None:
+        """Judge that no message of the line is delivered while one is in flight."""
+        in_flight: list[_Moment] = []
+        for moment in moments:
+            in_flight = [former for former in in_flight if not self._is_over(former, moment)]
+            for former in in_flight:
+                if not self._is_stale(moment):
+                    text = f"{moment}: {former} is in flight"
+                    self._find("exclusion", text, [*former.trail.events, *moment.trail.events])
+            if self._is_leased(moment):
+                # One violation is enough.
+                in_flight = [moment]
+
+    def _is_leased(self, moment: _Moment) -> bool:
+        return _held(moment.trail, moment.delivery.holder, moment.end) is not None
+
+    def _is_over(self, former: _Moment, now: _Moment) -> bool:
+        """Whether a delivered message had ended or been released, or its lease was over, when another was delivered."""
+        trail, holder = former.trail, former.delivery.holder
+        log, standing = self._log(trail), _held(trail, holder, former.end)
+        if log is None or standing is None or self._is_lost(former, now) or self._is_gone(trail, now.delivery):
+            return True
+        gave_up = _gave_up(trail, former.delivery, now.delivery)
+        due_ms, since = standing.due_ms, former.end
+        for offset, standing in trail.changes:
+            if offset < former.end:
+                continue
+            if offset >= now.end:
+                break
+            if log.clock.latest(since, offset + 1, -1) >= due_ms or standing is None:
+                return True
+            if standing.state not in _LEASED and (gave_up or standing.state != WAITING_IN_ORDER):
+                # WAITING_IN_ORDER without a request comes from an earlier release of its holder, written late.
+                return True
+            if standing.holder == holder and standing.state in _LEASED:
+                due_ms, since = standing.due_ms, offset
+        return log.clock.latest(since, now.end, now.delivery.time_ms) >= due_ms
+
+    def _is_lost(self, former: _Moment, now: _Moment) -> bool:
+        """Whether the same process delivers the same message again, because its own clock says that the lease is over.
+
+        A RENEW of unknown outcome may have made the lease longer in the log.
+        """
+        processes = {self._evidence.process_of.get(moment.delivery.holder) for moment in (former, now)}
+        again = now.trail is former.trail and now.delivery.attempt >= former.delivery.attempt
+        if again and now.delivery.attempt == former.delivery.attempt:
+            again = not _is_started(now.trail, former.delivery, now.delivery)
+        return again and len(processes) == 1
+
+    def _is_stale(self, moment: _Moment) -> bool:
+        """Whether a consumer delivered a message without a lease, because of a clock."""
+        log = self._log(moment.trail)
+        standing = _held(moment.trail, moment.delivery.holder, moment.end)
+        if log is None:
+            return False
+        if standing is not None and log.clock.latest(moment.end, moment.end, moment.delivery.time_ms) < standing.due_ms:
+            return False
+        return _is_clock_wrong(self._evidence, moment.trail, moment.delivery)
+
+
+def _is_clock_wrong(evidence: Evidence, trail: Trail, delivery: Delivery) -> bool:
+    """Whether a consumer may have taken an ended lease for valid."""
+    names = (trail.log, evidence.process_of.get(delivery.holder, ""), EVERYBODY)
+    return any(evidence.befell(name) & _CLOCKS for name in names)
+
+
+def _ended_at(trail: Trail) -> float:
+    """Return the offset from which its line could continue: of its end, its reject, or its last release."""
+    for offset, standing in trail.changes:
+        if standing is None or standing.state not in _IN_PLACE:
+            return offset
+    return inf
+
+
+def _is_cancelled(trail: Trail, end: int) -> bool:
+    """Whether a message was cancelled before an offset."""
+    return any(
+        offset < end and standing is not None and standing.state == CANCELLED for offset, standing in trail.changes
+    )
+
+
+def _held(trail: Trail, holder: str, end: int) -> Standing | None:
+    """Return a message's standing before an offset if this holder had leased it."""
+    standing = trail.at(end - 1)
+    return standing if standing is not None and standing.state in _LEASED and standing.holder == holder else None
+
+
+def _judge_places(evidence: Evidence, lines: Mapping[tuple[str, str, str], Sequence[Trail]]) -> None:
+    """Judge that the records of an ordering key are in one partition: there is no order across partitions.
+
+    A history in which a queue with ordering moves to other partitions, which it may while it is empty, does not pass.
+    """
+    sources: dict[tuple[str, str, str], set[str]] = {}
+    for (queue, source, line), trails in lines.items():
+        if any(trail.began for trail in trails):
+            sources.setdefault((queue, line, _topic(source)), set()).add(source)
+    for (queue, source, line), trails in lines.items():
+        used = sources.get((queue, line, _topic(source)), {source})
+        if trails[0].line and used != {source}:
+            text = f"{trails[0]}: its ordering key is in {', '.join(sorted(used))}"
+            evidence.report.find("misplaced", text, trails[0].events)
+
+
+def _topic(source: str) -> str:
+    return source.rpartition("/")[0]
+
+
+# --- redeliveries -----------------------------------------------------------------------------------------------------
+
+
+def _judge_copies(evidence: Evidence, trail: Trail) -> None:
+    """Judge that a message is redelivered in its place unless its record is no longer in the source."""
+    for fact in trail.facts:
+        early = trail.deliver_at_ms is not None or trail.redriven or is_synthetic(trail.place)
+        delayed = fact.kind == DELIVERED and early
+        if fact.kind in (REDELIVERED, DELIVERED) and not is_resumed(evidence, trail, fact) and not delayed:
+            evidence.report.find("no-copy", f"{trail}: {fact.kind} at {fact.offset}", trail.events)
+    root = evidence.trails.get((trail.queue, trail.id))
+    if root is None or root is trail or trail.redriven or is_synthetic(root.place):
+        return
+    if trail.line != root.line:
+        text = f"{trail}: its line is {trail.line}, of {root} {root.line}"
+        evidence.report.find("fidelity", text, [*root.events, *trail.events])
+
+
+def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
+    """Judge that each delivery in place is another attempt, unless a release that does not count came before."""
+    for former, delivery in _pairs(trail):
+        again = _released(trail, former, delivery)
+        # A release of a message that a former holder has acknowledged meanwhile changes nothing in the log.
+        counted = _is_started(trail, former, delivery) if again is None else again.counted
+        if delivery.attempt < former.attempt + counted and not _is_clock_wrong(evidence, trail, delivery):
+            text = f"{trail}: attempt {delivery.attempt} in event {delivery.number}, after {former.attempt}"
+            evidence.report.find("attempts", text, trail.events)
+    for fact in trail.facts:
+        # A consumer that asked before a late rejection may deliver the message after it.
+        ended_at = max((offset for offset, _ in trail.changes if offset < fact.offset), default=-1)
+        earlier = [
+            delivery for delivery in trail.deliveries if delivery.log_end is None or delivery.log_end <= ended_at
+        ]
+        most = max((delivery.attempt for delivery in earlier if not _is_uncounted(trail, delivery)), default=0)
+        if fact.kind == "DEAD_LETTERED" and fact.attempt < most and fact.before is not None:
+            text = f"{trail}: a dead letter of attempt {fact.attempt}, although {most} was delivered"
+            evidence.report.find("attempts", text, trail.events)
+    limits = [settings.get(trail.queue, {}).get("max_attempts") for settings in evidence.versions.values()]
+    most = max((limit for limit in limits if limit is not None), default=inf)
+    for delivery in trail.deliveries:
+        if not trail.attempt <= delivery.attempt <= max(most, trail.attempt):
+            text = f"{trail}: attempt {delivery.attempt} in event {delivery.number}, limits {limits}"
+            evidence.report.find("attempts", text, trail.events)
+
+
+def _pairs(trail: Trail) -> Iterator[tuple[Delivery, Delivery]]:
+    return zip(trail.deliveries, trail.deliveries[1:], strict=False)
+
+
+def _released(trail: Trail, former: Delivery, delivery: Delivery) -> Standing | None:
+    """Return a delivered message's standing after its holder released it and before its next delivery."""
+    before: Standing | None = None
+    for offset, standing in trail.changes:
+        if delivery.log_end is not None and offset >= delivery.log_end:
+            break
+        held = before is not None and before.holder == former.holder and before.attempt == former.attempt
+        if held and standing is not None and standing.state == WAITING_IN_ORDER:
+            return standing
+        before = standing
+    return None
+
+
+def _is_started(trail: Trail, former: Delivery, delivery: Delivery) -> bool:
+    """Whether the log says that user code had a delivered message when its lease ended, before its next delivery."""
+    if _gave_up(trail, former, delivery):
+        return False
+    held = [
+        standing
+        for offset, standing in trail.changes
+        if (delivery.log_end is None or offset < delivery.log_end)
+        and standing is not None
+        and standing.state in _LEASED
+        and (standing.holder, standing.attempt) == (former.holder, former.attempt)
+    ]
+    # A consumer acquires a message again under its old holder, and with the same attempt if that did not count.
+    former_lease = [standing for standing in held if standing.since_ms < held[-1].since_ms] or held
+    return bool(former_lease) and former_lease[-1].counted
+
+
+def _is_uncounted(trail: Trail, delivery: Delivery) -> bool:
+    """Whether the log says that the attempt of a delivery never counted."""
+    place = delivery.holder, delivery.attempt
+    counted = [
+        standing.counted
+        for _, standing in trail.changes
+        if standing is not None and (standing.holder, standing.attempt) == place
+    ]
+    return bool(counted) and not any(counted)
+
+
+def _gave_up(trail: Trail, former: Delivery, until: Delivery) -> bool:
+    """Whether the holder of a delivery asked to release or reject the message, before another delivery."""
+    return any(holder == former.holder and former.number < number < until.number for number, holder in trail.gave_up)
+
+
+def redelivered_in_place(evidence: Evidence, trail: Trail) -> tuple[int, list[Why]]:
+    """Return how many deliveries followed a release, and the causes of the others."""
+    asked, causes = 0, list[Why]()
+    if trail.queue not in evidence.ordered:
+        return asked, causes
+    for former, delivery in _pairs(trail):
+        if _released(trail, former, delivery) is not None or _gave_up(trail, former, delivery):
+            asked += 1
+        elif (why := _why(evidence, trail, former, delivery)) is not None:
+            causes.append(why)
+    return asked, causes
+
+
+def _why(evidence: Evidence, trail: Trail, former: Delivery, delivery: Delivery) -> Why | None:
+    """Return why a message was delivered again that its holder had not released."""
+    if delivery.attempt < former.attempt:
+        # The holder of an earlier attempt did not notice that its lease had ended.
+        return Why.CLOCK if _is_clock_wrong(evidence, trail, delivery) else None
+    since = max([number for number, holder in trail.acquires if holder == former.holder], default=former.number)
+    names = (evidence.process_of.get(former.holder, ""), EVERYBODY)
+    befell = suffered(evidence.processes, names, min(since, former.number), delivery.number)
+    if "kill" in befell:
+        return Why.KILLED
+    if is_hindered(trail, befell):
+        return Why.LEASE_ENDED if trail.acked_at is None else Why.ACK_TOO_LATE
+    clocks = suffered(evidence.processes, (*names, trail.log), 0, delivery.number)
+    return Why.CLOCK if clocks & _CLOCKS else None
+
+
+def is_resumed(evidence: Evidence, trail: Trail, fact: Fact) -> bool:
+    """Whether a consumer resumed after a record, which is no longer in the source."""
+    resumes = evidence.resumes.get((trail.queue, trail.source), ())
+    return any(at < fact.offset and start > trail.offset for at, start in resumes)
+
+
+def is_stranded(evidence: Evidence, trail: Trail, standing: Standing | None) -> bool:
+    """Whether a message waits in vain: its tracker has stopped, or its record is gone.
+
+    A message in order whose record is gone is redelivered when a consumer resumes its source at a later record.
+    """
+    if standing is not None:
+        gone = standing.state in IN_ORDER and trail.offset < evidence.starts.get(trail.source, 0)
+        return gone or bool(evidence.logs[trail.log].halted)
+    # Never read, because its reader has to ask the tracker first; other queues of the source wait, too.
+    log = evidence.logs.get(evidence.log_of.get(trail.source, ""))
+    return bool(evidence.ordered) and log is not None and bool(log.halted)

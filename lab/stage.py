@@ -1,0 +1,486 @@
+"""One namespace on a broker: workers, consumers, a load, faults, and one history of operations and topics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+import os
+import shutil
+import time
+import uuid
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+import marq
+from lab.consumer import HISTORY_VARIABLE, LEASE_SECONDS
+from lab.program import Program, RunError, Worker, recorded, stop_all
+from lab.proof import history
+from lab.proof.history import Event, History
+from lab.topics import TopicScan, read_logs
+from marq.kafka.connection import admin_client
+from marq.settings.client import ClientSettings
+
+QUEUE, ORDERED = "checked", "ordered"
+PARTITIONS = 2
+#: Every third message goes to the ordered queue, every seventh without a key. These numbers and the consumers' KINDS
+#: have no common factors, so each key gets messages with each outcome.
+ORDERED_SHARE, UNKEYED_SHARE, KEYS = 3, 7, 31
+#: Environment variable with the seed of random scenarios.
+SEED_VARIABLE = "MARQ_FAULTS_SEED"
+#: High enough that faults alone cause no dead letters.
+MAX_ATTEMPTS = 100
+SETTINGS: dict[str, Any] = {
+    "max_attempts": MAX_ATTEMPTS,
+    "dead_letter": True,
+    "group": None,
+    "backoff": [100, 2, 200, True],
+}
+QUICK_BACKOFF = "backoff = { base = 0.1, factor = 2, max = 0.2, jitter = true }\n"
+#: Messages that the load sends per second, and in one step.
+RATE, STEP = 200, 20
+#: Session timeout of workers and consumers, and so the length of a take-over after kill -9.
+SESSION_SECONDS = 6.0
+#: Default time limit of a wait.
+LIMIT_SECONDS = 120.0
+DRAIN_SECONDS = 240.0
+POLL_SECONDS = 0.1
+#: Deliveries before, between and after faults.
+SOME = 300
+
+
+class Stage:
+    """All programs of one run.
+
+    Args:
+        servers: address of the broker.
+        folder: directory of logs, data and histories.
+        queues: the queues that consumers read; by default two, one of which is ordered by key.
+        prefix: prefix of the topics.
+        partitions: number of markers partitions.
+        environment: further variables of all programs (default: both topics have PARTITIONS).
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        folder: Path,
+        queues: Sequence[str] = (QUEUE, ORDERED),
+        *,
+        prefix: str = "",
+        partitions: int = PARTITIONS,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        prefix = prefix or f"f{uuid.uuid4().hex[:10]}"
+        self.settings = ClientSettings.read(servers, {"prefix": prefix}, owner="faults")
+        self.servers, self.prefix, self.folder, self.queues = servers, prefix, folder, queues
+        self.workers: list[Worker] = []
+        self.consumers: list[Program] = []
+        #: The history so far.
+        self.events: list[Event] = []
+        #: Deliveries, and first deliveries of messages.
+        self.delivered = self.received = 0
+        self.ready: set[str] = set()
+        #: Seed of scenarios that act at random.
+        self.seed = int(os.environ.get(SEED_VARIABLE, "1"))
+        #: Messages that are known to be in the topic, by queue.
+        self.accepted_by: Counter[str] = Counter()
+        self._load: asyncio.Task[None] | None = None
+        self._end_load: Callable[[], Awaitable[None]] | None = None
+        self._newest_messages: dict[int, int] = {}
+        self._partitions = partitions
+        self._numbers = itertools.count()
+        self._names: Counter[str] = Counter()
+        self._queues_file = folder / "queues.toml"
+        self.environment = {
+            "MARQ_BOOTSTRAP_SERVERS": servers,
+            "MARQ_PREFIX": prefix,
+            "MARQ_QUEUES_FILE": str(self._queues_file),
+            "MARQ_SESSION_TIMEOUT": str(int(SESSION_SECONDS)),
+            "MARQ_WEB_BIND": "127.0.0.1",
+            **({"MARQ_PARTITIONS": str(PARTITIONS)} if environment is None else environment),
+        }
+        #: How far the brokers' clock is ahead of this machine's, in ms, from each moment on; None if that is unknown.
+        self._ahead_ms: list[tuple[float, float | None]] = [(0.0, 0.0)]
+        self.define()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop_load()
+        for program in self.everybody:
+            program.resume()
+            program.kill()
+
+    @property
+    def everybody(self) -> list[Program]:
+        return [*self.workers, *self.consumers]
+
+    @property
+    def accepted(self) -> int:
+        """The number of messages that are known to be in the topic."""
+        return self.accepted_by.total()
+
+    # --- setup --------------------------------------------------------------------------------------------------------
+
+    def define(self, lines: str = QUICK_BACKOFF, own: str = "", **settings: Any) -> None:
+        """Define the two queues, before any program starts: by lines of queues.toml, and for the checker.
+
+        Args:
+            lines: for both queues.
+            own: lines for the queue without ordering only, and anything that follows it in the file.
+            settings: for the checker; those that are not in SETTINGS apply only to the queue without ordering.
+        """
+        settings = SETTINGS | settings
+        both = f"lease = {LEASE_SECONDS}\nmax_attempts = {settings['max_attempts']}\n{lines}"
+        text = f'[queues.{ORDERED}]\nordering = "key"\n{both}\n[queues.{QUEUE}]\n{both}{own}'
+        ordered = {name: settings[name] for name in SETTINGS} | {"ordering": "key"}
+        self.define_all(text, {QUEUE: settings, ORDERED: ordered})
+
+    def define_all(self, text: str, settings: dict[str, Any]) -> None:
+        """Write queues.toml, and tell the checker the queues' settings."""
+        self._queues_file.write_text(text)
+        self.note("ok", "settings", process="queues", version=1, queues=settings)
+
+    async def worker(
+        self,
+        *options: str,
+        data: Path | None = None,
+        ready: bool = True,
+        command: Sequence[str] = (),
+        **environment: str,
+    ) -> Worker:
+        """Start a worker; return when all partitions have an owner, or at once unless ``ready``.
+
+        A worker that kills itself may be dead by then.
+
+        Args:
+            options: for :mod:`lab.worker`.
+            data: directory of its data.
+            ready: whether to wait.
+            command: another program that runs a worker.
+            environment: further variables.
+        """
+        name = self._name("worker")
+        settings = {HISTORY_VARIABLE: str(self.folder / f"{name}.jsonl"), **self.environment, **environment}
+        command = command or recorded(name, self.folder, "lab.worker", options)
+        data = data or self.folder / name / "data"
+        worker = Worker(name, self.folder, settings, command=command, data=data, temporary=[self.folder]).start()
+        self.workers.append(worker)
+
+        async def owned_or_killed() -> bool:
+            return worker.has_killed_itself or await self.all_owned()
+
+        if ready:
+            await self.until(owned_or_killed, "each markers partition has an owner")
+        return worker
+
+    async def consumer(self, *options: str, ready: bool = True, **environment: str) -> Program:
+        """Start a consumer of all queues; return when it has joined their groups or killed itself, or at once."""
+        name = self._name("consumer")
+        command = recorded(name, self.folder, "lab.consumer", [",".join(self.queues), *options])
+        settings = {**self.environment, **environment}
+        consumer = Program(name, command, settings, self.folder / f"{name}.log", temporary=[self.folder])
+        self.consumers.append(consumer.start())
+        if ready:
+            await self.until(lambda: name in self.ready or consumer.has_killed_itself, f"{name} is ready")
+        return consumer
+
+    def _name(self, kind: str) -> str:
+        self._names[kind] += 1
+        return f"{kind}-{self._names[kind]}"
+
+    async def begin(self, consumers: int = 2, **settings: Any) -> Worker:
+        """Start a worker, the load and consumers, and wait for some deliveries; return the worker."""
+        worker = await self.worker(**settings)
+        self.load()
+        for _ in range(consumers):
+            await self.consumer()
+        await self.delivered_more()
+        return worker
+
+    # --- load ---------------------------------------------------------------------------------------------------------
+
+    def load(self, rate: int = RATE, servers: str | None = None) -> None:
+        """Send at this rate, in messages a second, until the end of the scenario."""
+        self.load_with(self._send(rate, servers or self.servers))
+
+    def load_with(self, load: Coroutine[Any, Any, None], end: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Run a coroutine as the load, until it ends or the run does; ``end`` ends it in an orderly way."""
+        self._load, self._end_load = asyncio.create_task(load), end
+
+    async def end_load(self) -> None:
+        if self._end_load is not None:
+            await self._end_load()
+        await self.stop_load()
+
+    async def stop_load(self) -> None:
+        if self._load is not None:
+            self._load.cancel()
+            await asyncio.gather(self._load, return_exceptions=True)
+
+    async def _send(self, rate: int, servers: str) -> None:
+        async with marq.Producer(servers, prefix=self.prefix) as producer:
+            next_s = time.monotonic()
+            while True:
+                await asyncio.gather(*[self.send_one(producer) for _ in range(STEP)])
+                # The load does not catch up after an outage.
+                next_s = max(next_s + STEP / rate, time.monotonic() - 1)
+                await asyncio.sleep(max(0, next_s - time.monotonic()))
+
+    async def send_one(
+        self, producer: marq.Producer, queue: str = "", like: int | None = None, **options: Any
+    ) -> marq.Receipt | None:
+        """Send the next message and record it; return its receipt, or None if the outcome is unknown.
+
+        Without a ``queue``, the message's number determines its queue and ordering key; ``like`` replaces the number.
+        """
+        number = next(self._numbers)
+        value = b"%d" % number
+        place = number if like is None else like
+        if not queue:
+            queue = QUEUE if place % ORDERED_SHARE else ORDERED
+        if queue == ORDERED and place % UNKEYED_SHARE:
+            options["ordering_key"] = f"customer-{place % KEYS}"
+        headers = {"tenant": b"acme"} if number % 2 else {}
+        names = {"process": "sender", "message": str(number), "queue": queue}
+        names["content"] = history.content(queue, None, value, tuple(headers.items()))
+        self.note("invoke", "send", **names)
+        try:
+            receipt = await producer.send(queue, value, headers=headers, **options)
+        except marq.MarqError:
+            self.note("unknown", "send", **names)
+            return None
+        self.note("ok", "send", **names, record=receipt.id)
+        self.accepted_by[queue] += 1
+        return receipt
+
+    # --- faults -------------------------------------------------------------------------------------------------------
+
+    def note(self, type_: str, op: str, *, process: str = "nemesis", **fields: Any) -> None:
+        """Add an event to the history."""
+        self.events.append({"process": process, "type": type_, "op": op, "at_ms": time.monotonic() * 1000, **fields})
+
+    @contextlib.contextmanager
+    def fault(self, op: str, target: str) -> Iterator[None]:
+        """Record a fault that lasts until this context ends; lab/proof/history.py lists the faults."""
+        self.note("invoke", op, target=target)
+        try:
+            yield
+        finally:
+            self.note("ok", op, target=target)
+
+    async def kill(self, program: Program) -> None:
+        self.note("info", "kill", target=program.name)
+        await asyncio.to_thread(program.kill)
+
+    async def stop(self, program: Program) -> None:
+        """Send SIGTERM, and wait for the exit."""
+        self.note("info", "stop", target=program.name)
+        program.terminate()
+        await asyncio.to_thread(program.join)
+
+    async def pause(self, program: Program, seconds: float) -> None:
+        """Send SIGSTOP, and SIGCONT after this time."""
+        with self.fault("pause", program.name):
+            program.pause()
+            await self.play(seconds)
+            program.resume()
+
+    async def dead(self, program: Program) -> None:
+        """Wait until a program has killed itself."""
+        await self.until(lambda: not program.running, f"{program.name} has killed itself")
+
+    async def replaced(self, program: Program, limit: float) -> None:
+        """Wait until a program has stopped because another one uses its instance id."""
+        program.ended_by_us = True
+        await self.until(lambda: not program.running, f"{program.name} has stopped", limit)
+        self.note("info", "stop", target=program.name)
+        if "joined" not in program.log():
+            raise RunError(f"{program.name} does not say why it stopped:\n{program.log_tail()}")
+
+    async def churn(self, join: Callable[[], Awaitable[Program]], seconds: float, every_seconds: float) -> None:
+        """Let programs join and leave, one after the other, every second time by SIGTERM instead of kill -9."""
+        until_s, ends = time.monotonic() + seconds, itertools.cycle((self.kill, self.stop))
+        while time.monotonic() < until_s:
+            guest = await join()
+            await self.play(every_seconds)
+            await next(ends)(guest)
+            await self.play(every_seconds / 2)
+
+    def move_brokers_clock(self, ahead_s: float, within_s: float) -> None:
+        """Note that the brokers' clock will be this far ahead within ``within_s``."""
+        now_ms = time.monotonic() * 1000
+        self._ahead_ms += [(now_ms, None), (now_ms + within_s * 1000, ahead_s * 1000)]
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    async def play(self, seconds: float) -> None:
+        """Let time pass, and check all programs meanwhile."""
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            self.look()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def delivered_more(self, count: int = SOME, limit: float = LIMIT_SECONDS) -> None:
+        """Wait for this many more deliveries."""
+        wanted = self.delivered + count
+        await self.until(lambda: self.delivered >= wanted, f"{count} more messages are delivered", limit)
+
+    async def owned(self, limit: float = LIMIT_SECONDS) -> None:
+        """Wait until each markers partition has an owner among the workers."""
+        await self.until(self.all_owned, "each markers partition has an owner", limit)
+
+    async def all_owned(self) -> bool:
+        states = [part["state"] for part in await self.partitions()]
+        return len(states) == self._partitions and set(states) <= {"owner", "stopped"}
+
+    async def partitions(self) -> list[dict[str, Any]]:
+        """Return the statistics of the markers partitions of all workers that answer."""
+        running = [worker for worker in self.workers if worker.running]
+        owned = await asyncio.gather(*[asyncio.to_thread(worker.owned) for worker in running])
+        return [part for parts in owned for part in parts.values()]
+
+    def progress(self) -> object:
+        """Return a value that changes whenever the run makes progress; each change restarts the limit of a wait."""
+        return None
+
+    async def until(
+        self, condition: Callable[[], bool | Awaitable[bool]], what: str, limit: float = LIMIT_SECONDS
+    ) -> None:
+        """Wait for a condition.
+
+        Raises:
+            RunError: it does not hold within the limit, or a program ended by itself.
+        """
+        progress, until_s = self.progress(), time.monotonic() + limit
+        while True:
+            self.look()
+            if progress != self.progress():
+                progress, until_s = self.progress(), time.monotonic() + limit
+            met = condition()
+            if met if isinstance(met, bool) else await met:
+                return
+            if time.monotonic() > until_s:
+                raise RunError(f"time ran out before {what}: no progress for {limit:g} s\n{self.log_tails()}")
+            await asyncio.sleep(POLL_SECONDS)
+
+    def look(self) -> None:
+        """Read new events, and raise if a program or the load has failed."""
+        for program in self.everybody:
+            for event in program.new_events():
+                self.take(event)
+            program.check()
+        if self._load is not None and self._load.done() and not self._load.cancelled():
+            self._load.result()
+
+    def take(self, event: Event) -> None:
+        """Add an event of a program to the history; a delivery gets the time that the markers' log had then."""
+        if event["op"] == "ready":
+            self.ready.add(event["process"])
+            return
+        self.events.append(event)
+        if event["op"] == "deliver":
+            at_ms = event["at_ms"]
+            _, ahead_ms = self._ahead_ms[bisect_right(self._ahead_ms, at_ms, key=lambda moment: moment[0]) - 1]
+            if ahead_ms is not None:
+                # Rounded up: a marker of the same millisecond counts as written before.
+                event["time_ms"] = math.ceil(at_ms + (time.time() - time.monotonic()) * 1000 + ahead_ms)
+            self.delivered += 1
+            self.received += event["attempt"] == 1
+
+    def log_tails(self) -> str:
+        return "\n".join(program.log_tail() for program in self.everybody)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    async def finish(self, readable: Callable[[bytes], bytes] = bytes, limit: float = DRAIN_SECONDS) -> None:
+        """End the load, wait until each message has ended, stop the consumers, and read the topics."""
+        await self.end_load()
+        await self.drain(limit)
+        await asyncio.to_thread(stop_all, self.consumers)
+        self.look()
+        self.events.sort(key=lambda event: float(event["at_ms"]))
+        self.events += await read_logs(self.settings, readable, self.show_read)
+
+    async def drain(self, limit: float = DRAIN_SECONDS) -> None:
+        """Wait until each message has ended."""
+        async with (
+            TopicScan(self.settings, self.settings.names.messages) as messages,
+            TopicScan(self.settings, self.settings.names.markers) as markers,
+            admin_client(self.settings) as admin,
+        ):
+            newest: dict[int, int] = {}
+
+            async def drained() -> bool:
+                try:
+                    read = await self._all_read(admin, messages)
+                    async for record in markers.to_end():
+                        newest[record.partition] = max(newest.get(record.partition, -1), record.offset)
+                except KafkaError:
+                    return False
+                partitions = await self.partitions()
+                return (
+                    read and len(partitions) == self._partitions and all(_is_done(part, newest) for part in partitions)
+                )
+
+            await self.until(drained, "each message has come to its end", limit)
+
+    async def _all_read(self, admin: AIOKafkaAdminClient, messages: TopicScan) -> bool:
+        """Return whether each queue's group has committed past the newest message of the queue."""
+        committed: dict[tuple[str, int], int] = {}
+        for queue in self.queues:
+            offsets = await admin.list_consumer_group_offsets(self.settings.names.group(queue))
+            committed |= {(queue, tp.partition): at.offset for tp, at in offsets.items()}
+        async for record in messages.to_end():
+            self._newest_messages[record.partition] = record.offset
+        return all(
+            committed.get((queue, partition), 0) > offset
+            for partition, offset in self._newest_messages.items()
+            for queue in self.queues
+        )
+
+    def show_read(self, events: int) -> None:
+        """Show the number of events that were read from the topics."""
+
+    def write(self, path: Path) -> None:
+        """Write the history to a file."""
+        told = History()
+        told.events = self.events
+        told.write(path)
+
+    def forget(self) -> None:
+        """Delete the files of the run."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _is_done(part: dict[str, Any], newest: dict[int, int]) -> bool:
+    applied: int = part["applied_offset"]
+    empty = part["state"] == "owner" and part["unfinished"] == 0
+    return part["state"] == "stopped" or (empty and applied >= newest.get(part["partition"], -1))
+
+
+def recovery_seconds(events: Sequence[Event]) -> float | None:
+    """Return the time from the end of the last fault until all earlier messages were done; None without a fault."""
+    faults = [event["at_ms"] for event in events if event["process"] == "nemesis" or event["op"] == "kill"]
+    if not faults:
+        return None
+    last = max(faults)
+    sent = {e["record"] for e in events if e["op"] == "send" and e["type"] == "ok" and e["at_ms"] <= last}
+    ends: dict[str, float] = {}
+    for event in events:
+        if event["op"] in {"ack", "reject"} and event["type"] == "ok":
+            for offset in event["offsets"]:
+                ends.setdefault(f"{event['source']}/{offset}", event["at_ms"])
+    # A copy's offset differs from its message's.
+    copies = {f"{e['process']}/{e['offset']}": e["id"] for e in events if e["op"] == "record" and "id" in e}
+    done = {copies.get(record, record): at_ms for record, at_ms in ends.items()}
+    return max(0.0, max((done[record] - last for record in sent if record in done), default=0.0)) / 1000
