@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-from rig.program import Program
-
+from lab.program import Program
 from marq_worker.broker import environment
 from marq_worker.broker.downloads import cache_directory
 from tests.worker.harness import LIMIT_SECONDS

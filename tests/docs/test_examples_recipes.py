@@ -19,9 +19,9 @@ from typing import Any
 
 import boto3
 import pytest
-from rig.program import Program
 
 import marq
+from lab.program import Program
 from marq.testing.broker import Broker
 from marq.wire.names import Names
 from marq_worker.broker import ports
