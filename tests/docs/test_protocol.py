@@ -172,7 +172,7 @@ def test_the_tables_name_every_kind_flag_and_topic() -> None:
 
     assert kinds == {kind.name: kind.value for kind in markers.Kind}
     assert flags == {(name, str({**vars(payload_columns), **vars(marker_codec)}[name])) for name, _ in flags}
-    assert len(flags) == 11
+    assert len(flags) == 12
     names = Names()
     topics = (
         names.messages,
