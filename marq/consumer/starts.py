@@ -241,6 +241,8 @@ class Starts:
         now_s = self._clock()
         # Each once: during an outage, messages of handlers come again and again.
         late = list(dict.fromkeys([each for each in messages if _lacks_start(each) and is_leased(each, now_s)]))
+        for message in late:
+            message._held.note_unconfirmed_start(message._offset)
         try:
             if late:
                 await self._write(late, limit_s)
