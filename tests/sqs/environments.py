@@ -24,8 +24,8 @@ from marq_worker.broker import environment, java
 from marq_worker.broker.downloads import JarList, cache_directory, ensure_jars, run_tool
 
 HERE = Path(__file__).parent
-#: sqs-consumer needs Node.js 22, which is one of the packages on Linux.
-NODE = "Node.js with npm, and Node.js 22 or newer where it is not Linux on x64"
+#: sqs-consumer needs Node.js 22. On Linux on x64, that is one of the packages.
+NODE = "npm, and Node.js 22 or newer on systems other than Linux on x64"
 DOWNLOAD = ("--no-deps", "--no-binary", "kombu", "--no-build-isolation", "--require-hashes", "--quiet")
 
 
@@ -62,7 +62,7 @@ def node_modules() -> Path:
 
 
 def node() -> Path:
-    """Return the program ``node``: the one among the packages, or on systems that it does not support, their own."""
+    """Return the program ``node``: the one in the packages, or the system's if they contain none for it."""
     packaged = node_modules() / ".bin" / "node"
     return packaged if packaged.exists() else _require("node", NODE)
 

@@ -72,6 +72,15 @@ async def test_spring_cloud_aws(endpoint: Worker, version: str) -> None:
     await check_accounts(endpoint, json.loads(printed))
 
 
+@pytest.mark.parametrize("program", ["JmsClient", "BatchClient", "CamelClient"])
+async def test_java(endpoint: Worker, program: str) -> None:
+    command = await asyncio.to_thread(environments.java_client, "clients", program)
+
+    printed = await run(command, endpoint, {})
+
+    await check_accounts(endpoint, json.loads(printed))
+
+
 async def test_the_commands_of_the_page(endpoint: Worker, tmp_path: Path) -> None:
     python = await asyncio.to_thread(environments.python, "judges")
     [page] = [

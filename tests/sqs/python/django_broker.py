@@ -9,10 +9,10 @@ from django_q.brokers.aws_sqs import Sqs
 
 
 class SqsPerProcess(Sqs):
-    """The broker of django-q2 (1.11.1) with a connection per process.
+    """The broker of django-q2 (1.11.1), with a connection per process.
 
-    All processes of a cluster are forks that share one HTTP connection. Without TLS, they get each other's answers: a
-    delete gets the messages of a poll, and the poll waits until its client gives up.
+    The processes of a cluster are forks that share one HTTP connection. Without TLS, they get each other's responses:
+    a delete gets the messages of a poll, and the poll waits until boto3 gives up.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -85,6 +85,10 @@ def check(cluster: subprocess.Popen[bytes]) -> None:
     broker = get_broker()
     assert broker.ping()
     assert broker.info() == "AWS SQS"
+    # Each task was deleted.
+    while broker.queue.load() or broker.queue_size() or broker.lock_size():
+        assert time.monotonic() < until, (broker.queue_size(), broker.lock_size())
+        time.sleep(0.5)
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ func main() {
 		Credentials:  credentials.NewStaticCredentialsProvider("any", "any", ""),
 	})
 	created, err := client.CreateQueue(ctx, &sqs.CreateQueueInput{
-		QueueName: aws.String(queue), Attributes: map[string]string{"VisibilityTimeout": "60"},
+		QueueName: aws.String(queue), Attributes: map[string]string{"VisibilityTimeout": "600"},
 	})
 	check(err)
 	topic := awssnssqs.OpenSQSTopic(ctx, client, *created.QueueUrl, nil)
