@@ -367,6 +367,7 @@ async def test_a_blocked_handler_makes_its_worker_not_live_and_holds_up_no_redel
         redelivered = await eventually(lambda: namespace.copies("orphans"), lambda found: len(found) >= 50)
     seconds = await eventually(blocked, lambda found: found["blocking"] > MAX_LOOP_LAG_SECONDS)
     status, text = await site.worker.page("/healthz")
+    _, running = await site.worker.page("/api/running")
     site.handlers.let_go("until the end")
 
     assert len(redelivered) == 50
@@ -378,6 +379,10 @@ async def test_a_blocked_handler_makes_its_worker_not_live_and_holds_up_no_redel
     _, _, stack = site.worker.log().partition(warning)
     assert "time.sleep(float(message.value))" in stack
     assert (await site.worker.handlers())["blocking"]["blocked_by"] in warning
+    # A blocked process says what it runs, too.
+    calls = {call["queue"]: call for call in json.loads(running)["calls"]}
+    assert set(calls) == {"slow", "threaded", "blocking"}
+    assert calls["blocking"]["seconds"] > MAX_LOOP_LAG_SECONDS
 
 
 # --- the end of a worker with handlers --------------------------------------------------------------------------------

@@ -469,8 +469,8 @@ async def test_the_page_of_workers_says_what_runs_and_offers_to_cancel_what_can_
     page = await (await client.get("/workers")).text()
     told = await (await client.get("/api/running")).json()
 
-    times = re.findall(r'marq.messages/0/\d</a></th><td class="nowrap">(.*?)</td>', page)
-    assert times == ["5 min 40 s", "38 s", "4.2 s"]
+    durations = re.findall(r'marq.messages/0/\d</a></th><td class="nowrap">(.*?)</td>', page)
+    assert durations == ["5 min 40 s", "38 s", "4.2 s"]
     assert (page.count("/actions/cancel-handler"), page.count("a thread: can't be cancelled")) == (2, 1)
     assert f"The handler process of group mail of {URLS[1]} did not answer" in page
     assert len(told["calls"]) == 3
