@@ -88,7 +88,7 @@ class Schedules(Client):
         Raises:
             ConfigError: a name or a value is wrong, a key is missing, or the permission to write is missing.
             BrokerUnavailable: it is unknown whether it was written.
-            TypeError: unknown setting, or JSON can't encode the value.
+            TypeError: unknown setting.
         """
         return await self._merge(name, settings, keep=False)
 
@@ -140,7 +140,7 @@ class Schedules(Client):
             try:
                 wanted["value"] = JSON.encode(value).decode()
             except (TypeError, ValueError) as error:
-                raise type(error)(f"schedule {name!r}: value: {error}") from error
+                raise ConfigError(f"schedule {name!r}: value: expected text, or a value for JSON: {error}") from error
 
         def merged(former: Mapping[str, Any]) -> dict[str, Any]:
             said = {**(former if keep else {}), **wanted}

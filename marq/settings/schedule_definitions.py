@@ -218,7 +218,7 @@ def _text_of(value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"expected text, or a value that JSON has, not {value!r} ({error})") from error
+        raise ConfigError(f"expected text, or a value for JSON, not {value!r} ({error})") from error
 
 
 def _value(value: object) -> None:

@@ -24,6 +24,7 @@ from marq_worker.handlers.loaded_handlers import (
     decorated_settings,
     load_handlers_of,
     load_modules,
+    modules_in,
     surrounding,
     without_handlers,
 )
@@ -95,8 +96,11 @@ class HandlersRole(Service):
         """Run handlers as the definitions say, now and after each change."""
         await self._look_for_topics()
         for module in without_handlers(self._modules):
+            inner = modules_in(module)
             log.warning(
-                "MARQ_HANDLERS: module %r has no function with @marq.handler(...), so none of its functions run", module
+                "MARQ_HANDLERS: module %r has no function with @marq.handler(...), so none of its functions run%s",
+                module,
+                f"; it is a package, so name its modules: {', '.join(inner)}" if inner else "",
             )
         await self.add_runtime_dependency(self._processes)
         self._end_listening = self._queues.listen(self._follow)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pkgutil
 import sys
 from collections.abc import Iterable
 from types import ModuleType
@@ -78,6 +79,12 @@ def without_handlers(modules: tuple[str, ...]) -> list[str]:
     """Return the modules that have nothing for a worker to run, perhaps because a decorator was forgotten."""
     around = surrounding(modules)
     return [name for name in modules if name not in around and not handlers_in(load_module(name))]
+
+
+def modules_in(package: str) -> list[str]:
+    """Return the modules directly in a package, none for a module."""
+    path = getattr(load_module(package), "__path__", ())
+    return [f"{package}.{module.name}" for module in pkgutil.iter_modules(path)]
 
 
 def modules_around(group: HandlerGroup, handlers: Iterable[str]) -> list[ModuleType]:

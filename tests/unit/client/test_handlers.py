@@ -15,6 +15,7 @@ import pytest
 from marq.client.codecs import BYTES, JSON
 from marq.consumer.handlers import HandlerDefinition, by_queue, check_handler, definitions_of, handler, handlers_in
 from marq.settings.queue import CHECKS, check_document, queue_settings
+from marq.settings.queue_options import HandlerOptions
 from marq.wire.errors import ConfigError
 
 
@@ -82,7 +83,7 @@ def test_a_decorator_takes_the_settings_of_a_table_of_marq_toml(make_module) -> 
         "paused": False, "ordering": "none", "on_dead_letter": "continue", "start": "earliest",
         "deduplication_window": 60, "shutdown_timeout": 5,
     }  # fmt: skip
-    assert given.keys() == CHECKS.keys() - {"handler"}
+    assert given.keys() == HandlerOptions.__annotations__.keys() == CHECKS.keys() - {"handler"}
 
     @handler("letters", **given)  # type: ignore[arg-type]
     def post(message: object) -> None: ...

@@ -123,7 +123,7 @@ async def test_a_start_that_is_written_with_that_of_a_longer_lease_does_not_leng
 async def test_the_attempt_of_a_start_that_is_being_written_counts_for_the_consumer_that_delivers_again(
     make_rig: MakeRig,
 ) -> None:
-    """Found by seed 16: the start reached the log after the lease, and the next delivery in place had the same attempt."""
+    """Found by seed 16: the start reached the log after the lease's end, so the next delivery had the same attempt."""
     rig, handler = make_rig(), Handler()
     rig.add(1)
     pool = rig.work(handler, 1)
