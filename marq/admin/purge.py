@@ -193,6 +193,8 @@ class _Purging:
         self._delayed: dict[Source, set[int]] = {}
         #: The record that this purge published last; before that, the one that it takes over from.
         self._published: Purge | None = queues.definitions.purge(queue)
+        #: The purge before this one: most of its records have ended already, and must not be counted again.
+        self._former: Purge | None = None
         #: The messages that were in flight before the pause, which makes consumers release those not in a handler.
         self._held: set[tuple[Source, int]] = set()
         self._done = self._of = 0
@@ -284,7 +286,12 @@ class _Purging:
             known = self._extent.ends
             ends = {source: min(stop, known.get(source, starts[source])) for source, stop in stops.items()}
         definitions = self._queues.definitions
-        purge = Purge(until_ms, ends, starts).after(definitions.purge(self._queue), stops)
+        former = definitions.purge(self._queue)
+        purge = Purge(until_ms, ends, starts).after(former, stops)
+        if former is not None:
+            # An end beyond that of a partition dates from before the topic was recreated.
+            known = {source: end for source, end in former.ends.items() if end <= stops.get(source, 0)}
+            self._former = replace(former, ends=known)
         purge = purge.outweighing(definitions.begin(self._queue))
         await self._publish(purge)
         return purge
@@ -334,6 +341,8 @@ class _Purging:
             zip(read.offsets, read.keys, read.timestamps, strict=True)
         ):
             if (key is not None and record_key != key) or self._is_acquired(source, read, index):
+                continue
+            if self._former is not None and self._former.has_ended(source, offset, sent_ms):
                 continue
             if purge.left(source, offset, sent_ms):
                 kept.append(offset)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+from marq.consumer.tracebacks import of_handler
 from marq.kafka.outage_log import SUMMARY_S
 from marq.wire.errors import error_text
 
@@ -58,10 +59,13 @@ class FailureLog:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error_text(error)}"
         text = text.strip().partition("\n")[0][:_MAX_CHARACTERS]
         more = f" and {len(messages) - 1:,} more messages" if len(messages) > 1 else ""
-        shown = isinstance(error, BaseException) and traceback and (level == logging.DEBUG or self._is_new(error))
+        shown = None
+        if isinstance(error, BaseException) and traceback and (level == logging.DEBUG or self._is_new(error)):
+            raised = error.__traceback__
+            shown = type(error), error, None if raised is None else of_handler(raised)
         log.log(
             level, "queue %s: %s: %s (%s%s)", message.queue, consequence.text, text, message.id, more,
-            exc_info=error if isinstance(error, BaseException) and shown else None,
+            exc_info=shown,
             # Fields of a log in JSON; the text of an error may look like some.
             extra={
                 "marq_fields": {

@@ -17,7 +17,7 @@ def traceback_text(error: BaseException) -> str:
         return ""
     try:
         formatted = traceback.TracebackException(
-            type(error), error, _of_handler(error.__traceback__), limit=-_MAX_FRAMES, compact=True
+            type(error), error, of_handler(error.__traceback__), limit=-_MAX_FRAMES, compact=True
         )
         return "".join(formatted.format()).rstrip()[-_MAX_CHARACTERS:]
     except Exception:
@@ -25,7 +25,8 @@ def traceback_text(error: BaseException) -> str:
         return ""
 
 
-def _of_handler(raised: TracebackType) -> TracebackType:
+def of_handler(raised: TracebackType) -> TracebackType:
+    """Return the part of a traceback that begins in the handler, or all of it if no frame is the handler's."""
     frame: TracebackType | None = raised
     while frame is not None:
         if str(frame.tb_frame.f_globals.get("__name__")).partition(".")[0] not in _CALLERS:

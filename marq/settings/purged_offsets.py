@@ -44,6 +44,11 @@ class Purge:
         """Return the highest timestamp of purged records in a partition."""
         return self.untils_ms.get(source, self.until_ms)
 
+    def has_ended(self, source: Source, offset: int, timestamp_ms: int) -> bool:
+        """Return whether a record is purged and certainly has its markers."""
+        may_lack = offset >= self.starts[source] if source in self.starts else False
+        return not may_lack and not self.left(source, offset, timestamp_ms)
+
     def done(self, *, in_flight: bool = False) -> Purge:
         """Return the purge after all its records have their markers."""
         return replace(self, starts={}, in_flight=in_flight)

@@ -10,6 +10,7 @@ from marq.kafka.inspector import Inspector
 from marq.kafka.owned_partitions import OPEN, open_counts
 from marq.settings.client import ClientSettings
 from marq_worker.handlers.handler_watch import merged
+from marq_worker.queue_states import open_breakers
 from marq_worker.web.partition_statistics import add_up, backlog_of
 from marq_worker.web.peers import ask_workers
 
@@ -25,6 +26,8 @@ class OpenReport:
     backlog: bool = False
     #: Removed handlers by queue, as :meth:`agents.removed_handlers.RemovedHandlers.metrics`.
     removed_handlers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: The queues whose circuit breaker is not closed.
+    open_breakers: frozenset[str] = frozenset()
 
     def of(self, queue: str) -> dict[str, int]:
         metrics = self.queues.get(queue, {})
@@ -39,7 +42,8 @@ async def told_by_workers(client: ClientSettings, ends: Mapping[int, int] | None
     # With ``ends``, the owners' positions show whether another worker may have more.
     complete = (members.settled if ends is not None else everyone) and covers(metrics, ends)
     backlog = backlog_of(metrics, everyone=everyone and complete)["complete"]
-    return OpenReport(add_up(metrics), complete, len(members.urls), backlog, merged(metrics))
+    breakers = frozenset(open_breakers(metrics))
+    return OpenReport(add_up(metrics), complete, len(members.urls), backlog, merged(metrics), breakers)
 
 
 def covers(answers: Sequence[Mapping[str, Any]], ends: Mapping[int, int] | None) -> bool:

@@ -10,6 +10,7 @@ from marq.core.storage.handling_times import quantile_ms
 from marq_worker.backlog.consumer_watch import has_no_consumer
 from marq_worker.handlers.handler_watch import removed
 from marq_worker.handlers.stuck_processes import quiet_workers, stuck_processes
+from marq_worker.queue_states import STATES, open_breakers, queue_state
 from marq_worker.readable import span
 from marq_worker.web.partition_statistics import empty_metrics, recreated
 
@@ -33,7 +34,6 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
 )
 #: Sort keys; consumers are only looked up for the rows of a page. The age of unfinished messages has no column.
 KEYS = (*(key for key, _, _ in COLUMNS if key != "consumers"), "oldest_seconds")
-STATES = ("busy", "waiting", "idle", "no consumer", "paused", "breaker open")
 #: Times on the page of a queue, and the share of messages that took no longer.
 QUANTILES: Mapping[str, float] = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_seconds": 0.99}
 #: Queues that one alarm names.
@@ -103,21 +103,29 @@ def queue_rows(
     empty: Mapping[str, float] = empty_metrics()
     if metrics["backlog"]["counted"]:
         empty = {**empty, "waiting": 0, "arrived_per_second": 0.0}
-    handled = metrics.get("handled", {})
+    handled, removed_handlers = metrics.get("handled", {}), metrics.get("removed_handlers", {})
+
+    def state(queue: str) -> str:
+        row = queues.get(queue, empty)
+        return queue_state(
+            row, paused=bool(documents.get(queue, {}).get("paused")), breaker_open=queue in opened,
+            removed_handler=queue in removed_handlers, no_consumer=has_no_consumer(row),
+        )  # fmt: skip
+
     return [
-        _row(queue, queues.get(queue, empty), opened.get(queue, ""), documents.get(queue, {}), handled.get(queue, ()))
+        _row(queue, queues.get(queue, empty), state(queue), documents.get(queue, {}), handled.get(queue, ()))
         | ({} if dead is None else {"dead_letters": dead.get(queue, 0)})
         for queue in sorted({*queues, *defined, *(dead or ())})
     ]
 
 
 def _row(
-    queue: str, row: Mapping[str, Any], breaker: str, document: Mapping[str, Any], handled: Sequence[int]
+    queue: str, row: Mapping[str, Any], state: str, document: Mapping[str, Any], handled: Sequence[int]
 ) -> dict[str, Any]:
     paused = document.get("paused", False)
     return {
         "queue": queue,
-        "state": _state(row, breaker, paused=bool(paused)),
+        "state": state,
         "paused_until": paused if isinstance(paused, str) else None,
         # Only with a backlog counter.
         "waiting": row.get("waiting"),
@@ -148,18 +156,6 @@ def quantiles(counts: Sequence[int]) -> dict[str, float | None]:
     return {name: None if time_ms is None else time_ms / 1000 for name, time_ms in times_ms.items()}
 
 
-def _state(row: Mapping[str, Any], breaker: str, *, paused: bool) -> str:
-    if paused:
-        return "paused"
-    if breaker:
-        return "breaker open"
-    if has_no_consumer(row):
-        return "no consumer"
-    if row["in_flight"] or row["acquired_per_second"] or row["acked_per_second"]:
-        return "busy"
-    return "waiting" if row.get("waiting") else "idle"
-
-
 def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sums = {
         name: sum(row[name] for row in rows)
@@ -184,17 +180,6 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "arrived_per_second": sum(arrived) if arrived else None,
         "oldest_seconds": max(oldest, default=None),
         "oldest_waiting_seconds": max(oldest_waiting, default=None),
-    }
-
-
-def open_breakers(workers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the queues whose circuit breaker is not closed, with its state."""
-    return {
-        queue: breaker["state"]
-        for worker in workers
-        for process in worker.get("handlers", ())
-        for queue, breaker in process.get("breakers", {}).items()
-        if breaker["state"] != "closed"
     }
 
 

@@ -60,7 +60,9 @@ def levels() -> Iterator[None]:
         logging.getLogger(name).setLevel(level)
 
 
-def test_lines_of_faust_are_hidden_and_ours_are_not(levels: None) -> None:
+def test_lines_of_faust_are_hidden_and_ours_are_not(levels: None, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
     hide_faust()
 
     for name in ("faust.worker", "mode.services", "aiokafka.conn", "marq_worker.faust_worker"):

@@ -1,4 +1,4 @@
-"""What the log says of messages that fail: what happens next, and not more lines than a person can read."""
+"""What the log says of messages that fail: what happens next, in a limited number of lines."""
 
 from __future__ import annotations
 

@@ -167,6 +167,7 @@ async def test_a_failure_is_logged_once_with_its_traceback_and_without_the_paylo
         f"queue q: attempt 1 of 5 failed, retry in {wait_s:.3g} s: KeyError: 'no such customer' (t/0/0)"
     )
     assert "in charge" in caplog.text
+    assert "handler_pool" not in (record.exc_text or "")
     assert "payload" not in caplog.text
 
 
