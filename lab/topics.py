@@ -75,9 +75,9 @@ class TopicScan:
                 for record in records:
                     yield record
 
-    async def to_end(self, end: Position | None = None) -> AsyncIterator[Any]:
-        """Iterate over the records that were not read yet, up to the current end, or up to ``end``."""
-        end = await self.end() if end is None else end
+    async def to_end(self) -> AsyncIterator[Any]:
+        """Iterate over the records that were not read yet, up to the current end."""
+        end = await self.end()
         # The position passes records that are not returned: control records of transactions, and aborted records.
         while any([await self._consumer.position(tp) < end[tp.partition] for tp in self._partitions]):
             for records in (await self._consumer.getmany(timeout_ms=_FETCH_MS)).values():
