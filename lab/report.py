@@ -1,8 +1,28 @@
-"""Text that programs write between two marks of a page of the documentation."""
+"""Tables for terminals and pages, and the text between two marks of a page of the documentation."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
+
+
+def terminal_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table whose first column is text, and all others numbers; without ``head``, it has no line for it."""
+    rows = list(rows)
+    table = Table(title=title or None, title_justify="left", show_header=bool(head))
+    for index, name in enumerate(head or rows[0]):
+        table.add_column(name if head else "", justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def page_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown whose first column is text, and all others numbers."""
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def placed(page: str, mark: str, text: str) -> str:

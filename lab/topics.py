@@ -78,14 +78,11 @@ class TopicScan:
     async def to_end(self) -> AsyncIterator[Any]:
         """Iterate over the records that were not read yet, up to the current end."""
         end = await self.end()
-        while True:
+        # The position passes records that are not returned: control records of transactions, and aborted records.
+        while any([await self._consumer.position(tp) < end[tp.partition] for tp in self._partitions]):
             for records in (await self._consumer.getmany(timeout_ms=_FETCH_MS)).values():
                 for record in records:
                     yield record
-            # The position passes records that are not returned: control records of transactions, and aborted records.
-            positions = {tp.partition: await self._consumer.position(tp) for tp in self._partitions}
-            if all(positions[partition] >= offset for partition, offset in end.items()):
-                return
 
 
 async def read_logs(

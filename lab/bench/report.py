@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.bench.suite import BenchRow, RowOutcome, Size, format_number, measure
+from lab.report import terminal_table
 from marq_worker.broker import java
 from marq_worker.broker.downloads import VERSION as KAFKA_VERSION
 
@@ -50,11 +51,12 @@ def show(outcomes: Sequence[RowOutcome], console: Console) -> None:
             console.print(_medians_table(outcome))
         for system, reason in outcome.skipped.items():
             console.print(f"{system}: skipped: {reason}", highlight=False)
-    table = Table("bar", "limit", "found", "met")
-    for bar in [bar for outcome in outcomes for bar in outcome.bars]:
-        limit, found = (f"{number:,.2f} {bar.unit}" for number in (bar.limit, bar.found))
-        table.add_row(bar.what, limit, found, "yes" if bar.met else "NO")
-    console.print(table)
+    bars = [
+        (bar.what, f"{bar.limit:,.2f} {bar.unit}", f"{bar.found:,.2f} {bar.unit}", "yes" if bar.met else "NO")
+        for outcome in outcomes
+        for bar in outcome.bars
+    ]
+    console.print(terminal_table("", ("bar", "limit", "found", "met"), bars))
     for outcome in outcomes:
         if outcome.error:
             console.print(f"{outcome.row.name}: FAILED: {outcome.error.splitlines()[-1]}", highlight=False)
@@ -70,11 +72,11 @@ def exit_code(outcomes: Sequence[RowOutcome]) -> int:
 def _medians_table(outcome: RowOutcome) -> Table:
     medians = outcome.medians
     runs = max(len(runs) for runs in outcome.runs.values())
-    table = Table("medians", *medians, title=f"{outcome.row.name} ({runs} runs)", title_justify="left")
-    for key in dict.fromkeys(key for measurements in medians.values() for key in measurements):
-        cells = (format_number(measurements[key]) if key in measurements else "" for measurements in medians.values())
-        table.add_row(key.replace("_", " "), *cells)
-    return table
+    rows = [
+        (key.replace("_", " "), *[format_number(found[key]) if key in found else "" for found in medians.values()])
+        for key in dict.fromkeys(key for measurements in medians.values() for key in measurements)
+    ]
+    return terminal_table(f"{outcome.row.name} ({runs} runs)", ("medians", *medians), rows)
 
 
 def kept(outcomes: Sequence[RowOutcome]) -> dict[str, Any]:

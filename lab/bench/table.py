@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lab.bench.report import RESULTS
 from lab.bench.rows.drain import AIOKAFKA, GROUP, ITERATE, QUORUM, RUN, RUN_BATCH, SHARE
 from lab.bench.suite import format_number
-from lab.report import placed
+from lab.report import page_table, placed
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -79,7 +79,7 @@ def _drains(medians: Medians) -> str:
         "first message after",
         "CPU seconds: client, worker, broker",
     )
-    return _table(head, [_drain(NAMES.get(name, name), found) for name, found in medians.items()])
+    return page_table(head, [_drain(NAMES.get(name, name), found) for name, found in medians.items()])
 
 
 def _drain(name: str, found: Mapping[str, float]) -> Sequence[str]:
@@ -91,7 +91,7 @@ def _drain(name: str, found: Mapping[str, float]) -> Sequence[str]:
 def _work(cells: Mapping[str, Medians]) -> str:
     systems = [name for name in (RUN, SHARE, GROUP) if all(name in medians for medians in cells.values())]
     rows = [[_waiting(cell), *(rate(medians[name]) for name in systems)] for cell, medians in cells.items()]
-    return _table(("waiting time per message; rates in messages/s", *systems), rows)
+    return page_table(("waiting time per message; rates in messages/s", *systems), rows)
 
 
 def _waiting(cell: str) -> str:
@@ -103,7 +103,7 @@ def _rabbitmq(row: Mapping[str, Any]) -> str:
     if QUORUM not in medians:
         return f"RabbitMQ was not measured: {row['skipped'][QUORUM]}."
     rows = [(name, rate(found)) for name, found in medians.items()]
-    return _table(("a tenth as many messages (RabbitMQ syncs each to disk; Kafka does not)", "messages/s"), rows)
+    return page_table(("a tenth as many messages (RabbitMQ syncs each to disk; Kafka does not)", "messages/s"), rows)
 
 
 def _bars(bars: Sequence[Mapping[str, Any]]) -> str:
@@ -113,7 +113,7 @@ def _bars(bars: Sequence[Mapping[str, Any]]) -> str:
          format_number(bar["found"]), "yes" if bar["met"] else "**no**")
         for bar in bars
     ]  # fmt: skip
-    return _table(("bar", "limit", "measured", "met"), rows)
+    return page_table(("bar", "limit", "measured", "met"), rows)
 
 
 def _limit(number: str, unit: str) -> str:
@@ -123,11 +123,6 @@ def _limit(number: str, unit: str) -> str:
 
 def rate(found: Mapping[str, float]) -> str:
     return f"{round(found['rate'], -3 if found['rate'] >= 10_000 else -2):,.0f}"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from lab.proof.evidence import gather
 from lab.proof.findings import Report, told
 from lab.proof.history import Event
 from lab.proof.states import DEAD_LETTERED, REDELIVERED
+from lab.report import terminal_table
 
 #: Statistics that the checker and the data pipeline's audit have under the same names.
 SHARED = ("sent", "acked", "dead", "acked_and_dead", "lost", "duplicates", "redelivered")
@@ -198,18 +199,9 @@ def _listed(title: str, items: Sequence[str]) -> list[str]:
 
 
 def _tables(account: Account, statistics: dict[str, Any]) -> Iterator[Table]:
-    yield _table("messages, by id", [(text, statistics[name]) for name, text in _ROWS.items()])
+    yield terminal_table("messages, by id", (), [(text, f"{statistics[name]:,}") for name, text in _ROWS.items()])
     causes = [
-        (f"{cause}: {Why(cause).name.lower().replace('_', ' ')}", count)
+        (f"{cause}: {Why(cause).name.lower().replace('_', ' ')}", f"{count:,}")
         for cause, count in sorted(account.report.causes.items())
     ]
-    yield _table("duplicates, by their cause in docs/guarantees.md", causes or [("none", 0)])
-
-
-def _table(title: str, rows: Iterable[tuple[str, int]]) -> Table:
-    table = Table(title=title, title_justify="left", min_width=60, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for text, count in rows:
-        table.add_row(text, f"{count:,}")
-    return table
+    yield terminal_table("duplicates, by their cause in docs/guarantees.md", (), causes or [("none", "0")])

@@ -43,14 +43,14 @@ def test_the_last_line_adds_up_and_names_what_failed() -> None:
     }  # fmt: skip
 
 
-def test_a_scenario_has_its_figures_in_the_table() -> None:
+def test_a_scenario_has_its_numbers_in_the_table() -> None:
     passed, failed = numbers(result()), numbers(result(lost=1))
 
     assert passed == ["100", "0", "3 (2 by 1, 1 by 6)", "1.2 s"]
     assert failed == ["100", "1", "3 (2 by 1, 1 by 6)", "**failed**"]
 
 
-def test_figures_name_second_dead_letters_and_messages_that_are_handled_and_dead() -> None:
+def test_numbers_name_second_dead_letters_and_messages_that_are_handled_and_dead() -> None:
     ended = result()
     ended.statistics.update(dead_twice=4, done_and_dead={"1": 2, "6": 3})
 
@@ -67,7 +67,7 @@ def test_the_page_describes_each_scenario_and_no_others() -> None:
     assert {len(row.split(" | ")) for row in rows} == {6}
 
 
-def test_figures_of_scenarios_that_were_played_alone_go_into_their_rows_and_leave_the_others() -> None:
+def test_numbers_of_scenarios_that_were_played_alone_go_into_their_rows_and_leave_the_others() -> None:
     head = "12 of 12 passed\n\n| what happens |\n|---|"
     rows = [f"| old (`{QUICK[0].name}`) | seen | 7 | 0 | 0 | - |", "| another (`another`) | x | 8 | 0 | 0 | - |"]
 
