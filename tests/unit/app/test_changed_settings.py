@@ -32,7 +32,7 @@ async def test_a_setting_is_changed_shown_and_undone() -> None:
     [
         ("leese", "5", "unknown setting 'leese'; expected one of lease"),
         ("lease", "0", "queue .emails.: lease"),
-        ("lease", "soon", "expected a value as in marq.toml"),
+        ("lease", "soon", "expected a duration such as"),
         ("max_lease", "1", "max_lease = 1 .* is shorter than lease"),
     ],
 )

@@ -254,8 +254,7 @@ async def running(program: str, monkeypatch: pytest.MonkeyPatch) -> HandlersProc
             reported.set()
 
     monkeypatch.setattr("marq_worker.handlers.supervisor.reports", noted)
-    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
-    processes = HandlersProcesses(1, None, lambda code: None)
+    processes = HandlersProcesses(1, [sys.executable, "-c", program], lambda code: None)
     await processes.start()
     processes.want({"a": group("a", "emails")})
     await asyncio.wait_for(reported.wait(), 60)

@@ -26,7 +26,7 @@ def definitions(*queues: str, **settings: Any) -> Definitions:
     return found
 
 
-def row_of(told: Open, known: Definitions, waiting: int = 0, lonely: tuple[str, ...] = ()) -> dict[str, Any]:
+def row_of(told: OpenReport, known: Definitions, waiting: int = 0, lonely: tuple[str, ...] = ()) -> dict[str, Any]:
     counted = Waiting(counts=Counter(emails=waiting))
     [row] = described(known, told, counted, {}, ["emails"], lonely)["queues"]
     return dict(row)
