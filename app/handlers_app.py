@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib
 import logging
 import os
 import signal
@@ -22,12 +21,12 @@ from marq.kafka.assignor import SpreadAssignor
 from marq.kafka.topics import ensure_topics, own_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
-from marq.wire.errors import ConfigError, MarqError
+from marq.wire.errors import MarqError
 from marq_worker.agents import queue_consumer
 from marq_worker.app.faust_app import MarqApp, new_app
 from marq_worker.config.settings import AppSettings, shutdown_limit_s
 from marq_worker.handlers.handler_groups import HandlerGroup
-from marq_worker.handlers.handlers_process import HandlersProcess
+from marq_worker.handlers.handlers_process import HandlersProcess, trace_handlers
 from marq_worker.handlers.worker_pipes import LOOK_SECONDS, Reporter, follow_parent
 from marq_worker.progress import ProgressReport
 from marq_worker.readable import or_exit
@@ -138,14 +137,6 @@ class HandlersApp(MarqApp):
         """End the process; the worker restarts it."""
         log.critical("group %s: its handlers cannot continue: %s", self.group.name, error)
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def trace_handlers() -> None:
-    """Trace handlers; OpenTelemetry's own settings choose the exporter."""
-    try:
-        importlib.import_module("marq.tracing").instrument()
-    except ImportError as error:
-        raise ConfigError(f"MARQ_TRACING: {error}") from error
 
 
 def create_handlers_app(settings: AppSettings, client: ClientSettings, process: HandlersProcess) -> HandlersApp:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,11 +23,8 @@ from mode import Service
 
 from marq.kafka.connection import client_options
 from marq.kafka.topics import Topics, ensure_topics, missing_topics
-from marq.queues.following import SYNC_LIMIT_S
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
-from marq.settings.placements import SYNCED_S
-from marq.wire.errors import MarqError
 from marq_worker import client_id, former_member
 from marq_worker.agents import queue_consumer, timer, tracker
 from marq_worker.app import IMPORTED_S
@@ -45,7 +41,7 @@ from marq_worker.handlers.handlers_role import HandlersRole
 from marq_worker.handlers.supervisor import HandlersProcesses, command
 from marq_worker.memory import Heap, look_for_garbage_rarely
 from marq_worker.owner.owner_context import OwnerContext
-from marq_worker.owner.placement_keeper import PlacementKeeper
+from marq_worker.owner.placement_keeper import PlacementKeeper, synced
 from marq_worker.owner.tracker_owners import TrackerOwners
 from marq_worker.process_usage import ProcessUsage
 from marq_worker.progress import ProgressReport
@@ -239,13 +235,6 @@ class WorkerApp(MarqApp):
                 reports[markers] = replace(standing, progress=(count, *standing.progress))
         return reports
 
-    async def _sync_queues(self) -> None:
-        if time.monotonic() - self.queues.synced_s > SYNCED_S:
-            try:
-                await self.queues.sync(SYNC_LIMIT_S)
-            except MarqError as error:
-                raise TimeoutError(str(error)) from error
-
     def _surroundings(self, topics: Topics) -> OwnerContext:
         markers = self.settings.names.markers
 
@@ -274,7 +263,7 @@ class WorkerApp(MarqApp):
             markers_partitions=topics.markers_partitions,
             schedules=lambda: self.queues.definitions.schedules,
             placement=self.queues.definitions.placement,
-            heard=self._sync_queues,
+            heard=partial(synced, self.queues),
             worker=f"{self.conf.broker_client_id} on {socket.gethostname()} ({self.conf.canonical_url})",
         )
 
