@@ -21,6 +21,7 @@ from marq.client.codecs import Codec, V
 from marq.client.dead_letter import DeadLetter, time_of
 from marq.client.lifecycle import CodecClient, Lifecycle
 from marq.core.deliveries import dead_letter_records
+from marq.dead_letters.error_kinds import error_kind
 from marq.dead_letters.filters import DeadLetterFilter, Filters
 from marq.dead_letters.log import DeadLetterLog, Stored, open_dead_letter_log
 from marq.dead_letters.redrive import RedriveLimits, RedriveProgress, RedriveRequester
@@ -166,7 +167,7 @@ class DeadLetters(CodecClient[Topics, V], Generic[V]):
         """
         fits = self._fitting("kinds", queue, filters)
         async with self._reading() as log:
-            survey = Survey(self._settings.names.dead_letters, fits, dead_letter_records.kind_of)
+            survey = Survey(self._settings.names.dead_letters, fits, error_kind)
             await survey.make(log)
         kinds = [
             KindCount(*group, letters, time_of(oldest.dead_lettered_at_ms), time_of(newest.dead_lettered_at_ms))
