@@ -11,7 +11,7 @@ from rich.table import Table
 def terminal_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Return a table whose first column is text, and all others numbers; without ``head``, it has no line for it."""
     rows = list(rows)
-    table = Table(title=title or None, title_justify="left", show_header=bool(head))
+    table = Table(title=title or None, title_justify="left", show_header=bool(head), min_width=len(title) + 4)
     for index, name in enumerate(head or rows[0]):
         table.add_column(name if head else "", justify="right" if index else "left")
     for row in rows:
