@@ -28,10 +28,9 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
-from marq.admin.purge_errors import PurgeEnded, naming_the_pause
 from marq.admin.purge_extent import (
     Extent,
     check_purgeable,
@@ -57,6 +56,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import purge_key
 from marq.settings.purged_offsets import Purge
+from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import NOW, Ack, Source
 from marq.wire.record_headers import deliver_at_ms
 
@@ -68,6 +68,42 @@ FAR_MS = 3_600_000
 SKEW_MS = 600_000
 #: How many messages are cancelled at a time.
 AT_ONCE = 2_000
+
+
+class PurgeEnded(MarqError):
+    """Another purge or a user has decided whether the queue stays paused."""
+
+    @classmethod
+    def by_another(cls, queue: str) -> PurgeEnded:
+        return cls(
+            f"queue {queue!r}: another purge has taken over, so this one has ended; the other one completes it and"
+            " decides whether the queue stays paused"
+        )
+
+    @classmethod
+    def by_resuming(cls, queue: str) -> PurgeEnded:
+        return cls(
+            f"queue {queue!r}: it was resumed during the purge, so the purge has ended early: purge it again to"
+            " complete it"
+        )
+
+
+@contextmanager
+def naming_the_pause(queue: str, *, certain: bool = True) -> Iterator[None]:
+    """Add to errors that the queue is still paused, because the next purge cannot know which purge paused it.
+
+    ``certain=False`` is for the pause itself: after an error, the queue may be paused.
+    """
+    # A ConfigError refuses a pause before it is written.
+    unchanged = PurgeEnded if certain else ConfigError
+    try:
+        yield
+    except unchanged:
+        raise
+    except MarqError as error:
+        state = "is" if certain else "may be"
+        error.args = (f"{error}; queue {queue!r} {state} paused: purge it again, then resume it",)
+        raise
 
 
 @dataclass(frozen=True, slots=True)

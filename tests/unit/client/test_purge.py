@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from marq.admin import purge as purging
-from marq.admin.purge_errors import PurgeEnded
+from marq.admin.purge import PurgeEnded
 from marq.client.receipt import Receipt
 from marq.core.lease_book import LeaseBook
 from marq.core.storage.rows import State
