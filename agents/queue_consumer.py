@@ -147,11 +147,11 @@ class Handlers:
         calls = [
             {
                 "queue": message.queue,
-                "handler": self.group.queues[message.queue].handler,
+                "handler": self._name_of(message),
                 "id": message.id,
                 "attempt": message.attempt,
                 "seconds": round(seconds, 3),
-                "cancellable": pool.cancellable,
+                "cancellable": pool.cancellable(message),
             }
             for pool in (() if session is None else list(session.pools))
             for message, seconds in pool.calls()

@@ -164,10 +164,9 @@ class HandlerPool(ABC, Generic[Work]):
         """The messages that handlers have now."""
         return [message for work in self._current if work is not None for message in self._messages(work)]
 
-    @property
-    def cancellable(self) -> bool:
-        """Whether calls can be cancelled: plain functions run in threads, which can't be."""
-        return self._threads is None
+    def cancellable(self, message: Message) -> bool:
+        """Return whether the call with a message can be cancelled: plain functions run in threads, which can't be."""
+        return not in_thread(self._function, message)
 
     def calls(self) -> list[tuple[Message, float]]:
         """Return the messages that handlers have now, and for how many seconds; may be called in any thread."""
@@ -182,10 +181,10 @@ class HandlerPool(ABC, Generic[Work]):
     def cancel(self, message_id: str, *, counted: bool) -> None:
         """Cancel the call that has a message, if it still runs, as an operator wants; ``counted``: it is a failure."""
         for index, work in enumerate(self._current):
-            if work is None or not self.cancellable or self._cancelled or index in self._interrupted:
+            if work is None or self._cancelled or index in self._interrupted or self.tasks[index].done():
                 continue
             messages = self._messages(work)
-            if any(message.id == message_id for message in messages) and not self.tasks[index].done():
+            if any(message.id == message_id for message in messages) and self.cancellable(messages[0]):
                 log.warning("handler is cancelled by an operator: %s", _describe(messages))
                 self._interrupted[index], self._cancels[index] = HandlerCall(messages), counted
                 self.tasks[index].cancel(handler_failures.CANCELLED_BY_OPERATOR)

@@ -393,12 +393,13 @@ async def test_a_plain_function_is_not_cancelled_because_its_thread_goes_on(make
 
     pool = rig.work(handler)
     assert await asyncio.to_thread(begun.wait, LIMIT_S)
+    [(message, _)] = pool.calls()
     pool.cancel("t/0/0", counted=True)
     go_on.set()
     await rig.settler.until(lambda: bool(rig.acked))
     await pool.stop(1)
 
-    assert (pool.cancellable, rig.released) == (False, {})
+    assert (pool.cancellable(message), rig.released) == (False, {})
 
 
 async def test_what_handlers_do_now_and_for_how_long(make_rig, work) -> None:
@@ -415,7 +416,7 @@ async def test_what_handlers_do_now_and_for_how_long(make_rig, work) -> None:
     await spin()
 
     assert [(message.id, seconds) for message, seconds in during] == [("t/0/0", 7.0)]
-    assert (before, pool.calls(), pool.cancellable) == ([], [], True)
+    assert (before, pool.calls(), pool.cancellable(during[0][0])) == ([], [], True)
     await pool.stop(1)
 
 

@@ -321,6 +321,42 @@ async def test_a_lost_lease_cancels_a_coroutine_and_not_the_thread_of_the_same_q
     assert sum("runs in a thread" in text for text in lost) == 1
 
 
+async def test_an_operator_cancels_a_coroutine_and_not_the_thread_of_the_same_queue() -> None:
+    release, entered = threading.Event(), threading.Event()
+    begun, done = asyncio.Event(), list[str]()
+
+    @marq.handler("mail", type="plain")
+    def plain(message: marq.Message) -> None:
+        entered.set()
+        release.wait(30)
+        done.append("plain")
+
+    @marq.handler("mail", type="coroutine", max_attempts=1)
+    async def coroutine(message: marq.Message) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with Broker() as broker, broker.producer() as producer, broker.worker(plain, coroutine) as worker:
+        await producer.send(plain, b"x")
+        await producer.send(coroutine, b"x")
+        await broker.advance(0, settle=False)
+        await asyncio.wait_for(begun.wait(), 30)
+        await asyncio.to_thread(entered.wait, 30)
+        [pool] = worker._groups[0]._session.pools
+        calls = {message.type: message for message, _ in pool.calls()}
+        assert {kind: pool.cancellable(message) for kind, message in calls.items()} == {
+            "plain": False,
+            "coroutine": True,
+        }
+        for message in calls.values():
+            pool.cancel(message.id, counted=True)
+        release.set()
+        await broker.drain("mail")
+        assert [letter.type for letter in broker.dead_letters("mail")] == ["coroutine"]
+
+    assert done == ["plain"]
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
