@@ -89,7 +89,7 @@ class HandlerPool(ABC, Generic[Work]):
         self._interrupted: dict[int, HandlerCall] = {}
         #: Tasks whose current call an operator has cancelled, and whether the attempt counts; also in _interrupted.
         self._cancels: dict[int, bool] = {}
-        #: When each task began the burst that its current call is part of: not each call, which would take time.
+        #: When each task began its current call.
         self._begun_s = [0.0] * concurrency
         self._stopping = False
         #: Whether a stop has cancelled the tasks.
@@ -356,7 +356,7 @@ class HandlerTasks(HandlerPool[Message]):
     async def _work(self, index: int) -> None:
         buffer, acks, handler = self._buffer, self._acks, self._handler
         made, make = buffer.ready.made, buffer.ready.make
-        current, interrupted, codecs = self._current, self._interrupted, self._codecs
+        current, begun, interrupted, codecs = self._current, self._begun_s, self._interrupted, self._codecs
         clock, pop, finish = acks.clock, made.popleft, settlement.finish
         burst = 1
         while not (self._stopping or buffer.closed):
@@ -364,7 +364,7 @@ class HandlerTasks(HandlerPool[Message]):
                 acks.flush_soon()
                 await buffer.wait()
                 continue
-            self._begun_s[index] = begun_s = clock()
+            begun_s = clock()
             buffer.taken.set()
             left = burst
             self._latest = index
@@ -372,7 +372,8 @@ class HandlerTasks(HandlerPool[Message]):
                 left -= 1
                 message = pop()
                 held = message._held
-                if held.expires_s <= clock():
+                now_s = clock()
+                if held.expires_s <= now_s:
                     continue
                 # Right before the call, so that a crash abandons only messages that a handler was about to process.
                 if held.starts is not None:
@@ -384,6 +385,7 @@ class HandlerTasks(HandlerPool[Message]):
                     buffer.taken.set()
                 if codecs is not None:
                     held.codec = codecs(held.queue) or held.codec
+                begun[index] = now_s
                 current[index] = message
                 try:
                     await handler(message)
