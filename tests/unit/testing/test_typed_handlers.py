@@ -202,6 +202,19 @@ async def test_an_at_most_once_queue_dead_letters_a_type_without_a_handler_becau
         ]
 
 
+async def test_no_wait_is_announced_for_a_message_that_is_delivered_at_most_once(
+    calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    welcome = calls.handler(type="welcome", delivery="at-most-once")
+    async with Broker() as broker, broker.producer() as producer, broker.worker(welcome):
+        await producer.send("mail", b"x", type="goodbye")
+        await broker.settle()
+        assert len(broker.dead_letters("mail")) == 1
+
+    [line] = [each.getMessage() for each in caplog.records if "no handler" in each.getMessage()]
+    assert line.startswith("queue mail: attempt 1 of 5 has no handler, now a dead letter: ")
+
+
 @pytest.mark.parametrize("deployed", [True, False])
 async def test_in_an_ordered_queue_a_type_without_a_handler_holds_up_only_its_key(calls: Calls, deployed: bool) -> None:
     welcome, goodbye = calls.handler(type="welcome"), calls.handler(type="goodbye")
