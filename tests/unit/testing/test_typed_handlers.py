@@ -409,6 +409,46 @@ async def test_a_type_is_a_printable_name(wrong: Any) -> None:
             await producer.send("mail", b"x", headers={TYPE_HEADER: "x"})
 
 
+class Opaque:
+    """What pydantic can't decode."""
+
+
+class OpaqueCodec:
+    def encode(self, value: Opaque) -> bytes:
+        return b""
+
+    def decode(self, data: bytes) -> Opaque:
+        return Opaque()
+
+
+@pytest.mark.parametrize(
+    "decorators",
+    [
+        [{"queue": "mail"}, {"queue": "news", "type": "a"}],
+        [{"queue": "news", "type": "a"}, {"queue": "mail"}],
+        [{"queue": "mail"}, {"queue": "mail", "type": "a"}],
+        [{"queue": "mail", "type": "a"}, {"queue": "mail"}],
+    ],
+)
+async def test_a_consumer_looks_only_at_the_decorator_that_is_for_all_messages_of_its_queue(
+    decorators: list[dict[str, Any]],
+) -> None:
+    called = asyncio.Event()
+
+    async def note(value: Opaque) -> None:
+        called.set()
+
+    for each in decorators:
+        marq.handler(**each, codec=OpaqueCodec())(note)
+    async with Broker() as broker, broker.producer() as producer, broker.consumer("mail") as consumer:
+        await producer.send("mail", b"x")
+        running = asyncio.create_task(consumer.run(note))
+        waiting = asyncio.create_task(called.wait())
+        await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        assert waiting.done(), running
+        running.cancel()
+
+
 async def test_a_function_with_several_types_needs_to_be_told_which(calls: Calls) -> None:
     @marq.handler("mail", type="a")
     @marq.handler("mail", type="b")
