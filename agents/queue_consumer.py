@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import heapq
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -16,9 +17,10 @@ import faust
 from faust.types import TP, StreamT
 
 from marq.backend.cluster import cluster_of
-from marq.client.current_producer import SharedProducer
+from marq.client.current_producer import HandlersProducer
 from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Resources, lifespans_in
+from marq.consumer.message import Message
 from marq.consumer.middleware import middleware_in
 from marq.kafka.offset_snapshots import check_room
 from marq.kafka.topics import Topics
@@ -29,9 +31,12 @@ from marq.wire.errors import MarqError
 from marq.wire.markers import Source
 from marq_worker.handlers.handler_groups import HandlerGroup, check_transactional
 from marq_worker.handlers.loaded_handlers import load_handlers, modules_around
-from marq_worker.transport.stream_reader import Partitions, StreamReader
+from marq_worker.transport.stream_reader import FaustConsumerPort, StreamReader
 
 log = logging.getLogger("marq.handlers")
+
+#: Running handlers to tell of one process.
+MAX_CALLS = 100
 
 
 class Handlers:
@@ -41,14 +46,14 @@ class Handlers:
         self.group = group
         self.session: HandlersSession | None = None
         self.reader: StreamReader | None = None
-        self._quiet = False
+        self.quiet = False
 
     async def start(
         self,
         client: ClientSettings,
         topics: Topics,
         definitions: Definitions,
-        partitions: Partitions,
+        partitions: FaustConsumerPort,
         instance_id: str | None,
         shutdown_s: float,
         shutdown_limit_s: float,
@@ -64,7 +69,7 @@ class Handlers:
         self.reader = StreamReader(served, partitions)
         modules = modules_around(self.group, handlers)
         chain, resources = middleware_in(*modules), Resources(lifespans_in(*modules))
-        producer = SharedProducer(functools.partial(Producer.of, client))
+        producer = HandlersProducer(functools.partial(Producer.of, client))
         session = HandlersSession(
             cluster_of(client),
             topics,
@@ -81,7 +86,7 @@ class Handlers:
             shutdown_limit_s=shutdown_limit_s,
         )
         self.session = session
-        if self._quiet:
+        if self.quiet:
             session.set_quiet(True)
         await session.connect()
         if self.session is not session:
@@ -92,8 +97,8 @@ class Handlers:
 
     def set_quiet(self, quiet: bool) -> None:
         """Take no more messages, or take messages again; running handlers continue, and the group stays as it is."""
-        if quiet != self._quiet:
-            self._quiet = quiet
+        if quiet != self.quiet:
+            self.quiet = quiet
             group = self.group.name
             if quiet:
                 log.warning("group %s: quiet, taking no more messages until SIGCONT; running handlers continue", group)
@@ -110,7 +115,7 @@ class Handlers:
     @property
     def breakers(self) -> dict[str, dict[str, Any]]:
         """State and openings of each queue's circuit breaker."""
-        breakers = {} if self.session is None else self.session.receiver.rules.breakers
+        breakers = {} if self.session is None else self.session.receiver.gate.breakers
         return {queue: {"state": breaker.state, "openings": breaker.openings} for queue, breaker in breakers.items()}
 
     @property
@@ -124,8 +129,40 @@ class Handlers:
     def running(self, task: asyncio.Task[Any] | None = None) -> str:
         """Describe the handlers that are running now, or only the one that runs in a task; "" without any."""
         pools = [] if self.session is None else self.session.pools
-        queues = {each.queue for pool in pools if task is None or task in pool.busy_tasks for each in pool.running}
-        return ", ".join(f"handler {self.group.queues[queue].handler} of queue {queue}" for queue in sorted(queues))
+        running = [pool for pool in pools if task is None or task in pool.busy_tasks]
+        names = {(each.queue, self._name_of(each)) for pool in running for each in pool.running}
+        return ", ".join(f"handler {name} of queue {queue}" for queue, name in sorted(names))
+
+    def _name_of(self, message: Message) -> str:
+        handled = self.group.queues[message.queue]
+        kind = message.type if handled.types else None
+        return handled.handler or handled.handlers[0] if kind not in handled.types else handled.types[kind]
+
+    def calls(self) -> list[dict[str, Any]]:
+        """Return what handlers do now, those first that have run for longest; may be called in any thread.
+
+        ``cancellable``: not if it is a plain function, which runs in a thread.
+        """
+        session = self.session
+        calls = [
+            {
+                "queue": message.queue,
+                "handler": self.group.queues[message.queue].handler,
+                "id": message.id,
+                "attempt": message.attempt,
+                "seconds": round(seconds, 3),
+                "cancellable": pool.cancellable,
+            }
+            for pool in (() if session is None else list(session.pools))
+            for message, seconds in pool.calls()
+        ]
+        return heapq.nlargest(MAX_CALLS, calls, key=lambda call: call["seconds"])
+
+    def cancel(self, queue: str, message_id: str, *, counted: bool) -> None:
+        """Cancel the handler of a message, as :meth:`marq.consumer.handler_pool.HandlerPool.cancel`."""
+        for pool in () if self.session is None else self.session.pools:
+            if pool.queue == queue:
+                pool.cancel(message_id, counted=counted)
 
     def holders(self) -> Sequence[int]:
         """Return the holders (numbers) as which this process acquires messages for its group."""

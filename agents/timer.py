@@ -13,7 +13,7 @@ import faust
 from faust.types import StreamT
 from mode.utils.queues import FlowControlEvent, ThrowableQueue
 
-from marq.owner.transaction_content import Write
+from marq.owner.transaction_content import OwnerTransaction
 from marq_worker.owner.turns import Turn
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Owners(faust.Channel):
         # Without a name, `faust agents` hides the agent.
         return "<owners>"
 
-    async def turn(self, owner: Ownership, write: Write) -> None:
+    async def turn(self, owner: Ownership, write: OwnerTransaction) -> None:
         """Hand an owner and its first write to the agent; return when the owner has nothing more to write."""
         turn = Turn(owner, write)
         await self.put(turn)

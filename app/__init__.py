@@ -7,12 +7,17 @@ import asyncio
 import importlib
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from marq.wire.errors import MarqError
 
 if TYPE_CHECKING:
     from marq_worker.app.faust_app import MarqApp
+
+
+#: When the process began, about: this module is imported first.
+IMPORTED_S = time.monotonic()
 
 
 def create_app() -> "MarqApp":

@@ -37,6 +37,10 @@ class MarqApp(faust.App):
     settings: AppSettings
     client: ClientSettings
     log_level: str | int | None = None
+    #: Whether Faust's own lines are logged, as `faust -A app worker` does.
+    faust_log = True
+    #: True if its start does not say what it is, and its stop does not say so either.
+    quiet = False
     #: Isolation level of its consumer.
     isolation_level = "read_committed"
     #: None: Faust's.

@@ -7,37 +7,34 @@ leases nor web pages nor the handlers of other groups.
 from __future__ import annotations
 
 import asyncio
-import importlib
+import functools
 import logging
 import os
 import signal
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from faust.app import BootStrategy
 from faust.types import TP
 
 from marq.kafka.assignor import SpreadAssignor
-from marq.kafka.committed_offsets import places
-from marq.kafka.queue_positions import committer
 from marq.kafka.topics import ensure_topics, own_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
-from marq.wire.errors import ConfigError, MarqError
-from marq.wire.markers import Source
+from marq.wire.errors import MarqError
 from marq_worker.agents import queue_consumer
 from marq_worker.app.faust_app import MarqApp, new_app
 from marq_worker.config.settings import AppSettings, shutdown_limit_s
 from marq_worker.handlers.handler_groups import HandlerGroup
-from marq_worker.handlers.handlers_process import HandlersProcess
+from marq_worker.handlers.handlers_process import HandlersProcess, trace_handlers
 from marq_worker.handlers.worker_pipes import LOOK_SECONDS, Reporter, follow_parent
 from marq_worker.progress import ProgressReport
 from marq_worker.readable import or_exit
 from marq_worker.tables import leases
 from marq_worker.transport.batch_transport import BatchSchema
-from marq_worker.transport.stream_reader import Partitions
+from marq_worker.transport.faust_partitions import faust_partitions
 from marq_worker.watchdog.blocked_loop import describe_task
-from marq_worker.watchdog.broker_probe import BrokerProbe, Messages, Rebalance
+from marq_worker.watchdog.broker_probe import BrokerProbe, MessagesPartition, Rebalance
 from marq_worker.watchdog.watchdog import Watchdog
 
 log = logging.getLogger("marq.handlers")
@@ -49,6 +46,7 @@ class HandlersApp(MarqApp):
     group: HandlerGroup
     queues: Queues
     handlers: queue_consumer.Handlers
+    running_loop: asyncio.AbstractEventLoop
     reporter: Reporter
     watchdog: Watchdog | None = None
     #: Number of assigned partitions; None before the first assignment.
@@ -62,6 +60,7 @@ class HandlersApp(MarqApp):
         await or_exit(self._begin())
 
     async def _begin(self) -> None:
+        self.running_loop = asyncio.get_running_loop()
         topics = await ensure_topics(self.client)
         await own_topics(self.client, self.group.topics.values(), topics)
         await self.queues.start()
@@ -69,7 +68,7 @@ class HandlersApp(MarqApp):
         limit_s = shutdown_limit_s(settings.stop_timeout)
         shutdown_s = limit_s if settings.shutdown_timeout is None else settings.shutdown_timeout
         await self.handlers.start(
-            self.client, topics, definitions, self._partitions(), settings.instance_id, shutdown_s, limit_s
+            self.client, topics, definitions, faust_partitions(self), settings.instance_id, shutdown_s, limit_s
         )
         self.queues.listen(self.handlers.apply_pauses)
         # The worker's /healthz reports a handler that blocks the event loop. The watchdog only warns about it: it ends
@@ -87,7 +86,7 @@ class HandlersApp(MarqApp):
         if reader is None:
             return {}
         committed = self.group.committed or self.consumer.thread.reads_committed
-        return {Messages(*source, committed): standing for source, standing in reader.standings().items()}
+        return {MessagesPartition(*source, committed): standing for source, standing in reader.standings().items()}
 
     def set_quiet(self, quiet: bool) -> None:
         self.handlers.set_quiet(quiet)
@@ -97,6 +96,21 @@ class HandlersApp(MarqApp):
         blocker = self._blocker(task)
         self.reporter.tell({"blocked_by": blocker})
         return blocker
+
+    def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a question of the worker: cancel a handler, if it says so, and return those that run.
+
+        A thread calls this, so that it is known what runs while a handler blocks the event loop.
+        """
+        calls = self.handlers.calls()
+        if wanted := question.get("cancel"):
+            calls = [call for call in calls if (call["queue"], call["id"]) == (wanted["queue"], wanted["id"])]
+            if calls:
+                cancel = functools.partial(
+                    self.handlers.cancel, wanted["queue"], wanted["id"], counted=wanted["counted"]
+                )
+                self.running_loop.call_soon_threadsafe(cancel)
+        return {"calls": calls}
 
     def _blocker(self, task: asyncio.Task[Any] | None) -> str:
         """Name the handler that a task runs; for another task, the handlers that may have started it."""
@@ -114,56 +128,20 @@ class HandlersApp(MarqApp):
         await super().on_stop()
 
     def report(self) -> None:
-        report = {"breakers": self.handlers.breakers, "partitions": self.partitions, "blocked_by": None}
-        self.reporter.tell({**report, **self.handlers.holding})
+        handlers = self.handlers
+        report = {"breakers": handlers.breakers, "partitions": self.partitions, "blocked_by": None}
+        # It may have got a signal of its own.
+        self.reporter.tell({**report, "quiet": handlers.quiet, **handlers.holding})
 
     async def failed(self, error: MarqError) -> None:
         """End the process; the worker restarts it."""
         log.critical("group %s: its handlers cannot continue: %s", self.group.name, error)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def _partitions(self) -> Partitions:
-        consumer = self.consumer
-
-        def partitions(sources: Iterable[Source]) -> set[TP]:
-            return {TP(*source) for source in sources}
-
-        async def log_start(source: Source) -> int:
-            return int((await consumer.earliest_offsets(TP(*source)))[TP(*source)])
-
-        async def log_end(source: Source) -> int:
-            return int((await consumer.highwaters(TP(*source)))[TP(*source)])
-
-        return Partitions(
-            seek=lambda source, offset: consumer.seek_wait({TP(*source): offset}),
-            settled=self.settled,
-            pause=lambda sources: consumer.pause_partitions(partitions(sources)),
-            resume=lambda sources: consumer.resume_partitions(partitions(sources)),
-            commit=lambda offsets, generation, limit_s: consumer.thread.commit_exactly(
-                {TP(*source): offset for source, offset in offsets.items()}, generation, limit_s
-            ),
-            places=lambda serving, sources: places(self.client, self.conf.id, serving, sources),
-            log_start=log_start,
-            log_end=log_end,
-            returned_to=lambda source: consumer.thread.returned_to(TP(*source)),
-            topic_ids=lambda sources: consumer.thread.topic_ids(partitions(sources)),
-            committer=committer(self.settings.instance_id or self.client.client_id),
-            group=self.conf.id,
-            generation=lambda: consumer.thread.generation,
-        )
-
-
-def trace_handlers() -> None:
-    """Trace handlers; OpenTelemetry's own settings choose the exporter."""
-    try:
-        importlib.import_module("marq.tracing").instrument()
-    except ImportError as error:
-        raise ConfigError(f"MARQ_TRACING: {error}") from error
-
 
 def create_handlers_app(settings: AppSettings, client: ClientSettings, process: HandlersProcess) -> HandlersApp:
     """Return the application of a handler process, which ends when its parent does."""
-    follow_parent(process.pipe, settings.stop_timeout)
+    follow_parent(process.pipe, settings.stop_timeout, lambda question: app.answer(question))
     if settings.tracing:
         trace_handlers()
     group, names = process.group, client.names

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,13 +23,11 @@ from mode import Service
 
 from marq.kafka.connection import client_options
 from marq.kafka.topics import Topics, ensure_topics, missing_topics
-from marq.queues.following import SYNC_LIMIT_S
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
-from marq.settings.placements import SYNCED_S
-from marq.wire.errors import MarqError
 from marq_worker import client_id, former_member
 from marq_worker.agents import queue_consumer, timer, tracker
+from marq_worker.app import IMPORTED_S
 from marq_worker.app.faust_app import MarqApp, new_app
 from marq_worker.backlog.backlog_counter import BacklogCounter
 from marq_worker.backlog.consumer_watch import ConsumerLookup, ConsumerWatch
@@ -41,25 +38,26 @@ from marq_worker.config.settings import AppSettings, Role, misspelt_variables, s
 from marq_worker.former_member import TrackerAssignor
 from marq_worker.handlers.handler_watch import RemovedHandlers
 from marq_worker.handlers.handlers_role import HandlersRole
-from marq_worker.handlers.supervisor import HandlersProcesses
+from marq_worker.handlers.supervisor import HandlersProcesses, command
 from marq_worker.memory import Heap, look_for_garbage_rarely
 from marq_worker.owner.owner_context import OwnerContext
-from marq_worker.owner.placement_keeper import PlacementKeeper
+from marq_worker.owner.placement_keeper import PlacementKeeper, synced
 from marq_worker.owner.tracker_owners import TrackerOwners
 from marq_worker.process_usage import ProcessUsage
 from marq_worker.progress import ProgressReport
 from marq_worker.publication import differences, publish
 from marq_worker.readable import or_exit
+from marq_worker.start_report import StartReport, introduction
 from marq_worker.tables import leases
 from marq_worker.tables.standby import Standby
 from marq_worker.transport.batch_transport import BatchSchema
-from marq_worker.watchdog.broker_probe import BrokerProbe, Markers, Rebalance
+from marq_worker.watchdog.broker_probe import BrokerProbe, MarkersPartition, Rebalance
 from marq_worker.watchdog.watchdog import Watchdog
 from marq_worker.web import partition_statistics, probes
 from marq_worker.web import security as web_security
 from marq_worker.web.addresses import reachable_name
 from marq_worker.web.dashboard.views import Dashboard
-from marq_worker.web.peers import Group, authorization
+from marq_worker.web.peers import TrackersGroup, authorization
 from marq_worker.web.redaction import Redaction
 from marq_worker.web.sqs_metrics import CallMetrics
 from marq_worker.web.statistics import MarqWeb, NamespaceStatistics
@@ -76,7 +74,7 @@ class WorkerApp(MarqApp):
     #: To the timer agent; only with the role tracker.
     timer_channel: timer.Owners
     #: The trackers.
-    group: Group
+    group: TrackersGroup
     #: Only with the role handlers, while it runs.
     handlers: HandlersRole | None = None
     #: Only with the role tracker, unless switched off.
@@ -92,6 +90,7 @@ class WorkerApp(MarqApp):
     watchdog: Watchdog | None = None
     #: True once the group has assigned partitions, possibly none; False without the role tracker.
     assigned = False
+    probes: probes.Probes
     dashboard: Dashboard
     usage: ProcessUsage
     _own_parts: Sequence[Service] = ()
@@ -116,7 +115,9 @@ class WorkerApp(MarqApp):
         for name, setting in misspelt_variables().items():
             log.warning("%s is not a setting of Marq, so it has no effect; did you mean %s?", name, setting)
         if Role.HANDLERS in roles:
-            processes = HandlersProcesses(stop_limit_s(settings.stop_timeout), self.log_level, self.end)
+            processes = HandlersProcesses(
+                stop_limit_s(settings.stop_timeout), command(self.log_level, faust_log=self.faust_log), self.end
+            )
             missing = partial(missing_topics, self.client)
             self.handlers = HandlersRole(settings.handlers, processes, self.queues, missing)
         decorated = None if self.handlers is None else self.handlers.documents
@@ -139,6 +140,15 @@ class WorkerApp(MarqApp):
         self._own_parts = self._parts()
         for part in self._own_parts:
             await self.add_runtime_dependency(part)
+        if not self.quiet:
+            # Only now: a start that fails prints nothing but its error.
+            self._introduce()
+
+    def _introduce(self) -> None:
+        groups = None if self.handlers is None else self.handlers.groups()
+        dashboard = str(self.conf.canonical_url) if self.conf.web_enabled else ""
+        for line in introduction(self.settings, groups, dashboard):
+            log.info("%s", line)
 
     def _parts(self) -> list[Service]:
         """Return the long-lived parts besides Faust's own, in start order."""
@@ -153,6 +163,7 @@ class WorkerApp(MarqApp):
                 self.removed_handlers,
             ]
         parts += [self.handlers, self.watchdog, self.dashboard, self.usage, self.sqs]
+        parts.append(StartReport(IMPORTED_S, self.probes.not_ready, lambda: len(self.owners.owned)))
         return [part for part in parts if part is not None]
 
     async def _ensure_permissions(self, file: QueuesFile) -> None:
@@ -173,6 +184,16 @@ class WorkerApp(MarqApp):
         await publish(self.queues, self.client.names, file)
         if handlers is not None:
             await handlers.publish()
+
+    def has_handlers(self) -> bool:
+        return self.handlers is not None
+
+    async def handlers_calls(self) -> list[dict[str, Any]]:
+        return [] if self.handlers is None else await self.handlers.calls()
+
+    async def cancel_handler(self, queue: str, message_id: str, *, counted: bool) -> None:
+        if self.handlers is not None:
+            await self.handlers.cancel(queue, message_id, counted=counted)
 
     def set_quiet(self, quiet: bool) -> None:
         if self.handlers is not None:
@@ -210,16 +231,9 @@ class WorkerApp(MarqApp):
         for partition, owner in self.owners.owned.items():
             standing = owner.standing()
             if standing is not None:
-                markers = Markers(partition, self.settings.names.changelog)
+                markers = MarkersPartition(partition, self.settings.names.changelog)
                 reports[markers] = replace(standing, progress=(count, *standing.progress))
         return reports
-
-    async def _sync_queues(self) -> None:
-        if time.monotonic() - self.queues.synced_s > SYNCED_S:
-            try:
-                await self.queues.sync(SYNC_LIMIT_S)
-            except MarqError as error:
-                raise TimeoutError(str(error)) from error
 
     def _surroundings(self, topics: Topics) -> OwnerContext:
         markers = self.settings.names.markers
@@ -249,7 +263,7 @@ class WorkerApp(MarqApp):
             markers_partitions=topics.markers_partitions,
             schedules=lambda: self.queues.definitions.schedules,
             placement=self.queues.definitions.placement,
-            heard=self._sync_queues,
+            heard=partial(synced, self.queues),
             worker=f"{self.conf.broker_client_id} on {socket.gethostname()} ({self.conf.canonical_url})",
         )
 
@@ -271,7 +285,7 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
     )
     app.queues = Queues.of(client)
     app.sqs_calls = CallMetrics()
-    app.group = Group(client)
+    app.group = TrackersGroup(client)
     app.owners = TrackerOwners(settings.names.markers)
     if Role.TRACKER in settings.roles:
         attach_tracker(app)
@@ -290,16 +304,18 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         app.removed_handlers = RemovedHandlers(app.queues, app.owners.keeps_placements)
         app_statistics.removed_handlers = app.removed_handlers.metrics
     app_statistics.paces.end_of = app.markers_end
-    probes.attach(app, app_statistics)
+    app.probes = probes.attach(app, app_statistics)
     app.usage = ProcessUsage(app.handlers_pids)
-    totals = NamespaceStatistics(app_statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage)
+    totals = NamespaceStatistics(
+        app_statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage, app.handlers_calls
+    )
     attach_web(app, totals)
     if Role.SQS in settings.roles:
         # Imported only here: it needs botocore.
         from marq_worker.sqs.service import SqsEndpoint
 
         app.sqs = SqsEndpoint(settings, client, app.queues, lambda: totals.all(app), app.sqs_calls)
-    app.dashboard = Dashboard(app, totals, settings, client, app.queues)
+    app.dashboard = Dashboard(app, totals, settings, client, app.queues, app)
     return app
 
 

@@ -118,15 +118,17 @@ def load_queues(path: Path, decorated: Collection[str] | None = (), project: str
 def _schedules(path: Path, tables: object) -> Mapping[str, Mapping[str, Any]]:
     if not isinstance(tables, dict):
         raise ConfigError(f"{path}: expected tables [schedules.NAME], not {tables!r}")
+    checked = {}
     for name, table in tables.items():
-        check_schedule(table, f"{path}: [schedules.{check_schedule_name(name)}]", whole=True)
-        schedule = schedule_of(name, table)
+        document = check_schedule(table, f"{path}: [schedules.{check_schedule_name(name)}]", whole=True)
+        checked[name] = document
+        schedule = schedule_of(name, document)
         assert schedule is not None, "it was checked to be whole"
         try:
             check_times(schedule, time.time())
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
-    return tables
+    return checked
 
 
 def _check_groups(file: QueuesFile, decorated: Collection[str]) -> None:

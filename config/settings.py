@@ -271,7 +271,7 @@ def _text(name: str, value: object) -> str:
         return str(value).lower()
     if isinstance(value, str | int | float):
         return str(value)
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+    if isinstance(value, list) and all(isinstance(text, str) for text in value):
         return ",".join(value)
     raise ConfigError(f"{PROJECT_FILE}: [settings]: {name} = {value!r}: expected text, a number, true, false or a list")
 

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages from outside docs/, reference pages generated from code, and links that fit the site."""
+"""Hooks of MkDocs: pages from outside docs/, pages generated from code and examples, and links that fit the site."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ OUTSIDE = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "deploy/README.md": "deploy.md",
-    "examples/README.md": "examples.md",
+    "examples/README.md": "examples/README.md",
 }
+#: Examples, each of which gets a page, and the languages of their code.
+EXAMPLES = {".py": "python", ".toml": "toml"}
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):<code>~?(?:[\w.]+\.)?(\w+)</code>")
-#: Tests read words after a block's language, which Markdown does not know.
-_INFO = re.compile(r"^(```\w+) .*$", re.MULTILINE)
+#: Tests read words after a block's language, which Markdown does not know. A path becomes the block's title.
+_INFO = re.compile(r"^(```\w+) (\S*).*$", re.MULTILINE)
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: Any) -> Any:
-    """List the pages of a folder where the navigation names its README.md."""
+    """List the pages of a folder where the navigation names its README.md, and show the version."""
+    from marq.version import VERSION
+
     config.nav = _expanded(config.nav)
+    config.site_name = f"{config.site_name} {VERSION}"
     return config
 
 
@@ -42,9 +47,16 @@ def _expanded(entry: Any) -> Any:
         if folder in ("", item):
             pages.append(item)
         else:
-            files = sorted(path.name for path in (ROOT / "docs" / folder).glob("*.md") if path.name != "README.md")
-            pages.append({folder.capitalize(): [item, *(f"{folder}/{name}" for name in files)]})
+            files = sorted(f"{folder}/{path.name}" for path in (ROOT / "docs" / folder).glob("*.md"))
+            files += [page for _, page in examples() if page.startswith(f"{folder}/")]
+            pages.append({folder.capitalize(): [item, *(page for page in files if page != item)]})
     return pages
+
+
+def examples() -> list[tuple[Path, str]]:
+    """Return the programs and settings in examples/, each with its page."""
+    found = [path for path in (ROOT / "examples").rglob("*.*") if path.suffix in EXAMPLES and path.stem != "__init__"]
+    return sorted((path, f"{path.relative_to(ROOT)}.md") for path in found)
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -56,12 +68,17 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, target, content=site_links(text, source, target)))
     for target, text in reference_pages():
         files.append(File.generated(config, target, content=text))
+    for path, target in examples():
+        name, code = path.relative_to(ROOT / "examples"), path.read_text(encoding="utf-8")
+        files.append(File.generated(config, target, content=f"# {name}\n\n```{EXAMPLES[path.suffix]}\n{code}```\n"))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Adapt the links of a page of docs/."""
+    """Adapt the links of a page of docs/. The search leaves out design decisions, which use the same words."""
     path = page.file.src_uri
+    if path.startswith("decisions/"):
+        page.meta["search"] = {"exclude": True}
     return markdown if page.file.generated_by else site_links(markdown, f"docs/{path}", path)
 
 
@@ -76,7 +93,7 @@ def site_links(text: str, source: str, target: str) -> str:
     Links to files outside the site become plain text.
     """
     linked = _outside_fences(text, lambda part: _LINK.sub(lambda link: _site_link(link, source, target), part))
-    return _INFO.sub(r"\1", linked)
+    return _INFO.sub(lambda info: info[1] + (f' title="{info[2]}"' if "/" in info[2] else ""), linked)
 
 
 def _outside_fences(text: str, change: Any) -> str:
@@ -96,6 +113,8 @@ def _site_link(link: re.Match[str], source: str, target: str) -> str:
     place = OUTSIDE.get(repository_path)
     if place is None and repository_path.startswith("docs/") and (ROOT / repository_path).is_file():
         place = repository_path.removeprefix("docs/")
+    if ROOT / repository_path in dict(examples()):
+        place = f"{repository_path}.md"
     if place is None:
         return text
     return f"{image}[{text}]({os.path.relpath(place, Path(target).parent)}{hash_sign}{anchor})"
@@ -177,11 +196,11 @@ def _commands() -> str:
 
 
 def _metrics() -> str:
-    from marq_worker.web.metrics import Snapshot, families
+    from marq_worker.web.metrics import WorkerMetrics, families
 
     lines = ["# Metrics", "", "`GET /metrics` of each worker returns these in the format of Prometheus.", ""]
     lines += ["| metric | type | meaning |", "|---|---|---|"]
-    for family in families(Snapshot([], ready=True)):
+    for family in families(WorkerMetrics([], ready=True)):
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         lines.append(f"| `{family.name}{suffix}` | {family.type} | {family.documentation} |")
     return "\n".join([*lines, ""])

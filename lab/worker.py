@@ -19,7 +19,7 @@ from lab import variants
 from lab.proof import history
 from lab.recorder import Recorder
 from marq.core.redeliver_or_dead_letter import DueAction
-from marq.owner.transaction_content import Write
+from marq.owner.transaction_content import OwnerTransaction
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Resumed, Source, Tick
@@ -47,7 +47,7 @@ class WatchedOwners:
             await take_over(owner)
             await self._note_owner(owner)
 
-        async def watched_perform(owner: Ownership, write: Write) -> None:
+        async def watched_perform(owner: Ownership, write: OwnerTransaction) -> None:
             self._note_fires(owner, [fire for fire, _ in write.due])
             if write.due and next(self._firings) == self._dies_at:
                 self._die_before_commit(owner)

@@ -40,8 +40,8 @@ class ClientCollector(Collector):
         for client in clients:
             if not isinstance(client, Consumer | Producer):
                 raise TypeError(f"ClientCollector: expected marq.Consumer or marq.Producer, not {client!r}")
-        self._consumers = [each for each in clients if isinstance(each, Consumer)]
-        self._producers = [each for each in clients if isinstance(each, Producer)]
+        self._consumers = [client for client in clients if isinstance(client, Consumer)]
+        self._producers = [client for client in clients if isinstance(client, Producer)]
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics, as prometheus_client asks for them."""
@@ -60,12 +60,12 @@ class ClientCollector(Collector):
         yield CounterMetricFamily(
             "marq_producer_messages_sent",
             "Messages sent and confirmed, except delayed ones.",
-            sum(each.sent for each in self._producers),
+            sum(producer.sent for producer in self._producers),
         )
         yield CounterMetricFamily(
             "marq_producer_messages_failed",
             "Messages that are not known to be sent.",
-            sum(each.failed for each in self._producers),
+            sum(producer.failed for producer in self._producers),
         )
 
     def _in_flight(self) -> Iterator[Metric]:

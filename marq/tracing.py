@@ -68,7 +68,7 @@ def _send(original: Any) -> Any:
         attributes = _delay(options)
         if isinstance(queue, Sequence) and not isinstance(queue, str):
             attributes["messaging.batch.message_count"] = len(queue)
-        with _span("send", "send", _destination(queue), SpanKind.PRODUCER, attributes) as span:
+        with _span("send", "send", _destination(queue, options), SpanKind.PRODUCER, attributes) as span:
             receipt = await original(self, queue, value, headers=_with_context(headers), **options)
             if isinstance(receipt, Receipt):
                 span.set_attributes(_place(receipt))
@@ -81,14 +81,14 @@ def _send_many(original: Any) -> Any:
     async def send_many(self: Producer, queue: Any, values: Iterable[Any], *, headers: Any = None, **more: Any) -> Any:
         items = list(values)
         attributes = _delay(more) | {"messaging.batch.message_count": len(items)}
-        with _span("send", "send", _destination(queue), SpanKind.PRODUCER, attributes):
+        with _span("send", "send", _destination(queue, more), SpanKind.PRODUCER, attributes):
             return await original(self, queue, items, headers=_with_context(headers), **more)
 
     return send_many
 
 
-def _destination(queue: Any) -> Any:
-    return target_of(queue, None)[0] if callable(queue) else queue
+def _destination(queue: Any, options: Mapping[str, Any]) -> Any:
+    return target_of(queue, None, options.get("type")).queue if callable(queue) else queue
 
 
 def _with_context(headers: Any) -> Any:
@@ -227,19 +227,19 @@ def _settle(name: str) -> Callable[[Any], Any]:
 def _fail(original: Any) -> Any:
     """Trace what follows an exception: a release, or a reject if the exception or the queue's rules require one."""
 
-    def fail(message: Message, error: BaseException, *more: Any) -> None:
+    def fail(message: Message, error: BaseException, *more: Any) -> Any:
         held = message._held
         if message._offset in held.decided:
-            original(message, error, *more)
-            return
+            return original(message, error, *more)
         # The handler's span is over by then; that of a block is not.
         parent = None if trace.get_current_span().get_span_context().is_valid else _context(message)
         rejected = len(held.rejected)
         with _span("release", "settle", message.queue, SpanKind.CLIENT, _of(message), parent=parent) as span:
-            original(message, error, *more)
+            consequence = original(message, error, *more)
             if len(held.rejected) > rejected:
                 span.update_name(f"reject {message.queue}")
                 span.set_attribute("messaging.operation.name", "reject")
+            return consequence
 
     return fail
 
@@ -319,7 +319,7 @@ def _place(receipt: Receipt) -> _Attributes:
 
 def _links(messages: Sequence[Message]) -> list[Link]:
     found = [trace.get_current_span(_context(message)).get_span_context() for message in messages[:MAX_LINKS]]
-    return [Link(each) for each in found if each.is_valid]
+    return [Link(context) for context in found if context.is_valid]
 
 
 def _context(message: Message) -> contexts.Context:

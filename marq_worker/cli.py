@@ -115,7 +115,8 @@ def dev(modules: Sequence[str], data: Path, port: int | None, web_port: int | No
 @_loglevel("info")
 @click.option("--without-web", is_flag=True, help="Do not serve the dashboard and metrics.")
 @click.option("--quiet", is_flag=True, help="Do not print the settings at startup.")
-def worker(modules: Sequence[str], loglevel: str, without_web: bool, quiet: bool) -> None:
+@click.option("--faust-log", is_flag=True, hidden=True)
+def worker(modules: Sequence[str], loglevel: str, without_web: bool, quiet: bool, faust_log: bool) -> None:
     """Run a worker with the handlers of MODULE, or of those in MARQ_HANDLERS."""
     if modules:
         os.environ["MARQ_HANDLERS"] = ",".join(modules)
@@ -126,8 +127,9 @@ def worker(modules: Sequence[str], loglevel: str, without_web: bool, quiet: bool
     from marq_worker import app
 
     # Create it now: Faust would put the current directory first on the path while it imports.
-    _ = app.app
-    before = ["--quiet"] if quiet else []
+    created = app.app
+    created.quiet, created.faust_log = quiet, faust_log or loglevel == "debug"
+    before = [] if created.faust_log and not quiet else ["--quiet"]
     after = ["--without-web"] if without_web else []
     faust.main([*before, "-A", "marq_worker.app", "worker", "-l", loglevel, *after], prog_name="marq")
 

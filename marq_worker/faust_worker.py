@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -15,7 +16,7 @@ import faust
 
 from marq.wire.errors import ConfigError
 from marq_worker.config.settings import Role
-from marq_worker.logs import shape
+from marq_worker.logs import hide_faust, shape
 from marq_worker.readable import end_with
 from marq_worker.web.addresses import no_address, own_address
 from marq_worker.web.security import check_exposure
@@ -29,6 +30,10 @@ LAST_TASKS_S = 1.0
 
 class MarqWorker(faust.Worker):
     """Faust's worker, adapted so that several can run on one machine."""
+
+    #: The signal that stopped it, and when it came.
+    _signal: signal.Signals | None = None
+    _signalled_s = 0.0
 
     def __init__(self, app: Any, *services: Any, **kwargs: Any) -> None:
         self._stop_timeout = app.settings.stop_timeout
@@ -50,11 +55,15 @@ class MarqWorker(faust.Worker):
         """Set the log format, once Faust has set logging up."""
         super().on_setup_root_logger(logger, level)
         shape(logger, self.app.settings.log_format)
+        if not self.app.faust_log:
+            hide_faust()
 
     def execute_from_commandline(self) -> NoReturn:
         try:
             super().execute_from_commandline()
         except SystemExit as ended:
+            if self._signal is not None and not self.app.quiet:
+                log.info("stopped by %s in %.1f s", self._signal.name, time.monotonic() - self._signalled_s)
             sys.exit(ended.code or self.app.exit_code)
 
     def install_signal_handlers(self) -> None:
@@ -62,6 +71,11 @@ class MarqWorker(faust.Worker):
         super().install_signal_handlers()
         self.loop.add_signal_handler(signal.SIGTSTP, self.app.set_quiet, True)
         self.loop.add_signal_handler(signal.SIGCONT, self.app.set_quiet, False)
+
+    def _schedule_shutdown(self, signal: signal.Signals) -> None:
+        if self._signal is None:
+            self._signal, self._signalled_s = signal, time.monotonic()
+        super()._schedule_shutdown(signal)
 
     def _on_sigint(self) -> None:
         self._limit_stop()

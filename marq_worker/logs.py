@@ -18,6 +18,9 @@ from marq_worker.config.settings import LogFormat
 
 #: Loggers that log whole requests at debug level, with messages and the password of a login.
 TELLTALES = ("aiokafka.conn", "aiokafka.producer.producer")
+#: Loggers whose lines say how a worker works inside. Our own services are among them: Faust logs under their modules'
+#: names, and we under "marq".
+FOREIGN = ("faust", "mode", "aiokafka", "aiohttp", "marq_worker", "app", "agents", "tables")
 #: Field names in our log lines; anything else with an equals sign is text.
 _FIELDS = (
     "queue", "group", "topic", "id", "partition", "offset", "offsets", "first_offset", "attempt", "messages", "batches",
@@ -59,6 +62,8 @@ class JsonFormatter(logging.Formatter):
         if record.name.partition(".")[0] == "marq":
             for name, value, last, rest in _FIELD.findall(message):
                 document[name or last] = _number(value) if name else rest
+            # Fields that a line has in other words.
+            document |= getattr(record, "marq_fields", {})
         document |= _trace()
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
@@ -73,6 +78,12 @@ def shape(root: logging.Logger, form: LogFormat) -> None:
     if form is LogFormat.JSON:
         for handler in root.handlers:
             handler.setFormatter(JsonFormatter())
+
+
+def hide_faust() -> None:
+    """Hide the lines below WARNING of Faust, aiokafka and the services that Faust starts and stops."""
+    for name in FOREIGN:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _number(text: str) -> int | str:

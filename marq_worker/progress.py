@@ -22,7 +22,7 @@ MAX_STEP_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PartitionProgress:
     """The progress of one partition, in records of the markers topic; rates are per second over the last window.
 
     ``position`` is the next offset to read, ``end`` the end of the log; None if not known.
@@ -89,15 +89,15 @@ class Paces:
         else:
             self._stalled_s[partition] += min(now_s - before[0], MAX_STEP_SECONDS)
 
-    def of(self, partition: int) -> Pace:
+    def of(self, partition: int) -> PartitionProgress:
         samples = self._samples.get(partition)
         if not samples:
-            return Pace()
+            return PartitionProgress()
         (start_s, first, first_end), (end_s, position, end) = samples[0], samples[-1]
         took_s, stalled_s = end_s - start_s, self._stalled_s[partition]
         if took_s <= 0:
-            return Pace(position, end, stalled_seconds=stalled_s)
-        return Pace(position, end, (position - first) / took_s, (end - first_end) / took_s, stalled_s)
+            return PartitionProgress(position, end, stalled_seconds=stalled_s)
+        return PartitionProgress(position, end, (position - first) / took_s, (end - first_end) / took_s, stalled_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def differences(definitions: Definitions, file: QueuesFile) -> dict[bytes, Recor
 def left_over(definitions: Definitions, file: QueuesFile) -> list[bytes]:
     """Return the records that name no project and are not in the file: they may be another project's."""
     wanted = _wanted(definitions, file)
-    return [key for key, each in published(definitions).items() if not project_of(each) and key not in wanted]
+    return [key for key, document in published(definitions).items() if not project_of(document) and key not in wanted]
 
 
 def published(definitions: Definitions) -> dict[bytes, Record]:

@@ -12,7 +12,11 @@ from marq.wire.errors import MarqError
 
 Found = TypeVar("Found")
 
-_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_NUMBER = r"\d+(?:\.\d+)?"
+_DURATION = "".join(f"(?:({_NUMBER}){unit})?" for unit in _UNITS)
+#: What :func:`read_duration` understands, for errors.
+DURATION_FORM = "a duration such as 90s, 15m, 1h30m or 7d"
 
 
 def span(duration_s: float) -> str:
@@ -29,9 +33,19 @@ def span(duration_s: float) -> str:
 
 
 def read_duration(text: str) -> float | None:
-    """Return the seconds of a duration such as 90s, 15m, 2h, 7d or 90 (seconds); None for any other text."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip(), re.ASCII)
-    return None if match is None else float(match[1]) * _UNITS[match[2] or "s"]
+    """Return the seconds of a duration such as 90s, 15m, 1h30m, 7d or 90 (seconds); None for any other text.
+
+    Units are in descending order, each at most once.
+    """
+    text = text.strip()
+    if re.fullmatch(_NUMBER, text, re.ASCII):
+        return float(text)
+    match = re.fullmatch(_DURATION, text, re.ASCII)
+    if not text or match is None:
+        return None
+    return sum(
+        float(number) * seconds for number, seconds in zip(match.groups(), _UNITS.values(), strict=True) if number
+    )
 
 
 def paused(until: str | None) -> str:
@@ -49,6 +63,21 @@ def plain(text: str) -> str:
     Senders and clients write such texts, which must not move the cursor, colour text or forge lines.
     """
     return "".join(character if character.isprintable() else "�" for character in text)
+
+
+#: How the reason of a message begins that used up its attempts, and ends if a release ended the last one.
+_EXHAUSTED = re.compile(r"(\d+) of \1 attempts used: the last time it was released")
+
+
+def why_dead(reason: str, error: str) -> str:
+    """Return why a message became a dead letter: its error, if that ended the last attempt, else the reason."""
+    exhausted = _EXHAUSTED.fullmatch(reason)
+    return failures(int(exhausted[1]), error) if exhausted and error else reason
+
+
+def failures(count: int, error: str) -> str:
+    """Return how often a message failed, and its last error."""
+    return f"failed {count:,} times: {error}" if count > 1 else f"failed: {error}"
 
 
 def end_with(error: Exception) -> NoReturn:

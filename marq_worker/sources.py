@@ -72,7 +72,7 @@ def _package(path: Path, level: int, roots: list[Path]) -> str:
     folder = path.parents[level - 1] if level <= len(path.parents) else path.parent
     # The innermost root: src/shop/mail.py is shop.mail if src is one.
     below = [folder.relative_to(root) for root in roots if folder.is_relative_to(root)]
-    return ".".join(min(below, key=lambda each: len(each.parts), default=Path()).parts)
+    return ".".join(min(below, key=lambda path: len(path.parts), default=Path()).parts)
 
 
 def _further_roots() -> Iterator[Path]:

@@ -138,7 +138,7 @@ def _surplus() -> Column:
         return released | ((delivery["outcome"] == "delivered") & delivery["redriven"])
 
     received = F.filter("deliveries", lambda delivery: delivery["handed_out"])
-    in_place = F.aggregate("deliveries", F.lit(0).cast("long"), lambda sum_, each: sum_ + each["expirations"])
+    in_place = F.aggregate("deliveries", F.lit(0).cast("long"), lambda sum_, delivery: sum_ + delivery["expirations"])
     explained = F.size(F.filter("deliveries", explains)) - F.when(came_from_elsewhere(), 1).otherwise(0)
     return F.size(received) + in_place - 1 - explained
 

@@ -35,7 +35,7 @@ from marq.wire.names import (
 from pipeline.error_sentences import sentence
 from pipeline.errors import PipelineError
 from pipeline.records import header_attempt, header_text, header_time, is_note, with_own_headers
-from pipeline.writing import HEADERS, RECORDS, Markers, runs
+from pipeline.writing import HEADERS, RECORDS, MarkersTopic, runs
 
 #: Columns for expressions.
 COLUMNS = (
@@ -45,7 +45,7 @@ COLUMNS = (
 _NOTES = "partition int, offset long, became string, by string"
 
 
-class Place(NamedTuple):
+class StoredDeadLetter(NamedTuple):
     """A record of the dead-letter topic, as ``marq.core`` expects it."""
 
     partition: int
@@ -62,7 +62,7 @@ class Requester(NamedTuple):
     queue: str
     holder: int
     topic: str
-    markers: Markers
+    markers: MarkersTopic
 
 
 def of_queue(records: DataFrame, queue: str) -> DataFrame:
@@ -177,7 +177,7 @@ def discard(wanted: Mapping[int, np.ndarray], queue: str, requester: Requester) 
     return pa.Table.from_batches([records_of(requester.markers, encoded)])
 
 
-def records_of(markers: Markers, encoded: Sequence[tuple[Source, bytes]]) -> pa.RecordBatch:
+def records_of(markers: MarkersTopic, encoded: Sequence[tuple[Source, bytes]]) -> pa.RecordBatch:
     """Return rows for the Kafka sink: each marker goes to the partition of its source."""
     partitions = [markers_partition(*source, markers.partitions) for source, _ in encoded]
     columns = [
@@ -188,7 +188,7 @@ def records_of(markers: Markers, encoded: Sequence[tuple[Source, bytes]]) -> pa.
     return pa.RecordBatch.from_arrays(columns, names=["topic", "partition", "value"])
 
 
-def _places(batches: Iterable[pa.RecordBatch], wanted: Mapping[int, np.ndarray]) -> Iterator[Place]:
+def _places(batches: Iterable[pa.RecordBatch], wanted: Mapping[int, np.ndarray]) -> Iterator[StoredDeadLetter]:
     for batch in batches:
         offsets, partitions = batch.column("offset").to_numpy(), batch.column("partition").to_numpy()
         mask = np.zeros(len(offsets), dtype=bool)
@@ -197,8 +197,8 @@ def _places(batches: Iterable[pa.RecordBatch], wanted: Mapping[int, np.ndarray])
             mask[here] = np.isin(offsets[here], wanted.get(int(partition), []))
         for row in batch.filter(pa.array(mask)).to_pylist():
             headers = tuple((header["key"], header["value"]) for header in row.pop("headers") or ())
-            yield Place(**row, headers=headers)
+            yield StoredDeadLetter(**row, headers=headers)
 
 
-def _bytes(place: Place) -> int:
+def _bytes(place: StoredDeadLetter) -> int:
     return len(place.value or b"") + sum(len(value or b"") for _, value in place.headers)

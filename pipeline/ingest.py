@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 
 from pipeline import records
 from pipeline.errors import PipelineError
-from pipeline.kafka import Connection, Topics
+from pipeline.kafka import Connection, TopicAdmin
 from pipeline.lake import Commit, Lake
 from pipeline.markers import decoded
 from pipeline.queue_history import QueueHistory
@@ -66,7 +66,7 @@ class Ingest:
         self,
         spark: SparkSession,
         connection: Connection,
-        topics: Topics,
+        topics: TopicAdmin,
         lake: Lake,
         *,
         payload: bool = False,
@@ -107,7 +107,7 @@ class Ingest:
         history = self._definitions() if names.queues in existing else QueueHistory()
         self._quarantined = [f"{order.place}/{order.sha256}" for order in history.current.quarantines()]
         subscriptions = self._subscriptions(history, existing)
-        own = {each.topic for each in subscriptions} & {*existing}
+        own = {subscription.topic for subscription in subscriptions} & {*existing}
         markers_limit, records_limit = self._limits
         markers = Stream("markers", [names.markers], decoded, markers_limit, "logged_at")
         messages = Stream(
@@ -144,7 +144,10 @@ class Ingest:
     def _subscriptions(self, history: QueueHistory, existing: Collection[str]) -> list[Subscription]:
         """Return all subscriptions, also those of earlier rounds, because compaction removes former settings."""
         last = self._lake.last_commit(ROUNDS) or {"subscriptions": []}
-        before = {(each["queue"], each["topic"]): each["since"] for each in last["subscriptions"]}
+        before = {
+            (subscription["queue"], subscription["topic"]): subscription["since"]
+            for subscription in last["subscriptions"]
+        }
         pairs = {pair for pair in history.pairs if self._connection.names.is_senders_topic(pair[1])} | before.keys()
         new = sorted({topic for _, topic in pairs - before.keys()} & {*existing})
         # Looked up before the markers are read: records that retention removes later may have later ACQUIREs.
@@ -310,7 +313,7 @@ class Ingest:
             "first": {name: self._first(name, last, before) for name, last in lasts.items() if last is not None},
             "held_back": held_back,
             **history.document(before or {}, time.time_ns() // 1_000_000),
-            "subscriptions": [each.document() for each in subscriptions],
+            "subscriptions": [subscription.document() for subscription in subscriptions],
         }
         self._lake.publish(ROUNDS, 0 if before is None else before["batch"] + 1, {}, commit)
 

@@ -74,7 +74,7 @@ class Connection:
         return {"bootstrap.servers": self.bootstrap_servers, **self.security}
 
 
-class Topics:
+class TopicAdmin:
     """Asks the cluster about topics, with Kafka's AdminClient in Spark's Java process.
 
     Every method raises PipelineError within about 10 seconds if the broker does not answer, refuses the login or
@@ -97,7 +97,9 @@ class Topics:
     def ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Return the ids of topics, which change if a topic is recreated; brokers before Kafka 2.8 have none."""
         with self._admin("listing the topics") as admin:
-            ids = {topic: each.topicId().toString() for topic, each in self._described(admin, topics).items()}
+            ids = {
+                topic: description.topicId().toString() for topic, description in self._described(admin, topics).items()
+            }
         return {topic: id_ for topic, id_ in ids.items() if id_ != NO_ID}
 
     def ends(self, topics: Iterable[str], committed: bool = True) -> Offsets:
@@ -137,7 +139,7 @@ class Topics:
         return {topic: dict(sorted(partitions.items())) for topic, partitions in offsets.items()}
 
     def _partitions(self, admin: Any, topics: Iterable[str]) -> dict[str, int]:
-        return {topic: len(each.partitions()) for topic, each in self._described(admin, topics).items()}
+        return {topic: len(description.partitions()) for topic, description in self._described(admin, topics).items()}
 
     def _described(self, admin: Any, topics: Iterable[str]) -> dict[str, Any]:
         wanted = list(dict.fromkeys(topics))

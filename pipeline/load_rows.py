@@ -29,7 +29,7 @@ from marq.wire.payload_columns import Columns, encode_headers
 from pipeline.dead_letters import records_of
 from pipeline.errors import PipelineError
 from pipeline.inputs import CORRUPT, LINE, Input
-from pipeline.writing import HEADERS, RECORDS, Markers, runs
+from pipeline.writing import HEADERS, RECORDS, MarkersTopic, runs
 
 #: Consecutive rows in one partition of the source, and the most in one marker.
 RUN = 500
@@ -70,7 +70,7 @@ class Sent(NamedTuple):
     holder: int
     timestamp_ms: int
     relative: bool
-    markers: Markers
+    markers: MarkersTopic
 
 
 def checked(rows: Input, fields: Fields, queue: str, messages_limit_bytes: int) -> DataFrame:
@@ -253,7 +253,7 @@ def _delay_of(sent: Sent, source: Source, run: Sequence[_Row]) -> Delay:
         [sent.timestamp_ms] * len(run),
         values,
         keys=[queue_key if key is None else key for key in keys] if any(key is not None for key in keys) else None,
-        headers=[encode_headers(each) for each in pairs] if any(pairs) else None,
+        headers=[encode_headers(message_pairs) for message_pairs in pairs] if any(pairs) else None,
     )
     # With the first number as `from_offset`, the marker claims no rows but its own.
     return Delay(sent.queue, sent.holder, source, numbers, times, sent.relative, numbers[0], payloads)

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from marq.settings.ordering_keys import line_of
+from marq.wire.error_texts import error_of
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.marker_codec import VERSION, decode
 from marq.wire.markers import (
@@ -33,11 +34,11 @@ from marq.wire.markers import (
     Delay,
     Dispatch,
     Fact,
-    Outcome,
     Payload,
     Reject,
     Release,
     Renew,
+    RequestOutcome,
     Reschedule,
     Tick,
     kind_of,
@@ -190,16 +191,16 @@ def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, An
         columns |= {"text": _deduplication_ids(batch)} if isinstance(batch, Delay) else {}
     elif isinstance(batch, Release):
         columns["delay_ms"] = batch.delays_ms
-        columns["text"] = [error or None for error in batch.errors]
+        columns["text"] = [error_of(error) or None for error in batch.errors]
         columns["cause"] = ["LAST" if delay_ms == LAST else None for delay_ms in batch.delays_ms]
         common["counted"] = batch.counted
     elif isinstance(batch, Reject):
-        columns["text"] = list(batch.reasons)
+        columns["text"] = [error_of(reason) for reason in batch.reasons]
     elif isinstance(batch, Fact):
         columns["attempt"] = batch.attempts
         columns["cause"] = [_name(Cause, cause) for cause in batch.causes]
     elif isinstance(batch, Answer):
-        columns["outcome"] = [_name(Outcome, outcome) for outcome in batch.outcomes]
+        columns["outcome"] = [_name(RequestOutcome, outcome) for outcome in batch.outcomes]
     return common, columns
 
 
@@ -235,7 +236,9 @@ def _lines(batch: Acquire) -> list[int]:
     """Return a number for each message's ordering key, or :data:`_NULL`."""
     queue = batch.queue.encode()
     # In the messages topic, the record key is the queue's name.
-    keys = [ordering_key(each.headers) if each.key in (None, queue) else each.key for each in batch.payloads]
+    keys = [
+        ordering_key(payload.headers) if payload.key in (None, queue) else payload.key for payload in batch.payloads
+    ]
     return [line_of(key) >> 1 if key else _NULL for key in keys]
 
 

@@ -154,7 +154,7 @@ def later_by(at: Column, by_ms: Column) -> Column:
 
 def by_queue(values: Mapping[str, int]) -> Column:
     """Return the value of a row's queue; "*" has that of all others."""
-    named = F.create_map(*[F.lit(each) for pair in values.items() for each in pair])
+    named = F.create_map(*[F.lit(part) for pair in values.items() for part in pair])
     return F.coalesce(named[F.col("queue")], named[F.lit("*")])
 
 

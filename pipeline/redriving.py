@@ -29,8 +29,8 @@ from pipeline import dead_letters
 from pipeline.dead_letters import Requester
 from pipeline.error_sentences import sentence
 from pipeline.errors import PipelineError
-from pipeline.kafka import Connection, Topics
-from pipeline.writing import Pace, Progress, limit_arrow_batches, markers_of, write
+from pipeline.kafka import Connection, TopicAdmin
+from pipeline.writing import Progress, StepPacer, limit_arrow_batches, markers_of, write
 
 STEP_LETTERS = 25_000
 #: With more unanswered requests, the job waits, so that a tracker that is down does not return to a flood of work.
@@ -78,7 +78,7 @@ class Letters:
     def __init__(self, spark: SparkSession, connection: Connection) -> None:
         self.spark = spark
         self.connection = connection
-        self.topics = Topics(spark, connection)
+        self.topics = TopicAdmin(spark, connection)
         self.topic = connection.names.dead_letters
         self.begins = self.topics.begins([self.topic])[self.topic]
         self.ends = self.topics.ends([self.topic])[self.topic]
@@ -98,7 +98,7 @@ class Letters:
         }
         return self.spark.read.format("kafka").options(**options).load()
 
-    def survey(self, request: Request) -> Survey:
+    def survey(self, request: Request) -> ChosenDeadLetters:
         """Find the dead letters of a request."""
         records = self.records({p: range(begin, max(begin, self.ends[p])) for p, begin in self.begins.items()})
         rows = dead_letters.chosen(dead_letters.of_queue(records, request.queue), request.where)
@@ -108,10 +108,10 @@ class Letters:
         left = dead_letters.unsettled(rows, dead_letters.notes(records, self.topic))
         if request.limit is not None:
             left = left.orderBy("dead_lettered_at", "partition", "offset").limit(request.limit)
-        return Survey(left.persist(StorageLevel.MEMORY_AND_DISK), request)
+        return ChosenDeadLetters(left.persist(StorageLevel.MEMORY_AND_DISK), request)
 
 
-class Survey:
+class ChosenDeadLetters:
     """The chosen dead letters: their places, and a preview for the user."""
 
     def __init__(self, frame: DataFrame, request: Request) -> None:
@@ -211,7 +211,7 @@ class Answers:
 class Redrive:
     """Sends the requests for a survey at its pace, and reads notes."""
 
-    def __init__(self, topic: Letters, survey: Survey, request: Request) -> None:
+    def __init__(self, topic: Letters, survey: ChosenDeadLetters, request: Request) -> None:
         self._topic = topic
         self._request = request
         self._positions = dict(topic.ends)
@@ -223,7 +223,7 @@ class Redrive:
 
     def run(self) -> Result:
         """Send all requests and wait until all are answered, or until no note comes for ``wait_s``."""
-        topic, pace = self._topic, Pace(self._request.rate, STEP_LETTERS)
+        topic, pace = self._topic, StepPacer(self._request.rate, STEP_LETTERS)
         try:
             for step in self._answers.steps(pace.step):
                 if not self._wait(MAX_UNANSWERED):

@@ -99,12 +99,12 @@ class Subscriptions:
         self._names = names
         # Definitions are read before the markers, and may have been compacted.
         told = [Subscription(*mark[:2]) for mark in marks if names.is_senders_topic(mark[1])]
-        by_pair = {(each.queue, each.topic): each for each in [*told, *known]}
+        by_pair = {(subscription.queue, subscription.topic): subscription for subscription in [*told, *known]}
         self._all = [by_pair[pair] for pair in sorted(by_pair)]
 
     def document(self) -> list[list[Any]]:
         """Return queue, topic and whether it is current, of each."""
-        return [[each.queue, each.topic, each.current] for each in self._all]
+        return [[subscription.queue, subscription.topic, subscription.current] for subscription in self._all]
 
     def named(self, topic: Column) -> Column:
         """Return whether queues name, or named, a topic, like :meth:`Names.is_senders_topic`."""
@@ -119,7 +119,8 @@ class Subscriptions:
         if not self._all:
             return messages.withColumn("subscription", F.lit(""))
         pairs = self._spark.createDataFrame(
-            [(each.topic, each.queue) for each in self._all], "topic string, subscription string"
+            [(subscription.topic, subscription.queue) for subscription in self._all],
+            "topic string, subscription string",
         )
         rows = messages.join(F.broadcast(pairs), "topic", "left")
         queue, subscription = F.coalesce("subscription", "queue"), F.coalesce("subscription", F.lit(""))
@@ -131,8 +132,8 @@ class Subscriptions:
         ``holders`` are those of :meth:`holders`: they give the queue of an ACK. A request becomes a row for each queue.
         """
         topics: dict[str, list[str]] = {}
-        for each in self._all:
-            topics.setdefault(each.topic, []).append(each.queue)
+        for subscription in self._all:
+            topics.setdefault(subscription.topic, []).append(subscription.queue)
         rows = markers.withColumn("subscription", self.of(F.col("queue"), F.col("topic")))
         if not topics:
             return rows
@@ -159,7 +160,7 @@ class Subscriptions:
 
         A holder serves one group, and the queues of a group have different topics. ``carried`` are rows of parts.
         """
-        topics = [each.topic for each in self._all]
+        topics = [subscription.topic for subscription in self._all]
         shared = sorted({topic for topic in topics if topics.count(topic) > 1})
         if not shared:
             return None
@@ -173,7 +174,7 @@ class Subscriptions:
     def reading(self, marks: Iterable[Mark], partitions: Mapping[str, Iterable[int]]) -> DataFrame:
         """Return the rows of :data:`READING`; ``partitions`` are those of each topic."""
         runs = {(queue, topic, partition): runs for queue, topic, partition, runs in marks}
-        by_pair = {(each.queue, each.topic): each for each in self._all}
+        by_pair = {(subscription.queue, subscription.topic): subscription for subscription in self._all}
         wanted = {*runs, *((*pair, partition) for pair in by_pair for partition in partitions.get(pair[1], ()))}
         rows = [
             (*place, runs.get(place), *by_pair.get(place[:2], Subscription(*place[:2], current=True)).limits(place[2]))
@@ -197,14 +198,14 @@ class Subscriptions:
         topics = {topic for _, topic in current}
         read_before, read = _ends(marks_before), _ends(marks)
         rows = []
-        for each in self._all:
-            if each.topic not in topics or current.get((each.queue, each.topic)):
+        for subscription in self._all:
+            if subscription.topic not in topics or current.get((subscription.queue, subscription.topic)):
                 continue
-            for partition in partitions.get(each.topic, ()):
-                place = (each.queue, each.topic, partition)
-                after, upto = read_before.get(place, -1), _ENDLESS if each.current else read.get(place, -1)
+            for partition in partitions.get(subscription.topic, ()):
+                place = (subscription.queue, subscription.topic, partition)
+                after, upto = read_before.get(place, -1), _ENDLESS if subscription.current else read.get(place, -1)
                 if after < upto:
-                    rows.append((each.topic, partition, each.queue, after, upto))
+                    rows.append((subscription.topic, partition, subscription.queue, after, upto))
         return self._spark.createDataFrame(rows, _MISSED) if rows else None
 
 

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from marq.settings.topic_configs import LIMIT
 from pipeline.error_sentences import sentence
 from pipeline.errors import PipelineError
-from pipeline.kafka import Connection, Topics
+from pipeline.kafka import Connection, TopicAdmin
 
 #: The most that Kafka's framing adds to a record (docs/protocol.md, "The marker record").
 FRAME_BYTES = 512
@@ -37,7 +37,7 @@ _CLEAR_LINE = "\r\x1b[K"
 Item = TypeVar("Item")
 
 
-class Markers(NamedTuple):
+class MarkersTopic(NamedTuple):
     """The markers topic, with the largest record batch that it accepts."""
 
     topic: str
@@ -50,18 +50,18 @@ class Markers(NamedTuple):
         return self.limit_bytes - FRAME_BYTES
 
 
-def markers_of(topics: Topics, connection: Connection) -> Markers:
+def markers_of(topics: TopicAdmin, connection: Connection) -> MarkersTopic:
     """Ask the cluster for the markers topic; raises PipelineError if it does not exist or no broker answers."""
     topic = connection.names.markers
-    return Markers(topic, topics.partitions([topic])[topic], limit_of(topics, topic))
+    return MarkersTopic(topic, topics.partitions([topic])[topic], limit_of(topics, topic))
 
 
-def limit_of(topics: Topics, topic: str) -> int:
+def limit_of(topics: TopicAdmin, topic: str) -> int:
     """Return the largest record batch that a topic accepts."""
     return int(topics.settings(topic)[LIMIT])
 
 
-def write(frame: DataFrame, connection: Connection, markers: Markers) -> None:
+def write(frame: DataFrame, connection: Connection, markers: MarkersTopic) -> None:
     """Write records (:data:`RECORDS`); return when they are durable, raise PipelineError if that is unknown."""
     limit = markers.limit_bytes
     options = connection.options() | {
@@ -114,7 +114,7 @@ def runs(
         yield run
 
 
-class Pace:
+class StepPacer:
     """Spreads steps over time, at most ``rate`` rows a second; None: without pauses."""
 
     #: Seconds that a step lasts at least, because starting one takes some tenths of a second.

@@ -34,11 +34,11 @@ from marq.wire.markers import (
     Delay,
     Fact,
     Headers,
-    Outcome,
     Payload,
     Reject,
     Release,
     Renew,
+    RequestOutcome,
     Reschedule,
     Source,
     Tick,
@@ -299,7 +299,7 @@ class SyntheticHistory:
         if len(chosen):
             offsets = chosen.tolist()
             self._mark(Reschedule(*frame, offsets, [500] * len(offsets), True))
-            self._mark(Answer(*frame, offsets, [Outcome.DONE] * len(offsets)))
+            self._mark(Answer(*frame, offsets, [RequestOutcome.DONE] * len(offsets)))
 
     def _cancel(self, frame: tuple[str, int, Source], chosen: np.ndarray) -> None:
         if len(chosen):

@@ -76,7 +76,8 @@ def _run(plan: DemoPlan, folder: Path, data: Path, notes: Console) -> tuple[Acco
         partitions = asyncio.run(ensure_topics(settings)).markers_partitions
         keep = False
         try:
-            run = asyncio.run(_play(plan, settings, folder, partitions, display, broker))
+            report = "" if os.environ.get("SPARK") == "skip" else str(data / "report.html")
+            run = asyncio.run(_play(plan, settings, folder, partitions, display, broker, report))
             display.phase(f"check the history, {len(run.events):,} events")
             account = _judged(run, plan, display)
             if os.environ.get("SPARK") == "skip":
@@ -99,9 +100,10 @@ async def _play(
     partitions: int,
     display: Display,
     broker: EmbeddedBroker | None,
+    report: str,
 ) -> DemoRun:
     servers, prefix = settings.bootstrap_servers, settings.names.prefix
-    async with DemoRun(plan, servers, prefix, folder, partitions, display, broker) as run:
+    async with DemoRun(plan, servers, prefix, folder, partitions, display, broker, report) as run:
         await run.carry_out()
     return run
 

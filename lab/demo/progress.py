@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 LINE_SECONDS = 5.0
-_COUNTS = ("sent", "acks", "dead", "in_flight", "waiting", "redelivered")
-_STATISTICS = ("dead_lettered", "in_flight", "waiting_for_redelivery", "redelivered")
+_STATISTICS = ("dead_lettered", "in_flight", "waiting_for_delivery", "waiting_for_redelivery", "redelivered")
 _TEXT = (
-    "{task.elapsed:5.1f} s  sent {task.fields[sent]:,} · acks {task.fields[acks]:,} · dead {task.fields[dead]:,}"
-    " · in flight {task.fields[in_flight]:,} · waiting {task.fields[waiting]:,}"
-    " · redelivered {task.fields[redelivered]:,}"
+    "{task.elapsed:5.1f} s  sent {task.fields[sent]:,} = {task.fields[acked]:,} acked + {task.fields[dead]:,} dead"
+    " + {task.fields[in_flight]:,} in flight + {task.fields[waiting]:,} waiting + {task.fields[delayed]:,} delayed"
+    " · {task.fields[redelivered]:,} redelivered"
 )
+
+
+class Counts(NamedTuple):
+    """The state of all messages: ``sent`` is the sum of the following ones, except ``redelivered``."""
+
+    sent: int = 0
+    acked: int = 0
+    dead: int = 0
+    in_flight: int = 0
+    waiting: int = 0
+    delayed: int = 0
+    redelivered: int = 0
+
+    def after(self, known: Mapping[str, int]) -> Counts:
+        """Return the next counts from the latest ``known`` ones.
+
+        These are from different moments and programs, so they do not add up, and some fall when a worker is killed. A
+        message counts in the first state that has room for it; the number of waiting ones is what is left.
+        """
+        sent = max(self.sent, known.get("sent", 0))
+        # A message may be acknowledged twice, or before its sender knows that it was sent.
+        acked = max(self.acked, min(known.get("acked", 0), sent - self.dead))
+        dead = max(self.dead, min(known.get("dead", 0), sent - acked))
+        left = sent - acked - dead
+        in_flight = min(known.get("in_flight", 0), left)
+        delayed = min(known.get("delayed", 0), left - in_flight)
+        redelivered = max(self.redelivered, known.get("redelivered", 0))
+        return Counts(sent, acked, dead, in_flight, left - in_flight - delayed, delayed, redelivered)
 
 
 class Display:
@@ -25,11 +53,14 @@ class Display:
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
         self._bar = Progress(
-            TextColumn(_TEXT), BarColumn(20), console=console, transient=False, disable=not console.is_terminal,
+            TextColumn(_TEXT), BarColumn(20), TextColumn("{task.description}"), console=console, transient=False,
+            disable=not console.is_terminal,
         )  # fmt: skip
-        # Any, because rich takes them as keyword arguments among its own.
-        self._counts: dict[str, Any] = dict.fromkeys(_COUNTS, 0)
-        self._task = self._bar.add_task("", total=total, **self._counts)
+        #: The latest counts from each program, and those that are shown.
+        self._known: dict[str, int] = {}
+        self._counts = Counts()
+        self._places = ""
+        self._task = self._bar.add_task("", total=total, **self._fields)
         self._began_s = self._line_s = time.monotonic()
 
     def phase(self, text: str) -> None:
@@ -44,12 +75,32 @@ class Display:
             self._line_s = now_s
             self.say(text)
 
-    def show(self, **counts: int) -> None:
-        self._counts.update(counts)
-        ended = self._counts["acks"] + self._counts["dead"]
-        self._bar.update(self._task, completed=ended, **self._counts)
+    def place(self, dashboard: str, report: str) -> None:
+        """Name the dashboard that shows the run, and the report that follows; empty for none."""
+        named = [f"dashboard: {dashboard}"] if dashboard else []
+        places = " · ".join([*named, f"report at the end: {report}"] if report else named)
+        if places == self._places:
+            return
+        self._places = places
+        self._bar.update(self._task, description=f"\n{places}")
         if not self._console.is_terminal:
-            self.detail(" · ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in self._counts.items()))
+            self.say(places)
+
+    def show(self, **counts: int) -> None:
+        """Show counts of messages: ``sent``, ``acked``, ``dead``, ``in_flight``, ``delayed``, ``redelivered``."""
+        self._known.update(counts)
+        self._counts = shown = self._counts.after(self._known)
+        self._bar.update(self._task, completed=shown.acked + shown.dead, **self._fields)
+        if not self._console.is_terminal:
+            self.detail(
+                f"sent {shown.sent:,} = {shown.acked:,} acked + {shown.dead:,} dead + {shown.in_flight:,} in flight"
+                f" + {shown.waiting:,} waiting + {shown.delayed:,} delayed · {shown.redelivered:,} redelivered"
+            )
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        # Any, because rich takes them as keyword arguments among its own.
+        return self._counts._asdict()
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
@@ -58,11 +109,13 @@ class Display:
 
     def statistics(self, queues: Mapping[str, Mapping[str, float]]) -> tuple[int, int]:
         """Show the workers' statistics; return those that only grow: dead letters and redeliveries."""
-        total = {name: int(sum(row[name] for row in queues.values())) for name in _STATISTICS}
+        total: Counter[str] = Counter()
+        for row in queues.values():
+            total.update({name: int(row[name]) for name in _STATISTICS})
         self.show(
             dead=total["dead_lettered"],
             in_flight=total["in_flight"],
-            waiting=total["waiting_for_redelivery"],
+            delayed=total["waiting_for_delivery"] + total["waiting_for_redelivery"],
             redelivered=total["redelivered"],
         )
         return total["dead_lettered"], total["redelivered"]

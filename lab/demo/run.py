@@ -44,6 +44,7 @@ class DemoRun(Stage):
         partitions: int,
         display: Display,
         broker: EmbeddedBroker | None,
+        report: str = "",
     ) -> None:
         # On a busy machine, the new broker responds late. No program may give up before the demo does.
         patience = {"MARQ_CONNECT_TIMEOUT": f"{max(START_SECONDS, plan.limit_seconds):g}"}
@@ -53,10 +54,16 @@ class DemoRun(Stage):
         self._limit_s = plan.limit_seconds
         self._display = display
         self._broker = broker
+        #: Where the report will be; empty for none.
+        self._report = report
         threads = Path(f"/proc/{broker.pid if broker is not None else None}/task")
         self._broker_watch = BrokerWatch(threads, plan.lease_seconds, self._note_slow_broker)
         self._began_s = time.monotonic()
-        self._sent = self._acked = self._owned = 0
+        self._sent = self._owned = 0
+        #: The content of each record that was delivered and not acknowledged yet, and all that was acknowledged: a
+        #: message that is delivered twice may be acknowledged twice.
+        self._delivered_content: dict[str, str] = {}
+        self._acked_content: set[str] = set()
         #: Numbers of dead letters and redeliveries, from the workers' statistics.
         self._counts: tuple[int, ...] = ()
         #: Times of the messages that each consumer forgot, by its name.
@@ -177,6 +184,10 @@ class DemoRun(Stage):
 
     # --- progress -----------------------------------------------------------------------------------------------------
 
+    @property
+    def _acked(self) -> int:
+        return len(self._acked_content)
+
     def progress(self) -> object:
         return self._sent, self._acked, self._owned, len(self.ready), self.delivered, self._counts
 
@@ -190,8 +201,13 @@ class DemoRun(Stage):
 
     def take(self, event: Event) -> None:
         super().take(event)
-        if event["op"] == "ack" and event["type"] == "ok":
-            self._acked += 1
+        if event["op"] == "deliver":
+            self._delivered_content[event["record"]] = event["content"]
+        elif event["op"] == "ack" and event["type"] == "ok":
+            for offset in event["offsets"]:
+                content = self._delivered_content.pop(f"{event['source']}/{offset}", None)
+                if content is not None:
+                    self._acked_content.add(content)
         elif event["op"] == "hang":
             self._forgotten[event["process"]].append(event["at_ms"] / 1000)
 
@@ -199,12 +215,13 @@ class DemoRun(Stage):
         self._check_broker()
         self._broker_watch.look()
         super().look()
-        self._display.show(sent=self._sent, acks=self._acked)
+        self._display.show(sent=self._sent, acked=self._acked)
         # Does not wait for the answer.
         if self._asking is not None and self._asking.done():
             self._counts = self._display.statistics(self._asking.result().get("queues", {}))
             self._asking = None
         worker = next((worker for worker in self.workers if worker.running), None)
+        self._display.place("" if worker is None or not self._owned else worker.url, self._report)
         if self._asking is None and worker is not None:
             self._asking = asyncio.create_task(asyncio.to_thread(worker.statistics))
 

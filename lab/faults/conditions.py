@@ -26,7 +26,7 @@ from typing import Any, Literal, Protocol, Self
 from marq.kafka.connection import admin_client
 from marq.settings.client import ClientSettings
 from marq_worker.broker import EmbeddedBroker, ports
-from marq_worker.broker.settings import FIRST_NODE_ID, Membership, new_cluster_id
+from marq_worker.broker.settings import FIRST_NODE_ID, ClusterNode, new_cluster_id
 
 HOST = "127.0.0.1"
 
@@ -77,7 +77,7 @@ class BrokerCluster:
         self.nodes = {
             node: EmbeddedBroker(
                 address=ports.join_address(HOST, ports.free_port(HOST)),
-                membership=Membership(node, controllers, cluster_id),
+                membership=ClusterNode(node, controllers, cluster_id),
                 properties=settings,
                 heap=HEAP,
             )

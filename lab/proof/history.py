@@ -67,11 +67,11 @@ from marq.wire.markers import (
     Dispatch,
     Fact,
     Headers,
-    Outcome,
     Payload,
     Reject,
     Release,
     Renew,
+    RequestOutcome,
     Reschedule,
     Resume,
     Resumed,
@@ -271,7 +271,7 @@ def _columns(batch: Batch) -> Event:
     if isinstance(batch, Reschedule):
         return _times(batch)
     if isinstance(batch, Answer):
-        return {"outcomes": [Outcome(outcome).name for outcome in batch.outcomes]}
+        return {"outcomes": [RequestOutcome(outcome).name for outcome in batch.outcomes]}
     if isinstance(batch, Renew):
         flags = {"started": batch.started, "exactly": batch.exactly}
         return {"lease_ms": batch.lease_ms, **{name: True for name, is_set in flags.items() if is_set}}

@@ -93,7 +93,7 @@ class Purged:
 Progress = Callable[[int, int], None]
 
 
-async def meant(
+async def preview(
     settings: ClientSettings, queue: str, *, delayed: bool = False, dead: bool = False
 ) -> tuple[Purged, Extent, bool]:
     """Return what a purge would end now, its extent, and whether the count is complete; nothing changes.
@@ -111,7 +111,7 @@ async def meant(
     if dead:
         async with DeadLetters.of(settings) as known:
             snapshot = await known.snapshot()
-            count = sum([each.dead_letters for each in await known.count(queue, as_of=snapshot)])
+            count = sum([count.dead_letters for count in await known.count(queue, as_of=snapshot)])
     kinds = [kind for _, kind in held]
     purged = Purged(
         waiting.counts[queue] + kinds.count("waiting"), kinds.count("redelivery"), kinds.count("delayed"), count
@@ -135,7 +135,7 @@ async def purge(
     """End the waiting messages of a queue; ``delayed`` includes delayed messages, ``dead`` its dead letters.
 
     With ``in_flight``, messages in flight end too; the result does not count them. With an ``extent`` from
-    :func:`meant` or :func:`extent_now`, later messages stay. The queue is paused meanwhile, and stays paused if the
+    :func:`preview` or :func:`extent_now`, later messages stay. The queue is paused meanwhile, and stays paused if the
     call is interrupted: purge it again, or resume it. ``paused_before`` is the pause before an interrupted purge, which
     this one completes. ``progress`` is called with the number of ended messages and the total.
 
@@ -193,6 +193,8 @@ class _Purging:
         self._delayed: dict[Source, set[int]] = {}
         #: The record that this purge published last; before that, the one that it takes over from.
         self._published: Purge | None = queues.definitions.purge(queue)
+        #: The purge before this one: most of its records have ended already, and must not be counted again.
+        self._former: Purge | None = None
         #: The messages that were in flight before the pause, which makes consumers release those not in a handler.
         self._held: set[tuple[Source, int]] = set()
         self._done = self._of = 0
@@ -224,7 +226,7 @@ class _Purging:
             self._inspector, self._queue, delayed=delayed, in_flight=in_flight, extent=self._extent, leave=self._held
         )
         leased = [receipt for receipt, kind in held if kind == "in flight"]
-        held = [each for each in held if each[1] != "in flight"]
+        held = [(receipt, kind) for receipt, kind in held if kind != "in flight"]
         self._of = self._done + len(held)
         await self._acknowledge(leased)
         ended: dict[str, int] = dict.fromkeys(("waiting", "redelivery", "delayed"), 0)
@@ -240,9 +242,9 @@ class _Purging:
     async def _note_acquired(self) -> None:
         if not self._queues.definitions(self._queue).ordered:
             return
-        for each in (await self._inspector.owned(incomplete=True)).values():
-            book = each.tracker.book
-            self._acquired |= acquired_in(book.marks, self._queue)
+        for content in (await self._inspector.owned(incomplete=True)).values():
+            book = content.tracker.book
+            self._acquired |= acquired_in(book.acquired, self._queue)
             for source, leases in book.leases_by_source():
                 self._delayed.setdefault(source, set()).update(
                     number for number, lease in leases if lease.queue == self._queue and lease.state is State.DELAYED
@@ -284,7 +286,12 @@ class _Purging:
             known = self._extent.ends
             ends = {source: min(stop, known.get(source, starts[source])) for source, stop in stops.items()}
         definitions = self._queues.definitions
-        purge = Purge(until_ms, ends, starts).after(definitions.purge(self._queue), stops)
+        former = definitions.purge(self._queue)
+        purge = Purge(until_ms, ends, starts).after(former, stops)
+        if former is not None:
+            # An end beyond that of a partition dates from before the topic was recreated.
+            known = {source: end for source, end in former.ends.items() if end <= stops.get(source, 0)}
+            self._former = replace(former, ends=known)
         purge = purge.outweighing(definitions.begin(self._queue))
         await self._publish(purge)
         return purge
@@ -310,7 +317,9 @@ class _Purging:
                     for first in range(0, len(own), AT_ONCE):
                         piece = own[first : first + AT_ONCE]
                         await self._check_paused()
-                        records = [each for run in _runs(piece, kept) for each in self._markers(source, run, holder)]
+                        records = [
+                            record for run in _runs(piece, kept) for record in self._markers(source, run, holder)
+                        ]
                         await writer.write(records, self._settings.request_timeout_ms / 1000)
                         self._of += len(piece)
                         yield [Receipt(self._queue, *source, offset) for offset in piece.offsets]
@@ -328,8 +337,12 @@ class _Purging:
         key = self._queue.encode() if source.topic == self._settings.names.messages else None
         own: list[int] = []
         kept: list[int] = []
-        for index, (offset, each, sent_ms) in enumerate(zip(read.offsets, read.keys, read.timestamps, strict=True)):
-            if (key is not None and each != key) or self._is_acquired(source, read, index):
+        for index, (offset, record_key, sent_ms) in enumerate(
+            zip(read.offsets, read.keys, read.timestamps, strict=True)
+        ):
+            if (key is not None and record_key != key) or self._is_acquired(source, read, index):
+                continue
+            if self._former is not None and self._former.has_ended(source, offset, sent_ms):
                 continue
             if purge.left(source, offset, sent_ms):
                 kept.append(offset)
@@ -357,8 +370,10 @@ class _Purging:
         )
         own_topic = source.topic != self._settings.names.messages
         due_ms = int(time.time() * 1000) + FAR_MS
-        for each in acquisitions((self._queue, source), holder, own, own.offsets[0], settings, own_topic=own_topic):
-            yield from replace(each, dues_ms=[due_ms] * len(each.offsets)).records()
+        for acquisition in acquisitions(
+            (self._queue, source), holder, own, own.offsets[0], settings, own_topic=own_topic
+        ):
+            yield from replace(acquisition, dues_ms=[due_ms] * len(acquisition.offsets)).records()
 
     async def _acknowledge(self, receipts: Sequence[Receipt]) -> None:
         """Write ACKs for messages in flight; a tracker accepts them from anyone."""
@@ -367,8 +382,8 @@ class _Purging:
             for first in range(0, len(receipts), AT_ONCE):
                 await self._check_paused()
                 offsets: dict[Source, list[int]] = {}
-                for each in receipts[first : first + AT_ONCE]:
-                    offsets.setdefault(Source(each.topic, each.partition), []).append(each.offset)
+                for receipt in receipts[first : first + AT_ONCE]:
+                    offsets.setdefault(Source(receipt.topic, receipt.partition), []).append(receipt.offset)
                 records = [
                     MarkerRecord.of(Ack(self._queue, holder, source, sorted(own)), partitions)
                     for source, own in offsets.items()

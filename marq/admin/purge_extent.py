@@ -86,8 +86,8 @@ async def held_places(inspector: Inspector, queue: str) -> set[tuple[Source, int
     """Return the places of a queue's messages in flight."""
     return {
         (source, number)
-        for each in (await inspector.owned()).values()
-        for source, leases in each.tracker.book.leases_by_source()
+        for content in (await inspector.owned()).values()
+        for source, leases in content.tracker.book.leases_by_source()
         for number, lease in leases
         if lease.queue == queue and lease.state in HELD
     }
@@ -108,8 +108,8 @@ async def open_messages(
     """
     held, clocks = [], {}
     states = {*WAITING, *(HELD if in_flight else ())}
-    for partition, each in (await inspector.owned()).items():
-        book = each.tracker.book
+    for partition, content in (await inspector.owned()).items():
+        book = content.tracker.book
         clocks[partition] = book.clock.now_ms
         for source, leases in book.leases_by_source():
             if is_scheduled(source.topic):

@@ -47,6 +47,7 @@ from marq.wire.names import (
     ORDERING_KEY_HEADER,
     REPLAYED_HEADER,
     RESERVED_HEADER,
+    TYPE_HEADER,
     check_queue_name,
     synthetic_topic,
 )
@@ -155,10 +156,10 @@ class _Replaying:
         """Find out which messages to deliver again."""
         # The group's position first, then the open messages: by then the markers cover all that the group had read.
         self._places = places = (await self._inspector.places([self._queue]))[self._queue]
-        for each in (await self._inspector.owned()).values():
-            book = each.tracker.book
+        for content in (await self._inspector.owned()).values():
+            book = content.tracker.book
             if self._ordered:
-                self._acquired |= acquired_in(book.marks, self._queue)
+                self._acquired |= acquired_in(book.acquired, self._queue)
             for source, leases in book.leases_by_source():
                 self._open.setdefault(source, set()).update(
                     number for number, lease in leases if lease.queue == self._queue
@@ -193,11 +194,11 @@ class _Replaying:
         if start.place is not None:
             place, offset = start.place
             # A caller does not know the id of the topic's incarnation.
-            source = {each.log: each for each in ranges}.get(place, place)
+            source = {candidate.log: candidate for candidate in ranges}.get(place, place)
             if source not in ranges:
                 raise ConfigError(
                     f"queue {self._queue!r} is not read in {source.topic}/{source.partition}: expected one of"
-                    f" {', '.join(f'{each.topic}/{each.partition}' for each in sorted(ranges))}"
+                    f" {', '.join(f'{candidate.topic}/{candidate.partition}' for candidate in sorted(ranges))}"
                 )
             return {source: min(max(offset, ranges[source].start), ranges[source].stop)}
         offsets = await view.offsets_at(ranges, start.time_ms or 0)
@@ -298,9 +299,11 @@ class _Replaying:
         return synthetic_topic(int.from_bytes(digest[:16]))
 
     def _payload(self, source: Source, row: Row) -> Payload:
-        kept = [each for each in row.headers if each[0] in _KEPT or not each[0].startswith(RESERVED_HEADER)]
+        kept = [
+            each for each in row.headers if each[0] in (*_KEPT, TYPE_HEADER) or not each[0].startswith(RESERVED_HEADER)
+        ]
         if source.topic != self._settings.names.messages and row.key is not None:
-            kept = [*(each for each in kept if each[0] not in _KEPT), (KEY_HEADER, row.key)]
+            kept = [*(header for header in kept if header[0] not in _KEPT), (KEY_HEADER, row.key)]
             if self._ordered and row.key:
                 kept.append((ORDERING_KEY_HEADER, row.key))
         came_from = (REPLAYED_HEADER, record_id(source.log, row.offset).encode())

@@ -54,12 +54,12 @@ class DefinitionsView(Protocol):
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
 
-class Connection(Protocol):
+class WriterConnection(Protocol):
     async def start(self) -> None: ...
     async def stop(self, limit_s: float) -> None: ...
 
 
-class Writer(MarkerWriter, Connection, Protocol):
+class Writer(MarkerWriter, WriterConnection, Protocol):
     """A writer of markers with its own connection."""
 
 
@@ -114,7 +114,7 @@ class Cluster(Protocol):
 
     def acquire_strategy(
         self, how: str, topics: Topics, reader: Reader, group: str, instance_id: str | None
-    ) -> tuple[AcquireStrategy, Connection]:
+    ) -> tuple[AcquireStrategy, WriterConnection]:
         """Return the strategy ``how`` (see :data:`marq.kafka.acquire_strategies.STARTS`) and its connection."""
 
     async def sender(self, topics: Topics) -> Sender:
@@ -184,7 +184,7 @@ class KafkaCluster:
 
     def acquire_strategy(
         self, how: str, topics: Topics, reader: Reader, group: str, instance_id: str | None
-    ) -> tuple[AcquireStrategy, Connection]:
+    ) -> tuple[AcquireStrategy, WriterConnection]:
         if how == MARKED:
             writer = self.writer(topics)
             return MarkerFirst(writer, reader), writer

@@ -36,5 +36,5 @@ async def until_set(event: asyncio.Event, limit_s: float, sleep: Callable[[float
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for each in waits:
-            each.cancel()
+        for wait in waits:
+            wait.cancel()

@@ -9,26 +9,40 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol
 
 from marq.client.outcomes import DecodeError, Outcome
 from marq.wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    # Defaults of type variables need Python 3.13.
+    from typing_extensions import TypeVar
+
+    V = TypeVar("V", default=Any)
+else:
+    from typing import TypeVar
+
+    V = TypeVar("V")
 
 #: Maximum number of faults of a value that a reason names.
 _MAX_FAULTS = 5
 
 
-class Codec(Protocol):
-    """Encodes and decodes values: pass any object with these two methods as ``codec=``."""
+class Codec(Protocol[V]):
+    """Encodes and decodes values: pass any object with these two methods as ``codec=``.
 
-    def encode(self, value: Any, /) -> bytes:
+    A client with a ``Codec[Order]`` is typed: ``Consumer[Order]`` returns messages whose values are orders.
+    """
+
+    def encode(self, value: V, /) -> bytes:
         """Return the bytes to send.
 
         Raises:
             TypeError, ValueError: the value can't be encoded; nothing is sent.
         """
 
-    def decode(self, data: bytes, /) -> Any:
+    def decode(self, data: bytes, /) -> V:
         """Return the value.
 
         Raises:
@@ -222,6 +236,15 @@ _PLAIN: list[tuple[Any, Codec]] = [
 ]
 
 
+class CodecsByType(NamedTuple):
+    """The codecs of a queue by the type of its messages; those of no listed type have the codec under None."""
+
+    by_type: Mapping[str | None, Codec | None]
+
+    def of(self, kind: str | None) -> Codec | None:
+        return self.by_type[kind] if kind in self.by_type else self.by_type.get(None)
+
+
 def codec_for(kind: Any) -> Codec:
     """Return the codec for values of a type, such as the annotation of a handler's parameter.
 
@@ -242,9 +265,9 @@ def not_bytes(value: object) -> str:
     )
 
 
-def check_codec(codec: Codec | None) -> Codec | None:
+def check_codec(codec: Codec[V] | None) -> Codec[V] | None:
     """Return a codec; None for bytes, which then cost nothing. Raises ConfigError for anything else."""
-    if codec is None or codec is BYTES:
+    if codec is None or isinstance(codec, _Bytes):
         return None
     if isinstance(codec, type) or not all(callable(getattr(codec, name, None)) for name in ("encode", "decode")):
         raise ConfigError(
@@ -254,7 +277,7 @@ def check_codec(codec: Codec | None) -> Codec | None:
     return codec
 
 
-def decode(codec: Codec, data: bytes) -> Any:
+def decode(codec: Codec[V], data: bytes) -> V:
     """Decode a message's bytes with a codec. Raises DecodeError or Retry, Reject, OSError."""
     try:
         return codec.decode(data)

@@ -12,12 +12,12 @@ from weakref import WeakKeyDictionary
 from marq.client.lifecycle import Client
 from marq.wire.errors import MarqError
 
-_shared: ContextVar[SharedProducer] = ContextVar("marq_producer")
+_shared: ContextVar[HandlersProducer] = ContextVar("marq_producer")
 #: The event loop of each producer that a program has started itself.
 _started: WeakKeyDictionary[Client, asyncio.AbstractEventLoop] = WeakKeyDictionary()
 
 
-class SharedProducer:
+class HandlersProducer:
     """The producer of a worker's handlers, opened at its first use, in the event loop that made this object."""
 
     def __init__(self, make: Callable[[], Client]) -> None:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Generic
 
-from marq.client.codecs import Codec, decode
+from marq.client.codecs import Codec, V, decode
 from marq.core.deliveries.dead_letter_records import DeadLetterRecord, dead_lettered_at_ms, text_of
 from marq.wire.markers import Source
-from marq.wire.names import ERROR_HEADER, KEY_HEADER, ORIGIN_HEADER, REASON_HEADER, RESERVED_HEADER
-from marq.wire.record_headers import Origin, origin
+from marq.wire.names import (
+    ERROR_HEADER,
+    KEY_HEADER,
+    ORIGIN_HEADER,
+    REASON_HEADER,
+    RESERVED_HEADER,
+    TRACEBACK_HEADER,
+)
+from marq.wire.record_headers import Origin, message_type, origin
 
 
-class DeadLetter:
+class DeadLetter(Generic[V]):
     """A message that exhausted its attempts, or was rejected."""
 
     __slots__ = ("_codec", "_record", "_topic", "queue")
 
-    def __init__(self, record: DeadLetterRecord, queue: str, topic: str, codec: Codec | None) -> None:
+    def __init__(self, record: DeadLetterRecord, queue: str, topic: str, codec: Codec[V] | None) -> None:
         #: The queue in which it was dead-lettered.
         self.queue = queue
         self._record = record
@@ -30,13 +37,14 @@ class DeadLetter:
         return self._origin.id
 
     @property
-    def value(self) -> Any:
+    def value(self) -> V:
         """The value, decoded by the codec; without a codec :attr:`body`.
 
         Raises:
             DecodeError: the codec can't decode it, which may be why it was dead-lettered.
         """
-        return self.body if self._codec is None else decode(self._codec, self.body)
+        # Without a codec, V is not known.
+        return self.body if self._codec is None else decode(self._codec, self.body)  # type: ignore[return-value]
 
     @property
     def body(self) -> bytes:
@@ -47,6 +55,11 @@ class DeadLetter:
     def headers(self) -> dict[str, bytes | None]:
         """The sender's headers; if a name occurs twice, the last value counts."""
         return {name: value for name, value in self._record.headers if not name.startswith(RESERVED_HEADER)}
+
+    @property
+    def type(self) -> str | None:
+        """The type that the message was sent with, or None."""
+        return message_type(self._record.headers)
 
     @property
     def key(self) -> bytes | None:
@@ -62,6 +75,11 @@ class DeadLetter:
     def last_error(self) -> str:
         """Error of the last release, such as the handler's exception; empty if there was none."""
         return text_of(self._record.headers, ERROR_HEADER)
+
+    @property
+    def traceback(self) -> str:
+        """Traceback of the last attempt, its last 4,096 bytes; empty if no exception ended it, or none was kept."""
+        return text_of(self._record.headers, TRACEBACK_HEADER)
 
     @property
     def attempts(self) -> int:

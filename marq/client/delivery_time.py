@@ -47,7 +47,7 @@ def whens(call: str, delay: Delay | None, at: At | None, count: int) -> list[Whe
             if len(given) != count:
                 raise ConfigError(f"{call}: {name} has {len(given)} times for {count} messages: one for each, or one")
             one = _delay if name == "delay" else _at
-            return [one(f"{name}[{index}]", each) or AT_ONCE for index, each in enumerate(given)]
+            return [one(f"{name}[{index}]", value) or AT_ONCE for index, value in enumerate(given)]
     found = when(call, delay, at)  # type: ignore[arg-type]
     return None if found is None else [found] * count
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from marq.client.codecs import Codec, check_codec
+from marq.client.codecs import Codec, V, check_codec
 from marq.settings.client import ClientOptions, ClientSettings
 from marq.settings.hints import Hinted
 from marq.wire.errors import MarqError
@@ -96,8 +96,8 @@ class Lifecycle(Client, Generic[R]):
         return running
 
 
-class CodecClient(Lifecycle[R]):
-    """A client with the settings of its connection and a codec."""
+class CodecClient(Lifecycle[R], Generic[R, V]):
+    """A client with the settings of its connection and a codec for values of type V."""
 
     #: Whether it is part of another client or of a worker.
     _internal = False
@@ -106,7 +106,7 @@ class CodecClient(Lifecycle[R]):
         self,
         bootstrap_servers: str | Sequence[str] | None = None,
         *,
-        codec: Codec | None = None,
+        codec: Codec[V] | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
         self._begin(ClientSettings.read(bootstrap_servers, options, owner=type(self).__name__), check_codec(codec))
@@ -120,7 +120,7 @@ class CodecClient(Lifecycle[R]):
         return client
 
     @abstractmethod
-    def _begin(self, settings: ClientSettings, codec: Codec | None) -> None:
+    def _begin(self, settings: ClientSettings, codec: Codec[V] | None) -> None:
         """Initialize the client."""
 
 

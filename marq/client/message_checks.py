@@ -13,7 +13,9 @@ from marq.wire.names import (
     MAX_HEADER_NAME_BYTES,
     MAX_HEADERS,
     RESERVED_HEADER,
+    TYPE_HEADER,
     check_queue_name,
+    check_type_name,
     utf8,
 )
 
@@ -77,11 +79,18 @@ def check_headers(headers: Headers) -> list[Header]:
     return checked
 
 
+def with_type(headers: Headers | None, kind: str | None) -> list[Header]:
+    """Return checked headers, and that of the type. Raises ConfigError, like :func:`check_headers`."""
+    pairs = check_headers(headers or ())
+    return pairs if kind is None else [*pairs, (TYPE_HEADER, check_type_name(kind).encode())]
+
+
 def _header_name(name: object) -> str:
     if not isinstance(name, str):
         raise ConfigError(f"header {name!r}: expected a name of type str, not {type(name).__name__}")
     if name.startswith(RESERVED_HEADER):
-        raise ConfigError(f"header {name!r}: names beginning with {RESERVED_HEADER!r} are reserved; use another name")
+        hint = "; for the type of a message, pass type=" if name == TYPE_HEADER else "; use another name"
+        raise ConfigError(f"header {name!r}: names beginning with {RESERVED_HEADER!r} are reserved{hint}")
     size = len(utf8(name, f"header {name!r}: the name"))
     if size > MAX_HEADER_NAME_BYTES:
         raise ConfigError(
@@ -115,7 +124,7 @@ class Content:
             raise TypeError(f"queue {queue!r}{_item(item)}: {not_bytes(value)}")
         size = len(key or b"") + len(value)
         if headers:
-            size += sum(len(name.encode()) + len(each or b"") + _HEADER_FRAME_BYTES for name, each in headers)
+            size += sum(len(name.encode()) + len(header or b"") + _HEADER_FRAME_BYTES for name, header in headers)
             if payload_bytes(Payload(0, 1, key, headers, value)) > self._envelope_bytes:
                 raise MessageTooLarge(f"queue {queue!r}{_item(item)}: {len(headers)} headers are too many")
         if size > self.limit_bytes:

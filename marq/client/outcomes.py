@@ -21,6 +21,17 @@ class Retry(Outcome):
         self.delay_ms = optional_ms("delay", delay)
 
 
+class NoHandler(Retry):
+    """No handler here is for messages of this type. Another worker may have one, so the attempt does not count."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class Reject(Outcome):
     """Dead-letter the message with ``reason``."""
 

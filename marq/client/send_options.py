@@ -22,6 +22,7 @@ class SendOptions(TimeOptions, total=False):
     """The options of ``send``."""
 
     headers: Headers | None
+    type: str | None
     ordering_key: str | bytes | None
     deduplication_id: str | None
 
@@ -30,6 +31,7 @@ class SendManyOptions(TypedDict, total=False):
     """The options of ``send_many``."""
 
     headers: Headers | None
+    type: str | None
     ordering_key: str | bytes | None
     delay: Delay | None
     at: At | None

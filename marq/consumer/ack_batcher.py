@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from marq.client.background import failure_of
+from marq.consumer.failure_log import FailureLog
 from marq.consumer.held_batch import HeldBatch, Released, Renewed
 from marq.consumer.one_per_key import Lines
 from marq.consumer.repeated_warnings import RepeatedWarning
@@ -55,6 +56,8 @@ class AckBatcher:
         self.wall = wall
         #: The state that the lifespans of the process yielded, for :attr:`Message.state`.
         self.state: Any = None
+        #: Logs what happens to messages that fail.
+        self.failures = FailureLog(clock)
         self._writer = writer
         self._markers_partitions = markers_partitions
         self._limit_bytes = limit_bytes

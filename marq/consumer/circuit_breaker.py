@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from marq.consumer.tracebacks import traceback_text
 from marq.settings.breaker_thresholds import Breaker
 from marq.wire.errors import ConfigError
 from marq.wire.record_headers import uncounted
@@ -37,12 +38,13 @@ MAX_PAUSES = 10
 _NEVER_SLOW_S = 1e9
 
 
-class Call:
+class HandlerCall:
     """One call of a handler: it fails once, however many messages it had."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
         self._counts: dict[QueueBreaker, bool] = {}
+        self._traceback: str | None = None
 
     def counts(self, breaker: QueueBreaker | None) -> bool:
         """Whether the failed call counts as an attempt for messages of this breaker's queue."""
@@ -51,6 +53,12 @@ class Call:
         if breaker not in self._counts:
             self._counts[breaker] = breaker.failed(self._messages)
         return self._counts[breaker]
+
+    def traceback(self, error: BaseException) -> str:
+        """Return the traceback of the exception of this call, formatted once for all messages."""
+        if self._traceback is None:
+            self._traceback = traceback_text(error)
+        return self._traceback
 
     def has_failed(self, breaker: QueueBreaker) -> bool:
         """Whether this breaker knows that the call failed."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import cache, partial
-from typing import Self, Unpack
+from typing import Generic, Self, Unpack
 
 from marq.client import message_token
 from marq.client.codecs import Codec, check_codec
@@ -20,9 +20,16 @@ from marq.consumer.handler_pool import (
     BatchHandlerTasks,
     HandlerTasks,
 )
-from marq.consumer.handlers import DEFAULT_CONCURRENCY, check_handler, codec_of, definitions_for, definitions_of
+from marq.consumer.handlers import (
+    DEFAULT_CONCURRENCY,
+    check_handler,
+    codec_of,
+    definitions_for,
+    definitions_of,
+    warn_of_unpublished,
+)
 from marq.consumer.membership import Membership
-from marq.consumer.message import Message
+from marq.consumer.message import Message, T_co
 from marq.consumer.middleware import Middleware, check_middleware
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.session import MemberSession, join
@@ -45,7 +52,7 @@ _YIELD_S = 0.005
 DISPATCH_S = 2.0
 
 
-class Consumer(Lifecycle[MemberSession]):
+class Consumer(Lifecycle[MemberSession], Generic[T_co]):
     """Receives the messages of a queue, or of all queues of a group: by iteration, :meth:`receive`, or :meth:`run`.
 
     Args:
@@ -59,7 +66,8 @@ class Consumer(Lifecycle[MemberSession]):
         max_in_flight: maximum number of messages in flight, including prefetched ones (default 20,000). The consumer
             normally has about as many as it finishes in a second, but at least twice the ``concurrency`` of
             :meth:`run`.
-        codec: decodes :attr:`Message.value`, unless the handler has a codec (default: values are bytes).
+        codec: decodes :attr:`Message.value`, unless the handler has a codec (default: values are bytes). It also gives
+            the consumer its type: with ``codec=marq.Model(Order)`` it is a ``Consumer[Order]``.
         instance_id: a name for static membership: a restart within the session timeout does not move partitions. Each
             consumer of a group needs its own; if another one joins with the same id, this one stops with a ConfigError.
         shutdown_timeout: how long :meth:`stop` waits for running handlers (default 3 s).
@@ -79,7 +87,7 @@ class Consumer(Lifecycle[MemberSession]):
         lease: Duration | None = None,
         max_lease: Duration | None = None,
         max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
-        codec: Codec | None = None,
+        codec: Codec[T_co] | None = None,
         instance_id: str | None = None,
         shutdown_timeout: Duration = DEFAULT_SHUTDOWN_TIMEOUT_S,
         transactional: bool = False,
@@ -136,7 +144,7 @@ class Consumer(Lifecycle[MemberSession]):
     def breakers(self) -> dict[str, str]:
         """The state of each queue's circuit breaker, for queues with one: "closed", "open", or "half-open"."""
         running = self._running
-        breakers = {} if running is None else running.receiver.rules.breakers
+        breakers = {} if running is None else running.receiver.gate.breakers
         return {queue: breaker.state for queue, breaker in list(breakers.items())}
 
     async def _open(self, opened: AsyncExitStack) -> MemberSession:
@@ -188,7 +196,7 @@ class Consumer(Lifecycle[MemberSession]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Message:
+    async def __anext__(self) -> Message[T_co]:
         running = self._started()
         buffer = running.buffer
         now_s = running.cluster.now_s()
@@ -213,7 +221,7 @@ class Consumer(Lifecycle[MemberSession]):
     @point("receive")
     async def receive(
         self, max_messages: int = 100, wait: Duration = 20.0, lease: Duration | None = None
-    ) -> list[Message]:
+    ) -> list[Message[T_co]]:
         """Return up to ``max_messages`` as soon as any are available, or [] if none arrive within ``wait``.
 
         ``lease`` replaces the consumer's lease for these messages. Messages of an at-most-once queue are returned when
@@ -288,8 +296,12 @@ class Consumer(Lifecycle[MemberSession]):
         running = self._started()
         check = partial(definitions_for, handler)
         definitions = check(running.queues)
+        for definition in definitions.values():
+            warn_of_unpublished(definition, running.definitions.settings(definition.queue))
         if concurrency is None:
-            decorated = [each.concurrency for each in definitions.values() if each.concurrency is not None]
+            decorated = [
+                each.settings["concurrency"] for each in definitions.values() if "concurrency" in each.settings
+            ]
             concurrency = max(decorated, default=DEFAULT_CONCURRENCY)
         count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
         # Not only for these queues, because more queues may join the group.

@@ -76,16 +76,16 @@ class Deliveries:
         held.lines, held.unseen = acquisition.lines, True
         if settings.prefetch and records.has_header(EXPIRED_HEADER):
             held.starts = self._receiver.starts
-        self._receiver.rules.apply(held)
+        self._receiver.gate.apply(held)
         self._receiver.renewal.add(held)
         return held
 
     def _buffer(self, held: HeldBatch, offsets: Sequence[int], values: Sequence[bytes | None]) -> None:
         """Buffer the messages that may be delivered now; the others count as in flight until they are released."""
-        rules, prefetch, count = self._receiver.rules, self._receiver.prefetch, len(offsets)
+        gate, prefetch, count = self._receiver.gate, self._receiver.prefetch, len(offsets)
         messages: Iterable[Message] = map(Message, repeat(held), offsets, values)
-        if rules.restricts(held):
-            messages = rules.admitted(held, list(messages))
+        if gate.restricts(held):
+            messages = gate.admitted(held, list(messages))
             count = len(messages)
         if held.starts is None:
             prefetch.add(held.queue, messages, count, len(offsets))

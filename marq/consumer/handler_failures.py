@@ -10,9 +10,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from marq.client.hooks import point
-from marq.client.outcomes import Reject, Retry
-from marq.consumer.circuit_breaker import Call
+from marq.client.outcomes import DecodeError, NoHandler, Reject, Retry
+from marq.consumer.circuit_breaker import HandlerCall
+from marq.consumer.failure_log import Consequence
+from marq.core.redeliver_or_dead_letter import is_exhausted, release_delay_ms
 from marq.core.storage.rows import row_key
+from marq.settings.queue import BLOCK, UNLIMITED_ATTEMPTS
+from marq.wire.error_texts import with_traceback
 from marq.wire.errors import error_text
 from marq.wire.markers import BACKOFF
 from marq.wire.record_headers import uncounted
@@ -24,49 +28,70 @@ if TYPE_CHECKING:
 #: are always interrupted, as in a deployment that keeps crashing, would be redelivered forever.
 MAX_UNCOUNTED = 100
 
+#: The longest delay of a message that no handler here is for.
+MAX_NO_HANDLER_MS = 60_000
+
 #: What interrupts a handler. Everything else is a failed attempt, even if it is not an Exception: extensions written in
 #: Rust panic with a BaseException. Such a message would otherwise end its process again and again, uncounted.
 INTERRUPTIONS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
+#: The error of a message whose handler an operator has cancelled.
+CANCELLED_BY_OPERATOR = "cancelled by an operator"
+
+
 @point("fail")
-def fail(message: Message, error: BaseException, call: Call | None = None) -> None:
-    """Apply an exception to a message; ``call`` if its handler was called with other messages, too."""
+def fail(message: Message, error: BaseException, call: HandlerCall | None = None) -> Consequence | None:
+    """Apply an exception to a message, and return what follows, None if the message has an outcome.
+
+    ``call`` if its handler was called with other messages, too.
+    """
     held, offset = message._held, message._offset
     if not held.decide(offset):
-        return
+        return None
+    call = call or HandlerCall([message])
     if isinstance(error, Reject):
-        held.reject(offset, error.reason)
-    elif held.at_most_once:
-        _reject_failed(message, error, call)
-    elif isinstance(error, Retry):
-        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        # A codec's error may quote the value.
+        cause = None if isinstance(error, DecodeError) else _cause_of(error)
+        held.reject(offset, _text_and_traceback(message, error.reason, cause, call))
+        return after_rejection(message, "could not be decoded" if isinstance(error, DecodeError) else "was rejected")
+    if isinstance(error, NoHandler):
+        return _release_without_handler(message, error)
+    if held.at_most_once:
+        return _reject_failed(message, error, call)
+    if isinstance(error, Retry):
+        cause = _cause_of(error)
         delay_ms = BACKOFF if error.delay_ms is None else error.delay_ms
         if cause is None:
             held.release(offset, delay_ms)
-        else:
-            _release_failed(message, delay_ms, cause, call)
-    elif not isinstance(error, INTERRUPTIONS):
-        policy = None if held.errors is None else held.errors.said_of(error)
-        if isinstance(policy, str):
-            held.reject(offset, text_of(error))
-        else:
-            # The seed that the tracker uses for the queue's own backoff.
-            seed = row_key(held.queue, held.source.log, offset)
-            delay_ms = BACKOFF if policy is None else policy.delay_ms(message.attempt, seed)
-            _release_failed(message, delay_ms, error, call)
-    else:
-        _release_interrupted(message)
+            return after_release(message, delay_ms, "ended with Retry")
+        return _release_failed(message, delay_ms, cause, call)
+    if isinstance(error, INTERRUPTIONS):
+        return _release_interrupted(message)
+    policy = None if held.errors is None else held.errors.said_of(error)
+    if isinstance(policy, str):
+        held.reject(offset, _text_and_traceback(message, text_of(error), error, call))
+        return after_rejection(message, "failed")
+    delay_ms = BACKOFF if policy is None else policy.delay_ms(message.attempt, _seed(message))
+    return _release_failed(message, delay_ms, error, call)
 
 
-def fail_all(messages: Sequence[Message], error: BaseException, call: Call, *, only_open: bool) -> None:
-    """Apply an exception to all messages of one call; with ``only_open``, the leases of some have ended."""
+def fail_all(
+    messages: Sequence[Message], error: BaseException, call: HandlerCall, *, only_open: bool
+) -> list[tuple[Message, Consequence | None]]:
+    """Apply an exception to all messages of one call, and return what follows for each.
+
+    With ``only_open``, the leases of some have ended. Nothing follows for these, and for those with an outcome.
+    """
+    consequences: list[tuple[Message, Consequence | None]] = []
     for message in messages:
         if only_open and message._offset not in message._held.open:
             # Its lease has ended, so there is nothing to release.
             call.counts(message._held.breaker)
+            consequences.append((message, None))
         else:
-            fail(message, error, call)
+            consequences.append((message, fail(message, error, call)))
+    return consequences
 
 
 def interrupt(messages: Iterable[Message]) -> None:
@@ -75,29 +100,105 @@ def interrupt(messages: Iterable[Message]) -> None:
         fail(message, asyncio.CancelledError())
 
 
-def _release_failed(message: Message, delay_ms: int, error: BaseException, call: Call | None) -> None:
+def cancel(messages: Iterable[Message], *, counted: bool) -> None:
+    """Settle messages whose handler an operator has cancelled: as failed attempts, or as interrupted ones.
+
+    The circuit breaker does not learn of it, because it says nothing about the service that handlers need.
+    """
+    for message in messages:
+        held, offset = message._held, message._offset
+        if not counted or held.at_most_once:
+            interrupt([message] if offset in held.open else ())
+        elif offset in held.open and held.decide(offset):
+            held.release(offset, BACKOFF, counted=True, error=CANCELLED_BY_OPERATOR)
+
+
+def after_rejection(message: Message, what: str) -> Consequence:
+    """Return what follows a rejection."""
+    return Consequence(f"{_attempt(message)} {what}, {_end(message)}", final=True)
+
+
+def after_release(message: Message, delay_ms: int, what: str = "failed", *, counted: bool = True) -> Consequence:
+    """Return what follows a release, as the tracker will decide if the queue's settings do not change meanwhile."""
+    attempt, settings = message.attempt, message._held.settings
+    if is_exhausted(attempt, counted, settings):
+        return Consequence(f"{_attempt(message)} {what}, {_end(message)}", final=True)
+    wait_ms = release_delay_ms(attempt, counted, delay_ms, settings, _seed(message))
+    uncounted = "" if counted else " and does not count, because the queue's circuit breaker saw no success before"
+    return Consequence(f"{_attempt(message)} {what}{uncounted}, retry in {wait_ms / 1000:.3g} s")
+
+
+def _attempt(message: Message) -> str:
+    most = message._held.settings.max_attempts
+    return f"attempt {message.attempt}" + ("" if most == UNLIMITED_ATTEMPTS else f" of {most}")
+
+
+def _end(message: Message) -> str:
+    settings = message._held.settings
+    if settings.ordered and settings.on_dead_letter == BLOCK:
+        return "blocks its ordering key until an operator acts"
+    return "now a dead letter" if settings.dead_letter else "dropped, because dead_letter is false"
+
+
+def _seed(message: Message) -> bytes:
+    """Return the seed that the tracker uses for the queue's own backoff."""
+    return row_key(message._held.queue, message._held.source.log, message._offset)
+
+
+def _cause_of(error: Reject | Retry) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _text_and_traceback(message: Message, text: str, error: BaseException | None, call: HandlerCall) -> str:
+    """Return the text of a last attempt: only a dead letter shows the traceback, and retries would carry it along."""
+    if error is None or not message._held.settings.tracebacks:
+        return text
+    return with_traceback(text, call.traceback(error))
+
+
+def _release_failed(message: Message, delay_ms: int, error: BaseException, call: HandlerCall) -> Consequence:
     breaker, counted = message._held.breaker, True
     if breaker is not None:
-        counted = (call or Call([message])).counts(breaker)
+        counted = call.counts(breaker)
         if breaker.pause_left_s:
             delay_ms = max(delay_ms, breaker.delay_ms(message))
-    message._held.release(message._offset, delay_ms, counted=counted, error=text_of(error))
+    text = text_of(error)
+    if is_exhausted(message.attempt, counted, message._held.settings):
+        text = _text_and_traceback(message, text, error, call)
+    message._held.release(message._offset, delay_ms, counted=counted, error=text)
+    return after_release(message, delay_ms, counted=counted)
 
 
-def _reject_failed(message: Message, error: BaseException, call: Call | None) -> None:
+def _reject_failed(message: Message, error: BaseException, call: HandlerCall) -> Consequence:
     """Dead-letter a message of a queue that delivers at most once, because it must not be redelivered."""
     interrupted = isinstance(error, INTERRUPTIONS)
     if message._held.breaker is not None and not interrupted:
-        (call or Call([message])).counts(message._held.breaker)
-    reason = "interrupted: it may have been processed in part" if interrupted else text_of(error)
-    message._held.reject(message._offset, reason)
+        call.counts(message._held.breaker)
+    if interrupted:
+        message._held.reject(message._offset, "interrupted: it may have been processed in part")
+        return after_rejection(message, "was interrupted")
+    message._held.reject(message._offset, _text_and_traceback(message, text_of(error), error, call))
+    return after_rejection(message, "failed")
 
 
-def _release_interrupted(message: Message) -> None:
+def _release_interrupted(message: Message) -> Consequence:
     """Release a message whose handler was cancelled, as by a shutdown; the attempt does not count."""
     counted = uncounted(message._record.headers) >= MAX_UNCOUNTED
     error = f"interrupted, as {MAX_UNCOUNTED} times before" if counted else ""
     message._held.release(message._offset, 0, counted=counted, error=error)
+    return after_release(message, 0, "was interrupted", counted=counted)
+
+
+def _release_without_handler(message: Message, error: NoHandler) -> Consequence:
+    """Release a message that no handler here is for, or dead-letter it if that has been so for long."""
+    held, offset = message._held, message._offset
+    times = uncounted(message._record.headers)
+    if times >= MAX_UNCOUNTED or held.at_most_once:
+        held.reject(offset, error.text)
+        return after_rejection(message, "has no handler")
+    delay_ms = min(1_000 << min(times, 10), MAX_NO_HANDLER_MS)
+    held.release(offset, delay_ms, counted=False, error=error.text)
+    return after_release(message, delay_ms, "has no handler", counted=False)
 
 
 def text_of(error: BaseException) -> str:

@@ -19,16 +19,18 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from marq.client.codecs import Codec
-from marq.client.outcomes import Outcome
+from marq.client.outcomes import Outcome, Reject, Retry
 from marq.consumer import handler_failures, middleware, settlement
 from marq.consumer.ack_batcher import AckBatcher
-from marq.consumer.circuit_breaker import Call
-from marq.consumer.handler_parameters import is_coroutine_function, name_of
+from marq.consumer.circuit_breaker import HandlerCall
+from marq.consumer.failure_log import Consequence
+from marq.consumer.handler_parameters import is_coroutine_function
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
 from marq.consumer.middleware import Middleware
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.starts import started
+from marq.consumer.typed_handlers import TypedHandlers, called_name, in_thread
 from marq.wire.errors import LeaseLost, error_text
 
 log = logging.getLogger("marq")
@@ -45,6 +47,9 @@ DEFAULT_BATCH_MESSAGES, DEFAULT_BATCH_CONCURRENCY = 1_000, 1
 #: Argument of a handler: a message, or a list of them.
 Work = TypeVar("Work")
 
+#: Of a call whose messages were settled before it failed, or whose leases had ended.
+_WITHOUT_CONSEQUENCE = Consequence("handler failed after its message was settled, or its lease had ended")
+
 _held: Callable[[Message], HeldBatch] = attrgetter("_held")
 
 
@@ -58,7 +63,7 @@ class HandlerPool(ABC, Generic[Work]):
         self,
         buffer: PrefetchBuffer,
         acks: AckBatcher,
-        handler: Callable[[Work], Any],
+        handler: Callable[[Work], Any] | TypedHandlers,
         concurrency: int,
         demand: int,
         codecs: Callable[[str], Codec | None] | None = None,
@@ -70,14 +75,22 @@ class HandlerPool(ABC, Generic[Work]):
         self._codecs = codecs
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
-        self._function = handler
-        call = handler if is_coroutine_function(handler) else self._threaded(handler)
+        self._function: Callable[[Work], Any] | TypedHandlers = handler
+        call: Callable[[Any], Awaitable[Any]]
+        if isinstance(handler, TypedHandlers):
+            call = handler.calls(self._threaded)
+        else:
+            call = handler if is_coroutine_function(handler) else self._threaded(handler)
         self._handler = middleware.surround(call, chain)
         self.tasks: list[asyncio.Task[None]] = []
         #: The argument of each task's current call; None between calls.
         self._current: list[Work | None] = [None] * concurrency
         #: The current call of each task that lost a lease of it; calls of coroutine functions are cancelled.
-        self._interrupted: dict[int, Call] = {}
+        self._interrupted: dict[int, HandlerCall] = {}
+        #: Tasks whose current call an operator has cancelled, and whether the attempt counts; also in _interrupted.
+        self._cancels: dict[int, bool] = {}
+        #: When each task began the burst that its current call is part of: not each call, which would take time.
+        self._begun_s = [0.0] * concurrency
         self._stopping = False
         #: Whether a stop has cancelled the tasks.
         self._cancelled = False
@@ -94,7 +107,9 @@ class HandlerPool(ABC, Generic[Work]):
         """Return the messages of one call."""
 
     def _threaded(self, handler: Callable[[Work], Any]) -> Callable[[Work], Awaitable[Any]]:
-        self._threads = threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="marq-handler")
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="marq-handler")
+        threads = self._threads
 
         def run_handler(work: Work) -> Any:
             try:
@@ -149,6 +164,32 @@ class HandlerPool(ABC, Generic[Work]):
         """The messages that handlers have now."""
         return [message for work in self._current if work is not None for message in self._messages(work)]
 
+    @property
+    def cancellable(self) -> bool:
+        """Whether calls can be cancelled: plain functions run in threads, which can't be."""
+        return self._threads is None
+
+    def calls(self) -> list[tuple[Message, float]]:
+        """Return the messages that handlers have now, and for how many seconds; may be called in any thread."""
+        now_s, pairs = self._acks.clock(), zip(self._current, self._begun_s, strict=True)
+        return [
+            (message, max(0.0, now_s - begun_s))
+            for work, begun_s in pairs
+            if work is not None
+            for message in self._messages(work)
+        ]
+
+    def cancel(self, message_id: str, *, counted: bool) -> None:
+        """Cancel the call that has a message, if it still runs, as an operator wants; ``counted``: it is a failure."""
+        for index, work in enumerate(self._current):
+            if work is None or not self.cancellable or self._cancelled or index in self._interrupted:
+                continue
+            messages = self._messages(work)
+            if any(message.id == message_id for message in messages) and not self.tasks[index].done():
+                log.warning("handler is cancelled by an operator: %s", _describe(messages))
+                self._interrupted[index], self._cancels[index] = HandlerCall(messages), counted
+                self.tasks[index].cancel(handler_failures.CANCELLED_BY_OPERATOR)
+
     async def done(self) -> None:
         """Return when all tasks have ended, by stop() or because the buffer was closed, or when one has failed."""
         ended, _ = await asyncio.wait(self.tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -188,7 +229,8 @@ class HandlerPool(ABC, Generic[Work]):
         messages = self.running
         if messages:
             queues = ",".join(sorted({message.queue for message in messages}))
-            log.log(level, "%s: queue=%s handler=%s messages=%d", text, queues, name_of(self._function), len(messages))
+            handlers = ",".join(sorted({called_name(self._function, message) for message in messages}))
+            log.log(level, "%s: queue=%s handler=%s messages=%d", text, queues, handlers, len(messages))
 
     def hurry(self) -> None:
         """Stop waiting for running handlers."""
@@ -222,8 +264,8 @@ class HandlerPool(ABC, Generic[Work]):
         if task.done() or self._cancelled:
             return
         if index not in self._interrupted:
-            self._interrupted[index] = Call(messages)
-            if self._threads is not None:
+            self._interrupted[index] = HandlerCall(messages)
+            if in_thread(self._function, messages[0]):
                 log.warning("lease lost; its handler runs in a thread and can't be cancelled: %s", _describe(lost))
             else:
                 log.warning("lease lost, its handler is cancelled: %s", _describe(lost))
@@ -231,20 +273,24 @@ class HandlerPool(ABC, Generic[Work]):
         # At once, because the thread may never return. When it does, its result does not count.
         self._interrupted[index].counts(lost[0]._held.breaker)
 
-    def _resumed(self, index: int) -> Call | None:
+    def _resumed(self, index: int) -> HandlerCall | None:
         """Return a task's call if it lost a lease, and undo the cancellation."""
-        call = self._interrupted.pop(index, None)
-        if call is not None and self._threads is None:
+        call, work = self._interrupted.pop(index, None), self._current[index]
+        if call is not None and work is not None and not in_thread(self._function, self._messages(work)[0]):
             self.tasks[index].uncancel()
-        return call
+        return call if self._cancels.pop(index, None) is None else None
 
     # --- failed handlers ----------------------------------------------------------------------------------------------
 
     def _failed(self, index: int, messages: Sequence[Message], error: BaseException) -> None:
         """Settle the messages of a call that raised."""
+        by_operator = self._cancels.get(index)
         call, stopping = self._resumed(index), self._cancelled
         lost = call is not None
         self._forget_cancellations(index)
+        if by_operator is not None and isinstance(error, asyncio.CancelledError) and not stopping:
+            handler_failures.cancel(messages, counted=by_operator)
+            return
         cancelled = isinstance(error, asyncio.CancelledError) and not stopping
         if cancelled:
             # Not cancelled by a stop: a lease expired, or something that the handler awaited was cancelled.
@@ -255,14 +301,30 @@ class HandlerPool(ABC, Generic[Work]):
             # sys.exit() in the handler or a library: it would end the event loop, and with it all other handlers.
             replaced = RuntimeError(f"{type(error).__name__} in the handler: {error_text(error)}")
             replaced.__cause__, error = error, replaced
-        decided = sum([message.offset in message._held.decided for message in messages])
-        handler_failures.fail_all(messages, error, call or Call(messages), only_open=lost and not stopping)
+        consequences = handler_failures.fail_all(
+            messages, error, call or HandlerCall(messages), only_open=lost and not stopping
+        )
         if isinstance(error, handler_failures.INTERRUPTIONS):
             raise error
-        if not (isinstance(error, Outcome) or (lost and cancelled)):
-            # A traceback shows code but no values, so payloads stay out of the log.
-            text = handler_failures.text_of(error)[:200]
-            log.error("handler failed: %s decided=%d error=%s", _describe(messages), decided, text, exc_info=error)
+        if not (lost and cancelled):
+            self._log_failure(consequences, error)
+
+    def _log_failure(self, consequences: Sequence[tuple[Message, Consequence | None]], error: BaseException) -> None:
+        """Log a failed call in one line, with what happens to its first message that was open."""
+        followed = [(message, consequence) for message, consequence in consequences if consequence is not None]
+        if not followed:
+            if not isinstance(error, Outcome):
+                messages = [message for message, _ in consequences]
+                self._acks.failures.write(messages, _WITHOUT_CONSEQUENCE, error, traceback=True)
+            return
+        consequence = followed[0][1]
+        if isinstance(error, Retry) and not consequence.final:
+            # The handler asked for it.
+            return
+        messages = [message for message, _ in followed]
+        # A traceback shows code but no values, so payloads stay out of the log.
+        traceback = not isinstance(error, Outcome)
+        self._acks.failures.write(messages, consequence, _shown(error), traceback=traceback)
 
     def _is_running(self, index: int) -> bool:
         """Return whether a task is running, so that nothing closes its coroutine, as the end of the event loop does."""
@@ -279,7 +341,7 @@ class HandlerTasks(HandlerPool[Message]):
         self,
         buffer: PrefetchBuffer,
         acks: AckBatcher,
-        handler: Callable[[Message], Any],
+        handler: Callable[[Message], Any] | TypedHandlers,
         concurrency: int,
         codecs: Callable[[str], Codec | None] | None = None,
         chain: Sequence[Middleware] = (),
@@ -303,7 +365,7 @@ class HandlerTasks(HandlerPool[Message]):
                 acks.flush_soon()
                 await buffer.wait()
                 continue
-            begun_s = clock()
+            self._begun_s[index] = begun_s = clock()
             buffer.taken.set()
             left = burst
             self._latest = index
@@ -376,6 +438,7 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
             batch = await started(batch)
             if not batch:
                 continue
+            self._begun_s[index] = acks.clock()
             self._current[index] = batch
             buffer.taken.set()
             try:
@@ -394,6 +457,15 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
         batch, now_s = self._buffer.ready.take(self._max_messages), self._acks.clock()
         ended = {held for held in set(map(_held, batch)) if held.expires_s <= now_s}
         return [message for message in batch if message._held not in ended] if ended else batch
+
+
+def _shown(error: BaseException) -> BaseException | str:
+    """Return what a line says of an exception."""
+    if isinstance(error, Reject):
+        return error.reason
+    if isinstance(error, Retry):
+        return error.__cause__ or error.__context__ or error
+    return error
 
 
 def _describe(messages: Sequence[Message]) -> str:

@@ -10,59 +10,112 @@ import contextlib
 import difflib
 import functools
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import FrameType, ModuleType
-from typing import Any, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 from marq.client.codecs import Codec, check_codec
 from marq.client.current_producer import current_producer
 from marq.client.receipt import Receipt
 from marq.consumer.decorated import Decorate
 from marq.consumer.handler_parameters import EXPECTED, Handler, keep, name_of, parameters, payload_codec
-from marq.settings.client import whole_number
-from marq.settings.hints import OURS, Unknown, UnknownOption, refuse
-from marq.settings.queue import CHECKS, MAX_CONCURRENCY
+from marq.settings.durations import plain
+from marq.settings.hints import OURS, UnknownOption, refuse
+from marq.settings.queue import QueueSettings, check_document, queue_settings, settings_document
+from marq.settings.queue_options import HandlerOptions
 from marq.wire.errors import ConfigError
-from marq.wire.names import check_group_name, check_queue_name
+from marq.wire.names import check_queue_name, check_type_name
+
+log = logging.getLogger("marq")
 
 DEFAULT_CONCURRENCY = 64
 
 _ATTRIBUTE = "__marq_handlers__"
-_KEYWORDS = ("concurrency", "codec", "group")
-#: Names of queue settings in other systems.
-_FOREIGN_SETTINGS = {"max_retries": "max_attempts", "visibility_timeout": "lease"}
+_KEYWORDS = ("type", "codec", *HandlerOptions.__annotations__)
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerDefinition:
     """A function that handles a queue; ``name`` is ``module:qualname``, as in ``handler`` of marq.toml.
 
-    Without a ``codec`` in the decorator, the annotated type determines it, if there is one.
+    Without a ``codec`` in the decorator, the annotated type determines it, if there is one. ``settings`` are the other
+    settings of the queue in the decorator, as in its table of marq.toml. ``type``: the type of the messages that it
+    handles; None: those that no other handler is for.
     """
 
     queue: str
     function: Handler
     name: str
-    concurrency: int | None = None
     codec: Codec | None = None
-    group: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    type: str | None = None
+
+    @property
+    def what(self) -> str:
+        """What it handles, for errors."""
+        return f"queue {self.queue!r}" if self.type is None else f"queue {self.queue!r}, type {self.type!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHandlers:
+    """All decorated handlers of one queue: by type, None for the one without; and the settings in their decorators."""
+
+    by_type: Mapping[str | None, HandlerDefinition]
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str | None:
+        """The name of the handler without a type."""
+        untyped = self.by_type.get(None)
+        return None if untyped is None else untyped.name
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The names of the other handlers by type."""
+        return {kind: each.name for kind, each in self.by_type.items() if kind is not None}
 
     @property
     def document(self) -> dict[str, Any]:
-        """The definition as a layer of the queue's settings."""
-        settings = {"handler": self.name, "group": self.group, "concurrency": self.concurrency}
-        return {key: value for key, value in settings.items() if value is not None}
+        """Their definitions as a layer of the queue's settings, which can name only one of the handlers."""
+        return {"handler": self.name or min(self.types.values()), **self.settings}
+
+
+def by_queue(definitions: Iterable[HandlerDefinition]) -> dict[str, QueueHandlers]:
+    """Return the handlers of each queue.
+
+    Raises:
+        ConfigError: two functions handle the same messages, or two decorators have different values of a setting.
+    """
+    queues: dict[str, dict[str | None, HandlerDefinition]] = {}
+    for each in definitions:
+        other = queues.setdefault(each.queue, {}).setdefault(each.type, each)
+        if other.function is not each.function:
+            raise two_handlers(other, each)
+    return {queue: QueueHandlers(by_type, _settings_of(by_type.values())) for queue, by_type in queues.items()}
+
+
+def _settings_of(definitions: Collection[HandlerDefinition]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for each in definitions:
+        for key, value in each.settings.items():
+            if settings.setdefault(key, value) != value:
+                other = next(one for one in definitions if key in one.settings)
+                raise ConfigError(
+                    f"queue {each.queue!r}: {key} = {settings[key]} of @marq.handler ({other.name}) and {key} = {value}"
+                    f" of @marq.handler ({each.name}), but a setting is for the whole queue: keep one of them"
+                )
+    return settings
 
 
 def handler(
     queue: str,
     *,
-    concurrency: int | None = None,
+    type: str | None = None,  # noqa: A002
     codec: Codec | None = None,
-    group: str | None = None,
-    **unknown: Unknown,
+    **settings: Unpack[HandlerOptions],
 ) -> Decorate:
     """Decorate a function that handles the messages of ``queue``; you can still call it.
 
@@ -78,33 +131,38 @@ def handler(
     handler it uses the worker's producer, elsewhere the producer that is started in the event loop.
     ``producer.send(function, value)`` does the same with any producer.
 
+    A queue can have a handler for each ``type`` of messages, and one without a type for all others. Messages of a type
+    that has no handler wait, and become dead letters after about an hour and a half.
+
     Args:
         queue: the queue's name.
-        concurrency: number of simultaneous calls (default: the queue's setting, else 64).
+        type: handle only messages that are sent with this type: ``producer.send("mail", value, type="welcome")``.
         codec: decodes the value (default: the annotated type, else the consumer's codec, else bytes).
-        group: the group of queues that are read together (default "handlers").
+        settings: settings of the queue, such as ``max_attempts=3``: the keys of its table in marq.toml, except
+            ``handler``. Workers publish them. Settings of the queue in marq.toml and at run time override them, and
+            they override [defaults]. With :meth:`Consumer.run` only ``concurrency`` has an effect.
 
     Raises:
-        ConfigError: a name or a number is invalid, or the function has other parameters.
+        ConfigError: a name or a setting is invalid, or the function has other parameters.
         TypeError: the decorator is used without parentheses or with an unknown keyword.
     """
     if callable(queue):
         raise TypeError('@marq.handler needs the name of a queue: write @marq.handler("emails"), for example')
     check_queue_name(queue)
-    _refuse(queue, unknown)
-    if concurrency is not None:
-        whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
+    if type is not None:
+        check_type_name(type)
+    _refuse(settings)
     if codec is not None:
         check_codec(codec)
-    if group is not None:
-        check_group_name(group)
+    given = {key: plain(value) for key, value in settings.items() if value is not None}
+    document = check_document(given, f"@marq.handler({queue!r})")
 
     def decorate(function: Handler) -> Handler:
         _check_decorated(queue, function)
         in_class = _is_in_class(function)
         taken = parameters(function, method=in_class, names=_local_names(sys._getframe(1), in_class))
         values = payload_codec(function, taken) if codec is None else codec
-        _attach(HandlerDefinition(queue, function, name_of(function), concurrency, values, group))
+        _attach(HandlerDefinition(queue, function, name_of(function), values, document, type))
         keep(function, taken.annotations)
         return function
 
@@ -123,35 +181,57 @@ def definitions_of(function: object) -> tuple[HandlerDefinition, ...]:
     return tuple(replace(each, function=function) for each in definitions if isinstance(each, HandlerDefinition))
 
 
-def target_of(function: object, codec: Codec | None) -> tuple[str, Codec | None]:
-    """Return the queue of a decorated function and the codec of its values, else ``codec``.
+class SendTarget(NamedTuple):
+    """Where ``send`` sends, the codec of the values, and their type."""
+
+    queue: str
+    codec: Codec | None
+    type: str | None
+
+
+def target_of(function: object, codec: Codec | None, kind: str | None = None) -> SendTarget:
+    """Return the queue of a decorated function, the codec of its values, else ``codec``, and the type of its messages.
+
+    ``kind`` is the type that the caller has named.
 
     Raises:
-        ConfigError: it is not decorated, or is decorated for several queues.
+        ConfigError: it is not decorated, is decorated for several queues or types, or not for this type.
     """
-    definition, *others = definitions_of(function) or [None]
-    if definition is None:
+    definitions = definitions_of(function)
+    if not definitions:
         raise ConfigError(
             "a queue's name is text (str), or several a list of names, or a function with @marq.handler, not"
             f" {function!r}"
         )
-    if others:
-        queues = ", ".join(repr(each.queue) for each in [definition, *others] if each)
+    first, *others = definitions
+    if any(each.queue != first.queue for each in others):
+        queues = ", ".join(dict.fromkeys(repr(each.queue) for each in definitions))
         raise ConfigError(
-            f"{definition.name} handles several queues ({queues}), so its queue is ambiguous: name one, as in"
-            f" producer.send({definition.queue!r}, value)"
+            f"{first.name} handles several queues ({queues}), so its queue is ambiguous: name one, as in"
+            f" producer.send({first.queue!r}, value)"
         )
-    return definition.queue, definition.codec or codec
+    by_type = {each.type: each for each in definitions}
+    definition = by_type.get(kind) if kind is not None or None in by_type or others else first
+    if definition is None:
+        types = ", ".join(repr(each) for each in by_type if each is not None) or "none"
+        problem = (
+            "handles several types, so the type is ambiguous" if kind is None else f"does not handle type {kind!r}"
+        )
+        raise ConfigError(
+            f"{first.name} {problem} (its types: {types}): name one of them, or the queue and a type, as in"
+            f" producer.send({first.queue!r}, value, type=…)"
+        )
+    return SendTarget(definition.queue, definition.codec or codec, definition.type)
 
 
-def codec_of(function: Handler, queue: str) -> Codec | None:
-    """Return the codec of a handler's values: of its definition for the queue, else of its annotation.
+def codec_of(function: Handler, queue: str, kind: str | None = None) -> Codec | None:
+    """Return the codec of a handler's values: of its definition for the queue and type, else of its annotation.
 
     Raises:
         ConfigError: values of the annotated type can't be decoded.
     """
     for definition in definitions_of(function):
-        if definition.queue == queue:
+        if (definition.queue, definition.type) == (queue, kind):
             return definition.codec
     return payload_codec(function)
 
@@ -163,9 +243,9 @@ def handlers_in(*modules: ModuleType) -> list[HandlerDefinition]:
     method counts if the module has a name for the method bound to an instance.
 
     Raises:
-        ConfigError: two functions handle one queue, or a decorated method has no instance.
+        ConfigError: two functions handle the same messages, or a decorated method has no instance.
     """
-    by_queue: dict[str, HandlerDefinition] = {}
+    found: dict[tuple[str, str | None], HandlerDefinition] = {}
     seen: set[int] = set()
     for module in modules:
         for variable, value in list(vars(module).items()):
@@ -174,16 +254,19 @@ def handlers_in(*modules: ModuleType) -> list[HandlerDefinition]:
             seen.add(id(value))
             for definition in definitions_of(value):
                 name = f"{module.__name__}:{variable}"
-                _add(by_queue, definition if _imported(definition.name) is value else replace(definition, name=name))
+                named = definition if _imported(definition.name) is value else replace(definition, name=name)
+                other = found.setdefault((named.queue, named.type), named)
+                if other is not named:
+                    raise two_handlers(other, named)
     for module in modules:
         for definition in _methods(module):
-            if definition.queue not in by_queue:
+            if (definition.queue, definition.type) not in found:
                 raise ConfigError(
-                    f"queue {definition.queue!r}: its handler {definition.name} is a method, and the module names no"
+                    f"{definition.what}: its handler {definition.name} is a method, and the module names no"
                     f" instance to call it on: write, for example, {_method_of(definition.name)} ="
                     f" {_class_of(definition.name)}().{_method_of(definition.name)}"
                 )
-    return list(by_queue.values())
+    return list(found.values())
 
 
 def definitions_for(function: object, queues: Collection[str]) -> dict[str, HandlerDefinition]:
@@ -193,6 +276,12 @@ def definitions_for(function: object, queues: Collection[str]) -> dict[str, Hand
         ConfigError: it is decorated, but not for all of them.
     """
     definitions = {each.queue: each for each in definitions_of(function)}
+    for each in definitions.values():
+        if each.type is not None:
+            raise ConfigError(
+                f"{each.name} handles only messages of type {each.type!r} of queue {each.queue!r}, and a consumer would"
+                " call it with all of them: run it in a worker, or pass a function that looks at message.type"
+            )
     others = [queue for queue in queues if queue not in definitions]
     if definitions and others:
         raise ConfigError(
@@ -200,6 +289,23 @@ def definitions_for(function: object, queues: Collection[str]) -> dict[str, Hand
             f" called with messages of queue {', '.join(map(repr, others))}: decorate it for that queue, too"
         )
     return {queue: definitions[queue] for queue in queues} if definitions else {}
+
+
+def warn_of_unpublished(definition: HandlerDefinition, current: QueueSettings) -> None:
+    """Warn if a decorator's settings have no effect, because no worker publishes them: a consumer runs its handler."""
+    decorated, now = settings_document(queue_settings(definition.settings)), settings_document(current)
+    # A consumer takes the concurrency from the decorator itself.
+    keys = [key for key in definition.settings if key != "concurrency" and now[key] != decorated[key]]
+    if keys:
+        ours, theirs = [", ".join(f"{key} = {each[key]}" for key in keys) for each in (decorated, now)]
+        log.warning(
+            "queue %r: %s of @marq.handler (%s) has no effect, because only workers publish it; the queue has %s: set"
+            " it in marq.toml, or run the handler in a worker",
+            definition.queue,
+            ours,
+            definition.name,
+            theirs,
+        )
 
 
 def check_handler(function: Any, takes: str = "a message") -> None:
@@ -261,8 +367,8 @@ def _check_decorated(queue: str, function: object) -> None:
 def _attach(definition: HandlerDefinition) -> None:
     function = definition.function
     before = getattr(function, _ATTRIBUTE, ())
-    if any(each.queue == definition.queue for each in before):
-        raise ConfigError(f"queue {definition.queue!r}: {definition.name} is decorated twice for it")
+    if any((each.queue, each.type) == (definition.queue, definition.type) for each in before):
+        raise ConfigError(f"{definition.what}: {definition.name} is decorated twice for it")
     try:
         setattr(function, _ATTRIBUTE, (*before, definition))
         # A callable object may have a method of that name.
@@ -278,7 +384,7 @@ def _attach(definition: HandlerDefinition) -> None:
 def _sending(function: Handler) -> Callable[..., Any]:
     async def send(value: Any, **options: Any) -> Receipt:
         """Send one message to the handler's queue, like :meth:`marq.Producer.send`."""
-        target_of(function, None)
+        target_of(function, None, options.get("type"))
         producer = await current_producer(name_of(function))
         receipt: Receipt = await producer.send(function, value, **options)
         return receipt
@@ -286,37 +392,27 @@ def _sending(function: Handler) -> Callable[..., Any]:
     return send
 
 
-def _add(by_queue: dict[str, HandlerDefinition], definition: HandlerDefinition) -> None:
-    other = by_queue.setdefault(definition.queue, definition)
-    if other is not definition:
-        raise two_handlers(other, definition)
-
-
 def two_handlers(one: HandlerDefinition, other: HandlerDefinition) -> ConfigError:
-    """Return the error for two handlers of one queue."""
+    """Return the error for two handlers of the same messages."""
+    most = "a queue has one, or one for each type (@marq.handler(…, type=…))" if one.type is None else "a type has one"
     return ConfigError(
-        f"queue {one.queue!r} has two handlers, {one.name} and {other.name}, but a queue has one: remove one of the"
-        " decorators"
+        f"{one.what} has two handlers, {one.name} and {other.name}, but {most}: remove one of the decorators"
     )
 
 
-def _refuse(queue: str, unknown: Mapping[str, object]) -> None:
-    for name in unknown:
-        close = difflib.get_close_matches(name, [*_KEYWORDS, *CHECKS], n=1)
-        setting = _FOREIGN_SETTINGS.get(name) or (close[0] if close else name)
-        if setting in _KEYWORDS:
-            raise UnknownOption(f"handler() has no keyword {name!r}; did you mean {setting!r}?")
-        if setting in CHECKS:
+def _refuse(settings: Mapping[str, object]) -> None:
+    for name in settings:
+        if name in _KEYWORDS:
+            continue
+        if name == "countdown":
             raise UnknownOption(
-                f"handler() has no keyword {name!r}: {OURS.get(name, setting)} is a setting of the queue; write"
-                f" {setting} = … under [queues.{queue}] in marq.toml"
-            )
-        if name in {"countdown", "delay"}:
-            raise UnknownOption(
-                f"handler() has no keyword {name!r}: a message is delayed where it is sent, send(…, delay=…), or in"
+                "handler() has no keyword 'countdown': a message is delayed where it is sent, send(…, delay=…), or in"
                 " the handler, raise marq.Retry(delay=…)"
             )
-    refuse("handler", unknown)
+        close = difflib.get_close_matches(name, _KEYWORDS, n=1)
+        if close and name not in OURS:
+            raise UnknownOption(f"handler() has no keyword {name!r}; did you mean {close[0]!r}?")
+        refuse("handler", {name: None})
 
 
 def accepts(function: Callable[..., object], count: int) -> bool:

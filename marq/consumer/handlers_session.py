@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -9,23 +10,65 @@ from math import inf
 from typing import Any
 
 from marq.backend.cluster import Cluster
-from marq.client.current_producer import SharedProducer
-from marq.consumer.handler_parameters import Handler, bound
+from marq.client.current_producer import HandlersProducer
+from marq.client.outcomes import DecodeError
+from marq.consumer.handler_parameters import Handler, bound, name_of
 from marq.consumer.handler_pool import HandlerPool, HandlerTasks
-from marq.consumer.handlers import codec_of
+from marq.consumer.handlers import codec_of, definitions_of
 from marq.consumer.lifespan import Resources
 from marq.consumer.middleware import Middleware
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.session import ConsumerSession
+from marq.consumer.typed_handlers import TypedHandlers
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.group_reader import Reader
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
 from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
+from marq.wire.errors import ConfigError
+
+log = logging.getLogger("marq")
 
 #: For a worker's handlers: maximum messages in flight per process, and how long a stop waits for handlers in tests.
 WORKER_MAX_IN_FLIGHT, TESTS_SHUTDOWN_S = 10_000, 3.0
+
+
+QueueHandler = Handler | TypedHandlers
+
+
+def handler_for(queue: str, functions: Mapping[str | None, Handler]) -> QueueHandler:
+    """Return what handles the messages of a queue; ``functions`` are its handlers by type, None for that without one.
+
+    Raises:
+        ConfigError: values can't be decoded, or the handler without a type is decorated for types only.
+    """
+    untyped = functions.get(None)
+    types = [each.type for each in definitions_of(untyped) if each.queue == queue]
+    if types and None not in types:
+        raise ConfigError(
+            f"queue {queue!r}: its handler {name_of(untyped)} is decorated for messages of type {types[0]!r} only: do"
+            " not name it as `handler` of the queue, but its module in MARQ_HANDLERS"
+        )
+    codecs = {kind: codec_of(function, queue, kind) for kind, function in functions.items()}
+    typed = {kind: function for kind, function in functions.items() if kind is not None}
+    if not typed:
+        assert untyped is not None, "a queue has at least one handler"
+        return untyped
+    return TypedHandlers(queue, typed, untyped, codecs)
+
+
+def check_value(queue: str, handler: QueueHandler, kind: str | None, data: bytes) -> None:
+    """Check that the handlers of a queue can decode a value of a type. Raises ConfigError."""
+    codec = handler.codec_of(kind) if isinstance(handler, TypedHandlers) else codec_of(handler, queue)
+    if codec is None:
+        return
+    try:
+        codec.decode(data)
+    except DecodeError as error:
+        raise ConfigError(f"its value can't be decoded by the handler of queue {queue!r}: {error}") from error
+    except Exception as error:  # a user's codec may need what only a running handler has
+        log.debug("a value could not be checked: queue=%s error=%r", queue, error)
 
 
 class HandlersSession(ConsumerSession):
@@ -42,8 +85,8 @@ class HandlersSession(ConsumerSession):
         serving: Serving,
         reader: Reader,
         definitions: Definitions,
-        handlers: Mapping[str, Handler],
-        producer: SharedProducer,
+        handlers: Mapping[str, QueueHandler],
+        producer: HandlersProducer,
         chain: Sequence[Middleware],
         resources: Resources,
         *,
@@ -84,7 +127,8 @@ class HandlersSession(ConsumerSession):
             concurrency = self._definitions.settings(queue).concurrency
             buffer, acks = self.prefetch.buffers[queue], self.receiver.acks
             with self._producer.current():
-                self.add(HandlerTasks(buffer, acks, bound(handler), concurrency, chain=self._chain))
+                call = handler if isinstance(handler, TypedHandlers) else bound(handler)
+                self.add(HandlerTasks(buffer, acks, call, concurrency, chain=self._chain))
 
     def shutdown_s_of(self, pool: HandlerPool[Any], shutdown_s: float) -> float:
         # As the settings are now: a change applies to processes that run already.
@@ -107,10 +151,14 @@ class HandlersSession(ConsumerSession):
 def _worker_settings(
     topics: Topics,
     definitions: Definitions,
-    handlers: Mapping[str, Handler],
+    handlers: Mapping[str, QueueHandler],
     settings: Callable[[str], QueueSettings],
 ) -> ReceiverSettings:
-    codecs = {queue: codec for queue, handler in handlers.items() if (codec := codec_of(handler, queue)) is not None}
+    codecs = {
+        queue: codec
+        for queue, handler in handlers.items()
+        if (codec := handler.codecs if isinstance(handler, TypedHandlers) else codec_of(handler, queue)) is not None
+    }
     return ReceiverSettings(
         max_in_flight=WORKER_MAX_IN_FLIGHT,
         markers_partitions=topics.markers_partitions,

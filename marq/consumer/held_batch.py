@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from marq.client.codecs import Codec
+from marq.client.codecs import Codec, CodecsByType
 from marq.client.exception_rules import Failures
 from marq.kafka.records import Records, Row
+from marq.settings.queue import QueueSettings
 from marq.wire.markers import BLOCKED_MS, LAST, Source
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _NO_OFFSETS = cast("set[int]", frozenset())
 _NOTHING = cast("list[Any]", ())
 _NO_TIMES = cast("dict[int, float]", MappingProxyType({}))
+_DEFAULTS = QueueSettings()
 
 
 class Released(NamedTuple):
@@ -52,8 +54,8 @@ class HeldBatch:
 
     __slots__ = (
         "acked", "acks", "at_most_once", "breaker", "codec", "decided", "dirty", "ends", "errors", "expires_s",
-        "fixed_ms", "holder", "lease_s", "lines", "open", "own_expiry_s", "own_topic", "queue", "records", "rejected",
-        "released", "renewed", "source", "started", "starts", "taken_s", "unseen",
+        "fixed_ms", "holder", "lease_s", "lines", "open", "own_expiry_s", "own_topic", "perhaps_started", "queue",
+        "records", "rejected", "released", "renewed", "settings", "source", "started", "starts", "taken_s", "unseen",
     )  # fmt: skip
 
     def __init__(
@@ -65,7 +67,7 @@ class HeldBatch:
         records: Records,
         taken_s: float,
         lease_s: float,
-        codec: Codec | None = None,
+        codec: Codec | CodecsByType | None = None,
         own_topic: bool = False,
     ) -> None:
         #: Without values, which each message has itself: keeping one message must not keep the values of all.
@@ -74,6 +76,8 @@ class HeldBatch:
         self.codec = codec
         #: True if the source is the queue's own topic, where senders choose the keys.
         self.own_topic = own_topic
+        #: The queue's settings when the messages were acquired.
+        self.settings = _DEFAULTS
         #: The queue's policies for exceptions, if any.
         self.errors: Failures | None = None
         self.breaker: QueueBreaker | None = None
@@ -83,6 +87,8 @@ class HeldBatch:
         self.starts: Starts | None = None
         #: Offsets whose start is in the log, so that the attempt counts if the lease expires.
         self.started = _NO_OFFSETS
+        #: Offsets of messages that user code has had for a while, and whose start may be in the log.
+        self.perhaps_started = _NO_OFFSETS
         #: Set if the queue has ordering.
         self.lines: Lines | None = None
         self.acks = acks
@@ -125,8 +131,9 @@ class HeldBatch:
         )  # fmt: skip
         part.open = set(offsets)
         part.fixed_ms, part.errors, part.breaker = lease_ms, self.errors, self.breaker
+        part.settings = self.settings
         part.at_most_once, part.lines, part.unseen = self.at_most_once, self.lines, self.unseen
-        part.starts, part.started = self.starts, self.started
+        part.starts, part.started, part.perhaps_started = self.starts, self.started, self.perhaps_started
         part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))
         self.open.difference_update(offsets)
         if self.lines is not None:
@@ -141,9 +148,19 @@ class HeldBatch:
             self.started = set()
         self.started.add(offset)
 
+    def note_unconfirmed_start(self, offset: int) -> None:
+        """Note that user code has a message, and that its start is being written."""
+        if not self.perhaps_started:
+            self.perhaps_started = set()
+        self.perhaps_started.add(offset)
+
     def counts(self, offset: int) -> bool:
-        """Return whether the attempt of a message counts if its lease expires."""
+        """Return whether the attempt of a message certainly counts if its lease expires."""
         return not self.unseen or offset in self.started
+
+    def counts_here(self, offset: int) -> bool:
+        """Return whether the attempt counts for a consumer that delivers the message again itself."""
+        return self.counts(offset) or offset in self.perhaps_started
 
     def decide(self, offset: int) -> bool:
         """Record that a message has an outcome; return False if it already had one."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 from marq.client import message_token
-from marq.client.codecs import Codec, decode
+from marq.client.codecs import Codec, CodecsByType, decode
 from marq.client.hooks import point
 from marq.client.outcomes import DecodeError, Reject, Retry
 from marq.consumer import handler_failures, settlement
@@ -19,7 +20,7 @@ from marq.settings.hints import Hinted, Unknown, refuse
 from marq.wire.errors import LeaseLost, MarqError
 from marq.wire.markers import BACKOFF
 from marq.wire.names import ERROR_HEADER, KEY_HEADER, RESERVED_HEADER
-from marq.wire.record_headers import Origin, deduplication_id, origin
+from marq.wire.record_headers import Origin, deduplication_id, message_type, origin
 
 if TYPE_CHECKING:
     # Defaults of type variables need Python 3.13.
@@ -97,6 +98,11 @@ class Message(Hinted, Generic[T_co]):
         Truncated to 1,024 bytes.
         """
         return text_of(self._record.headers, ERROR_HEADER) or None
+
+    @property
+    def type(self) -> str | None:
+        """The type that the message was sent with, or None."""
+        return message_type(self._record.headers)
 
     @property
     def deduplication_id(self) -> str | None:
@@ -210,23 +216,31 @@ class Message(Hinted, Generic[T_co]):
 
     @point("exit")
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: builtins.type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         if error is None:
             settlement.ack(self)
             return False
-        handler_failures.fail(self, error)
+        consequence = handler_failures.fail(self, error)
+        if consequence is not None and consequence.final:
+            # The exception itself propagates, except Reject.
+            text = error.reason if isinstance(error, Reject) else handler_failures.text_of(error)
+            self._held.acks.failures.write([self], consequence, text)
         return isinstance(error, Retry | Reject)
 
     def __repr__(self) -> str:
         return f"<Message {self.id} queue={self.queue!r} attempt={self.attempt}>"
 
-    def _decoded(self, codec: Codec) -> Any:
+    def _decoded(self, codec: Codec | CodecsByType) -> Any:
         """Decode once, so that every access returns the same object."""
         try:
             return self._value
         except AttributeError:
             pass  # the slot is not set before the first access
+        if isinstance(codec, CodecsByType):
+            if (own := codec.of(self.type)) is None:
+                return self.body
+            codec = own
         try:
             self._value = value = decode(codec, self.body)
         except DecodeError as error:

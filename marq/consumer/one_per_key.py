@@ -329,7 +329,7 @@ class Lines:
                 continue
             place = self._places[offset] = Place(row_of(held, offset, self._values[offset]))
             attempt = self._attempt_of(place.row)
-            self._count(place, attempt if held.counts(offset) else attempt - 1, "its lease ended")
+            self._count(place, attempt if held.counts_here(offset) else attempt - 1, "its lease ended")
             if place.last is not None:
                 place.busy = True
                 held.end_attempt(offset, LAST, error=place.last)

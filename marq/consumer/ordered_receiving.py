@@ -26,7 +26,7 @@ from marq.consumer.message import Message
 from marq.consumer.one_per_key import Lines
 from marq.consumer.purged_lines import PurgedLines
 from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.resume_questions import Questions, open_messages, questions_about
+from marq.consumer.resume_questions import TrackerQueries, open_messages, questions_about
 from marq.consumer.waiting_limit import BlockedReads, WaitingLimit
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.queue_records import Serving
@@ -62,7 +62,7 @@ class Ordering:
     def __init__(
         self,
         settings: ReceiverSettings,
-        questions: Questions | None,
+        questions: TrackerQueries | None,
         *,
         deliver: Callable[[Sequence[Run]], None],
         acquire: Callable[[Sequence[Acquisition]], Awaitable[bool]],

@@ -30,14 +30,14 @@ from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.acquisition import AcquiredOffsets, Acquisition
 from marq.consumer.cycles import BeforeFailed, Cycle, Cycles, FetchedRecords, Taking, ended
 from marq.consumer.deliveries import Deliveries
-from marq.consumer.delivery_rules import Rules
+from marq.consumer.delivery_gate import DeliveryGate
 from marq.consumer.fetching import Fetching
 from marq.consumer.line_places import Reading
 from marq.consumer.ordered_receiving import Ordering
 from marq.consumer.prefetch import Prefetch, PrefetchBuffer
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.renewal import Renewal
-from marq.consumer.resume_questions import Questions
+from marq.consumer.resume_questions import TrackerQueries
 from marq.consumer.settlement import put_back
 from marq.consumer.starts import Starts
 from marq.kafka.acquire_strategies import AcquireStrategy
@@ -81,7 +81,7 @@ class Receiver:
         wall: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         new_holder: Callable[[], int] = lambda: secrets.randbits(64),
-        questions: Questions | None = None,
+        questions: TrackerQueries | None = None,
     ) -> None:
         self._serving = serving
         self._reader = reader
@@ -92,7 +92,7 @@ class Receiver:
         #: Set with the error.
         self.failed = asyncio.Event()
         self.prefetch = Prefetch(serving.queues, settings, clock, buffer)
-        self.rules = Rules(settings.queue, serving.queues, self.prefetch, clock, sleep, self.demand)
+        self.gate = DeliveryGate(settings.queue, serving.queues, self.prefetch, clock, sleep, self.demand)
         self.acks = AckBatcher(
             writer,
             markers_partitions=settings.markers_partitions,
@@ -159,7 +159,7 @@ class Receiver:
         self._stopping = True
         await self.starts.stop()
         await self.ordering.stop()
-        self.rules.stop()
+        self.gate.stop()
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -209,7 +209,7 @@ class Receiver:
 
     def apply_pauses(self) -> None:
         """Pause and resume queues as their settings say."""
-        self.rules.apply_pauses(self._serving.queues)
+        self.gate.apply_pauses(self._serving.queues)
         self.ordering.serve(self._serving.queues)
 
     # --- assignment ---------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ class Receiver:
         """Return how many messages to acquire now."""
         most, pending = self._settings.max_in_flight, self._cycles.pending
         waiting = self.ordering.waiting if self.prefetch.is_sated else 0  # Read on past them only for idle handlers.
-        room = min(self.rules.room(most, pending + waiting), most - self.prefetch.in_flight - pending)
+        room = min(self.gate.room(most, pending + waiting), most - self.prefetch.in_flight - pending)
         return max(0, room) if self.ordering.has_room else 0
 
     def _start_cycle(self, room: int) -> None:
@@ -410,5 +410,5 @@ class Receiver:
 
     def finished(self, queue: str, count: int) -> None:
         self.prefetch.finished(queue, count)
-        self.rules.finished(queue)
+        self.gate.finished(queue)
         self._changed.set()

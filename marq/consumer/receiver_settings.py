@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from marq.client.codecs import Codec
+from marq.client.codecs import Codec, CodecsByType
 from marq.settings.durations import plain_seconds
 from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
@@ -28,7 +28,7 @@ class ReceiverSettings:
     max_lease_ms: int | None = None
     #: Decodes values; ``codecs`` overrides it for some queues.
     codec: Codec | None = None
-    codecs: Mapping[str, Codec] = field(default_factory=dict)
+    codecs: Mapping[str, Codec | CodecsByType] = field(default_factory=dict)
     #: Whether to acquire messages before a call asks for them.
     prefetch: bool = True
     #: Returns the current settings of a queue.

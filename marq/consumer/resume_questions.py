@@ -32,8 +32,8 @@ _WRITE_LIMIT_S, _STOP_S = 10.0, 1.0
 _KIND_AT = 3
 
 
-class Questions:
-    """The questions of one receiver; an outage of trackers is reported once, however many questions it delays."""
+class TrackerQueries:
+    """Sends the questions of one receiver; an outage of trackers is reported once, however many questions it delays."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from math import inf
 from typing import Any
 
-from marq.backend.cluster import Cluster, Connection, DefinitionsView, cluster_of
+from marq.backend.cluster import Cluster, DefinitionsView, WriterConnection, cluster_of
 from marq.client.background import failure_of, until_set
 from marq.client.lifecycle import to_its_end
 from marq.consumer import settlement
@@ -22,7 +22,7 @@ from marq.consumer.message import Message
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
 from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.resume_questions import Questions
+from marq.consumer.resume_questions import TrackerQueries
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.group_reader import Reader
 from marq.kafka.queue_records import Serving
@@ -70,7 +70,7 @@ class ConsumerSession:
         strategy, acquirer = cluster.acquire_strategy(how, topics, reader, group or "", instance_id)
         writer = cluster.writer(topics)
         #: Other connections are opened on first use.
-        self._connected_first: list[Connection] = [acquirer, writer]
+        self._connected_first: list[WriterConnection] = [acquirer, writer]
         self._connections = [acquirer, writer]
         transactional = strategy
         if group is not None and how != TRANSACTIONAL:
@@ -89,7 +89,7 @@ class ConsumerSession:
             clock=cluster.now_s,
             wall=cluster.wall_s,
             sleep=cluster.sleep,
-            questions=Questions(
+            questions=TrackerQueries(
                 cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep
             ),
         )
@@ -317,6 +317,11 @@ class MemberSession(ConsumerSession):
     def queues(self) -> list[str]:
         """The queues that are served now."""
         return self._membership.queues(self._queues.definitions)
+
+    @property
+    def definitions(self) -> Definitions:
+        """The current definitions."""
+        return self._queues.definitions
 
     async def _follow(self) -> None:
         """Follow changes to the definitions."""

@@ -12,12 +12,13 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from marq.consumer import handler_failures
 from marq.wire.markers import Ack
 
 if TYPE_CHECKING:
     from marq.client.message_token import Token
     from marq.consumer.ack_batcher import AckBatcher
-    from marq.consumer.circuit_breaker import Call
+    from marq.consumer.circuit_breaker import HandlerCall
     from marq.consumer.held_batch import HeldBatch
     from marq.consumer.message import Message
     from marq.consumer.renewal import Renewal
@@ -48,7 +49,7 @@ def finish(message: Message) -> None:
             held.breaker.succeeded([message])
 
 
-def finish_all(messages: Sequence[Message], call: Call | None) -> None:
+def finish_all(messages: Sequence[Message], call: HandlerCall | None) -> None:
     """Ack the messages of a batch handler that returned, except those with an outcome; ``call``: if it lost a lease."""
     for breaker in {message._held.breaker for message in messages}:
         if breaker is not None and not (call is not None and call.has_failed(breaker)):
@@ -72,6 +73,8 @@ def reject(message: Message, reason: str) -> None:
     """Dead-letter a message, unless it has an outcome."""
     if message._held.decide(message._offset):
         message._held.reject(message._offset, reason)
+        consequence = handler_failures.after_rejection(message, "was rejected")
+        message._held.acks.failures.write([message], consequence, reason)
 
 
 def renew(message: Message, lease_ms: int) -> None:

@@ -61,7 +61,7 @@ def runs_apart(suspect: Message, max_attempts: int) -> bool:
     return suspect.attempt >= min(2, max_attempts)
 
 
-class _Batch:
+class _StartBatch:
     """Messages whose starts are written together, and those of them whose start is durable."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Starts:
         self._clock = clock
         self._sleep = sleep
         #: The batch that is being written, then the one that callers add to.
-        self._batches: list[_Batch] = []
+        self._batches: list[_StartBatch] = []
         self._task: asyncio.Task[None] | None = None
         self._watches: list[asyncio.Task[None]] = []
         #: Messages that calls have returned since the last look, and those whose starts are noted next.
@@ -164,10 +164,10 @@ class Starts:
 
     # --- starts that come first ---------------------------------------------------------------------------------------
 
-    def _add(self, messages: Sequence[Message]) -> _Batch:
+    def _add(self, messages: Sequence[Message]) -> _StartBatch:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="marq-start")
-            self._batches = [_Batch()]
+            self._batches = [_StartBatch()]
         batch = self._batches[-1]
         batch.messages += messages
         return batch
@@ -178,7 +178,7 @@ class Starts:
         try:
             while self._batches[0].messages:
                 batch = self._batches[0]
-                self._batches.append(_Batch())
+                self._batches.append(_StartBatch())
                 batch.started.set_result(await self._written(batch.messages))
                 del self._batches[0]
         except Exception as error:
@@ -241,6 +241,8 @@ class Starts:
         now_s = self._clock()
         # Each once: during an outage, messages of handlers come again and again.
         late = list(dict.fromkeys([each for each in messages if _lacks_start(each) and is_leased(each, now_s)]))
+        for message in late:
+            message._held.note_unconfirmed_start(message._offset)
         try:
             if late:
                 await self._write(late, limit_s)

@@ -93,25 +93,25 @@ class LeaseBook(DueMessages):
 
     def _fold_acquire(self, batch: Acquire) -> None:
         source, offsets = batch.source, batch.offsets
-        if (batch.queue, source) not in self.marks and any(
+        if (batch.queue, source) not in self.acquired and any(
             # One without an id is from before the brokers, or Marq, had them.
             former.log != former
             for former in self.former_incarnations(batch.queue, source)
         ):
             self._recreated.add((batch.queue, source))
             self.recreated[batch.queue, source.log.topic] = self.clock.now_ms
-        opened, marks = self._of(batch.queue, source), self._marks_of(batch.queue, source)
-        if offsets[0] >= marks.end:
+        opened, acquired = self._of(batch.queue, source), self._acquired_of(batch.queue, source)
+        if offsets[0] >= acquired.end:
             self._acquire(opened, batch, NEW, offsets)
         else:
             states: dict[State | Absent, list[int]] = {}
             for offset in offsets:
                 lease = opened.leases.get(offset)
-                state = lease.state if lease is not None else ENDED if offset in marks else NEW
+                state = lease.state if lease is not None else ENDED if offset in acquired else NEW
                 states.setdefault(state, []).append(offset)
             for state, group in states.items():
                 self._acquire(opened, batch, state, group)
-        marks.add(batch.from_offset, offsets[-1] + 1)
+        acquired.add(batch.from_offset, offsets[-1] + 1)
 
     def _acquire(self, opened: OpenMessages, batch: Acquire, state: State | Absent, offsets: Sequence[int]) -> None:
         """Acquire messages that are all in the same state."""
@@ -159,15 +159,15 @@ class LeaseBook(DueMessages):
     def _not_overtaken(self, opened: OpenMessages, holder: int, attempt: int, offsets: Sequence[int]) -> Sequence[int]:
         """Leave out messages that this holder has acquired for a later attempt; this ACQUIRE was written late."""
         leases = opened.leases
-        return [each for each in offsets if leases[each].holder != holder or leases[each].attempt <= attempt]
+        return [offset for offset in offsets if leases[offset].holder != holder or leases[offset].attempt <= attempt]
 
     def _count_redelivered(self, opened: OpenMessages, offsets: Sequence[int], lease: LeaseRow) -> int:
         """Count the messages that a consumer acquires to deliver them again in their place; return how many."""
         if lease.state not in IN_ORDER:
             return 0
         former = [opened.leases[offset] for offset in offsets]
-        released = [each for each in former if each.state is State.WAITING_IN_ORDER]
-        expired = [each for each in former if each.state is lease.state and each.attempt < lease.attempt]
+        released = [row for row in former if row.state is State.WAITING_IN_ORDER]
+        expired = [row for row in former if row.state is lease.state and row.attempt < lease.attempt]
         counts, redelivered = self._count(lease.queue), len(released) + len(expired)
         counts.expired += len(expired)
         counts.redelivered += redelivered
@@ -179,12 +179,12 @@ class LeaseBook(DueMessages):
         opened, counts = self._of(batch.queue, source), self._count(batch.queue)
         new = [offset for offset in offsets if offset not in opened.leases]
         if batch.from_offset is not None and not is_synthetic(source.topic):
-            new = self.settlements.settle(batch, new)
+            new = self.settled_dead_letters.settle(batch, new)
             counts.redriven += len(new)
         elif batch.from_offset is not None:
-            marks = self._marks_of("", source)
-            new = [offset for offset in new if offset not in marks]
-            marks.add(batch.from_offset, offsets[-1] + 1)
+            acquired = self._acquired_of("", source)
+            new = [offset for offset in new if offset not in acquired]
+            acquired.add(batch.from_offset, offsets[-1] + 1)
             if is_scheduled(source.topic):
                 self._note_schedule(source)
         counts.reacquired += len(offsets) - len(new)
@@ -213,7 +213,7 @@ class LeaseBook(DueMessages):
     def _fold_discard(self, batch: Discard) -> None:
         opened = self._known_of(batch.queue, batch.source)
         new = [offset for offset in batch.offsets if offset not in opened.leases]
-        self._count(batch.queue).deleted += len(self.settlements.settle(batch, new))
+        self._count(batch.queue).deleted += len(self.settled_dead_letters.settle(batch, new))
 
     def _fold_renew(self, batch: Renew | Dispatch) -> None:
         due_ms = self.clock.now_ms + batch.lease_ms
@@ -368,7 +368,10 @@ class LeaseBook(DueMessages):
             shared |= seen & offsets
             seen |= offsets
         return [
-            (opened, [each for each in offsets if each not in shared or opened.leases[each].holder == batch.holder])
+            (
+                opened,
+                [offset for offset in offsets if offset not in shared or opened.leases[offset].holder == batch.holder],
+            )
             for opened, offsets in found
             if offsets
         ]

@@ -15,13 +15,13 @@ from typing import NamedTuple
 from marq.core.due_messages import DueMessages
 from marq.core.storage.rows import LeaseRow, State
 from marq.settings.queue import UNLIMITED_ATTEMPTS
-from marq.wire.marker_codec import MAX_TEXT_BYTES
+from marq.wire.error_texts import error_of, most_bytes
 from marq.wire.markers import (
     BLOCKED_MS,
     BLOCKED_WAIT_MS,
     Answer,
     Cancel,
-    Outcome,
+    RequestOutcome,
     Reschedule,
     Resume,
     Resumed,
@@ -70,7 +70,7 @@ class PendingReplies:
     def _outcomes(self, messages: DueMessages) -> list[Answer]:
         if not self._open:
             return []
-        groups: dict[tuple[str, int, Source], dict[int, Outcome]] = {}
+        groups: dict[tuple[str, int, Source], dict[int, RequestOutcome]] = {}
         unanswered: list[_Question] = []
         for question in self._open:
             holder, queue, source, offset, lease = question
@@ -80,7 +80,9 @@ class PendingReplies:
             left = lease is None or offset not in messages.open_in(lease.queue, source)
             outcomes = groups.setdefault((queue, holder, source), {})
             # Several queues may have a message at this place; it is enough if one of them was in time.
-            outcomes[offset] = min(Outcome.TOO_LATE if left else Outcome.DONE, outcomes.get(offset, Outcome.TOO_LATE))
+            outcomes[offset] = min(
+                RequestOutcome.TOO_LATE if left else RequestOutcome.DONE, outcomes.get(offset, RequestOutcome.TOO_LATE)
+            )
         self._open = unanswered
         return [
             Answer(*asked, offsets[run], [outcomes[offset] for offset in offsets[run]])
@@ -97,10 +99,12 @@ def _resumed(batch: Resume, asked_at: int, messages: DueMessages, now_ms: int) -
     if batch.onwards:
         begin = offsets[0]
         offsets = [begin, *sorted([offset for offset in leases if offset > begin])]
-        marks = messages.marks.get((queue, source))
-        acquired = [] if marks is None else marks.within(begin, max(marks.end, begin))
+        ranges = messages.acquired.get((queue, source))
+        acquired = [] if ranges is None else ranges.within(begin, max(ranges.end, begin))
     rows = [leases.get(offset) for offset in offsets]
-    sizes = [_MESSAGE_BYTES + (0 if row is None else min(MAX_TEXT_BYTES, 4 * len(row.text))) for row in rows]
+    # Without tracebacks: the asking consumer only needs the errors.
+    texts = ["" if row is None else error_of(row.text) for row in rows]
+    sizes = [_MESSAGE_BYTES + most_bytes(text) for text in texts]
     parts = list(_parts(offsets, sizes))
     for number, part in enumerate(parts, 1):
         some = rows[part]
@@ -115,7 +119,7 @@ def _resumed(batch: Resume, asked_at: int, messages: DueMessages, now_ms: int) -
             [0 if row is None else row.state for row in some],
             [0 if row is None else _attempt(row) for row in some],
             [0 if row is None else _wait_ms(row.due_ms - now_ms) for row in some],
-            ["" if row is None else row.text for row in some],
+            texts[part],
         )
 
 

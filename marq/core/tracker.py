@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import DueAction
-from marq.core.storage.handling_times import HandlingTimes, samples
+from marq.core.storage.handling_times import HandlingTimes, samples, waits
 from marq.core.storage.rows import LeaseRow
 from marq.settings.queue import QueueSettings
 from marq.wire.dead_letter_notes import Note
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.marker_codec import decode
-from marq.wire.markers import Ack, Answer, Fact, Kind, Resumed, Source, Tick, offset_runs
+from marq.wire.markers import Ack, Acquire, Answer, Fact, Kind, Resumed, Source, Tick, offset_runs
 from marq.wire.quarantines import Quarantine
 
 #: The least time between two TICKs of a partition.
@@ -51,7 +51,10 @@ class Tracker:
     jump_ms: int = 0
     #: Times from ACQUIRE to ACK; several trackers may share them.
     handling: HandlingTimes = field(default_factory=HandlingTimes)
+    #: Times until ACQUIRE, likewise.
+    waiting: HandlingTimes = field(default_factory=HandlingTimes)
     _sampled_ms: int = -1
+    _waits_sampled_ms: int = -1
     _tick_clock_ms: int | None = None
     _tick_sent_at_ms: int | None = None
     _awaiting_tick: bool = False
@@ -89,6 +92,10 @@ class Tracker:
         jump_ms = self.book.fold(batch, append_time_ms, offset)
         for lease, messages in ended:
             self.handling.note(lease.queue, self.book.clock.now_ms - lease.since_ms, messages)
+        if isinstance(batch, Acquire) and append_time_ms != self._waits_sampled_ms:
+            self._waits_sampled_ms = append_time_ms
+            for waited_ms, messages in waits(batch, self.book.clock.now_ms):
+                self.waiting.note(batch.queue, waited_ms, messages)
         if isinstance(batch, Tick) and batch.holder == self.holder:
             self.jump_ms = jump_ms or self.jump_ms
             if batch.monotonic_ms != self._tick_sent_at_ms:
@@ -160,7 +167,7 @@ class Tracker:
 
     def notes(self) -> list[Note]:
         """Return notes about dead letters, each once; write them in one transaction with the rows."""
-        return self.book.settlements.take_notes()
+        return self.book.settled_dead_letters.take_notes()
 
     def facts(self, fires: list[DueAction]) -> list[Fact]:
         """Return the facts of these redeliveries; write both in one transaction."""

@@ -14,13 +14,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, TypeVar, Unpack
 
 from marq.backend.cluster import Cluster, Writer, cluster_of
-from marq.client.codecs import Codec
+from marq.client.codecs import Codec, V
 from marq.client.dead_letter import DeadLetter, time_of
 from marq.client.lifecycle import CodecClient, Lifecycle
 from marq.core.deliveries import dead_letter_records
+from marq.dead_letters.error_kinds import error_kind
 from marq.dead_letters.filters import DeadLetterFilter, Filters
 from marq.dead_letters.log import DeadLetterLog, Stored, open_dead_letter_log
 from marq.dead_letters.redrive import RedriveLimits, RedriveProgress, RedriveRequester
@@ -49,7 +50,7 @@ class Count(NamedTuple):
     dead_letters: int
 
 
-class Kind(NamedTuple):
+class KindCount(NamedTuple):
     """A queue's dead letters with the same kind of error: how many, and when the first and the last failed."""
 
     queue: str
@@ -94,7 +95,7 @@ class Deleted:
         return self.deleted
 
 
-class DeadLetters(CodecClient[Topics]):
+class DeadLetters(CodecClient[Topics, V], Generic[V]):
     """Lists, counts, redrives and deletes dead letters.
 
     Args:
@@ -103,7 +104,7 @@ class DeadLetters(CodecClient[Topics]):
         options: see :class:`marq.settings.client.ClientOptions`.
     """
 
-    def _begin(self, settings: ClientSettings, codec: Codec | None) -> None:
+    def _begin(self, settings: ClientSettings, codec: Codec[V] | None) -> None:
         Lifecycle.__init__(self, "the DeadLetters client")
         self._settings = settings
         self._codec = codec
@@ -127,7 +128,7 @@ class DeadLetters(CodecClient[Topics]):
 
     async def peek(
         self, queue: str | None = None, *, limit: int | None = None, **filters: Unpack[Filters]
-    ) -> AsyncIterator[DeadLetter]:
+    ) -> AsyncIterator[DeadLetter[V]]:
         """Return dead letters of one queue or of all, in the order of each partition, without changing anything.
 
         Args:
@@ -158,7 +159,7 @@ class DeadLetters(CodecClient[Topics]):
         counts = [Count(*group, letters) for group, letters in survey.counts().items()]
         return sorted(counts, key=lambda count: (-count.dead_letters, count))
 
-    async def kinds(self, queue: str | None = None, **filters: Unpack[Filters]) -> list[Kind]:
+    async def kinds(self, queue: str | None = None, **filters: Unpack[Filters]) -> list[KindCount]:
         """Count dead letters by queue and kind of error, most frequent first; same errors as :meth:`peek`.
 
         A kind is the first line of the last error, or of the reason if there is no error, with ``N`` in place of
@@ -166,10 +167,10 @@ class DeadLetters(CodecClient[Topics]):
         """
         fits = self._fitting("kinds", queue, filters)
         async with self._reading() as log:
-            survey = Survey(self._settings.names.dead_letters, fits, dead_letter_records.kind_of)
+            survey = Survey(self._settings.names.dead_letters, fits, error_kind)
             await survey.make(log)
         kinds = [
-            Kind(*group, letters, time_of(oldest.dead_lettered_at_ms), time_of(newest.dead_lettered_at_ms))
+            KindCount(*group, letters, time_of(oldest.dead_lettered_at_ms), time_of(newest.dead_lettered_at_ms))
             for group, (letters, oldest, newest) in survey.spans().items()
         ]
         return sorted(kinds, key=lambda kind: (-kind.dead_letters, kind))
@@ -312,7 +313,7 @@ class DeadLetters(CodecClient[Topics]):
         self._started()
         known = await self._cluster.known_queues(queue)
         if queue not in known:
-            known |= {each.queue for each in await self.count()}
+            known |= {count.queue for count in await self.count()}
         if queue not in known:
             suggestion = closest_name(queue, known)
             raise UnknownQueue(queue, suggestion, "To send messages there anyway, pass allow_unknown=True")
@@ -345,7 +346,7 @@ class DeadLetters(CodecClient[Topics]):
     def _source(self, partition: int) -> Source:
         return Source(self._settings.names.dead_letters, partition)
 
-    def _letter(self, record: Stored) -> DeadLetter:
+    def _letter(self, record: Stored) -> DeadLetter[V]:
         queue = dead_letter_records.queue_of(record)
         assert queue is not None, "a survey finds dead letters only"
         return DeadLetter(record, queue, self._settings.names.dead_letters, self._codec)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
-from marq.core.deliveries.dead_letter_records import DeadLetterRecord, dead_lettered_at_ms, kind_of, text_of
+from marq.core.deliveries.dead_letter_records import DeadLetterRecord, dead_lettered_at_ms, text_of
+from marq.dead_letters.error_kinds import error_kind
 from marq.dead_letters.snapshots import Snapshot
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.hints import refuse
@@ -80,7 +81,7 @@ class DeadLetterFilter:
             return False
         if self.ids and text_of(headers, ID_HEADER) not in self.ids:
             return False
-        if self.kind is not None and kind_of(record) != self.kind:
+        if self.kind is not None and error_kind(record) != self.kind:
             return False
         if self.before_ms is not None and dead_lettered_at_ms(record) > self.before_ms:
             return False
@@ -120,7 +121,7 @@ def _ids(value: object) -> frozenset[str]:
     if value is None:
         return frozenset()
     ids = [value] if isinstance(value, str) else value
-    if not isinstance(ids, list | tuple) or not ids or not all(isinstance(each, str) and each for each in ids):
+    if not isinstance(ids, list | tuple) or not ids or not all(isinstance(id_, str) and id_ for id_ in ids):
         raise ConfigError(f"id={value!r}: expected the id of a message (str) that is not empty, or a list of ids")
     return frozenset(ids)
 

@@ -25,7 +25,7 @@ MAX_GROUPS = 100_000
 OTHER_REASONS = "other reasons"
 
 
-class Group(NamedTuple):
+class CountKey(NamedTuple):
     """The key by which dead letters are counted."""
 
     queue: str
@@ -65,7 +65,7 @@ class Survey:
         self._died: dict[int, array[int]] = {}
         self._groups: dict[int, array[int]] = {}
         self._settled: dict[int, Places] = {}
-        self._numbers: dict[Group, int] = {}
+        self._numbers: dict[CountKey, int] = {}
         #: Where to continue reading, by partition.
         self._next: dict[int, int] = {}
         self.ranges: dict[int, range] = {}
@@ -96,8 +96,8 @@ class Survey:
     def _forget_before(self, partition: int, span: range) -> None:
         """Forget dead letters removed by retention, or with a topic that was recreated."""
         if self._next.get(partition, 0) > span.stop:
-            for each in (self._next, self._offsets, self._died, self._groups, self._settled):
-                each.pop(partition, None)
+            for by_partition in (self._next, self._offsets, self._died, self._groups, self._settled):
+                by_partition.pop(partition, None)
         offsets = self._offsets.get(partition)
         if offsets and offsets[0] < span.start:
             gone = bisect_left(offsets, span.start)
@@ -123,9 +123,9 @@ class Survey:
         self._groups[partition].append(self._number(queue, self._counted_as(record)))
 
     def _number(self, queue: str, reason: str) -> int:
-        group = Group(queue, reason)
+        group = CountKey(queue, reason)
         if group not in self._numbers and len(self._numbers) >= MAX_GROUPS:
-            group = Group(queue, OTHER_REASONS)
+            group = CountKey(queue, OTHER_REASONS)
         return self._numbers.setdefault(group, len(self._numbers))
 
     def spots(self, limit: int | None = None) -> Iterator[Spot]:
@@ -144,15 +144,15 @@ class Survey:
                     yield Spot(partition, offset, died_ms, group)
 
     @property
-    def groups(self) -> Sequence[Group]:
+    def groups(self) -> Sequence[CountKey]:
         """The groups, indexed by :attr:`Spot.group`."""
         return list(self._numbers)
 
-    def counts(self) -> Counter[Group]:
+    def counts(self) -> Counter[CountKey]:
         """Return how many dead letters of each group are left."""
         return Counter({group: span.dead_letters for group, span in self.spans().items()})
 
-    def spans(self) -> dict[Group, Span]:
+    def spans(self) -> dict[CountKey, Span]:
         """Return how many dead letters of each group are left, with the oldest and the newest of them."""
         spans: dict[int, Span] = {}
         for spot in self._left():

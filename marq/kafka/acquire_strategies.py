@@ -14,7 +14,7 @@ from typing import Protocol
 
 from marq.kafka.group_reader import Reader, TransactionalReader
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
-from marq.kafka.queue_positions import Behind
+from marq.kafka.queue_positions import LowWatermarks
 from marq.kafka.transactions import MarkerTransactions
 from marq.wire.markers import Source
 
@@ -32,7 +32,7 @@ class AcquireStrategy(Protocol):
         """
 
     async def commit(
-        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, behind: Behind
+        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, behind: LowWatermarks
     ) -> None:
         """Commit the offsets after the last records read, when all earlier ones are committed.
 
@@ -54,7 +54,7 @@ class MarkerFirst:
             await self._writer.write(records, limit_s)
 
     async def commit(
-        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, behind: Behind
+        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, behind: LowWatermarks
     ) -> None:
         await self._reader.commit(offsets, behind)
 
@@ -70,7 +70,7 @@ class Transactional:
         """Do nothing: of two open transactions, the later one could not be committed first."""
 
     async def commit(
-        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, behind: Behind
+        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, behind: LowWatermarks
     ) -> None:
         if not records:
             await self._reader.commit(offsets, behind)

@@ -78,7 +78,7 @@ def shared_out(
         for partition in sorted(partitions):
             able = [member for member, reads in readers.items() if topic in reads and _reads(reads[topic], partition)]
             if able:
-                member = min(able, key=lambda each: counts[each])
+                member = min(able, key=lambda candidate: counts[candidate])
                 shares[member].setdefault(topic, []).append(partition)
                 counts[member] += 1
     return shares
@@ -112,7 +112,7 @@ def parsed(user_data: bytes | None) -> Mapping[str, Any]:
 def holders_of(user_data: bytes | None) -> frozenset[int]:
     """Return the holders that a member names; none if the member is older, or if its user data can't be read."""
     try:
-        return frozenset(int(each, 16) for each in parsed(user_data).get(_HOLDERS, ()))
+        return frozenset(int(holder, 16) for holder in parsed(user_data).get(_HOLDERS, ()))
     except (ValueError, TypeError):
         return frozenset()
 
@@ -121,7 +121,7 @@ def decoded(user_data: bytes | None, topic: str) -> Partitions:
     """Return the partitions of a topic that a member reads; None (all) if its user data is missing or unreadable."""
     try:
         partitions = parsed(user_data)[_PARTITIONS].get(topic) if user_data else None
-        return None if partitions is None else tuple(sorted(int(each) for each in partitions))
+        return None if partitions is None else tuple(sorted(int(partition) for partition in partitions))
     except (ValueError, KeyError, TypeError, AttributeError):
         log.warning("the subscription of a group member is not understood, assuming all of %s", topic)
         return None

@@ -60,7 +60,7 @@ Offsets = Mapping[Source, Committed]
 
 
 @dataclass(frozen=True)
-class Place:
+class StartPosition:
     """Where to read a partition from, and how far each queue is there."""
 
     start: int
@@ -74,7 +74,7 @@ class Place:
     topic_id: str = ""
 
 
-class Search:
+class StartPositionResolver:
     """The search for the places of partitions that a group's member was assigned.
 
     ``committed`` has the group's own commits; commits of other groups count only while :attr:`needs_others`.
@@ -132,7 +132,7 @@ class Search:
             for queue in [queue for queue in theirs if queue in newcomers]:
                 positions.advance([queue], theirs[queue], other.behind)
 
-    def places(self, ends: Mapping[Source, int] = MappingProxyType({})) -> dict[Source, Place]:
+    def places(self, ends: Mapping[Source, int] = MappingProxyType({})) -> dict[Source, StartPosition]:
         """Return the places of all partitions. No place is after the end of its log, if that end is known."""
         places = {}
         for source, positions in self._positions.items():
@@ -147,7 +147,7 @@ class Search:
             places[source] = replace(self._place(source, positions.until(end), end), lost=True)
         return places
 
-    def _place(self, source: Source, positions: Positions, end: int | None = None) -> Place:
+    def _place(self, source: Source, positions: Positions, end: int | None = None) -> StartPosition:
         queues, committed = self._serving.queues_in(source.topic), self._committed.get(source)
         start = positions.start(queues, 0) if queues else _offset(committed) or 0
         if end is not None:
@@ -158,17 +158,17 @@ class Search:
         current = None if named is None else self._snapshots[named]
         # If many queues have left, their positions are kept in case they return.
         if fits(queues if current is None else positions.by_queue.keys() | queues, self._room_bytes):
-            return Place(start, positions)
+            return StartPosition(start, positions)
         metadata = in_the_metadata(positions.by_queue, frozenset(queues), start, current, self._room_bytes)
         if metadata is not None:
-            return Place(start, Positions(positions.by_queue, metadata))
+            return StartPosition(start, Positions(positions.by_queue, metadata))
         snapshot = new_snapshot(self._new_id(), positions.by_queue, queues, start)
-        return Place(start, Positions(positions.by_queue, snapshot.metadata({}, {})), snapshot)
+        return StartPosition(start, Positions(positions.by_queue, snapshot.metadata({}, {})), snapshot)
 
 
 async def places(
     settings: ClientSettings, group: str, serving: Serving, sources: Iterable[Source]
-) -> dict[Source, Place]:
+) -> dict[Source, StartPosition]:
     """Return where a group's member continues in each partition that it was assigned.
 
     Raises KafkaError if the broker did not answer or refused, or a commit is unreadable; ConfigError if a permission is
@@ -187,15 +187,15 @@ async def places(
 
 async def _places(
     settings: ClientSettings, admin: AIOKafkaAdminClient, group: str, serving: Serving, sources: list[Source]
-) -> dict[Source, Place]:
+) -> dict[Source, StartPosition]:
     snapshots = OffsetSnapshotLog(settings)
     ids = await ids_of(admin, {source.topic for source in sources if serving.is_own(source.topic)})
     named = [source.of(ids.get(source.topic, "")) for source in sources]
     committed = of_incarnations(named, await _committed(admin, group, sources), group)
     known = await snapshots.read(_named([committed]), group, committed)
-    search = Search(settings.names, group, serving, sources, committed, known)
-    if search.needs_others:
-        others = [each for each in await groups_of(admin, settings.names, search.newcomers) if each != group]
+    resolver = StartPositionResolver(settings.names, group, serving, sources, committed, known)
+    if resolver.needs_others:
+        others = [other for other in await groups_of(admin, settings.names, resolver.newcomers) if other != group]
         theirs = {
             other: of_incarnations(named, offsets)
             for other, offsets in zip(others, await _of_groups(admin, others, sources), strict=True)
@@ -208,8 +208,8 @@ async def _places(
             theirs = {other: offsets for other, offsets in theirs.items() if not _named([offsets])}
             known = {}
         for other, offsets in theirs.items():
-            search.consider(other, offsets, known)
-    placed = search.places(await log_ends(admin, sources))
+            resolver.consider(other, offsets, known)
+    placed = resolver.places(await log_ends(admin, sources))
     placed = {source: replace(place, topic_id=ids.get(source.topic, "")) for source, place in placed.items()}
     found = await _past_skipped(settings, serving, placed)
     # Before anything is read: a commit must not name a snapshot that is not durable.
@@ -236,8 +236,8 @@ def of_incarnations(sources: Iterable[Source], committed: Offsets, group: str | 
 
 
 async def _past_skipped(
-    settings: ClientSettings, serving: Serving, found: Mapping[Source, Place]
-) -> dict[Source, Place]:
+    settings: ClientSettings, serving: Serving, found: Mapping[Source, StartPosition]
+) -> dict[Source, StartPosition]:
     """Move places past records of own topics that their queues skip, so that they are not read.
 
     Places of queues with ordering do not move: a purge leaves alone messages that a consumer has received.

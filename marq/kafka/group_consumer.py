@@ -136,7 +136,7 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]
         return response
 
 
-class Subscriptions(SubscriptionState):  # type: ignore[misc]
+class GroupSubscriptionState(SubscriptionState):  # type: ignore[misc]
     """The topics and partitions of a consumer."""
 
     async def wait_for_assignment(self) -> None:
@@ -148,7 +148,7 @@ class Subscriptions(SubscriptionState):  # type: ignore[misc]
 
 
 class GroupConsumer(CautiousConsumer):
-    """A consumer with our :class:`Coordinator` and :class:`Subscriptions`, which aiokafka cannot be told to use."""
+    """A consumer with our :class:`Coordinator` and :class:`GroupSubscriptionState`; aiokafka has no option for them."""
 
     #: Called when another client has joined the group with the same instance id; the consumer then receives nothing.
     on_fenced: Callable[[], None] = staticmethod(lambda: None)
@@ -164,7 +164,7 @@ class GroupConsumer(CautiousConsumer):
             # Its task has not run yet: aiokafka sets this before it waits for anything.
             coordinator.__class__ = Coordinator
             # Its fetch task has not run yet, either.
-            self._subscription.__class__ = Subscriptions
+            self._subscription.__class__ = GroupSubscriptionState
             coordinator.on_fenced = self.on_fenced
         self._made = coordinator
 

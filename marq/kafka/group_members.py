@@ -23,7 +23,7 @@ STABLE = "Stable"
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMember:
+class DescribedMember:
     """A member of a group, and the partitions that are assigned to it.
 
     Args:
@@ -62,7 +62,7 @@ class DescribedGroup:
 
     name: str
     state: str = ""
-    members: Sequence[GroupMember] = ()
+    members: Sequence[DescribedMember] = ()
     error: int = 0
     operations: int | None = None
 
@@ -104,11 +104,11 @@ def _group(
 
 def _member(
     identity: str, instance_id: str | None, client_id: str, host: str, metadata: bytes, assignment: bytes
-) -> GroupMember:
+) -> DescribedMember:
     told = _told(metadata)
     user_data = parsed(told)
     pid, url = user_data.get("pid"), user_data.get("url")
-    return GroupMember(
+    return DescribedMember(
         identity,
         client_id,
         host.removeprefix("/"),

@@ -21,7 +21,7 @@ from marq.kafka.fetched_columns import fetch_records
 from marq.kafka.group_consumer import GroupConsumer, replaced
 from marq.kafka.incarnations import Incarnations, Recreated
 from marq.kafka.protocol import Generation
-from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress, committer
+from marq.kafka.queue_positions import NOT_BEHIND, LowWatermarks, MemberPositions, Positions, committer
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.kafka.role_permissions import refused
@@ -77,7 +77,7 @@ class Reader(Protocol):
         Raises BrokerUnavailable if a retry can't help.
         """
 
-    async def commit(self, offsets: Offsets, behind: Behind = NOT_BEHIND) -> None:
+    async def commit(self, offsets: Offsets, behind: LowWatermarks = NOT_BEHIND) -> None:
         """Commit the offset *after* the last record read, for each partition; ``behind``: positions of some queues.
 
         Raises NotCommitted if the group refused, or the outcome is unknown.
@@ -96,7 +96,7 @@ class Reader(Protocol):
 class TransactionalReader(Reader, Protocol):
     """A reader whose offsets can be committed in a transaction."""
 
-    def commit_of(self, offsets: Offsets, behind: Behind = NOT_BEHIND) -> GroupCommit:
+    def commit_of(self, offsets: Offsets, behind: LowWatermarks = NOT_BEHIND) -> GroupCommit:
         """Return what :meth:`commit` would commit now; call :meth:`committed` after committing it elsewhere.
 
         Raises NotCommitted if a partition is no longer assigned.
@@ -166,7 +166,7 @@ class GroupReader:
         self._unplaced: set[Source] = set()
         #: Ends the wait of a fetch when there are such partitions.
         self._woken: asyncio.Future[None] | None = None
-        self._progress = Progress()
+        self._progress = MemberPositions()
         #: The sources by assigned partition; all other offsets and positions here belong to sources.
         self._incarnations = Incarnations(self._topic_ids, self._seek)
         #: Partitions whose log was found to end before the committed offset, with that offset.
@@ -311,7 +311,7 @@ class GroupReader:
             return {}
         if self._starts_over(fetched):
             return {}
-        return self._progress.unmet(self._serving, fetched)
+        return self._progress.without_received(self._serving, fetched)
 
     async def _topic_ids(self, partitions: Collection[Source]) -> Collection[tuple[str, str]]:
         assert self._consumer is not None
@@ -356,7 +356,7 @@ class GroupReader:
             await asyncio.sleep(FETCH_WAIT_S)
             return {}
 
-    async def commit(self, offsets: Offsets, behind: Behind = NOT_BEHIND) -> None:
+    async def commit(self, offsets: Offsets, behind: LowWatermarks = NOT_BEHIND) -> None:
         await self._commit(self.commit_of(offsets, behind))
 
     async def verify(self, sources: Collection[Source]) -> None:
@@ -372,8 +372,8 @@ class GroupReader:
             raise NotCommitted(str(error) or type(error).__name__) from error
         self.committed(commit)
 
-    def commit_of(self, offsets: Offsets, behind: Behind = NOT_BEHIND) -> GroupCommit:
-        return self._commit_of(offsets, self._progress.after(self._serving, offsets, behind), offsets)
+    def commit_of(self, offsets: Offsets, behind: LowWatermarks = NOT_BEHIND) -> GroupCommit:
+        return self._commit_of(offsets, self._progress.advanced_to(self._serving, offsets, behind), offsets)
 
     def _commit_of(
         self, offsets: Offsets, after: Mapping[Source, Positions], wanted: Collection[Source]
@@ -383,7 +383,7 @@ class GroupReader:
             raise NotCommitted(f"{topic}/{partition} is no longer assigned")
         by, changed_at = self._committer, self._serving.changed_at
         numbers = {
-            source: after[source].number(self._serving.queues_in(source.topic), offset)
+            source: after[source].committed_offset(self._serving.queues_in(source.topic), offset)
             for source, offset in offsets.items()
         }
         commits = {

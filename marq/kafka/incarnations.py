@@ -103,7 +103,9 @@ class Incarnations:
             except (TimeoutError, KafkaError) as error:
                 # Records of the messages topic need no check: they would be read again and again while a leader of
                 # another topic does not answer, and no queue of the group would receive anything.
-                unknown = {each: self._fetched.pop(each) for each in [*self._fetched] if serving.is_own(each.topic)}
+                unknown = {
+                    source: self._fetched.pop(source) for source in [*self._fetched] if serving.is_own(source.topic)
+                }
                 # Without records nothing is held up, and an outage has log lines of its own.
                 log.log(
                     logging.WARNING if unknown else logging.DEBUG, "topic ids are unknown, reading again: %r", error

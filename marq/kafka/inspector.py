@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from math import inf
+from typing import Any, NamedTuple
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
@@ -37,6 +39,9 @@ log = logging.getLogger("marq")
 
 #: Limit for the records that one call reads.
 MAX_SCANNED = 1_000_000
+
+#: Messages to compare with a search before yielding to other tasks.
+_AT_A_TIME = 500
 
 #: The position of each queue in each partition where it may have records.
 Places = Mapping[str, Mapping[Source, int]]
@@ -97,6 +102,26 @@ class Peeked(NamedTuple):
         return None if due_ms == NOW else due_ms
 
 
+@dataclass
+class Search:
+    """The first messages of a queue that fit, and what was searched.
+
+    ``matching``: how many fit; ``waiting``: how many messages of the queue were examined; ``scanned``: how many records
+    were read; ``complete``: whether those are all.
+    """
+
+    messages: list[Peeked] = field(default_factory=list)
+    matching: int = 0
+    waiting: int = 0
+    scanned: int = 0
+    complete: bool = True
+
+
+def by_age(message: Peeked) -> tuple[int, Source, int]:
+    """Return the sort key by which messages that have waited longest come first."""
+    return message.row.timestamp, message.source, message.row.offset
+
+
 class Inspector:
     """Inspects with the ``definitions`` of queues at its creation. All calls raise BrokerUnavailable."""
 
@@ -135,17 +160,45 @@ class Inspector:
 
     async def peek(self, queue: str, count: int, limit: int = MAX_SCANNED) -> tuple[list[Peeked], bool]:
         """Return the messages of a queue that have waited longest, and whether all records were read."""
+        found = await self.search(queue, count, limit)
+        return found.messages, found.complete
+
+    async def search(
+        self,
+        queue: str,
+        count: int,
+        limit: int = MAX_SCANNED,
+        fits: Callable[[Peeked], bool] = lambda _: True,
+        order: Callable[[Peeked], Any] = by_age,
+        limit_s: float = inf,
+    ) -> Search:
+        """Return the first ``count`` waiting messages of a queue that fit, in this order.
+
+        Reads at most ``limit`` records, and no more after ``limit_s`` seconds.
+        """
         places = await self.places([queue])
         acquired = await self.acquired([queue])
-        found: list[Peeked] = []
+        found, until_s = Search(), time.monotonic() + limit_s
         async with LogReader(self._settings, committed=False) as view:
-            ranges, complete = _cut(await self._unread(view, places), limit)
+            ranges, found.complete = _cut(await self._unread(view, places), limit)
             async for fetched in view.read(ranges):
+                if time.monotonic() >= until_s:
+                    found.complete = False
+                    break
                 for source, read in fetched.items():
-                    found += [Peeked(source, read[place]) for place in self._of(queue, source, read, places, acquired)]
-                # Drop the newer ones now, to limit memory.
-                found = sorted(found, key=lambda each: (each.row.timestamp, each.source, each.row.offset))[:count]
-        return found, complete
+                    found.scanned += len(read)
+                    ours = self._of(queue, source, read, places, acquired)
+                    found.waiting += len(ours)
+                    # In pieces, because reading payloads may take long.
+                    for start in range(0, len(ours), _AT_A_TIME):
+                        some = [Peeked(source, read[place]) for place in ours[start : start + _AT_A_TIME]]
+                        fitting = [message for message in some if fits(message)]
+                        found.matching += len(fitting)
+                        found.messages += fitting
+                        await asyncio.sleep(0)
+                # Drop the others now, to limit memory.
+                found.messages = sorted(found.messages, key=order)[:count]
+        return found
 
     async def arrived(self, queue: str, ends: Mapping[Source, int]) -> int:
         """Return the number of records of a queue at or after these offsets."""
@@ -163,8 +216,8 @@ class Inspector:
         owned = await self.owned(incomplete=True) if ordered else {}
         return {
             (queue, source): ranges
-            for each in owned.values()
-            for (queue, source), ranges in each.tracker.book.marks.items()
+            for content in owned.values()
+            for (queue, source), ranges in content.tracker.book.acquired.items()
             if queue in ordered
         }
 
@@ -175,7 +228,7 @@ class Inspector:
 
     def _count(self, found: Waiting, source: Source, read: Records, places: Places, acquired: Acquired) -> None:
         shared = source.topic == self._names.messages
-        starts = {queue.encode(): (queue, each[source]) for queue, each in places.items() if source in each}
+        starts = {queue.encode(): (queue, offsets[source]) for queue, offsets in places.items() if source in offsets}
         everyone = list(starts.values())
         counts, oldest_ms = found.counts, found.oldest_ms
         skipped = {queue: purge for queue in places if (purge := self._definitions.skipped(queue)) is not None}
@@ -201,8 +254,10 @@ class Inspector:
         purge, taken = self._definitions.skipped(queue), acquired.get((queue, source), _NONE)
         return [
             place
-            for place, (offset, each, sent_ms) in enumerate(zip(read.offsets, read.keys, read.timestamps, strict=True))
-            if (key is None or each == key)
+            for place, (offset, record_key, sent_ms) in enumerate(
+                zip(read.offsets, read.keys, read.timestamps, strict=True)
+            )
+            if (key is None or record_key == key)
             and offset >= start
             and offset not in taken
             and (purge is None or purge.left(source, offset, sent_ms))

@@ -26,12 +26,12 @@ from aiokafka.record.util import decode_varint_py
 _HEAD = struct.Struct(">qi")
 
 
-class _Bytes(bytearray):
+class _LenientBytes(bytearray):
     """Bytes whose parts are decoded without an error."""
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
-        return found if isinstance(found, int) else _Bytes(found)
+        return found if isinstance(found, int) else _LenientBytes(found)
 
     def decode(self, *_: Any) -> str:
         return super().decode("utf-8", "replace")
@@ -44,7 +44,7 @@ class LenientBatch(_DefaultRecordBatchPy):  # type: ignore[misc]
 
     def _maybe_uncompress(self) -> None:
         super()._maybe_uncompress()
-        self._buffer = _Bytes(self._buffer)
+        self._buffer = _LenientBytes(self._buffer)
 
     def _read_msg(self) -> Any:
         # The faster function accepts no subclass of bytearray.

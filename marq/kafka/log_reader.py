@@ -156,7 +156,9 @@ class LogReader:
         consumer = self._running()
         try:
             async with asyncio.timeout(self._limit_s):
-                return {self._sources[each]: await consumer.position(each) for each in consumer.assignment()}
+                return {
+                    self._sources[partition]: await consumer.position(partition) for partition in consumer.assignment()
+                }
         except (KafkaError, TimeoutError) as error:
             raise self._failed(self._topics(), error) from error
 

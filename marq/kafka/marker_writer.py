@@ -15,8 +15,9 @@ from marq.kafka.broker_clock import BrokerClock
 from marq.kafka.connection import abandon_producer, client_options, started, stop_producer
 from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
+from marq.wire.error_texts import error_of, most_bytes
 from marq.wire.errors import BrokerUnavailable
-from marq.wire.marker_codec import MAX_TEXT_BYTES, encode
+from marq.wire.marker_codec import encode
 from marq.wire.markers import (
     MAX_BATCH_MARKERS,
     Ack,
@@ -37,6 +38,8 @@ FRAME_BYTES = 512
 #: waits for the records before it.
 LEAST_OF_BATCH = 8
 _STOP_S = 2.0
+#: Bytes of a message in a RELEASE or REJECT besides its text: offset, delay and length.
+_TEXT_ENTRY_BYTES = 16
 #: Fields of a batch with one item for each message.
 _COLUMNS = ("offsets", "delays_ms", "errors", "reasons", "times_ms")
 
@@ -56,16 +59,30 @@ class MarkerRecord(NamedTuple):
 def marker_records(
     batch: Ack | Cancel | Dispatch | Reject | Release | Renew | Reschedule, partitions: int, limit_bytes: int
 ) -> Iterator[MarkerRecord]:
-    """Return the record of a batch without payloads, or several if it does not fit into one of ``limit_bytes``."""
+    """Return the record of a batch without payloads, or several if it does not fit into one of ``limit_bytes``.
+
+    A traceback that does not fit is left out, because a marker that the broker refuses would hold up all others.
+    """
     count = len(batch.offsets)
     room_bytes = limit_bytes - FRAME_BYTES - len(batch.queue) - len(batch.source.topic)
-    size = MAX_TEXT_BYTES + 16 if isinstance(batch, Release | Reject) else 12 if isinstance(batch, Reschedule) else 4
-    if count <= MAX_BATCH_MARKERS and count * size <= room_bytes:
+    if isinstance(batch, Release):
+        batch = replace(batch, errors=[_fitting(error, room_bytes) for error in batch.errors])
+        sizes = [most_bytes(error) + _TEXT_ENTRY_BYTES for error in batch.errors]
+    elif isinstance(batch, Reject):
+        batch = replace(batch, reasons=[_fitting(reason, room_bytes) for reason in batch.reasons])
+        sizes = [most_bytes(reason) + _TEXT_ENTRY_BYTES for reason in batch.reasons]
+    else:
+        sizes = [12 if isinstance(batch, Reschedule) else 4] * count
+    if count <= MAX_BATCH_MARKERS and sum(sizes) <= room_bytes:
         yield MarkerRecord.of(batch, partitions)
         return
-    for part in spans([size] * count, room_bytes):
+    for part in spans(sizes, room_bytes):
         columns: dict[str, Any] = {name: getattr(batch, name)[part] for name in _COLUMNS if hasattr(batch, name)}
         yield MarkerRecord.of(replace(batch, **columns), partitions)
+
+
+def _fitting(text: str, room_bytes: int) -> str:
+    return text if most_bytes(text) + _TEXT_ENTRY_BYTES <= room_bytes else error_of(text)
 
 
 class MarkerWriter(Protocol):

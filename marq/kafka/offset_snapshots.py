@@ -241,7 +241,7 @@ class OffsetSnapshotLog:
         if not ids or not await offset_snapshot_topic(self._settings, make=False):
             return {}
         values, written = await self._read(ids)
-        named = {source: snapshot_named(each.metadata) for source, each in (committed or {}).items()}
+        named = {source: snapshot_named(offset.metadata) for source, offset in (committed or {}).items()}
         if gone := left_over(written, group, named):
             await self._write({key.encode(): None for key in gone})
         return {snapshot_id: OffsetSnapshot.decode(snapshot_id, value) for snapshot_id, value in values.items()}

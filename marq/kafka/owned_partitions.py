@@ -137,8 +137,8 @@ def _take_row(table: dict[bytes, bytes], row: Row) -> None:
 def open_counts(owned: Iterable[Owned]) -> dict[str, dict[str, int]]:
     """Return the numbers of open messages of each queue, under the names on the workers' pages."""
     totals: dict[str, Counter[str]] = {}
-    for each in owned:
-        for queue, gauge in each.tracker.book.gauges().items():
+    for content in owned:
+        for queue, gauge in content.tracker.book.gauges().items():
             counts = totals.setdefault(queue, Counter())
             counts["in_flight"] += gauge.in_flight
             counts["waiting_for_redelivery"] += gauge.released

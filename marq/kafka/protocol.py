@@ -229,7 +229,9 @@ def commit_of_member(
     offsets: Mapping[TopicPartition, OffsetAndMetadata],
 ) -> HandMade:
     """Return the request to commit offsets in a transaction as a member of a group, which the group may refuse."""
-    entries = [(tp, (tp.partition, each.offset, -1, each.metadata, _NO_TAGS)) for tp, each in offsets.items()]
+    entries = [
+        (tp, (tp.partition, position.offset, -1, position.metadata, _NO_TAGS)) for tp, position in offsets.items()
+    ]
     head = (transactional_id, group, *producer, *generation)
     return HandMade([_TXN_OFFSET_COMMIT], *head, _by_topic(entries), _NO_TAGS)
 

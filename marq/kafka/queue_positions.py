@@ -30,9 +30,9 @@ _BY, _CHANGED_AT, _BEHIND, _TOPIC_ID = "by", "changed_at", "behind", "topic_id"
 
 
 #: Positions of queues with ordering: their lowest open messages.
-Behind = Mapping[tuple[str, Source], int]
+LowWatermarks = Mapping[tuple[str, Source], int]
 _NONE: Mapping[str, int] = MappingProxyType({})
-NOT_BEHIND: Behind = MappingProxyType({})
+NOT_BEHIND: LowWatermarks = MappingProxyType({})
 
 
 class Positions:
@@ -145,7 +145,7 @@ class Positions:
         by_queue = self.by_queue
         return max(min((by_queue.get(queue, 0) for queue in queues), default=0), log_start)
 
-    def number(self, queues: Sequence[str], offset: int) -> int:
+    def committed_offset(self, queues: Sequence[str], offset: int) -> int:
         """Return the offset to commit: the lowest position if all of these queues have ordering."""
         behind = self._behind
         return min(behind.values()) if behind and behind.keys() >= set(queues) else offset
@@ -167,7 +167,7 @@ class Positions:
         """The highest position of a queue."""
         return max(self._furthest_own, self._reached)
 
-    def after(self, queues: Sequence[str], offset: int, behind: Mapping[str, int] = _NONE) -> Positions:
+    def advanced_to(self, queues: Sequence[str], offset: int, behind: Mapping[str, int] = _NONE) -> Positions:
         """Return the positions when these queues have received all records before an offset.
 
         Those of ``behind`` have received all records before an offset of their own.
@@ -197,15 +197,17 @@ class Positions:
         until._behind = {queue: min(position, end) for queue, position in self._behind.items()}
         return until
 
-    def had(self, queue: str, offset: int) -> bool:
+    def has_received(self, queue: str, offset: int) -> bool:
         """Return whether a queue has received the record at an offset."""
         return offset < self._own.get(queue, 0) or (offset < self._reached and queue in self._members)
 
-    def unmet(self, serving: Serving, source: Source, read: Records) -> Records:
+    def without_received(self, serving: Serving, source: Source, read: Records) -> Records:
         """Remove the keys of records that their queues have received, so that no queue receives them again."""
         return read.with_keys(
             [
-                None if (queue := serving.queue_of(source.topic, key)) is not None and self.had(queue, offset) else key
+                None
+                if (queue := serving.queue_of(source.topic, key)) is not None and self.has_received(queue, offset)
+                else key
                 for offset, key in zip(read.offsets, read.keys, strict=True)
             ]
         )
@@ -264,7 +266,7 @@ def _of_snapshot(offset: int, document: Mapping[str, Any], snapshots: Mapping[st
         raise UnknownPositions(f"offset {offset}: its metadata can't be read ({error!r})") from error
 
 
-class Progress:
+class MemberPositions:
     """The positions in all partitions that a member of a group reads."""
 
     def __init__(self) -> None:
@@ -293,13 +295,13 @@ class Progress:
             if (reached := self._reached.get(source)) is not None and read.offsets[0] < reached
         }
 
-    def unmet(self, serving: Serving, fetched: Mapping[Source, Records]) -> dict[Source, Records]:
+    def without_received(self, serving: Serving, fetched: Mapping[Source, Records]) -> dict[Source, Records]:
         """Remove the keys of records that their queues have received, where queues are at different positions.
 
         In a queue's own topic, all records are the queue's; the keys are their senders'.
         """
         return {
-            source: positions.unmet(serving, source, read)
+            source: positions.without_received(serving, source, read)
             if (positions := self._positions.get(source)) is not None
             and read.offsets[0] < positions.furthest
             and not serving.is_own(source.topic)
@@ -307,15 +309,15 @@ class Progress:
             for source, read in fetched.items()
         }
 
-    def after(
-        self, serving: Serving, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND
+    def advanced_to(
+        self, serving: Serving, offsets: Mapping[Source, int], behind: LowWatermarks = NOT_BEHIND
     ) -> dict[Source, Positions]:
         """Return the positions when all records before these offsets are read, without partitions that are not read.
 
         Pass them to :meth:`take` when they are committed.
         """
         return {
-            source: positions.after(
+            source: positions.advanced_to(
                 serving.queues_in(source.topic),
                 offset,
                 {queue: at for (queue, place), at in behind.items() if place == source} if behind else _NONE,

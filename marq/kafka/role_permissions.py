@@ -26,7 +26,7 @@ from marq.wire.names import Names
 COMMAND_CONFIG = "admin.properties"
 
 
-class Kind(StrEnum):
+class ResourceType(StrEnum):
     """The resource of a permission; the values are the options of kafka-acls.sh."""
 
     TOPIC = "topic"
@@ -39,13 +39,13 @@ class Kind(StrEnum):
 class Permission:
     """One operation on one resource, or with ``prefixed`` on all resources whose names begin with ``name``."""
 
-    kind: Kind
+    kind: ResourceType
     name: str
     operation: str
     prefixed: bool = False
 
     def __str__(self) -> str:
-        of = "" if self.kind is Kind.CLUSTER else f" {self.name}{'*' if self.prefixed else ''}"
+        of = "" if self.kind is ResourceType.CLUSTER else f" {self.name}{'*' if self.prefixed else ''}"
         return f"{self.operation} on {self.kind}{of}"
 
 
@@ -65,13 +65,16 @@ def consumer(names: Names, own_topics: Iterable[str] = ()) -> list[Permission]:
         *_topics("Write", [names.markers]),
         *_groups("Read", names.group(""), names.named_group("")),
         # Only to warn when no tracker runs.
-        Permission(Kind.GROUP, names.app_id, "Describe"),
+        Permission(ResourceType.GROUP, names.app_id, "Describe"),
     ]
 
 
 def transactional_consumer(names: Names, own_topics: Iterable[str] = ()) -> list[Permission]:
     """Return the permissions of a service that consumes with ``transactional=True``."""
-    return [*consumer(names, own_topics), Permission(Kind.TRANSACTIONAL_ID, names.start_ids, "Write", prefixed=True)]
+    return [
+        *consumer(names, own_topics),
+        Permission(ResourceType.TRANSACTIONAL_ID, names.start_ids, "Write", prefixed=True),
+    ]
 
 
 def delayer(names: Names, own_topics: Iterable[str] = ()) -> list[Permission]:
@@ -107,13 +110,16 @@ def worker(
             *_topics("Write", [names.markers, names.changelog]),
             *_topics("Write", [names.messages, names.dead_letters, names.quarantine]),
             # Faust asks for the changelog's creation at every start, although it exists.
-            *(Permission(Kind.TOPIC, names.changelog, operation) for operation in ("Create", "DescribeConfigs")),
-            Permission(Kind.GROUP, names.app_id, "Read"),
-            Permission(Kind.TRANSACTIONAL_ID, names.transactional_ids, "Write", prefixed=True),
+            *(
+                Permission(ResourceType.TOPIC, names.changelog, operation)
+                for operation in ("Create", "DescribeConfigs")
+            ),
+            Permission(ResourceType.GROUP, names.app_id, "Read"),
+            Permission(ResourceType.TRANSACTIONAL_ID, names.transactional_ids, "Write", prefixed=True),
         ]
     if tracker and backlog:
         permissions += _topics("Read", [names.messages, *own_topics])
-        permissions.append(Permission(Kind.GROUP, names.backlog, "Read"))
+        permissions.append(Permission(ResourceType.GROUP, names.backlog, "Read"))
     if handlers:
         permissions += [
             *_topics("Read", [names.messages, *handled_topics]),
@@ -123,7 +129,7 @@ def worker(
             *_groups("Describe", names.group("")),
         ]
     if handlers and transactional:
-        permissions.append(Permission(Kind.TRANSACTIONAL_ID, names.start_ids, "Write", prefixed=True))
+        permissions.append(Permission(ResourceType.TRANSACTIONAL_ID, names.start_ids, "Write", prefixed=True))
     if sqs:
         permissions += [*transactional_consumer(names, own_topics), *delayer(names, own_topics)]
     return permissions
@@ -146,11 +152,11 @@ def _every_role(names: Names, own_topics: Iterable[str]) -> list[Permission]:
 
 
 def _topics(operation: str, names: Iterable[str]) -> list[Permission]:
-    return [Permission(Kind.TOPIC, name, operation) for name in names]
+    return [Permission(ResourceType.TOPIC, name, operation) for name in names]
 
 
 def _groups(operation: str, *prefixes: str) -> list[Permission]:
-    return [Permission(Kind.GROUP, prefix, operation, prefixed=True) for prefix in prefixes]
+    return [Permission(ResourceType.GROUP, prefix, operation, prefixed=True) for prefix in prefixes]
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -188,11 +194,11 @@ class Tools:
 
 def grants(permissions: Iterable[Permission], principal: str, tools: Tools) -> list[str]:
     """Return the fewest commands that grant exactly these permissions."""
-    by_resource: dict[tuple[Kind, str, bool], set[str]] = {}
+    by_resource: dict[tuple[ResourceType, str, bool], set[str]] = {}
     for permission in permissions:
         resource = (permission.kind, permission.name, permission.prefixed)
         by_resource.setdefault(resource, set()).add(permission.operation)
-    alike: dict[tuple[Kind, bool, tuple[str, ...]], list[str]] = {}
+    alike: dict[tuple[ResourceType, bool, tuple[str, ...]], list[str]] = {}
     for (kind, name, prefixed), operations in by_resource.items():
         if operations & {"Read", "Write"}:
             operations.discard("Describe")
@@ -201,7 +207,7 @@ def grants(permissions: Iterable[Permission], principal: str, tools: Tools) -> l
         tools.allow(
             principal,
             operations,
-            ["--cluster"] if kind is Kind.CLUSTER else [part for name in names for part in (f"--{kind}", name)],
+            ["--cluster"] if kind is ResourceType.CLUSTER else [part for name in names for part in (f"--{kind}", name)],
             prefixed=prefixed,
         )
         for (kind, prefixed, operations), names in alike.items()
@@ -238,18 +244,18 @@ def refused(
     """Return the error for a missing permission, None for any other; we tried ``operation`` on ``topic``."""
     names, subject = settings.names, _subject(error)
     if isinstance(error, GroupAuthorizationFailedError):
-        permission = Permission(Kind.GROUP, subject or names.named_group(""), "Read", prefixed=not subject)
+        permission = Permission(ResourceType.GROUP, subject or names.named_group(""), "Read", prefixed=not subject)
     elif isinstance(error, TransactionalIdAuthorizationFailed):
         ids = names.start_ids if subject.startswith(names.start_ids) else names.transactional_ids
-        permission = Permission(Kind.TRANSACTIONAL_ID, ids, "Write", prefixed=True)
+        permission = Permission(ResourceType.TRANSACTIONAL_ID, ids, "Write", prefixed=True)
     elif isinstance(error, TopicAuthorizationFailedError):
-        permission = Permission(Kind.TOPIC, topic or subject or names.messages, operation)
+        permission = Permission(ResourceType.TOPIC, topic or subject or names.messages, operation)
     elif isinstance(error, ClusterAuthorizationFailedError) and topic:
         # An idempotent producer may start if it may write to any topic.
-        permission = Permission(Kind.TOPIC, topic, "Write")
+        permission = Permission(ResourceType.TOPIC, topic, "Write")
     elif isinstance(error, ClusterAuthorizationFailedError):
         # Brokers before 2.8 always ask for this one.
-        permission = Permission(Kind.CLUSTER, "kafka-cluster", "IdempotentWrite")
+        permission = Permission(ResourceType.CLUSTER, "kafka-cluster", "IdempotentWrite")
     else:
         return None
     return missing_permissions(settings, [permission])

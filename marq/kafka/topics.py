@@ -31,7 +31,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.kafka.connection import admin_client, unavailable
 from marq.kafka.protocol import ids_of_topics, read_ids
-from marq.kafka.role_permissions import Kind, Permission, missing_permissions, principal, refused, tools
+from marq.kafka.role_permissions import Permission, ResourceType, missing_permissions, principal, refused, tools
 from marq.settings.client import ClientSettings
 from marq.settings.topic_configs import (
     DEFAULT_LIMIT_BYTES,
@@ -245,7 +245,7 @@ class _Topics:
         for name, code, *text in response.topic_errors:
             error = for_code(code)
             if error in _FORBIDDEN:
-                raise cannot_make(self._settings, [made[each] for each in missing], _said(error, text))
+                raise cannot_make(self._settings, [made[topic] for topic in missing], _said(error, text))
             if error is InvalidReplicationFactorError:
                 raise ConfigError(
                     f"topic {name}: the cluster can't keep {copies} replicas ({_said(error, text)}): set"
@@ -322,7 +322,7 @@ async def look_up(admin: AIOKafkaAdminClient, names: Iterable[str]) -> Look:
         if error is TopicAuthorizationFailedError:
             # Without the first, it is unknown whether the second is missing, too.
             look.forbidden.extend(
-                Permission(Kind.TOPIC, name, operation) for operation in ("Describe", "DescribeConfigs")
+                Permission(ResourceType.TOPIC, name, operation) for operation in ("Describe", "DescribeConfigs")
             )
         elif topic["error_code"] and error not in _UNKNOWN:
             raise error(f"topic {name}")
@@ -331,12 +331,14 @@ async def look_up(admin: AIOKafkaAdminClient, names: Iterable[str]) -> Look:
     for name, code, config in await _configs(admin, there):
         error = for_code(code)
         if error is TopicAuthorizationFailedError:
-            look.forbidden.append(Permission(Kind.TOPIC, name, "DescribeConfigs"))
+            look.forbidden.append(Permission(ResourceType.TOPIC, name, "DescribeConfigs"))
         elif code and error not in _UNKNOWN:
             raise error(f"topic {name}")
         elif not code:
             partitions = described[name]["partitions"]
-            look.found[name] = TopicFacts(len(partitions), config, min(len(each["replicas"]) for each in partitions))
+            look.found[name] = TopicFacts(
+                len(partitions), config, min(len(partition["replicas"]) for partition in partitions)
+            )
     return look
 
 

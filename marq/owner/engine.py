@@ -6,7 +6,7 @@ simulated faults (tests/simulation/tracker.py), and reports the outcomes.
 1. **Take over** (:meth:`OwnerEngine.take_over`): fence the former owner, recover the table, seek to the position.
 2. **Read** markers (:meth:`OwnerEngine.read`) from there on, without a gap.
 3. **Write** (:meth:`OwnerEngine.next_write`): answers, messages of schedules, redeliveries, a TICK; and about once a
-   second the changed rows (:meth:`OwnerEngine.rows`). Each :class:`Write` is one transaction, one at a time.
+   second the changed rows (:meth:`OwnerEngine.rows`). Each :class:`OwnerTransaction` is one transaction, one at a time.
 4. Report each transaction as **committed** or **refused for its size**. After any other outcome take over again: until
    the owner reads its own TICK, only the log knows whether the redeliveries were sent.
 
@@ -17,6 +17,7 @@ so writing it twice does no harm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -25,9 +26,10 @@ from marq.core.redeliver_or_dead_letter import DueAction, fitting, too_large
 from marq.core.tracker import Tracker
 from marq.owner.payloads import Table, find_payloads, find_payloads_in_turn
 from marq.owner.pending_limits import PendingLimits
-from marq.owner.transaction_content import Due, Write
+from marq.owner.transaction_content import Due, OwnerTransaction
 from marq.wire import record_headers
 from marq.wire.dead_letter_notes import Note
+from marq.wire.error_texts import error_of, traceback_of
 from marq.wire.errors import UnknownVersion
 from marq.wire.large_messages import left_out, size_bytes, without_value
 from marq.wire.markers import Answer, Batch, Cause, Payload, Record, Resumed, Source
@@ -232,7 +234,7 @@ class OwnerEngine:
 
     # --- write --------------------------------------------------------------------------------------------------------
 
-    def next_write(self, now_ms: int) -> Write | None:
+    def next_write(self, now_ms: int) -> OwnerTransaction | None:
         """Return the next transaction without rows, or None.
 
         ``now_ms`` is the shell's monotonic clock, read for this call: a TICK carries it.
@@ -256,7 +258,7 @@ class OwnerEngine:
             return self._write(markers=[tick], tick=tick)
         return None
 
-    def rows(self) -> Write:
+    def rows(self) -> OwnerTransaction:
         """Return the transaction with the changed rows."""
         tracker = self.tracker
         # The rows of a failed transaction stay pending, under newer ones: the book returns changes only once.
@@ -266,7 +268,7 @@ class OwnerEngine:
             rows=self.pending, applied=tracker.book.applied, notes=list(self.notes), quarantine=list(tracker.unreadable)
         )
 
-    def committed(self, write: Write, now_ms: int, marked: int = -1, position: int = -1) -> None:
+    def committed(self, write: OwnerTransaction, now_ms: int, marked: int = -1, position: int = -1) -> None:
         """Note that a transaction is committed.
 
         ``marked`` and ``position`` are the last offsets of its records in the markers partition and the changelog.
@@ -287,12 +289,12 @@ class OwnerEngine:
         # Only now: the next owner must read markers that are not in the changelog.
         self._acknowledge(write.applied)
 
-    def timed_out(self, write: Write) -> None:
+    def timed_out(self, write: OwnerTransaction) -> None:
         """Note that a transaction was not committed in time; the next ones with rows are smaller."""
         if write.rows is not None:
             self._limits.timed_out()
 
-    def refused_for_size(self, write: Write) -> bool:
+    def refused_for_size(self, write: OwnerTransaction) -> bool:
         """Note that the broker refused a record for its size; return False if a retry can't help.
 
         The error does not name the record, so each redelivery gets a transaction of its own. A message that is refused
@@ -306,6 +308,11 @@ class OwnerEngine:
         if not write.due:
             return self._cut_unreadable()
         fire, payload = write.due[0]
+        if traceback_of(fire.lease.text):
+            # The first thing to leave out: the message and its error matter more.
+            lease = replace(fire.lease, text=error_of(fire.lease.text))
+            self._apart.append((replace(fire, lease=lease), payload))
+            return True
         if fire.cause is Cause.TOO_LARGE:
             if left_out(payload):
                 return False
@@ -349,7 +356,7 @@ class OwnerEngine:
         if not self.owes_rows:
             return None
         # A client waits for its note.
-        if self.is_full or self.tracker.book.settlements.has_notes:
+        if self.is_full or self.tracker.book.settled_dead_letters.has_notes:
             return 0
         return max(0, self._flushed_ms + self._flush_ms - now_ms)
 
@@ -396,9 +403,9 @@ class OwnerEngine:
             return []
         return self.planner.plan(self.tracker, now_ms, self.payload)
 
-    def _write(self, *, markers: Sequence[Batch] = (), **others: Any) -> Write:
+    def _write(self, *, markers: Sequence[Batch] = (), **others: Any) -> OwnerTransaction:
         clock, answers = self.tracker.book.clock, self.answers
-        return Write(
+        return OwnerTransaction(
             now_ms=clock.now_ms,
             appended_ms=clock.appended_ms,
             markers=[*answers, *markers],

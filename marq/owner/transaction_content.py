@@ -16,7 +16,7 @@ Unreadable = tuple[int, bytes | None, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
+class OwnerTransaction:
     """Everything here becomes visible together, or nothing does.
 
     Without its fact, the next owner would send a redelivery again. Without its redelivery, a fact would end a message

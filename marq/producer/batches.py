@@ -38,7 +38,7 @@ _CLOSE_LIMIT_S = 1.0
 RETRY_S = 1.0
 
 
-class Counts:
+class SendCounts:
     """Numbers of messages that were confirmed, and of those that may not have been sent."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Batcher:
         topics: Topics,
         routes: Routes,
         sender: Sender,
-        counts: Counts,
+        counts: SendCounts,
         linger_s: float = 0.0,
     ) -> None:
         self._cluster = cluster

@@ -23,7 +23,7 @@ from marq.kafka.topics import Topics
 from marq.producer.delays import Delays
 from marq.wire.errors import BrokerUnavailable, CorruptMarker, MarqError
 from marq.wire.marker_codec import decode
-from marq.wire.markers import ANY_QUEUE, Answer, Cancel, Fact, Kind, Outcome, Reschedule, Source
+from marq.wire.markers import ANY_QUEUE, Answer, Cancel, Fact, Kind, RequestOutcome, Reschedule, Source
 from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import Names
 
@@ -213,7 +213,7 @@ def _came_in_time(request: _Request, batch: Fact | Answer, index: int, holders: 
         # Several queues may have a message at this place. If the request names no queue, one in time is enough.
         return cancelled if batch.queue == queue or (cancelled and queue == ANY_QUEUE) else None
     holder = holders.cancelling if cancels else holders.moving
-    return batch.outcomes[index] == Outcome.DONE if (batch.holder, batch.queue) == (holder, queue) else None
+    return batch.outcomes[index] == RequestOutcome.DONE if (batch.holder, batch.queue) == (holder, queue) else None
 
 
 def _all_done(requests: list[_Request]) -> bool:

@@ -23,7 +23,7 @@ from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.topics import Topics
-from marq.producer.batches import Counts
+from marq.producer.batches import SendCounts
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import Delay as DelayMarker
 from marq.wire.markers import Payload, Source, payload_bytes, spans
@@ -48,7 +48,7 @@ class _Item(NamedTuple):
     time_ms: int
 
 
-class _Group(NamedTuple):
+class _DelayGroup(NamedTuple):
     """The common part of messages that are sent together; ``where``: their markers partition, None for any."""
 
     queue: str
@@ -56,7 +56,7 @@ class _Group(NamedTuple):
     where: int | None
 
 
-class _Batch:
+class _DelayBatch:
     """Messages of one group, the receipts of the confirmed ones, and the futures of those sent one by one."""
 
     def __init__(self, items: list[_Item]) -> None:
@@ -79,7 +79,7 @@ class _Batch:
 class Delays:
     """The delayed messages of one producer, from its start to its stop."""
 
-    def __init__(self, cluster: Cluster, topics: Topics, limit_s: float, counts: Counts) -> None:
+    def __init__(self, cluster: Cluster, topics: Topics, limit_s: float, counts: SendCounts) -> None:
         self._cluster = cluster
         self._counts = counts
         self._topics = topics
@@ -89,9 +89,9 @@ class Delays:
         self._turn = secrets.randbelow(topics.markers_partitions)
         self._writer: Writer | None = None
         self._starting = asyncio.Lock()
-        self._open: dict[_Group, _Batch] = {}
+        self._open: dict[_DelayGroup, _DelayBatch] = {}
         #: Groups with a markers partition of which a batch is being written; their next one waits for it.
-        self._busy: set[_Group] = set()
+        self._busy: set[_DelayGroup] = set()
         self._sending: set[asyncio.Task[Any]] = set()
         #: Whether new messages are rejected, and whether the writer is stopped too.
         self._stopped = self._closed = False
@@ -149,10 +149,10 @@ class Delays:
         self.check_running()
         loop = asyncio.get_running_loop()
         where = None if place is None else deduplicating_partition(queue, place, len(self._numbers))
-        group = _Group(queue, when.relative, where)
+        group = _DelayGroup(queue, when.relative, where)
         batch = self._open.get(group)
         if batch is None:
-            batch = self._open[group] = _Batch([])
+            batch = self._open[group] = _DelayBatch([])
             if group not in self._busy:
                 loop.call_soon(self._submit)
         batch.items.append(_Item(value, headers, when.time_ms))
@@ -173,14 +173,14 @@ class Delays:
                 self._busy.add(group)
             self._begin(group, self._open.pop(group))
 
-    def _begin(self, group: _Group, batch: _Batch) -> asyncio.Task[None]:
+    def _begin(self, group: _DelayGroup, batch: _DelayBatch) -> asyncio.Task[None]:
         task = asyncio.create_task(self._deliver(group, batch), name="marq-delay")
         self._sending.add(task)
         # See Batcher._begin().
         task.add_done_callback(partial(self._end, group, batch))
         return task
 
-    def _end(self, group: _Group, batch: _Batch, task: asyncio.Task[None]) -> None:
+    def _end(self, group: _DelayGroup, batch: _DelayBatch, task: asyncio.Task[None]) -> None:
         self._sending.discard(task)
         if (error := _failure(task)) is not None:
             self._counts.failed += _undelayed(group, batch.items[len(batch.receipts) :])
@@ -189,7 +189,7 @@ class Delays:
             self._busy.remove(group)
             self._submit()
 
-    async def _deliver(self, group: _Group, batch: _Batch) -> None:
+    async def _deliver(self, group: _DelayGroup, batch: _DelayBatch) -> None:
         async for receipts in self._send(group, batch.items):
             done = len(batch.receipts)
             self._counts.sent += _undelayed(group, batch.items[done : done + len(receipts)])
@@ -204,9 +204,9 @@ class Delays:
         if self._stopped:
             return [None] * len(values), _stopped()
         items = [_Item(value, headers, when.time_ms) for value, when in zip(values, whens, strict=True)]
-        batch = _Batch(items)
+        batch = _DelayBatch(items)
         # Send in a separate task, so that a stop waits for it, and only the caller can cause a cancellation here.
-        task = self._begin(_Group(queue, whens[0].relative, None), batch)
+        task = self._begin(_DelayGroup(queue, whens[0].relative, None), batch)
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
@@ -223,7 +223,7 @@ class Delays:
         receipts = [None if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
         return receipts, next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
 
-    async def _send(self, group: _Group, items: Sequence[_Item]) -> AsyncIterator[list[Receipt]]:
+    async def _send(self, group: _DelayGroup, items: Sequence[_Item]) -> AsyncIterator[list[Receipt]]:
         writer, queue = await self.writer(), group.queue
         pieces = list(self._pieces(queue, items))
         for start in range(0, len(pieces), _WINDOW):
@@ -244,7 +244,7 @@ class Delays:
             for start in range(piece.start, piece.stop, MAX_MESSAGES):
                 yield slice(start, min(start + MAX_MESSAGES, piece.stop))
 
-    def _marker(self, group: _Group, items: Sequence[_Item]) -> DelayMarker:
+    def _marker(self, group: _DelayGroup, items: Sequence[_Item]) -> DelayMarker:
         queue, relative, wanted = group
         if wanted is None:
             where = self._turn
@@ -262,7 +262,7 @@ class Delays:
         return DelayMarker(queue, 1, source, numbers, times, relative, None, payloads)
 
 
-def _undelayed(group: _Group, items: Sequence[_Item]) -> int:
+def _undelayed(group: _DelayGroup, items: Sequence[_Item]) -> int:
     """Return how many messages have a deduplication id but no delay."""
     if group.where is None or not group.relative:
         return 0

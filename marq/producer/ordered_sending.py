@@ -23,7 +23,7 @@ from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq.wire.names import ORDERING_KEY_HEADER, check_queue_name
 
 
-class Lines:
+class KeyedRoutes:
     """The routes of one producer's ordering keys."""
 
     def __init__(self, routes: Routes, queues: DefinitionsView, topic: str, limit_s: float) -> None:

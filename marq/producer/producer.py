@@ -6,26 +6,26 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Generic, TypeVar, Unpack, overload
 
 from marq.backend.cluster import Cluster, cluster_of
-from marq.client.codecs import Codec
+from marq.client.codecs import Codec, V
 from marq.client.current_producer import note_started, note_stopped
 from marq.client.delivery_time import AT_ONCE, At, Delay, When, when, whens
 from marq.client.hooks import point
 from marq.client.lifecycle import CodecClient, Lifecycle
-from marq.client.message_checks import Content, Header, Headers, check_headers, check_queues, encode
+from marq.client.message_checks import Content, Header, Headers, check_queues, encode, with_type
 from marq.client.receipt import Receipt
 from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
 from marq.consumer.decorated import Target
 from marq.consumer.handlers import target_of
-from marq.producer.batches import Batcher, Counts
+from marq.producer.batches import Batcher, SendCounts
 from marq.producer.deduplicated_sends import check_id, check_ids, with_id
 from marq.producer.delay_control import DelayControl
 from marq.producer.delays import Delays
-from marq.producer.ordered_sending import Lines
+from marq.producer.ordered_sending import KeyedRoutes
+from marq.producer.producer_parts import MessageOptions, ProducerParts
 from marq.producer.routes import Route, Routes
-from marq.producer.running import Options, Running
 from marq.settings.client import ClientSettings
 from marq.settings.durations import Duration
 from marq.settings.hints import Unknown, refuse
@@ -57,7 +57,7 @@ class SendManyFailed(BrokerUnavailable):
         )
 
 
-class Producer(CodecClient[Running]):
+class Producer(CodecClient[ProducerParts, V], Generic[V]):
     """Sends messages in batches. Sends are idempotent and confirmed by all in-sync replicas.
 
     Args:
@@ -69,12 +69,12 @@ class Producer(CodecClient[Running]):
     #: How long a message waits for others while batches are on their way.
     _linger_s = 0.0
 
-    def _begin(self, settings: ClientSettings, codec: Codec | None) -> None:
+    def _begin(self, settings: ClientSettings, codec: Codec[V] | None) -> None:
         Lifecycle.__init__(self, "the producer")
         self._codec = codec
         self._settings = settings
         self._cluster: Cluster = cluster_of(settings)
-        self._counts = Counts()
+        self._counts = SendCounts()
 
     @property
     def sent(self) -> int:
@@ -86,7 +86,7 @@ class Producer(CodecClient[Running]):
         """The number of messages that were not confirmed, not counting delayed ones."""
         return self._counts.failed
 
-    async def _open(self, opened: AsyncExitStack) -> Running:
+    async def _open(self, opened: AsyncExitStack) -> ProducerParts:
         cluster, settings = self._cluster, self._settings
         limit_s = settings.request_timeout_ms / 1000
         topics = await cluster.topics()
@@ -95,7 +95,7 @@ class Producer(CodecClient[Running]):
         opened.push_async_callback(queues.stop)
         routes = Routes(cluster, settings.names, topics, queues)
         opened.callback(routes.close)
-        lines = Lines(routes, queues, settings.names.messages, limit_s)
+        keyed_routes = KeyedRoutes(routes, queues, settings.names.messages, limit_s)
         batches = Batcher(cluster, settings, topics, routes, await cluster.sender(topics), self._counts, self._linger_s)
         opened.push_async_callback(batches.close)
         delays = Delays(cluster, topics, limit_s, self._counts)
@@ -106,19 +106,22 @@ class Producer(CodecClient[Running]):
         if not self._internal:
             note_started(self)
             opened.callback(note_stopped, self)
-        return Running(Content(topics.messages_limit_bytes), routes, lines, batches, delays, delay_control)
+        return ProducerParts(Content(topics.messages_limit_bytes), routes, keyed_routes, batches, delays, delay_control)
 
-    def _hurry(self, running: Running) -> None:
+    def _hurry(self, running: ProducerParts) -> None:
         running.batches.give_up()
 
     @overload
     async def send(self, queue: Target[T], value: T, **options: Unpack[SendOptions]) -> Receipt: ...
 
+    # A str is a sequence of str, too.
     @overload
-    async def send(self, queue: str, value: Any, **options: Unpack[SendOptions]) -> Receipt: ...
+    async def send(  # type: ignore[overload-overlap]
+        self, queue: str, value: V, **options: Unpack[SendOptions]
+    ) -> Receipt: ...
 
     @overload
-    async def send(self, queue: Sequence[str], value: Any, **options: Unpack[SendOptions]) -> list[Receipt]: ...
+    async def send(self, queue: Sequence[str], value: V, **options: Unpack[SendOptions]) -> list[Receipt]: ...
 
     @point("send")
     async def send(
@@ -129,6 +132,7 @@ class Producer(CodecClient[Running]):
         headers: Headers | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
+        type: str | None = None,  # noqa: A002
         ordering_key: str | bytes | None = None,
         deduplication_id: str | None = None,
         **unknown: Unknown,
@@ -139,6 +143,8 @@ class Producer(CodecClient[Running]):
         function. If ``queue`` is a list, the message goes to each queue, and the receipts have the same order; the
         producer checks all queues before it sends anything. ``headers`` are a dict or pairs; text is sent as UTF-8, and
         consumers receive bytes.
+
+        In a queue with several handlers, ``type`` chooses the handler. A decorated function has its own type.
 
         With ``delay`` (seconds or timedelta) or ``at`` (a datetime with a time zone) the message is delivered later.
         Until then you can pass its receipt to :meth:`cancel` or :meth:`reschedule`. A delay starts when the message is
@@ -165,19 +171,19 @@ class Producer(CodecClient[Running]):
         due = None if delay is None and at is None else when("send()", delay, at)
         key = None if ordering_key is None else check_ordering_key(ordering_key)
         own_id = None if deduplication_id is None else check_id(deduplication_id)
-        options = Options(due if own_id is None else due or AT_ONCE, key, own_id)
-        codec = self._codec
+        options = MessageOptions(due if own_id is None else due or AT_ONCE, key, own_id)
+        codec: Codec | None = self._codec
         if not isinstance(queue, str):
             if isinstance(queue, Sequence):
-                return await self._send_to_each(check_queues(queue), value, headers, options)
-            queue, codec = target_of(queue, codec)
+                return await self._send_to_each(check_queues(queue), value, with_type(headers, type), options)
+            queue, codec, type = target_of(queue, codec, type)  # noqa: A001
         running = self._running or self._started()
         if key is not None:
             if codec is not None:
                 value = encode(codec, queue, value)
-            return await self._send_in_line(running, queue, value, check_headers(headers or ()), options)
+            return await self._send_in_line(running, queue, value, with_type(headers, type), options)
         route = running.routes.known.get(queue) or await running.routes.find(queue)
-        pairs = check_headers(headers) if headers else []
+        pairs = with_type(headers, type) if headers or type is not None else []
         if codec is not None:
             value = encode(codec, queue, value)
         if own_id is not None:
@@ -189,12 +195,12 @@ class Producer(CodecClient[Running]):
         return Receipt(queue, route.cursor.topic, partition, await future)
 
     async def _send_in_line(
-        self, running: Running, queue: str, value: Any, headers: list[Header], options: Options
+        self, running: ProducerParts, queue: str, value: Any, headers: list[Header], options: MessageOptions
     ) -> Receipt:
         due, key = options.due, options.key or b""
         headers = with_id(headers, options.own_id)
-        async with running.lines.turn([queue], key) as called_s:
-            route, pairs = await running.lines.find(queue, key, headers, called_s, delayed=due is not None)
+        async with running.keyed_routes.turn([queue], key) as called_s:
+            route, pairs = await running.keyed_routes.find(queue, key, headers, called_s, delayed=due is not None)
             running.content.check(queue, route.key, value, pairs)
             if due is None:
                 partition, future = running.batches.post(route, value, pairs)
@@ -204,20 +210,20 @@ class Producer(CodecClient[Running]):
         return await delayed if due is not None else Receipt(queue, route.cursor.topic, partition, await future)
 
     async def _send_to_each(
-        self, queues: Sequence[str], value: Any, headers: Headers | None, options: Options
+        self, queues: Sequence[str], value: Any, headers: list[Header], options: MessageOptions
     ) -> list[Receipt]:
         running = self._started()
         due, key, own_id = options
-        pairs = with_id(check_headers(headers or ()), own_id)
+        pairs = with_id(headers, own_id)
         if self._codec is not None:
             value = encode(self._codec, queues, value)
 
         async def find(queue: str) -> tuple[Route, list[Header]]:
             if key is None:
                 return await running.routes.find(queue), pairs
-            return await running.lines.find(queue, key, pairs, called_s, delayed=due is not None)
+            return await running.keyed_routes.find(queue, key, pairs, called_s, delayed=due is not None)
 
-        async with running.lines.turn(queues if key is not None else (), key or b"") as called_s:
+        async with running.keyed_routes.turn(queues if key is not None else (), key or b"") as called_s:
             for queue in queues:
                 await find(queue)
             # Again, and now without waiting: the first routes may be outdated by now.
@@ -251,9 +257,7 @@ class Producer(CodecClient[Running]):
     ) -> list[Receipt]: ...
 
     @overload
-    async def send_many(
-        self, queue: str, values: Iterable[Any], **options: Unpack[SendManyOptions]
-    ) -> list[Receipt]: ...
+    async def send_many(self, queue: str, values: Iterable[V], **options: Unpack[SendManyOptions]) -> list[Receipt]: ...
 
     @point("send_many")
     async def send_many(
@@ -262,13 +266,14 @@ class Producer(CodecClient[Running]):
         values: Iterable[Any],
         *,
         headers: Headers | None = None,
+        type: str | None = None,  # noqa: A002
         delay: Delay | None = None,
         at: At | None = None,
         ordering_key: str | bytes | None = None,
         deduplication_ids: Sequence[str] | None = None,
         **unknown: Unknown,
     ) -> list[Receipt]:
-        """Send messages with the same headers; return their receipts in order when all are durable.
+        """Send messages with the same headers and ``type``; return their receipts in order when all are durable.
 
         ``delay`` and ``at`` work as in :meth:`send`; pass one value for all messages, or a list with one per message.
         ``ordering_key`` applies to all messages. If it is set and a message fails, no later one is sent.
@@ -287,11 +292,11 @@ class Producer(CodecClient[Running]):
                 " or send(queues, value) for each value"
             )
         key = None if ordering_key is None else check_ordering_key(ordering_key)
-        codec = self._codec
+        codec: Codec | None = self._codec
         if not isinstance(queue, str):
-            queue, codec = target_of(queue, codec)
+            queue, codec, type = target_of(queue, codec, type)  # noqa: A001
         running = self._started()
-        pairs = check_headers(headers) if headers else []
+        pairs = with_type(headers, type) if headers or type is not None else []
         items = list(values)
         if codec is not None:
             items = [encode(codec, queue, value, item) for item, value in enumerate(items)]

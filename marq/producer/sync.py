@@ -15,9 +15,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Self, TypeVar, Unpack, cast, overload
 
-from marq.client.codecs import Codec, check_codec
+from marq.client.codecs import Codec, V, check_codec
 from marq.client.message_checks import encode
 from marq.client.receipt import Receipt
 from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
@@ -32,7 +32,7 @@ from marq.wire.errors import MarqError
 T = TypeVar("T")
 
 
-class SyncProducer(Hinted):
+class SyncProducer(Hinted, Generic[V]):
     """Sends messages from code without an event loop; each call returns when its messages are durable.
 
     All threads of a process can share one. A call blocks its thread, so in an event loop, use :class:`marq.Producer`.
@@ -49,7 +49,7 @@ class SyncProducer(Hinted):
         self,
         bootstrap_servers: str | Sequence[str] | None = None,
         *,
-        codec: Codec | None = None,
+        codec: Codec[V] | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
         self._codec = check_codec(codec)
@@ -105,20 +105,23 @@ class SyncProducer(Hinted):
     @overload
     def send(self, queue: Target[T], value: T, **options: Unpack[SendOptions]) -> Receipt: ...
 
+    # A str is a sequence of str, too.
     @overload
-    def send(self, queue: str, value: Any, **options: Unpack[SendOptions]) -> Receipt: ...
+    def send(  # type: ignore[overload-overlap]
+        self, queue: str, value: V, **options: Unpack[SendOptions]
+    ) -> Receipt: ...
 
     @overload
-    def send(self, queue: Sequence[str], value: Any, **options: Unpack[SendOptions]) -> list[Receipt]: ...
+    def send(self, queue: Sequence[str], value: V, **options: Unpack[SendOptions]) -> list[Receipt]: ...
 
     def send(
         self, queue: Target[Any] | str | Sequence[str], value: Any, **options: Unpack[SendOptions]
     ) -> Receipt | list[Receipt]:
         """Send one message, to one queue or to several, like :meth:`marq.Producer.send`; durable on return."""
         thread = self._started()
-        codec = self._codec
+        codec: Codec | None = self._codec
         if not isinstance(queue, Sequence):
-            queue, codec = target_of(queue, codec)
+            queue, codec, options["type"] = target_of(queue, codec, options.get("type"))
         if codec is not None:
             value = encode(codec, queue, value)
         names = queue
@@ -128,14 +131,16 @@ class SyncProducer(Hinted):
     def send_many(self, queue: Target[T], values: Iterable[T], **options: Unpack[SendManyOptions]) -> list[Receipt]: ...
 
     @overload
-    def send_many(self, queue: str, values: Iterable[Any], **options: Unpack[SendManyOptions]) -> list[Receipt]: ...
+    def send_many(self, queue: str, values: Iterable[V], **options: Unpack[SendManyOptions]) -> list[Receipt]: ...
 
     def send_many(
         self, queue: Target[Any] | str, values: Iterable[Any], **options: Unpack[SendManyOptions]
     ) -> list[Receipt]:
         """Send messages, like :meth:`marq.Producer.send_many`; durable on return."""
         thread = self._started()
-        name, codec = (queue, self._codec) if isinstance(queue, Sequence) else target_of(queue, self._codec)
+        name, codec = queue, cast("Codec | None", self._codec)
+        if not isinstance(name, Sequence):
+            name, codec, options["type"] = target_of(name, codec, options.get("type"))
         # Here and not in the loop: the iterable may belong to this thread, or be slow.
         items = list(values)
         if codec is not None:

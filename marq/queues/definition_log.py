@@ -38,7 +38,7 @@ class Entry(NamedTuple):
     value: bytes | None
 
 
-class Unfinished(NamedTuple):
+class UnfinishedMessages(NamedTuple):
     """The messages of a queue that have not ended; false if there are none.
 
     ``searched`` is the number of records of all queues that were searched, or 0 if that was all of them.
@@ -93,7 +93,7 @@ class DefinitionLog(Protocol):
         Readers get up to MAX_BATCH_BYTES of them at once, even after a crash.
         """
 
-    async def messages_of(self, queue: str, definitions: Definitions) -> Unfinished:
+    async def messages_of(self, queue: str, definitions: Definitions) -> UnfinishedMessages:
         """Count the messages of a queue; a false result means that it had none at some moment during the call."""
 
     async def ends_of(self, topic: str) -> dict[Source, int]:
@@ -137,11 +137,13 @@ class KafkaDefinitionLog:
     async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
         return await write_once(self._settings, self._source.topic, records, max_batch_size=MAX_BATCH_BYTES)
 
-    async def messages_of(self, queue: str, definitions: Definitions) -> Unfinished:
+    async def messages_of(self, queue: str, definitions: Definitions) -> UnfinishedMessages:
         inspector = Inspector(self._settings, definitions)
         # Messages move from the topic to the markers, and delayed ones back. Another order of reads could miss some.
         waiting = await inspector.waiting([queue], MAX_SCANNED)
-        books = [each.tracker.book for each in (await inspector.owned(ends=await inspector.marker_ends())).values()]
+        books = [
+            content.tracker.book for content in (await inspector.owned(ends=await inspector.marker_ends())).values()
+        ]
         arrived = await inspector.arrived(queue, waiting.ends) if waiting.complete else 0
         leases = ((source, lease) for book in books for source, _, lease in book.open_leases() if lease.queue == queue)
         searched = 0 if waiting.complete else MAX_SCANNED
@@ -164,12 +166,12 @@ class KafkaDefinitionLog:
 
 def unfinished(
     waiting: int, leases: Iterable[tuple[Source, LeaseRow]], uncommitted: int, searched: int = 0
-) -> Unfinished:
+) -> UnfinishedMessages:
     """Count the messages of a queue that are waiting, and those that have these leases."""
     # A schedule always has a delayed message, which has no ordering key.
     states = [lease.state for source, lease in leases if not is_scheduled(source.topic)]
     delayed = sum([state in BEFORE_DELIVERY for state in states])
-    return Unfinished(waiting, len(states) - delayed, delayed, searched, uncommitted)
+    return UnfinishedMessages(waiting, len(states) - delayed, delayed, searched, uncommitted)
 
 
 def definition_log(settings: ClientSettings) -> DefinitionLog:

@@ -44,8 +44,8 @@ async def defined_or_consumed(settings: ClientSettings) -> set[str]:
 async def _add_messages(names: set[str], inspector: Inspector, wanted: str) -> None:
     """Add the queues with open messages and, if ``wanted`` is not among them, those with waiting ones."""
     with suppress(Forbidden):
-        for each in (await inspector.owned()).values():
-            names.update(each.tracker.book.gauges())
+        for content in (await inspector.owned()).values():
+            names.update(content.tracker.book.gauges())
     if wanted not in names:
         waiting = await inspector.waiting([wanted], MAX_SCANNED)
         names.update(waiting.counts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from marq.queues.definition_log import DefinitionLog, Unfinished
+from marq.queues.definition_log import DefinitionLog, UnfinishedMessages
 from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
@@ -37,7 +37,7 @@ async def check_order(log: DefinitionLog, before: Definitions, after: Definition
             raise ConfigError(refusal(queue, key, messages))
 
 
-def refusal(queue: str, key: str, messages: Unfinished) -> str:
+def refusal(queue: str, key: str, messages: UnfinishedMessages) -> str:
     if not messages._replace(uncommitted=0):
         return (
             f"queue {queue!r}: {key} can't change yet, because {messages.uncommitted:,} finished messages would be"

@@ -6,8 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from datetime import timedelta
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 from marq.client.lifecycle import Lifecycle
 from marq.kafka.offset_snapshots import check_room
@@ -26,11 +25,12 @@ from marq.settings.combinations import (
     check_topic,
 )
 from marq.settings.definitions import Definitions, layer_key
-from marq.settings.durations import Duration, duration_ms
+from marq.settings.durations import Duration, duration_ms, plain
 from marq.settings.effective_settings import EffectiveSettings
 from marq.settings.hints import refuse
 from marq.settings.pauses import pause_end
 from marq.settings.queue import MAX_SECONDS, check_document
+from marq.settings.queue_options import QueueOptions
 from marq.wire.errors import MarqError
 from marq.wire.names import check_queue_name
 
@@ -38,32 +38,6 @@ log = logging.getLogger("marq")
 
 #: Attempts at a change that conflicts with changes by other clients.
 MAX_TRIES = 10
-
-
-class QueueOptions(TypedDict, total=False):
-    """The settings of a queue that can be changed; None removes a change, so that the other layers apply again."""
-
-    lease: Duration | None
-    max_lease: Duration | None
-    max_attempts: int | str | None
-    backoff: Mapping[str, Any] | Sequence[Duration] | None
-    errors: Mapping[str, Any] | None
-    breaker: Mapping[str, Any] | bool | None
-    dead_letter: bool | None
-    group: str | None
-    topic: str | None
-    handler: str | None
-    concurrency: int | None
-    delay: Duration | None
-    delivery: str | None
-    transactional: bool | None
-    partitions: int | str | None
-    paused: bool | str | None
-    ordering: str | None
-    on_dead_letter: str | None
-    start: str | None
-    deduplication_window: Duration | None
-    shutdown_timeout: Duration | None
 
 
 class Queues(Lifecycle[DefinitionsFollower]):
@@ -343,14 +317,3 @@ def _documents(
     """Return the readable documents of one key."""
     definitions = Definitions()
     return [read(definitions) or {} for entry in entries if entry.key == key and fold(definitions, entry) is None]
-
-
-def plain(value: object) -> Any:
-    """Return the value of a setting in a document: durations in seconds."""
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypedDict, Unpack
 
+from marq.client.codecs import JSON
 from marq.client.lifecycle import Client
 from marq.queues.queues import Queues
 from marq.settings.client import ClientOptions
@@ -29,11 +30,12 @@ class ScheduleOptions(TypedDict, total=False):
 
     queue: str | None
     cron: str | None
-    value: str | None
+    value: Any
     headers: Mapping[str, str] | None
     timezone: str | None
     enabled: bool | None
     catch_up: bool | None
+    type: str | None
 
 
 class Schedules(Client):
@@ -78,9 +80,10 @@ class Schedules(Client):
 
         Args:
             name: 1 to 100 of the characters a-z A-Z 0-9 . _ -
-            settings: ``queue`` and ``cron`` (five fields, or six with seconds first); ``value`` and ``headers`` of the
-                messages, as text; ``timezone`` (default "UTC"); ``catch_up``: whether the messages of missed times
-                are sent later (default False); ``enabled`` (default True).
+            settings: ``queue`` and ``cron`` (five fields, or six with seconds first, or a name such as "@daily");
+                ``value`` of the messages: text, or a value that :data:`marq.JSON` encodes, such as a dict, a dataclass
+                or a pydantic model; ``headers``, as text; ``type``; ``timezone`` (default "UTC"); ``catch_up``:
+                whether the messages of missed times are sent later (default False); ``enabled`` (default True).
 
         Raises:
             ConfigError: a name or a value is wrong, a key is missing, or the permission to write is missing.
@@ -133,6 +136,11 @@ class Schedules(Client):
         check_schedule_name(name)
         refuse("define", {key: value for key, value in settings.items() if key not in ScheduleOptions.__annotations__})
         wanted = {key: dict(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
+        if (value := wanted.get("value")) is not None and not isinstance(value, str):
+            try:
+                wanted["value"] = JSON.encode(value).decode()
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"schedule {name!r}: value: expected text, or a value for JSON: {error}") from error
 
         def merged(former: Mapping[str, Any]) -> dict[str, Any]:
             said = {**(former if keep else {}), **wanted}

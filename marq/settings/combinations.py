@@ -27,22 +27,24 @@ ORIGINS = {
 
 
 def check_combinations(definitions: Definitions) -> None:
-    """Check the settings of all queues, and the lease of queues without a definition.
-
-    Same errors as :func:`check_lease`, :func:`check_ordering` and :func:`check_start`.
-    """
+    """Check the settings of all queues as :func:`check_queue` does, and the lease of queues without a definition."""
     for queue in definitions.names():
-        check_lease(definitions, queue)
-        check_ordering(definitions, queue)
-        # A change may remove the topic and leave the start, which other writers need not repair.
-        if definitions.origin(queue, "start") != "change":
-            check_start(definitions, queue)
+        check_queue(definitions, queue)
     defaults = definitions.default_settings
     if defaults.max_lease_ms < defaults.lease_ms:
         raise ConfigError(
             f"[defaults]: max_lease = {plain_seconds(defaults.max_lease_ms)} is shorter than"
             f" lease = {plain_seconds(defaults.lease_ms)}: raise max_lease, or shorten lease"
         )
+
+
+def check_queue(definitions: Definitions, queue: str) -> None:
+    """Check the lease, the ordering and the start of a queue. Raises ConfigError."""
+    check_lease(definitions, queue)
+    check_ordering(definitions, queue)
+    # A change may remove the topic and leave the start, which other writers need not repair.
+    if definitions.origin(queue, "start") != "change":
+        check_start(definitions, queue)
 
 
 def check_lease(definitions: Definitions, queue: str) -> None:
@@ -89,7 +91,9 @@ def check_topic(definitions: Definitions, queue: str, names: Names) -> None:
             f"queue {queue!r}: topic {topic!r} belongs to marq; a queue without a topic gets its messages from"
             f" {names.messages}"
         )
-    others = [each for each in definitions.queues_of_topic(topic) if each != queue and definitions.group(each) == group]
+    others = [
+        other for other in definitions.queues_of_topic(topic) if other != queue and definitions.group(other) == group
+    ]
     if group is not None and others:
         raise ConfigError(
             f"queue {queue!r}: topic {topic!r} is also that of queue {others[0]!r} in the same group {group!r}, but a"

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from marq.settings.schedule_definitions import Schedule
+from marq.settings.schedule_definitions import CRON_NAMES, Schedule
 from marq.wire.errors import ConfigError
 
 log = logging.getLogger("marq")
@@ -34,7 +34,8 @@ def next_time(schedule: Schedule, after_s: int) -> int | None:
     zone = _zone(schedule)
     try:
         # In the hour that occurs twice, the clock may return to an earlier time.
-        for moment in CronSim(schedule.cron, datetime.fromtimestamp(after_s, zone)):
+        expression = CRON_NAMES.get(schedule.cron, schedule.cron)
+        for moment in CronSim(expression, datetime.fromtimestamp(after_s, zone)):
             if moment.timestamp() > after_s:
                 return int(moment.timestamp())
     except CronSimError as error:

@@ -269,7 +269,11 @@ class Definitions:
         return sorted(
             {
                 *self._placements,
-                *[name for name, each in settings.items() if each.ordered or each.partitions is not None],
+                *[
+                    name
+                    for name, queue_settings in settings.items()
+                    if queue_settings.ordered or queue_settings.partitions is not None
+                ],
             }
         )
 
@@ -308,7 +312,7 @@ class Definitions:
 
     def quarantines(self) -> list[Quarantine]:
         """Return all quarantine requests, by partition and offset."""
-        return [each for _, each in sorted(self._quarantines.items())]
+        return [quarantine for _, quarantine in sorted(self._quarantines.items())]
 
     def quarantine(self, partition: int, offset: int, value: bytes) -> Quarantine | None:
         """Return the request to quarantine a marker record with this content, or None."""
@@ -367,8 +371,10 @@ class Definitions:
         return self._defaults.get(self.project(queue) or "", {})
 
     def _drop(self, layer: str, queue: str) -> None:
-        layers = {name: each for name, each in self._layers.get(queue, {}).items() if name != layer}
-        self._publishers[queue] = {n: each for n, each in self._publishers.get(queue, {}).items() if n != layer}
+        layers = {name: content for name, content in self._layers.get(queue, {}).items() if name != layer}
+        self._publishers[queue] = {
+            n: publisher for n, publisher in self._publishers.get(queue, {}).items() if n != layer
+        }
         if layers:
             self._layers[queue] = layers
             self._add_up(queue)

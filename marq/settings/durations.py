@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from marq.wire.errors import ConfigError
 
@@ -32,6 +34,17 @@ def optional_ms(name: str, value: object) -> int | None:
 def plain_seconds(ms: int) -> str:
     """Return seconds as a person writes them, without an exponent."""
     return f"{ms / 1000:.3f}".rstrip("0").rstrip(".")
+
+
+def plain(value: object) -> Any:
+    """Return the value of a setting in a document: durations in seconds."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
 
 
 def moment_of(text: str) -> datetime | None:

@@ -41,6 +41,7 @@ class EffectiveSettings:
     start: str
     deduplication_window: float
     shutdown_timeout: float | None
+    tracebacks: bool
 
     @classmethod
     def of(cls, settings: QueueSettings) -> Self:

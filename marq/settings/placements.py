@@ -73,7 +73,7 @@ class Placement:
         sends, reads = self.sends, self.reads
         if sends is None:
             return []
-        return [each for each in range(partitions) if each not in sends and (reads is None or each in reads)]
+        return [number for number in range(partitions) if number not in sends and (reads is None or number in reads)]
 
     def following(self, queue: str, partitions: int, settings: QueueSettings) -> Placement | None:
         """Return the placement that its queue needs now, None if it is this one.
@@ -106,7 +106,7 @@ class Placement:
         """Return the value of its record; empty for all partitions, which need no record."""
         if self == Placement():
             return {}
-        ends = {} if self.ends is None else {"ends": {str(each): end for each, end in self.ends.items()}}
+        ends = {} if self.ends is None else {"ends": {str(partition): end for partition, end in self.ends.items()}}
         fixed = {} if self.fixed is None else {"fixed": self.fixed}
         return {"sends": _list(self.sends), "reads": _list(self.reads), **ends, **fixed}
 
@@ -160,7 +160,7 @@ def _partitions(document: Mapping[str, Any], key: str) -> Partitions:
     said = document.get(key)
     if said is None:
         return None
-    if not isinstance(said, list) or not said or not all(_is_number(each) for each in said):
+    if not isinstance(said, list) or not said or not all(_is_number(partition) for partition in said):
         raise ConfigError(f"{key}: expected a list of partitions, or null, not {said!r}")
     return tuple(sorted(set(said)))
 

@@ -44,6 +44,11 @@ class Purge:
         """Return the highest timestamp of purged records in a partition."""
         return self.untils_ms.get(source, self.until_ms)
 
+    def has_ended(self, source: Source, offset: int, timestamp_ms: int) -> bool:
+        """Return whether a record is purged and certainly has its markers."""
+        may_lack = offset >= self.starts[source] if source in self.starts else False
+        return not may_lack and not self.left(source, offset, timestamp_ms)
+
     def done(self, *, in_flight: bool = False) -> Purge:
         """Return the purge after all its records have their markers."""
         return replace(self, starts={}, in_flight=in_flight)
@@ -104,7 +109,7 @@ class Purge:
     def document(self) -> dict[str, Any]:
         """Return the value of its record."""
         members = {"ends": self.ends, "starts": self.starts, "untils_ms": self.untils_ms}
-        written = {name: written_offsets(each) for name, each in members.items() if each or name == "ends"}
+        written = {name: written_offsets(offsets) for name, offsets in members.items() if offsets or name == "ends"}
         return {"until_ms": self.until_ms, **written, **({"in_flight": True} if self.in_flight else {})}
 
     @classmethod

@@ -69,6 +69,7 @@ class QueueSettings:
     message is delivered after all earlier ones of its ordering key; with ``on_dead_letter`` BLOCK, a dead letter blocks
     the later ones of its key. Of messages with one deduplication id, only the first of ``deduplication_window_ms`` is
     delivered. A stopping worker waits for running handlers for ``shutdown_timeout_ms``, None for the worker's setting.
+    With ``tracebacks``, a dead letter has the traceback of the last attempt.
 
     While ``paused``, nothing is delivered; messages in flight end as usual, and senders continue. A pause ends at
     ``paused_until_ms``: :meth:`marq.settings.definitions.Definitions.end_pauses` replaces the settings then.
@@ -96,6 +97,7 @@ class QueueSettings:
     start: str = EARLIEST
     deduplication_window_ms: int = 300_000
     shutdown_timeout_ms: int | None = None
+    tracebacks: bool = True
 
     @property
     def ordered(self) -> bool:
@@ -184,12 +186,13 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
         "start": settings.start,
         "deduplication_window": _seconds(settings.deduplication_window_ms),
         "shutdown_timeout": None if settings.shutdown_timeout_ms is None else _seconds(settings.shutdown_timeout_ms),
+        "tracebacks": settings.tracebacks,
     }
 
 
 def _backoff_document(backoff: Backoff) -> dict[str, Any]:
     if backoff.delays_ms:
-        return {"delays": [_seconds(each) for each in backoff.delays_ms], "jitter": backoff.jitter}
+        return {"delays": [_seconds(delay_ms) for delay_ms in backoff.delays_ms], "jitter": backoff.jitter}
     return {
         "base": _seconds(backoff.base_ms),
         "factor": backoff.factor,
@@ -223,7 +226,7 @@ def _backoff(said: Any) -> Backoff:
     values = dict(said) if isinstance(said, Mapping) else {"delays": said}
     if "delays" in values:
         # A list is exact unless jitter is asked for.
-        delays_ms = tuple(_ms(each) for each in values["delays"])
+        delays_ms = tuple(_ms(delay) for delay in values["delays"])
         return Backoff(jitter=values.get("jitter", False), delays_ms=delays_ms)
     for key in ("base", "max"):
         if key in values:
@@ -277,8 +280,8 @@ def switch(name: str, value: object) -> None:
 def _delays(name: str, value: object) -> None:
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_DELAYS:
         raise ConfigError(f"{name}: expected a list of 1 to {MAX_DELAYS} numbers of seconds, not {value!r}")
-    for place, each in enumerate(value):
-        _SECONDS(f"{name}[{place}]", each)
+    for place, delay in enumerate(value):
+        _SECONDS(f"{name}[{place}]", delay)
 
 
 def _backoff_said(name: str, value: object) -> None:
@@ -401,4 +404,5 @@ CHECKS: Mapping[str, Check] = {
     "start": _either(EARLIEST, LATEST),
     "deduplication_window": _number(0, MAX_DEDUPLICATION_SECONDS, unit=" of seconds", above=True),
     "shutdown_timeout": _number(0, MAX_SHUTDOWN_SECONDS, unit=" of seconds"),
+    "tracebacks": switch,
 }

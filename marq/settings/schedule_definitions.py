@@ -18,7 +18,15 @@ from marq.settings.queue import Check, check_table, named, switch
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Headers, Source
 from marq.wire.markers_partitions import markers_partition, source_partition
-from marq.wire.names import MAX_HEADER_NAME_BYTES, RESERVED_HEADER, check_queue_name, schedule_topic, utf8
+from marq.wire.names import (
+    MAX_HEADER_NAME_BYTES,
+    RESERVED_HEADER,
+    TYPE_HEADER,
+    check_queue_name,
+    check_type_name,
+    schedule_topic,
+    utf8,
+)
 
 #: Layers of one schedule, weakest first: marq.toml, and changes at run time.
 LAYERS = ("schedule-file", "schedule")
@@ -31,6 +39,16 @@ MAX_NAME = 100
 MAX_CRON = 200
 MAX_VALUE_BYTES = 65_536
 MAX_HEADERS = 100
+#: Names of common cron expressions.
+CRON_NAMES = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 _FIELD = re.compile(r"[0-9a-zA-Z*/,#-]+")
 #: Names of zoneinfo, such as "Europe/Berlin", and no other paths.
@@ -53,16 +71,18 @@ class Schedule:
     timezone: str = "UTC"
     enabled: bool = True
     catch_up: bool = False
+    type: str = ""
 
     @property
     def digest(self) -> str:
         """A value that is equal for definitions of the same messages at the same times."""
-        said = [self.queue, self.cron, self.value, self.headers, self.timezone]
+        said = [self.queue, self.cron, self.value, self.headers, self.timezone, *([self.type] if self.type else [])]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
 
     @property
     def payload_headers(self) -> Headers:
-        return [(name, value.encode()) for name, value in self.headers]
+        kind = [(TYPE_HEADER, self.type.encode())] if self.type else []
+        return [*((name, value.encode()) for name, value in self.headers), *kind]
 
     def source(self, partitions: int) -> Source:
         """Return the source of its messages, whose numbers are their times in seconds since the epoch.
@@ -106,7 +126,7 @@ class ScheduleLayers:
             self._layers.pop(name, None)
         self.version += 1
         self.current.pop(name, None)
-        found = schedule_of(name, *(layers[each] for each in LAYERS if each in layers))
+        found = schedule_of(name, *(layers[layer_name] for layer_name in LAYERS if layer_name in layers))
         if found is not None:
             self.current[name] = found
 
@@ -157,7 +177,9 @@ def check_schedule_name(name: object) -> str:
 
 
 def check_schedule(document: object, place: str, *, whole: bool = False) -> dict[str, Any]:
-    """Return a copy of a document with settings of a schedule; ``whole``: no required key may be missing.
+    """Return a copy of a document with settings of a schedule, its value as text.
+
+    ``whole``: no required key may be missing.
 
     Raises:
         ConfigError: not a table, an unknown or missing key, or a wrong value; the text names ``place`` and key.
@@ -166,17 +188,21 @@ def check_schedule(document: object, place: str, *, whole: bool = False) -> dict
     missing = [key for key in REQUIRED if whole and key not in checked]
     if missing:
         raise ConfigError(f"{place}: {missing[0]} is missing; a schedule needs at least {' and '.join(REQUIRED)}")
+    if "value" in checked:
+        checked["value"] = _text_of(checked["value"])
     return checked
 
 
 def _cron(value: object) -> None:
+    if isinstance(value, str) and value in CRON_NAMES:
+        return
     if isinstance(value, str) and len(value) <= MAX_CRON:
         fields = value.split()
         if len(fields) in (5, 6) and all(_FIELD.fullmatch(field) for field in fields):
             return
     raise ConfigError(
         "expected a cron expression of five fields (minute, hour, day of the month, month, day of the week), as in"
-        f" '0 9 * * MON-FRI', or of six with the seconds before them, not {value!r}"
+        f" '0 9 * * MON-FRI', or of six with the seconds before them, or one of {', '.join(CRON_NAMES)}, not {value!r}"
     )
 
 
@@ -185,10 +211,18 @@ def _zone(value: object) -> None:
         raise ConfigError(f"expected the name of a time zone, as in 'Europe/Berlin', not {value!r}")
 
 
+def _text_of(value: object) -> str:
+    """Return the text of a value: itself, or JSON."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"expected text, or a value for JSON, not {value!r} ({error})") from error
+
+
 def _value(value: object) -> None:
-    if not isinstance(value, str):
-        raise ConfigError(f"expected text, not {value!r}")
-    size = len(utf8(value, "it"))
+    size = len(utf8(_text_of(value), "it"))
     if size > MAX_VALUE_BYTES:
         raise ConfigError(f"it has {size} bytes; at most {MAX_VALUE_BYTES} are allowed")
 
@@ -216,4 +250,5 @@ CHECKS: Mapping[str, Check] = {
     "timezone": named(_zone),
     "enabled": switch,
     "catch_up": switch,
+    "type": named(check_type_name),
 }

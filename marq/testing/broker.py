@@ -15,13 +15,14 @@ from marq.consumer.lifespan import Lifespan, is_lifespan
 from marq.core.storage.rows import HELD, State
 from marq.producer.producer import Producer
 from marq.queues.ordered_changes import order_changes, refusal
-from marq.queues.queues import QueueOptions, Queues, plain
+from marq.queues.queues import Queues
 from marq.queues.schedules import Schedules
 from marq.settings.client import ClientSettings
 from marq.settings.combinations import check_combinations, check_lease, check_ordering, check_start, check_topic
 from marq.settings.definitions import DEFAULTS_KEY, layer_key
-from marq.settings.durations import Duration, duration_ms
+from marq.settings.durations import Duration, duration_ms, plain
 from marq.settings.queue import check_defaults, check_document
+from marq.settings.queue_options import QueueOptions
 from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
 from marq.settings.schedule_definitions import check_schedule, check_schedule_name
 from marq.testing.clients_left_running import warn_of_running
@@ -53,7 +54,9 @@ class Broker:
     Args:
         name: the address is ``memory://NAME`` (default: a new name). prefix: like MARQ_PREFIX. queues: settings of
         queues by name, as in the tables of marq.toml. schedules: schedules by name, likewise; their messages are sent
-        as virtual time advances. defaults: settings of all queues, as [defaults] of marq.toml.
+        as virtual time advances. defaults: settings of all queues, as [defaults] of marq.toml. settings: [settings] of
+        marq.toml, of which ``handlers`` has an effect: the modules whose handlers :meth:`run` and :meth:`worker` run
+        if they are called without arguments.
     """
 
     def __init__(
@@ -64,10 +67,12 @@ class Broker:
         queues: Mapping[str, Mapping[str, Any]] | None = None,
         schedules: Mapping[str, Mapping[str, Any]] | None = None,
         defaults: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._memory: Memory = memory_at(f"memory://{name or f'broker-{next(_numbers)}'}")
         self._prefix = {} if prefix is None else {"prefix": prefix}
         self._overrides: dict[Lifespan, Any] = {}
+        self._modules = _module_names(settings or {})
         #: Reads and changes the settings of queues; started within ``async with``.
         self.queues = Queues(self.address, **self._prefix)  # type: ignore[arg-type]
         #: Reads and changes schedules; started with :attr:`queues`.
@@ -76,8 +81,8 @@ class Broker:
             for_all = check_defaults(defaults, "[defaults]")
             check_combinations(self._namespace.definitions.after({DEFAULTS_KEY: for_all}))
             self._namespace.define(DEFAULTS_KEY, encoded(for_all))
-        for queue, settings in (queues or {}).items():
-            self._define(queue, settings)
+        for queue, table in (queues or {}).items():
+            self._define(queue, table)
         for schedule, document in (schedules or {}).items():
             checked = check_schedule(document, f"schedule {check_schedule_name(schedule)!r}", whole=True)
             self._namespace.define(layer_key(SCHEDULE_LAYERS[0], schedule), encoded(checked))
@@ -232,30 +237,31 @@ class Broker:
         """Return a worker that runs handlers within ``async with``.
 
         Args:
-            handlers: functions with ``@marq.handler``, or modules that contain some. Handlers named by the settings of
-                queues run, too, as in every worker. So do the lifespans and middleware of these modules, and of the
-                modules of the functions.
+            handlers: functions with ``@marq.handler``, or modules that contain some (default: the modules in
+                ``handlers`` of [settings]). Handlers named by the settings of queues run, too, as in every worker. So
+                do the lifespans and middleware of these modules, and of the modules of the functions.
         """
-        return Worker(self._settings, self._namespace, handlers, self._overrides)
+        return Worker(self._settings, self._namespace, handlers, self._overrides, self._modules)
 
     async def run(self, *handlers: Handled, raise_errors: bool = False, limit: float = DEFAULT_LIMIT_S) -> None:
         """Run handlers until their queues are empty, letting time pass for retries, backoff and dead letters.
 
-        With ``raise_errors`` the first exception other than ``Retry`` and ``Reject`` is raised at the end.
+        With ``raise_errors`` the run stops at the first exception other than ``Retry`` and ``Reject``, and raises it:
+        no further message is handled, and the failed one is not retried.
 
         Raises:
             Unfinished: a handler is still running, or messages are left.
             MarqError: the worker can no longer receive.
         """
-        async with self.worker(*handlers) as worker:
+        worker = self.worker(*handlers)
+        worker.raises = raise_errors
+        async with worker:
 
             def left() -> str:
                 worker.check()
                 return self._left(worker.queues, later=True)
 
             await self._until(left, limit, later=True)
-        if raise_errors and worker.errors:
-            raise worker.errors[0]
 
     def _left(self, queues: Iterable[str], *, later: bool) -> str:
         texts = []
@@ -351,6 +357,15 @@ class Broker:
         sent = {key.decode("utf-8", "replace") for key in keys}
         opened = {lease.queue for owner in namespace.owners for _, _, lease, _ in owner.open_messages()}
         return sorted(sent | opened | set(namespace.definitions.names()))
+
+
+def _module_names(settings: Mapping[str, Any]) -> list[str]:
+    """Return the modules in ``handlers`` of [settings], a list or a text with commas. Raises ConfigError."""
+    modules = settings.get("handlers", ())
+    names = modules.split(",") if isinstance(modules, str) else modules
+    if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
+        raise ConfigError(f"[settings]: handlers: expected a list of names of modules, not {modules!r}")
+    return [name.strip() for name in names if name.strip()]
 
 
 def _record(offset: int, payload: Payload) -> LogRecord:

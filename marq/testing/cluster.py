@@ -14,7 +14,7 @@ from marq.kafka.group_reader import Assignee, Reader
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
-from marq.queues.definition_log import Entry, Unfinished
+from marq.queues.definition_log import Entry, UnfinishedMessages
 from marq.queues.queues import Queues
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.settings.definitions import Definitions
@@ -151,7 +151,7 @@ class MemoryDefinitionLog:
         self._memory.stir()
         return offsets
 
-    async def messages_of(self, queue: str, definitions: Definitions) -> Unfinished:
+    async def messages_of(self, queue: str, definitions: Definitions) -> UnfinishedMessages:
         return self._memory.messages_of(self._memory.namespace(self._settings), queue)
 
     async def ends_of(self, topic: str) -> dict[Source, int]:

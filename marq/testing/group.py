@@ -7,11 +7,11 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from marq.kafka.committed_offsets import Committed, Offsets, Search, of_incarnations
+from marq.kafka.committed_offsets import Committed, Offsets, StartPositionResolver, of_incarnations
 from marq.kafka.group_consumer import replaced
 from marq.kafka.group_reader import Assignee, NotCommitted
 from marq.kafka.offset_snapshots import OffsetSnapshot
-from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress
+from marq.kafka.queue_positions import NOT_BEHIND, LowWatermarks, MemberPositions, Positions
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.testing.topics import Topic
@@ -123,7 +123,7 @@ class Member:
         self._serving = serving
         self._assignee: Assignee
         self._read_to: dict[Source, int] = {}
-        self._progress = Progress()
+        self._progress = MemberPositions()
         self._assignments = 0
         self._more = asyncio.Event()
         self._heard: set[str] = set()
@@ -183,12 +183,12 @@ class Member:
         group, partitions = self._group, {source: source.of(self._topics[source.topic].id) for source in sources}
 
         committed = current(partitions.values(), group.committed, group.name)
-        search = Search(self._names, group.name, self._serving, partitions, committed, group.snapshots)
-        if search.needs_others:
+        resolver = StartPositionResolver(self._names, group.name, self._serving, partitions, committed, group.snapshots)
+        if resolver.needs_others:
             for name, other in sorted(self._groups.items()):
                 if other is not group and self._names.is_group(name):
-                    search.consider(name, current(partitions.values(), other.committed), group.snapshots)
-        for partition, place in search.places().items():
+                    resolver.consider(name, current(partitions.values(), other.committed), group.snapshots)
+        for partition, place in resolver.places().items():
             if place.snapshot is not None:
                 group.snapshots[place.snapshot.id] = place.snapshot
             source = partitions[partition]
@@ -208,7 +208,7 @@ class Member:
             if assignment != self._assignments:
                 # The fetch began before the assignment, so its records would be ignored.
                 return {}
-        return self._progress.unmet(self._serving, fetched)
+        return self._progress.without_received(self._serving, fetched)
 
     def _take(self, left: int) -> dict[Source, Records]:
         taken: dict[Source, Records] = {}
@@ -231,12 +231,12 @@ class Member:
                 self._read_to[source] = records[-1].offset + 1
         return taken
 
-    async def commit(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> None:
-        after = self._progress.after(self._serving, offsets, behind)
+    async def commit(self, offsets: Mapping[Source, int], behind: LowWatermarks = NOT_BEHIND) -> None:
+        after = self._progress.advanced_to(self._serving, offsets, behind)
         for topic, partition in offsets.keys() - after.keys():
             raise NotCommitted(f"{topic}/{partition} is no longer assigned")
         for source, offset in offsets.items():
-            number = after[source].number(self._serving.queues_in(source.topic), offset)
+            number = after[source].committed_offset(self._serving.queues_in(source.topic), offset)
             metadata = after[source].encode(
                 number, changed_at=self._serving.changed_at, topic_id=incarnation_id(source.topic)
             )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 from marq.kafka.offset_snapshots import OffsetSnapshot
-from marq.queues.definition_log import Unfinished, unfinished
+from marq.queues.definition_log import UnfinishedMessages, unfinished
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.testing.clock import Clock
 from marq.testing.group import Group
@@ -135,7 +135,7 @@ class Memory:
         """Return how far a queue was read in a partition; later messages are waiting."""
         position = self.position(namespace, queue, source)
         # The position of a queue with ordering is its lowest open message.
-        marks = [owner.tracker.book.marks.get((queue, source)) for owner in namespace.owners]
+        marks = [owner.tracker.book.acquired.get((queue, source)) for owner in namespace.owners]
         return max([position, *[each.first_free(position) for each in marks if each is not None]])
 
     def sources(self, namespace: Namespace, queue: str) -> list[Source]:
@@ -164,7 +164,7 @@ class Memory:
                 if skipped is None or skipped.left(source, record.offset, record.timestamp):
                     yield source, record
 
-    def messages_of(self, namespace: Namespace, queue: str) -> Unfinished:
+    def messages_of(self, namespace: Namespace, queue: str) -> UnfinishedMessages:
         """Count the messages of a queue that have not ended."""
         leases = [(source, lease) for source, _, lease, _ in namespace.open_messages(queue)]
         waiting = sum(1 for _ in self.waiting(namespace, queue))

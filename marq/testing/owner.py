@@ -17,7 +17,7 @@ from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow
 from marq.core.tracker import Tracker
 from marq.owner.engine import OwnerEngine
-from marq.owner.transaction_content import Write
+from marq.owner.transaction_content import OwnerTransaction
 from marq.settings.cron import Times
 from marq.testing.clock import Timer
 from marq.wire import record_headers
@@ -130,7 +130,7 @@ class Owner:
             log.warning("queue=%s messages=%s first=%s: marq-deliver-at is not a valid time", queue, count, first)
         return offset
 
-    def _next_write(self) -> Write | None:
+    def _next_write(self) -> OwnerTransaction | None:
         engine, now_ms = self._engine, self._clock.now_ms
         engine.tracker.saw(now_ms)
         write = engine.next_write(now_ms)
@@ -138,7 +138,7 @@ class Owner:
             return engine.rows()
         return write
 
-    def _perform(self, write: Write) -> None:
+    def _perform(self, write: OwnerTransaction) -> None:
         """Append all parts of a write; no other task runs in between."""
         namespace = self._namespace
         names, settings = namespace.names, namespace.definitions

@@ -13,7 +13,14 @@ from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
 from marq.kafka.records import Records
 from marq.wire.markers import Record, Source
-from marq.wire.names import DEAD_LETTERED_AT_HEADER, ERROR_HEADER, ORIGIN_HEADER, REASON_HEADER, Names
+from marq.wire.names import (
+    DEAD_LETTERED_AT_HEADER,
+    ERROR_HEADER,
+    ORIGIN_HEADER,
+    REASON_HEADER,
+    TRACEBACK_HEADER,
+    Names,
+)
 
 #: Placeholder for messages that are never settled.
 _NO_ACK_BATCHER = cast("AckBatcher", None)
@@ -23,8 +30,8 @@ _NO_ACK_BATCHER = cast("AckBatcher", None)
 class SeenMessage:
     """A message of a queue.
 
-    ``id``, ``headers``, ``key``, ``attempt`` and ``sent_at`` are as in :class:`marq.Message`. The attempt of a waiting
-    message is that of the next delivery; that of a delayed or finished one is that of the last delivery.
+    ``id``, ``headers``, ``key``, ``type``, ``attempt`` and ``sent_at`` are as in :class:`marq.Message`. The attempt of
+    a waiting message is that of the next delivery; that of a delayed or finished one is that of the last delivery.
     """
 
     queue: str
@@ -32,6 +39,7 @@ class SeenMessage:
     body: bytes
     headers: Mapping[str, bytes | None]
     key: bytes | None
+    type: str | None
     attempt: int
     sent_at: datetime
     _codec: Codec | None = field(repr=False, compare=False)
@@ -46,11 +54,13 @@ class SeenMessage:
 class DeadLetter(SeenMessage):
     """A dead letter; ``origin`` (``topic/partition/offset``) is the record of its last delivery.
 
-    ``error`` is the error of the last release, such as the handler's exception.
+    ``error`` is the error of the last release, such as the handler's exception, and ``traceback`` that of the last
+    attempt; both are empty if there was none.
     """
 
     reason: str
     error: str
+    traceback: str
     origin: str
     dead_lettered_at: datetime
 
@@ -72,6 +82,7 @@ def dead_letter(source: Source, record: Record, codec: Codec | None) -> DeadLett
         **_parts(queue, source, record, codec),
         reason=_text(headers, REASON_HEADER),
         error=_text(headers, ERROR_HEADER),
+        traceback=_text(headers, TRACEBACK_HEADER),
         origin=_text(headers, ORIGIN_HEADER),
         dead_lettered_at=wall(int(_text(headers, DEAD_LETTERED_AT_HEADER) or record.timestamp)),
     )
@@ -100,6 +111,7 @@ def _parts(
         "body": message.body,
         "headers": message.headers,
         "key": message.key,
+        "type": message.type,
         "attempt": attempt or message.attempt,
         "sent_at": message.sent_at,
         "_codec": codec,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import pkgutil
 import re
 import sys
@@ -11,18 +12,18 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
-from marq.client.current_producer import SharedProducer
-from marq.client.outcomes import Outcome
+from marq.client.current_producer import HandlersProducer
+from marq.client.outcomes import NoHandler, Outcome
 from marq.consumer.handler_parameters import Handler
-from marq.consumer.handlers import HandlerDefinition, check_handler, definitions_of, handlers_in, two_handlers
-from marq.consumer.handlers_session import HandlersSession
+from marq.consumer.handlers import HandlerDefinition, by_queue, check_handler, definitions_of, handlers_in
+from marq.consumer.handlers_session import HandlersSession, QueueHandler, handler_for
 from marq.consumer.lifespan import Lifespan, Resources, lifespans_in
 from marq.consumer.message import Message
 from marq.consumer.middleware import CallNext, Middleware, middleware_in
 from marq.kafka.queue_records import serving
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
-from marq.settings.combinations import check_topic
+from marq.settings.combinations import check_queue, check_topic
 from marq.settings.default_group import HANDLERS_GROUP
 from marq.settings.definitions import Definitions, layer_key
 from marq.settings.removed_handlers import handler_of
@@ -43,8 +44,13 @@ class Worker:
         namespace: Namespace,
         handlers: Sequence[Handled],
         overrides: Mapping[Lifespan, Any],
+        modules: Sequence[str] = (),
     ) -> None:
         self.errors: list[Exception] = []
+        #: Whether to handle nothing after the first error, which :meth:`check` then raises.
+        self.raises = False
+        #: The modules whose handlers the project's workers run.
+        self._project = modules
         #: What some lifespans yield instead of running.
         self._overrides = overrides
         self._settings = settings
@@ -59,17 +65,21 @@ class Worker:
 
     def check(self) -> None:
         """Raise the error because of which handlers no longer receive messages, if there is one."""
+        if self.raises and self.errors:
+            raise self.errors[0]
         for group in self._groups:
             group.check()
 
     async def __aenter__(self) -> Self:
+        if not self._sources:
+            self._sources = [_project_module(name) for name in self._project]
         handlers = self._handlers()
         definitions = self._namespace.definitions
-        by_group: dict[str, dict[str, Handler]] = {}
+        by_group: dict[str, dict[str, QueueHandler]] = {}
         for queue, handler in handlers.items():
             by_group.setdefault(definitions.group(queue) or HANDLERS_GROUP, {})[queue] = handler
         for name, members in sorted(by_group.items()):
-            _refuse_part(name, definitions.queues_of(name), members)
+            self._refuse_part(name, definitions.queues_of(name), members)
         try:
             for name, members in sorted(by_group.items()):
                 modules = self._modules(members)
@@ -95,12 +105,26 @@ class Worker:
 
     async def _note(self, message: Message, call_next: CallNext) -> None:
         """Record the exceptions of handlers and middleware."""
+        if self.raises and self.errors:
+            raise NoHandler("not handled, because an earlier message has failed")
         try:
             await call_next(message)
         except Exception as error:
             if not isinstance(error, Outcome):
                 self.errors.append(error)
             raise
+
+    def _refuse_part(self, group: str, queues: Iterable[str], handlers: Mapping[str, QueueHandler]) -> None:
+        missing = [queue for queue in queues if queue not in handlers]
+        if missing and self._project:
+            # A test may run some of the handlers that the project's workers run.
+            elsewhere = by_queue(_decorated(map(_project_module, self._project)))
+            missing = [queue for queue in missing if queue not in elsewhere]
+        if missing:
+            raise ConfigError(
+                f"group {group!r}: {', '.join(map(repr, missing))} has no handler here, but a worker runs the handlers"
+                " of all queues of a group: pass those, too, or move these queues to another group"
+            )
 
     def _overridden(self, function: Lifespan) -> Lifespan:
         if function not in self._overrides:
@@ -118,28 +142,30 @@ class Worker:
         own = [sys.modules.get(name.partition(":")[0]) for name in names]
         return [each for each in [*self._sources, *own] if isinstance(each, ModuleType)]
 
-    def _handlers(self) -> dict[str, Handler]:
+    def _handlers(self) -> dict[str, QueueHandler]:
         """Return the handler of each queue, and publish the decorated ones."""
         definitions = self._namespace.definitions
-        handlers: dict[str, Handler] = {}
-        decorated: dict[str, HandlerDefinition] = {}
-        for each in _decorated(self._sources):
-            other = decorated.setdefault(each.queue, each)
-            if other.function is not each.function:
-                raise two_handlers(other, each)
-            document = {**each.document, "handler": _importable(each.name)}
-            key = layer_key("handler", each.queue)
-            check_topic(definitions.after({key: document}), each.queue, self._namespace.names)
+        handlers: dict[str, QueueHandler] = {}
+        decorated = by_queue(_decorated(self._sources))
+        for queue, each in decorated.items():
+            document = {**each.document, "handler": _importable(each.document["handler"])}
+            key = layer_key("handler", queue)
+            after = definitions.after({key: document})
+            check_queue(after, queue)
+            check_topic(after, queue, self._namespace.names)
             self._namespace.define(key, encoded(document))
-            handlers[each.queue] = each.function
+            handlers[queue] = handler_for(queue, {kind: one.function for kind, one in each.by_type.items()})
         for queue in definitions.names():
             name = handler_of(definitions, queue, own={})
             if name is not None:
-                handlers[queue] = _load(queue, name)
+                typed = decorated[queue].by_type if queue in decorated else {}
+                functions = {kind: one.function for kind, one in typed.items()}
+                handlers[queue] = handler_for(queue, {**functions, None: _load(queue, name)})
         if not handlers:
             raise ConfigError(
-                "no handlers to run: pass functions with @marq.handler or modules with such functions, or name a"
-                " handler in the settings of a queue, Broker.define('emails', handler='module:function')"
+                "no handlers to run: pass functions with @marq.handler or modules with such functions, or name modules"
+                ' in marq.toml, [settings] handlers = ["tasks"], or a handler in the settings of a queue,'
+                " Broker.define('emails', handler='module:function')"
             )
         return handlers
 
@@ -148,7 +174,7 @@ class _Group:
     """The handlers of one group, run as a worker's process runs them."""
 
     def __init__(
-        self, name: str, handlers: Mapping[str, Handler], chain: Sequence[Middleware], resources: Resources
+        self, name: str, handlers: Mapping[str, QueueHandler], chain: Sequence[Middleware], resources: Resources
     ) -> None:
         self.handlers = handlers
         self._name = name
@@ -164,7 +190,7 @@ class _Group:
         served = serving(names.messages, self.handlers, own_topics, changed_at=definitions.changed_at(self.handlers))
         await cluster.own_topics(served.own_topics.values(), topics)
         self._member = member = cluster.member(names.named_group(self._name), served, None)
-        producer = SharedProducer(functools.partial(Producer.of, settings))
+        producer = HandlersProducer(functools.partial(Producer.of, settings))
         self._session = session = HandlersSession(
             cluster, topics, served, member, definitions, self.handlers, producer, self._chain, self._resources
         )
@@ -218,10 +244,11 @@ def _load(queue: str, name: str) -> Handler:
     return handler
 
 
-def _refuse_part(group: str, queues: Iterable[str], handlers: Mapping[str, Handler]) -> None:
-    missing = [queue for queue in queues if queue not in handlers]
-    if missing:
+def _project_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # importing a module may raise anything
         raise ConfigError(
-            f"group {group!r}: {', '.join(map(repr, missing))} has no handler here, but a worker runs the handlers of"
-            " all queues of a group: pass those, too, or move these queues to another group"
-        )
+            f"marq.toml: [settings] handlers: module {name!r} can't be imported ({error!r}); Python looks for it in the"
+            " directory of marq.toml, too"
+        ) from error

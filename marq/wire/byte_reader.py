@@ -10,7 +10,7 @@ from marq.wire.errors import CorruptMarker
 _SIZES = {"B": 1, "H": 2, "I": 4, "i": 4, "q": 8, "Q": 8}
 
 
-class Reader:
+class ByteReader:
     """A position in bytes that never passes their end.
 
     Every method raises CorruptMarker or ``struct.error`` if the bytes end before its field does.

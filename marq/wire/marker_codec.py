@@ -19,7 +19,8 @@ from operator import ge
 from struct import Struct, error, pack
 from typing import Any, Protocol
 
-from marq.wire.byte_reader import Reader
+from marq.wire.byte_reader import ByteReader
+from marq.wire.error_texts import cut_text
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.markers import (
     FACTS,
@@ -53,8 +54,6 @@ VERSION = 1
 #: has the magic in the right place, too.
 NEWER_VERSIONS = range(VERSION + 1, 32)
 MAGIC = b"mq"
-#: Bytes of an error or reason text that travel with a marker; longer ones are cut.
-MAX_TEXT_BYTES = 1024
 
 #: Flags of a batch; the others are those of its payloads (:mod:`marq.wire.payload_columns`).
 CONTIGUOUS, UNCOUNTED, TEXTS, DUES, RELATIVE = 1, 16, 32, 64, 128
@@ -81,7 +80,7 @@ class _Field(Protocol):
     def write(self, batch: Any, parts: list[bytes]) -> int:
         """Append the bytes to ``parts``; return the flags that the field sets."""
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> Any:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> Any:
         """Return the value of the attribute."""
 
 
@@ -96,7 +95,7 @@ class _Flag:
     def write(self, batch: Any, parts: list[bytes]) -> int:
         return self.flag if getattr(batch, self.name) is self.when else 0
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> bool:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> bool:
         return bool(flags & self.flag) is self.when
 
 
@@ -111,7 +110,7 @@ class _Number:
         parts.append(self.layout.pack(getattr(batch, self.name)))
         return 0
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> int:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> int:
         return reader.number(self.layout)
 
 
@@ -128,7 +127,7 @@ class _Intervals:
         parts.append(pack(f">I{len(numbers)}Q", len(numbers) // 2, *numbers))
         return 0
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> tuple[tuple[int, int], ...]:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> tuple[tuple[int, int], ...]:
         numbers = reader.numbers("Q", 2 * reader.number(_U32))
         if any(map(ge, numbers, numbers[1:])):
             raise CorruptMarker(f"{self.name} that do not increase")
@@ -149,7 +148,7 @@ class _FromOffset:
         parts.append(_I64.pack(from_offset))
         return 0
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> int | None:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> int | None:
         from_offset = reader.number(_I64)
         if not self.least <= from_offset <= frame[3][0]:
             raise CorruptMarker(f"known from {from_offset} on, but the first message is {frame[3][0]}")
@@ -176,7 +175,7 @@ class _Numbers:
         parts.append(pack(f">{count}{self.code}", *values))
         return self.flag
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> tuple[int, ...] | None:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> tuple[int, ...] | None:
         if self.flag and not flags & self.flag:
             return None
         values = reader.numbers(self.code, len(frame[3]))
@@ -203,7 +202,7 @@ class _Texts:
         parts += cut
         return self.flag
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> tuple[str, ...]:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> tuple[str, ...]:
         count = len(frame[3])
         if self.flag and not flags & self.flag:
             return ("",) * count
@@ -221,7 +220,7 @@ class _Payloads:
             raise ValueError(f"{len(batch.offsets)} offsets but {len(batch.payloads)} payloads")
         return write_payloads(batch.payloads, batch.queue.encode(), parts)
 
-    def read(self, reader: Reader, flags: int, frame: _Frame) -> ReadPayloads:
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> ReadPayloads:
         return read_payloads(reader, flags, frame[0].encode(), len(frame[3]))
 
 
@@ -311,11 +310,6 @@ def _parts(batch: Batch) -> list[bytes]:
     return parts
 
 
-def cut_text(text: str) -> bytes:
-    """Return at most :data:`MAX_TEXT_BYTES` of a text as UTF-8, never half a character."""
-    return text.encode("utf-8", "replace")[:MAX_TEXT_BYTES].decode("utf-8", "ignore").encode()
-
-
 # --- decoding ---------------------------------------------------------------------------------------------------------
 
 
@@ -335,7 +329,7 @@ def _decode(data: bytes) -> Batch:
     if data[0] != VERSION:
         raise _of_another_version(data)
     _, _, code, flags, holder, queue_length = _HEAD.unpack_from(data, 0)
-    reader = Reader(data, _HEAD.size)
+    reader = ByteReader(data, _HEAD.size)
     if code == Kind.TICK:
         tick = Tick(holder, reader.number(_U64))
         reader.finish()
@@ -354,7 +348,7 @@ def _decode(data: bytes) -> Batch:
     return make(*frame, **values)
 
 
-def _read_identities(reader: Reader, flags: int) -> tuple[Source, Sequence[int]]:
+def _read_identities(reader: ByteReader, flags: int) -> tuple[Source, Sequence[int]]:
     topic = reader.text(reader.number(_U8))
     partition, count, base = reader.number(_U32), reader.number(_U32), reader.number(_I64)
     if not 0 < count <= MAX_BATCH_MARKERS or base < 0 or base + count > 2**63 - 1:

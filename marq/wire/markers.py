@@ -97,7 +97,7 @@ class Cause(IntEnum):
     WITHDRAWN = 7
 
 
-class Outcome(IntEnum):
+class RequestOutcome(IntEnum):
     """The answer of a tracker to a RESCHEDULE or CANCEL."""
 
     DONE = 1

@@ -24,6 +24,8 @@ REASON_HEADER = "marq-reason"
 #: Of a message whose value is left out because it does not fit: the place and the size of its record, as text.
 TOO_LARGE_HEADER = "marq-too-large"
 ERROR_HEADER = "marq-error"
+#: The traceback of the last attempt, in dead letters only.
+TRACEBACK_HEADER = "marq-traceback"
 #: Number of consecutive releases that did not count.
 UNCOUNTED_HEADER = "marq-uncounted"
 #: Number of consecutive deliveries whose leases have expired.
@@ -40,6 +42,8 @@ REPLAYED_HEADER = "marq-replayed-from"
 ORDERING_KEY_HEADER = "marq-ordering-key"
 #: The sender's deduplication id, as UTF-8; it only counts in a producer's DELAY.
 DEDUPLICATION_ID_HEADER = "marq-deduplication-id"
+#: The type of a message, as UTF-8, by which a worker chooses among the handlers of its queue; any producer may set it.
+TYPE_HEADER = "marq-type"
 #: The sequence of a message that was sent as a DELAY with an ordering key (:func:`marq.wire.record_headers.sequence`).
 SEQUENCE_HEADER = "marq-sequence"
 #: The sender's record key, because that of a redelivery is the queue's name.
@@ -248,6 +252,11 @@ def check_queue_name(name: object) -> str:
 def check_group_name(name: object) -> str:
     """Return the name of a group of queues; the rules are those of :func:`check_queue_name`. Raises ConfigError."""
     return _check_name("group", name)
+
+
+def check_type_name(name: object) -> str:
+    """Return a type of messages; the rules are those of :func:`check_queue_name`. Raises ConfigError."""
+    return _check_name("type", name)
 
 
 def check_topic_name(name: object) -> str:

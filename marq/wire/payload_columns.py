@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import accumulate
 from struct import Struct, pack
 
-from marq.wire.byte_reader import Reader
+from marq.wire.byte_reader import ByteReader
 from marq.wire.errors import CorruptMarker
 from marq.wire.markers import Headers, Payload, Payloads
 
@@ -87,7 +87,7 @@ def _columns(payloads: Sequence[Payload], queue_key: bytes) -> Columns:
         values,
         attempts=attempts if attempts.count(1) != count else None,
         keys=keys if keys.count(queue_key) != count else None,
-        headers=[encode_headers(each) for each in headers] if any(headers) else None,
+        headers=[encode_headers(message_headers) for message_headers in headers] if any(headers) else None,
     )
 
 
@@ -100,7 +100,7 @@ def _write_values(values: Sequence[bytes | None], parts: list[bytes]) -> None:
     parts += [value for value in values if value is not None]
 
 
-def read_payloads(reader: Reader, flags: int, queue_key: bytes, count: int) -> ReadPayloads:
+def read_payloads(reader: ByteReader, flags: int, queue_key: bytes, count: int) -> ReadPayloads:
     """Return the payloads of ``count`` messages."""
     timestamps = reader.numbers("q", count)
     attempts = reader.numbers("I", count) if flags & ATTEMPTS else None
@@ -116,7 +116,7 @@ class ReadColumn:
 
     __slots__ = ("_data", "_end", "_ends", "_start", "lengths")
 
-    def __init__(self, reader: Reader, count: int) -> None:
+    def __init__(self, reader: ByteReader, count: int) -> None:
         #: The bytes of each value; -1 stands for None.
         self.lengths = reader.numbers("i", count)
         if min(self.lengths) < -1:
@@ -201,7 +201,7 @@ def _encoded_name(name: str) -> bytes:
 
 def decode_headers(data: bytes) -> Headers:
     """Return the headers of one record. Raises CorruptMarker if the bytes are not valid headers."""
-    reader = Reader(data, 0)
+    reader = ByteReader(data, 0)
     headers: list[tuple[str, bytes | None]] = []
     for _ in range(reader.number(_U16)):
         name = reader.text(reader.number(_U16))

@@ -65,7 +65,9 @@ class Quarantine:
 def read_place(place: str) -> tuple[int, int]:
     """Return the partition and offset that a key names. Raises ConfigError if it names none."""
     numbers = place.split("/")
-    if len(numbers) != 2 or not all(each.isascii() and each.isdigit() and len(each) <= _MAX_DIGITS for each in numbers):
+    if len(numbers) != 2 or not all(
+        number.isascii() and number.isdigit() and len(number) <= _MAX_DIGITS for number in numbers
+    ):
         raise ConfigError(f"expected PARTITION/OFFSET, not {place!r}")
     return int(numbers[0]), int(numbers[1])
 

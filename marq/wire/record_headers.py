@@ -24,11 +24,12 @@ from marq.wire.names import (
     ORDERING_KEY_HEADER,
     PREVIOUS_HEADER,
     RESERVED_HEADER,
+    TYPE_HEADER,
     UNCOUNTED_HEADER,
 )
 
 #: Marq's headers that any sender may write.
-SENDERS_HEADERS = frozenset({DELIVER_AT_HEADER, ORDERING_KEY_HEADER, DEDUPLICATION_ID_HEADER})
+SENDERS_HEADERS = frozenset({DELIVER_AT_HEADER, ORDERING_KEY_HEADER, DEDUPLICATION_ID_HEADER, TYPE_HEADER})
 
 
 class Origin(NamedTuple):
@@ -69,7 +70,7 @@ def without_copied(headers: Headers, *, own_topic: bool) -> Headers:
         return headers
     # In the messages topic, the record key is the queue's name, so only the header has the sender's key.
     kept = SENDERS_HEADERS if own_topic else SENDERS_HEADERS | {KEY_HEADER}
-    return tuple([each for each in headers if each[0] in kept or not each[0].startswith(RESERVED_HEADER)])
+    return tuple([header for header in headers if header[0] in kept or not header[0].startswith(RESERVED_HEADER)])
 
 
 def sequence(delay_offset: int, number: int) -> int:
@@ -128,6 +129,11 @@ def ordering_key(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
 def deduplication_id(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
     """Return the deduplication id of a message, or None."""
     return last_value(headers, DEDUPLICATION_ID_HEADER) or None
+
+
+def message_type(headers: Iterable[tuple[str, bytes | None]]) -> str | None:
+    """Return the type of a message, or None."""
+    return (last_value(headers, TYPE_HEADER) or b"").decode("utf-8", "replace") or None
 
 
 def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:

@@ -203,12 +203,12 @@ async def unattended(
     if anywhere is None:
         anywhere = int((await admin.describe_cluster())["brokers"][0]["node_id"])
     wanted = {group: listed.get(group, anywhere) for group in sorted(set(groups.values()))}
-    described = {each.name: each for each in await described_members(admin, wanted)}
+    described = {group.name: group for group in await described_members(admin, wanted)}
     # An unlisted group may have been looked up at a broker that is not its coordinator.
     missing = {
         name
-        for name, each in described.items()
-        if name not in listed and each.error == NotCoordinatorForGroupError.errno
+        for name, group in described.items()
+        if name not in listed and group.error == NotCoordinatorForGroupError.errno
     }
     return {
         queue

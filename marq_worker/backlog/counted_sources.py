@@ -25,7 +25,7 @@ from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import Names
-from marq_worker.backlog.waiting_messages import MAX_QUEUES, Waiting
+from marq_worker.backlog.waiting_messages import MAX_QUEUES, WaitingRecords
 from marq_worker.owner.tracker_owners import TrackerOwners
 
 
@@ -36,7 +36,7 @@ class CountedSource:
     source: Source
     book: LeaseBook
     owners: Sequence[str]
-    waiting: Waiting
+    waiting: WaitingRecords
     #: The next offset to read, the end of the source at the takeover, and its last known end.
     position: int
     began_at: int
@@ -176,13 +176,13 @@ class CountedSources:
         position = max(span.start, begin)
 
         def acquired(queue: str) -> AcquiredRanges | None:
-            return counted.book.marks.get((queue, source))
+            return counted.book.acquired.get((queue, source))
 
         def purged_to(queue: str, sent_ms: int) -> int:
             purge = self._definitions().skipped(queue)
             return 0 if purge is None or sent_ms > purge.until_of(source) else purge.ends.get(source, 0)
 
-        waiting = Waiting(acquired, owners, purged_to, lambda queue: self._definitions().defines(queue))
+        waiting = WaitingRecords(acquired, owners, purged_to, lambda queue: self._definitions().defines(queue))
         counted = CountedSource(source, book, owners, waiting, position, span.stop, span.stop, committed)
         return counted
 
@@ -191,7 +191,7 @@ class CountedSources:
 
         The committed offset may be from a time when fewer queues named the topic.
         """
-        marks, skipped = book.marks.get((queue, source)), self._definitions().skipped(queue)
+        marks, skipped = book.acquired.get((queue, source)), self._definitions().skipped(queue)
         begin = 0 if skipped is None else skipped.ends.get(source, 0)
         return begin if marks is None else max(begin, marks.first_free(0))
 

@@ -124,7 +124,7 @@ class _Times:
         return self._times_ms[max(0, bisect_right(self._offsets, offset) - 1)]
 
 
-class Waiting:
+class WaitingRecords:
     """The waiting records of one source; ``owners``: the queues that name its topic, none for the messages topic.
 
     ``purged_to`` returns the offset up to which a queue's records that were sent until a time are purged, 0 if none

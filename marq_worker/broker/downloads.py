@@ -320,7 +320,9 @@ def _ways() -> Iterator[tuple[str, Fetch]]:
 
 
 def _by_maven(artifacts: Sequence[Artifact], directory: Path, *options: str) -> None:
-    dependencies = [_DEPENDENCY.format(*map(escape, (each.group, each.name, each.version))) for each in artifacts]
+    dependencies = [
+        _DEPENDENCY.format(*map(escape, (artifact.group, artifact.name, artifact.version))) for artifact in artifacts
+    ]
     project = directory / "pom.xml"
     project.write_text(_PROJECT.format("".join(dependencies)), encoding="utf-8")
     # -C: Maven also compares the repository's own checksums, and stops where they differ.

@@ -15,7 +15,7 @@ from marq_worker.broker.directory import BrokerDirectory
 from marq_worker.broker.errors import BrokerError
 from marq_worker.broker.process import Process
 from marq_worker.broker.security import Security
-from marq_worker.broker.settings import FIRST_NODE_ID, Membership, new_cluster_id
+from marq_worker.broker.settings import FIRST_NODE_ID, ClusterNode, new_cluster_id
 
 START_LIMIT_SECONDS = 60.0
 STOP_LIMIT_SECONDS = 30.0
@@ -58,7 +58,7 @@ class EmbeddedBroker:
         address: str | None = None,
         properties: Mapping[str, str] | None = None,
         security: Security | None = None,
-        membership: Membership | None = None,
+        membership: ClusterNode | None = None,
         proxied: Mapping[str, int] | None = None,
         environment: Mapping[str, str] | None = None,
         heap: str | None = None,
@@ -241,8 +241,8 @@ class EmbeddedBroker:
         return errors.explain(what, log, directory=directory.path, address=ports.join_address(host, port))
 
 
-def _alone() -> Membership:
-    return Membership(FIRST_NODE_ID, {FIRST_NODE_ID: ports.free_port("127.0.0.1")}, new_cluster_id())
+def _alone() -> ClusterNode:
+    return ClusterNode(FIRST_NODE_ID, {FIRST_NODE_ID: ports.free_port("127.0.0.1")}, new_cluster_id())
 
 
 def _format(command: list[str], directory: BrokerDirectory, cluster_id: str, options: Sequence[str]) -> None:

@@ -36,7 +36,7 @@ _FIXED: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class ClusterNode:
     """A node of a cluster; ``controllers`` are the controller ports of all nodes on 127.0.0.1, by node id."""
 
     node_id: int
@@ -53,7 +53,7 @@ def server_properties(
     *,
     host: str,
     port: int,
-    membership: Membership,
+    membership: ClusterNode,
     log_directory: str,
     extra: Mapping[str, str],
     further: Mapping[str, int],

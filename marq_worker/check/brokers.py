@@ -76,7 +76,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
+class ClockSample:
     """When a record was sent, appended (by the broker's clock) and confirmed, in ms since the epoch."""
 
     sent_ms: float
@@ -91,7 +91,7 @@ class Appended:
         return min(0.0, self.confirmed_ms - self.appended_ms) / 1000
 
 
-def judge_clock(appended: Appended) -> Finding:
+def judge_clock(appended: ClockSample) -> Finding:
     ahead_s = appended.ahead_s
     if abs(ahead_s) <= ALLOWED_S:
         return fine("clock", f"at most {ALLOWED_S:g} s off the broker's clock")

@@ -29,9 +29,9 @@ from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.protocol.transaction import EndTxnRequest
 
 from marq.dead_letters.log import open_dead_letter_log
-from marq.dead_letters.selection import Group, Survey
+from marq.dead_letters.selection import CountKey, Survey
 from marq.kafka.connection import abandon_producer, client_options
-from marq.kafka.group_members import GroupMember, described_members
+from marq.kafka.group_members import DescribedMember, described_members
 from marq.kafka.log_reader import LogReader
 from marq.kafka.paced_clients import paced
 from marq.kafka.protocol import allowed_on_topics
@@ -45,8 +45,8 @@ from marq.wire.markers import Source
 from marq.wire.names import TOO_LARGE_HEADER
 from marq.wire.record_headers import last_value
 from marq_worker.backlog.consumer_watch import unattended
-from marq_worker.check.brokers import Appended
-from marq_worker.check.consumers import Place, Reader
+from marq_worker.check.brokers import ClockSample
+from marq_worker.check.consumers import GroupPosition, ReadingGroup
 from marq_worker.check.permissions import operations
 
 #: Interval between two attempts to find a coordinator.
@@ -73,7 +73,7 @@ class Refusals:
 class GroupFacts:
     """``allowed``: our permissions on the group, None if the broker does not report them."""
 
-    members: Sequence[GroupMember] = ()
+    members: Sequence[DescribedMember] = ()
     allowed: frozenset[str] | None = None
 
 
@@ -149,7 +149,7 @@ class ClusterView:
                 return GroupFacts(group.members, None if group.operations is None else operations(group.operations))
             await asyncio.sleep(_PAUSE_S)
 
-    async def readers(self, groups: Iterable[str]) -> list[Reader]:
+    async def readers(self, groups: Iterable[str]) -> list[ReadingGroup]:
         """Return the positions of groups of queues, as far as we may see them."""
         readers = []
         async with LogReader(self._client, committed=False) as view:
@@ -165,8 +165,8 @@ class ClusterView:
                         ranges[tp.topic] = await view.ranges(tp.topic)
                     span = ranges[tp.topic].get(Source(*tp))
                     if span is not None and offset.offset >= 0:
-                        places[Source(*tp)] = Place(offset.offset, span.start, span.stop)
-                readers.append(Reader(name, len(facts.members), places))
+                        places[Source(*tp)] = GroupPosition(offset.offset, span.start, span.stop)
+                readers.append(ReadingGroup(name, len(facts.members), places))
         return readers
 
     async def unattended(self, definitions: Definitions, queues: Collection[str]) -> set[str]:
@@ -198,7 +198,7 @@ class ClusterView:
             await log.stop()
         return published
 
-    async def large_messages(self, queues: Collection[str]) -> Mapping[Group, int]:
+    async def large_messages(self, queues: Collection[str]) -> Mapping[CountKey, int]:
         """Count the dead letters of these queues whose values were left out, by queue and reason."""
         survey = Survey(
             self._client.names.dead_letters,
@@ -208,7 +208,7 @@ class ClusterView:
             await survey.make(log)
         return survey.counts()
 
-    async def append(self) -> Appended | None:
+    async def append(self) -> ClockSample | None:
         """Append an empty record to learn the broker's time; None if the topic does not have it."""
         producer = paced(AIOKafkaProducer(**client_options(self._client), enable_idempotence=True, linger_ms=0))
         try:
@@ -218,4 +218,4 @@ class ClusterView:
             confirmed_ms = time.time() * 1000
         finally:
             await abandon_producer(producer)
-        return Appended(sent_ms, receipt.timestamp, confirmed_ms) if receipt.timestamp_type == _APPENDED else None
+        return ClockSample(sent_ms, receipt.timestamp, confirmed_ms) if receipt.timestamp_type == _APPENDED else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marq.core.deliveries.redelivery_records import LEFT_OUT
-from marq.dead_letters.selection import Group
+from marq.dead_letters.selection import CountKey
 from marq.kafka.inspector import Waiting
 from marq.kafka.role_permissions import tools
 from marq.settings.client import ClientSettings
@@ -23,7 +23,7 @@ from marq_worker.web.partition_statistics import add_up, backlog_of
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupPosition:
     """The committed offset of a group in a partition, and where the partition begins and ends."""
 
     committed: int
@@ -36,12 +36,12 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Reader:
+class ReadingGroup:
     """A consumer group of queues: ``members`` is None if we may not see them."""
 
     group: str
     members: int | None
-    places: Mapping[Source, Place] = field(default_factory=dict)
+    places: Mapping[Source, GroupPosition] = field(default_factory=dict)
 
     @property
     def behind(self) -> int:
@@ -58,7 +58,7 @@ def queues_of(group: str, names: Names, definitions: Definitions) -> list[str]:
 def judge_reading(
     client: ClientSettings,
     definitions: Definitions,
-    readers: Iterable[Reader],
+    readers: Iterable[ReadingGroup],
     waiting: Mapping[str, int] | None,
     left_out: int = 0,
     ended: Mapping[str, int] | None = None,
@@ -90,7 +90,7 @@ def judge_reading(
     return findings or [fine("groups", f"groups that read queues: {len(readers)}; none has lost records")]
 
 
-def _judge_lost(client: ClientSettings, reader: Reader) -> list[Finding]:
+def _judge_lost(client: ClientSettings, reader: ReadingGroup) -> list[Finding]:
     places = reader.places.items()
     lost = {source: place.start - place.committed for source, place in places if place.committed < place.start}
     topics = sorted({source.topic for source in lost})
@@ -109,7 +109,7 @@ def _judge_lost(client: ClientSettings, reader: Reader) -> list[Finding]:
     ]
 
 
-def unhandled(client: ClientSettings, definitions: Definitions, readers: Iterable[Reader]) -> list[str]:
+def unhandled(client: ClientSettings, definitions: Definitions, readers: Iterable[ReadingGroup]) -> list[str]:
     """Return the queues with handlers that no worker runs."""
     return [
         queue
@@ -135,7 +135,7 @@ def ended_processes(answers: Iterable[Mapping[str, Any]], names: Names) -> dict[
 
 def _judge_handlers(
     definitions: Definitions,
-    reader: Reader,
+    reader: ReadingGroup,
     queues: list[str],
     waiting: Mapping[str, int] | None,
     ended: Mapping[str, int],
@@ -210,7 +210,11 @@ def judge_retention(client: ClientSettings, definitions: Definitions, found: Map
     messages = found.get(client.names.messages)
     kept = -1 if messages is None else int(messages.config.get(RETENTION, FOR_EVER))
     longest = max(
-        ((max(each.lease_ms, each.delay_ms), queue) for queue in definitions.names() if (each := definitions(queue))),
+        (
+            (max(settings.lease_ms, settings.delay_ms), queue)
+            for queue in definitions.names()
+            if (settings := definitions(queue))
+        ),
         default=(0, ""),
     )
     if kept < 0 or kept >= longest[0]:
@@ -322,7 +326,7 @@ def with_large_messages(answers: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted(queue for queue, metrics in add_up(answers).items() if metrics.get("too_large"))
 
 
-def judge_large_messages(dead: Mapping[Group, int]) -> list[Finding]:
+def judge_large_messages(dead: Mapping[CountKey, int]) -> list[Finding]:
     """Judge the dead letters whose values were left out, by queue and reason; deleted ones are not among them."""
     findings = []
     for queue in sorted({group.queue for group in dead}):

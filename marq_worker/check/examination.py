@@ -21,7 +21,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, ConnectionTimeout
 from marq.client.threads import in_thread
 from marq.kafka.connection import plain_admin
 from marq.kafka.connection_diagnosis import find_obstacle
-from marq.kafka.group_members import GroupMember
+from marq.kafka.group_members import DescribedMember
 from marq.kafka.inspector import Inspector, Waiting
 from marq.kafka.topics import Look, planned
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
@@ -32,7 +32,7 @@ from marq_worker.check.brokers import judge_apis, judge_clock
 from marq_worker.check.cluster import ClusterView, GroupFacts, Published
 from marq_worker.check.consumers import (
     Backlog,
-    Reader,
+    ReadingGroup,
     counted,
     ended_processes,
     judge_backlogs,
@@ -218,7 +218,7 @@ class Examination:
 
     async def _readers(
         self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None], definitions: Definitions
-    ) -> tuple[list[Reader], int] | None:
+    ) -> tuple[list[ReadingGroup], int] | None:
         """Return the positions of groups that read queues, and how many were left out; None if we may not see them."""
         names = self._client.names
         may = allowed.get(names.messages)
@@ -235,7 +235,7 @@ class Examination:
         self,
         view: ClusterView,
         definitions: Definitions,
-        readers: list[Reader],
+        readers: list[ReadingGroup],
         left_out: int,
         pages: Sequence[Page],
         allowed: Mapping[str, frozenset[str] | None],
@@ -246,7 +246,7 @@ class Examination:
         may = allowed.get(self._client.names.messages)
         if backlogs is None and (may is None or "Read" in may):
             backlogs = await self._count(view, definitions, readers, absent)
-        waiting = None if backlogs is None else {each.queue: each.waiting for each in backlogs}
+        waiting = None if backlogs is None else {backlog.queue: backlog.waiting for backlog in backlogs}
         ended = ended_processes(answered, self._client.names)
         frozen = {self._client.names.named_group(process.group) for process in stuck(pages)}
         self._add(*judge_reading(self._client, definitions, readers, waiting, left_out, ended, frozen))
@@ -264,7 +264,7 @@ class Examination:
             self._add(*judge_large_messages(dead))
 
     async def _count(
-        self, view: ClusterView, definitions: Definitions, readers: Sequence[Reader], absent: Collection[str]
+        self, view: ClusterView, definitions: Definitions, readers: Sequence[ReadingGroup], absent: Collection[str]
     ) -> list[Backlog] | None:
         """Count the waiting messages of queues without consumers, because no worker does.
 
@@ -273,7 +273,7 @@ class Examination:
         names = self._client.names
         queues = {
             *definitions.names(),
-            *(queue for each in readers for queue in queues_of(each.group, names, definitions)),
+            *(queue for reader in readers for queue in queues_of(reader.group, names, definitions)),
         }
         ask, inspector = partial(self._ask, failed=None), Inspector(self._client, definitions)
         lonely = await ask("the consumers of queues", lambda: view.unattended(definitions, queues))
@@ -396,7 +396,7 @@ class Examination:
         self._findings += findings
 
 
-def _urls(members: Iterable[GroupMember]) -> list[str]:
+def _urls(members: Iterable[DescribedMember]) -> list[str]:
     """Return the addresses of pages; a worker without the role web has none."""
     return sorted({member.url for member in members if member.url.startswith("http")})
 

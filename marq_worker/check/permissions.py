@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from marq.kafka.role_permissions import ROLES, Kind, Permission, grants, principal, tools, worker
+from marq.kafka.role_permissions import ROLES, Permission, ResourceType, grants, principal, tools, worker
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.names import Names
@@ -41,9 +41,9 @@ class Allowed:
         Every group in ``every`` must have a prefixed permission. Among other groups, one that has it is enough, because
         services may be granted theirs group by group.
         """
-        if wanted.kind is Kind.TRANSACTIONAL_ID:
+        if wanted.kind is ResourceType.TRANSACTIONAL_ID:
             return self.transactional_ids.get(wanted.name) is False
-        if wanted.kind is Kind.TOPIC:
+        if wanted.kind is ResourceType.TOPIC:
             allowed = self.topics.get(wanted.name)
             return allowed is not None and wanted.operation not in allowed
         known = {
@@ -112,10 +112,10 @@ def missing(client: ClientSettings, role: str, use: Use, allowed: Allowed) -> li
             transactional=use.transactional,
             sqs=use.sqs,
         )
-        return [each for each in needed if allowed.lacks(each, use.handled_groups)]
+        return [permission for permission in needed if allowed.lacks(permission, use.handled_groups)]
     # A service need not use all queues: a queue's own topic counts if anything is allowed on it.
     topics = [topic for topic in use.own_topics if allowed.topics.get(topic) != frozenset()]
-    return [each for each in ROLES[role](client.names, topics) if allowed.lacks(each, ())]
+    return [permission for permission in ROLES[role](client.names, topics) if allowed.lacks(permission, ())]
 
 
 def judge_permissions(client: ClientSettings, roles: Iterable[str], use: Use, allowed: Allowed) -> list[Finding]:

@@ -14,11 +14,11 @@ from marq.settings.definitions import Definitions
 from marq.settings.topic_configs import LIMIT, TopicFacts, room_for_markers
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import Names
-from marq_worker.check.findings import Finding, fine, problem, warning
+from marq_worker.check.findings import Finding, exit_code, fine, problem, warning
 from marq_worker.config.queues import QueuesFile
 from marq_worker.handlers.handler_groups import handler_groups, without_handler
-from marq_worker.handlers.handlers_role import lacks_handler, part_of_group, publication
-from marq_worker.handlers.loaded_handlers import load_handler, load_modules, surrounding
+from marq_worker.handlers.handlers_role import check, lacks_handler, part_of_group, publication, unpublished
+from marq_worker.handlers.loaded_handlers import load_handlers_of, load_modules, surrounding
 from marq_worker.publication import check_topics, differences, left_over, listed
 
 #: Time limit of the search for messages of an ordered queue that the file changes.
@@ -165,22 +165,30 @@ def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[st
     except ConfigError as error:
         return [problem("handlers", str(error))]
     after = with_file(definitions, file)
-    documents = {handler.queue: handler.document for handler in decorated}
+    documents = {queue: each.document for queue, each in decorated.items()}
     try:
         after = after.after(publication(after, documents, modules, file.project))
     except ConfigError as error:
         return [problem("handlers", str(error))]
-    groups = handler_groups(after, {handler.queue: handler.name for handler in decorated}, around, file.runs_project)
+    own = {queue: each.name for queue, each in decorated.items() if each.name is not None}
+    types = {queue: each.types for queue, each in decorated.items()}
+    groups = handler_groups(after, own, around, file.runs_project, types)
     findings = []
     for group in groups.values():
         for queue, handled in group.queues.items():
             try:
-                load_handler(queue, handled.handler)
+                load_handlers_of(queue, handled)
             except ConfigError as error:
                 findings.append(problem("handlers", str(error)))
         rest = without_handler(after, group)
         if rest:
             judged = problem if lacks_handler(after, rest) else warning
             findings.append(judged("handlers", part_of_group(group, rest, after)))
+    if not exit_code(findings):
+        try:
+            check(after, groups, own)
+        except ConfigError as error:
+            return [*findings, problem("handlers", str(error), advice="no worker starts until then")]
+        findings += [warning("handlers", text) for text in unpublished(groups, documents)]
     queues = [queue for group in groups.values() for queue in group.queues]
     return findings or ([fine("handlers", f"can be imported: {', '.join(queues)}")] if queues else [])

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marq.kafka.group_members import GroupMember
+from marq.kafka.group_members import DescribedMember
 from marq.wire.names import Names
 from marq_worker.check.findings import Finding, fine, problem, warning
 from marq_worker.client_id import Identity
 from marq_worker.handlers.handler_watch import merged, removed
-from marq_worker.handlers.stuck_processes import StuckProcess, stuck_processes
+from marq_worker.handlers.stuck_processes import StuckProcess, quiet_workers, stuck_processes
 from marq_worker.web.liveness_and_readiness import MAX_LOOP_LAG_SECONDS
 from marq_worker.web.partition_statistics import recreated, recreated_topics
 
@@ -42,7 +42,7 @@ SILENT = (
 
 
 def judge_members(
-    names: Names, members: Sequence[GroupMember], *, begun: bool, silent: str | None = None
+    names: Names, members: Sequence[DescribedMember], *, begun: bool, silent: str | None = None
 ) -> list[Finding]:
     """Judge the trackers; ``begun``: whether the topics exist, that is, something has run before.
 
@@ -73,10 +73,11 @@ def judge_pages(pages: Sequence[Page], partitions: int | None = None) -> list[Fi
     """Judge the workers' pages; ``partitions``: the number of markers partitions, None if not known."""
     findings = [_judge_page(page) for page in pages]
     return [
-        *(finding for each in findings for finding in each),
+        *(finding for page_findings in findings for finding in page_findings),
         *_judge_owners(pages, partitions or 0),
         *_judge_handlers(pages),
         *_judge_processes(pages),
+        *_judge_quiet(pages),
         *_judge_recreated(pages),
     ]
 
@@ -103,10 +104,21 @@ def _judge_processes(pages: Sequence[Page]) -> list[Finding]:
     ]
 
 
+def _judge_quiet(pages: Sequence[Page]) -> list[Finding]:
+    return [
+        warning(
+            f"worker {url}",
+            "it is quiet: its running handlers continue, but it takes no more messages",
+            advice="let it take messages again on the dashboard's page of workers, or send it SIGCONT; or stop it",
+        )
+        for url in quiet_workers({**page.metrics, "url": page.url} for page in pages)
+    ]
+
+
 def _judge_recreated(pages: Sequence[Page]) -> list[Finding]:
     # A worker of an older version tells nothing about it.
     reports = [page.metrics.get("recreated_topics", ()) for page in pages]
-    return [warning(f"queue {each['queue']}", recreated(**each)) for each in recreated_topics(reports)]
+    return [warning(f"queue {topic['queue']}", recreated(**topic)) for topic in recreated_topics(reports)]
 
 
 def _judge_owners(pages: Sequence[Page], partitions: int) -> list[Finding]:
@@ -192,12 +204,13 @@ def _mend(alarm: str) -> str:
     return "see docs/operations/troubleshooting.md, 'Stopped partitions'"
 
 
-def judge_differences(names: Names, members: Sequence[GroupMember]) -> list[Finding]:
+def judge_differences(names: Names, members: Sequence[DescribedMember]) -> list[Finding]:
     """Warn if workers differ, except in the definitions of different projects."""
     identities = {identity for member in members if (identity := Identity.read(member.client_id)) is not None}
     different = ["versions"] if len({identity.version for identity in identities}) > 1 else []
     files = Counter(
-        project for project, _ in {(each.project, each.fingerprint) for each in identities if each.publishes}
+        project
+        for project, _ in {(identity.project, identity.fingerprint) for identity in identities if identity.publishes}
     )
     different += [
         f"definitions of queues in project {project}" if project else "definitions of queues"

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.text import Text
 
 from marq.client.dead_letter import DeadLetter
 from marq.dead_letters.dead_letters import Count, DeadLetters, Deleted, Redriven
@@ -21,9 +23,9 @@ from marq.wire.errors import ConfigError, UnknownQueue
 from marq.wire.names import check_queue_name
 from marq_worker.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command
 from marq_worker.commands.confirmation import confirm
-from marq_worker.commands.terminal import Column, bar, quoted, show, text
+from marq_worker.commands.terminal import Column, bar, quoted, show, terminal, text
 from marq_worker.commands.unknown import note_about
-from marq_worker.readable import read_duration
+from marq_worker.readable import plain, read_duration, why_dead
 
 #: Dead letters to show without --limit.
 DEFAULT_LETTERS = 20
@@ -37,8 +39,8 @@ FILTERS: Sequence[Callable[..., Any]] = (
         "--header", "headers", metavar="NAME[=VALUE]", multiple=True,
         help="Only those with this header; without VALUE, with any value. Repeatable.",
     ),
-    click.option("--older", metavar="AGE", help="Only those older than AGE (90s, 15m, 2h, 7d) or than a time."),
-    click.option("--newer", metavar="AGE", help="Only those newer than AGE (90s, 15m, 2h, 7d) or than a time."),
+    click.option("--older", metavar="AGE", help="Only those older than AGE (90s, 1h30m, 7d) or than a time."),
+    click.option("--newer", metavar="AGE", help="Only those newer than AGE (90s, 1h30m, 7d) or than a time."),
     click.option("--id", "identity", metavar="ID", help="Only the message with this id."),
 )  # fmt: skip
 
@@ -46,15 +48,6 @@ _COUNTS = (
     Column("queue", lambda count: count.queue, least=16),
     Column("dead letters", lambda count: f"{count.dead_letters:,}", right=True),
     Column("reason", lambda count: count.reason, least=20),
-)
-_LETTERS = (
-    Column("id", lambda letter: letter.id),
-    Column("dead-lettered", lambda letter: letter.dead_lettered_at.strftime("%Y-%m-%d %H:%M:%S"), rank=2),
-    Column("attempts", lambda letter: str(letter.attempts), rank=3, right=True),
-    Column("reason", lambda letter: letter.reason, least=16),
-    Column("last error", lambda letter: letter.last_error, least=12, rank=1),
-    Column("bytes", lambda letter: f"{len(letter.body):,}", rank=5, right=True),
-    Column("value", lambda letter: quoted(text(letter.body)), least=12, rank=4),
 )
 
 
@@ -65,14 +58,15 @@ _LETTERS = (
         "--limit", type=click.IntRange(1), help=f"At most N, oldest first; by default {DEFAULT_LETTERS} are shown."
     ),
     click.option("--count", is_flag=True, help="Count by reason; without NAME, for all queues."),
+    click.option("--traceback", is_flag=True, help="Show the traceback of the last attempt, too."),
     click.option("--delete", is_flag=True, help="Delete them permanently."),
     DRY_RUN,
     JSON,
     YES,
 )
 async def dead(
-    setup: Setup, name: str | None, limit: int | None, count: bool, delete: bool, dry_run: bool, as_json: bool,
-    yes: bool, **options: Any,
+    setup: Setup, name: str | None, limit: int | None, count: bool, traceback: bool, delete: bool, dry_run: bool,
+    as_json: bool, yes: bool, **options: Any,
 ) -> int:  # fmt: skip
     """Show, count or delete the dead letters of a queue."""
     filters = read_filters(**options)
@@ -80,6 +74,8 @@ async def dead(
         raise ConfigError("--dry-run: only with --delete")
     if count and (delete or limit):
         raise ConfigError("--count: not with --delete or --limit")
+    if traceback and (delete or count or name is None):
+        raise ConfigError("--traceback: only when dead letters are listed: name a queue, without --count and --delete")
     async with DeadLetters.of(setup.client) as letters:
         if delete:
             if name is None:
@@ -96,7 +92,8 @@ async def dead(
         else:
             most = limit or DEFAULT_LETTERS
             shown = [letter async for letter in letters.peek(name, limit=most, **filters)]
-            _show_letters(name, sorted(shown, key=lambda letter: letter.dead_lettered_at), most, as_json=as_json)
+            shown.sort(key=lambda letter: letter.dead_lettered_at)
+            _show_letters(name, shown, most, as_json=as_json, traceback=traceback)
             if not shown:
                 await note_about(letters, name)
     return 0
@@ -112,15 +109,46 @@ def _show_counts(counts: Sequence[Count], *, as_json: bool) -> None:
         print("there are no such dead letters")
 
 
-def _show_letters(name: str, letters: Sequence[DeadLetter], most: int, *, as_json: bool) -> None:
+def _show_letters(name: str, letters: Sequence[DeadLetter], most: int, *, as_json: bool, traceback: bool) -> None:
     if as_json:
         print(json.dumps([described(letter) for letter in letters]))
     elif letters:
-        show(_LETTERS, letters)
+        for letter in letters:
+            _show_letter(letter, traceback=traceback)
     else:
         print(f"queue {name!r} has no such dead letters")
     if len(letters) == most and not as_json:
         print(f"the {most} oldest; --limit shows more, --count shows how many there are")
+    if not (as_json or traceback) and any(letter.traceback for letter in letters):
+        print("--traceback shows where each of them failed last")
+
+
+def _show_letter(letter: DeadLetter, *, traceback: bool) -> None:
+    """Print a dead letter with its error first, wrapped: the error decides what to do."""
+    console, why = terminal(), why_dead(letter.reason, letter.last_error)
+    _print_wrapped(console, why, style="bold")
+    if letter.last_error and letter.last_error not in why:
+        _print_wrapped(console, f"last error: {letter.last_error}", indent=2)
+    died = letter.dead_lettered_at.strftime("%Y-%m-%d %H:%M:%S")
+    # Not wrapped: an id is copied as a whole.
+    facts = f"  {letter.id}  {died} UTC  attempts: {letter.attempts}  bytes: {len(letter.body):,}"
+    console.print(Text(plain(facts)), soft_wrap=True)
+    if letter.body:
+        value = Text(plain(f"  {quoted(text(letter.body))}"))
+        value.truncate(console.width, overflow="ellipsis")
+        console.print(value, no_wrap=True)
+    if traceback:
+        lines = letter.traceback.splitlines() or ["no traceback: no exception ended it, or none was kept"]
+        for line in lines:
+            console.print(Text(plain(f"    {line}")), soft_wrap=True)
+    console.print()
+
+
+def _print_wrapped(console: Console, said: str, *, indent: int = 0, style: str = "") -> None:
+    for paragraph in said.splitlines():
+        for line in Text(plain(paragraph), style).wrap(console, console.width - indent):
+            line.rstrip()
+            console.print(Text(" " * indent) + line, soft_wrap=True)
 
 
 def described(letter: DeadLetter) -> dict[str, Any]:
@@ -128,8 +156,10 @@ def described(letter: DeadLetter) -> dict[str, Any]:
     return {
         "id": letter.id,
         "queue": letter.queue,
+        "type": letter.type,
         "reason": letter.reason,
         "last_error": letter.last_error,
+        "traceback": letter.traceback,
         "attempts": letter.attempts,
         "first_sent": letter.first_sent.isoformat(timespec="milliseconds"),
         "dead_lettered_at": letter.dead_lettered_at.isoformat(timespec="milliseconds"),
@@ -166,7 +196,7 @@ def _age(option: str, text: str) -> float | datetime:
     moment = moment_of(text.strip())
     if moment is None:
         raise ConfigError(
-            f"{option} {text}: expected an age such as 90s, 15m, 2h or 7d, or a time with a time zone, as in"
+            f"{option} {text}: expected an age such as 90s, 15m, 1h30m or 7d, or a time with a time zone, as in"
             " 2030-01-31T08:00:00+00:00"
         )
     return moment

@@ -18,7 +18,7 @@ from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import check_queue_name
 from marq_worker.commands.command import JSON, YES, Setup, command, say
 from marq_worker.commands.confirmation import confirm
-from marq_worker.commands.terminal import WATCH, Column, cell, duration, looked, quoted, show
+from marq_worker.commands.terminal import WATCH, Column, cell, duration, interval, looked, quoted, show
 from marq_worker.commands.unknown import note_if_unknown
 from marq_worker.web.message_listing import DEFAULT_MESSAGES, MAX_MESSAGES, read_choice
 from marq_worker.web.peers import ask_workers, path_segment
@@ -48,7 +48,7 @@ _COLUMNS = (
     WATCH,
     JSON,
 )
-async def delayed(setup: Setup, name: str, limit: int, until: str | None, watch: float | None, as_json: bool) -> int:
+async def delayed(setup: Setup, name: str, limit: int, until: str | None, watch: str | None, as_json: bool) -> int:
     """Show the delayed messages of a queue in order of their due times; exit 1 if some may be missing."""
     check_queue_name(name)
     query = {"state": "delayed", "limit": str(limit), **({} if until is None else {"until": until})}
@@ -58,7 +58,7 @@ async def delayed(setup: Setup, name: str, limit: int, until: str | None, watch:
     await ensure_topics(setup.client)
     shown = await looked(
         lambda: _ask(setup.client, name, query, limit), lambda listed: _show(name, listed, limit),
-        watch=watch, as_json=as_json,
+        watch=interval(watch), as_json=as_json,
     )  # fmt: skip
     if not shown["messages"]:
         await note_if_unknown(setup.client, name)

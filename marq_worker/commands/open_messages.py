@@ -10,12 +10,13 @@ from marq.kafka.inspector import Inspector
 from marq.kafka.owned_partitions import OPEN, open_counts
 from marq.settings.client import ClientSettings
 from marq_worker.handlers.handler_watch import merged
+from marq_worker.queue_states import open_breakers
 from marq_worker.web.partition_statistics import add_up, backlog_of
 from marq_worker.web.peers import ask_workers
 
 
 @dataclass(frozen=True)
-class Open:
+class OpenReport:
     """``queues``: metrics by queue; ``complete``: whether all markers partitions were read far enough."""
 
     queues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -25,13 +26,15 @@ class Open:
     backlog: bool = False
     #: Removed handlers by queue, as :meth:`agents.removed_handlers.RemovedHandlers.metrics`.
     removed_handlers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: The queues whose circuit breaker is not closed.
+    open_breakers: frozenset[str] = frozenset()
 
     def of(self, queue: str) -> dict[str, int]:
         metrics = self.queues.get(queue, {})
         return {name: int(metrics.get(name, 0)) for name in OPEN}
 
 
-async def told_by_workers(client: ClientSettings, ends: Mapping[int, int] | None = None) -> Open:
+async def told_by_workers(client: ClientSettings, ends: Mapping[int, int] | None = None) -> OpenReport:
     """Ask the workers; ``ends``: how far each markers partition must have been read."""
     members, answers = await ask_workers(client, "api/queues")
     metrics = [answer for answer in answers if answer is not None]
@@ -39,7 +42,8 @@ async def told_by_workers(client: ClientSettings, ends: Mapping[int, int] | None
     # With ``ends``, the owners' positions show whether another worker may have more.
     complete = (members.settled if ends is not None else everyone) and covers(metrics, ends)
     backlog = backlog_of(metrics, everyone=everyone and complete)["complete"]
-    return Open(add_up(metrics), complete, len(members.urls), backlog, merged(metrics))
+    breakers = frozenset(open_breakers(metrics))
+    return OpenReport(add_up(metrics), complete, len(members.urls), backlog, merged(metrics), breakers)
 
 
 def covers(answers: Sequence[Mapping[str, Any]], ends: Mapping[int, int] | None) -> bool:
@@ -55,7 +59,7 @@ def covers(answers: Sequence[Mapping[str, Any]], ends: Mapping[int, int] | None)
     return all(applied.get(partition, -1) >= end - 1 for partition, end in ends.items())
 
 
-async def opened(client: ClientSettings, inspector: Inspector, ends: Mapping[int, int]) -> Open:
+async def opened(client: ClientSettings, inspector: Inspector, ends: Mapping[int, int]) -> OpenReport:
     """Return the unfinished messages when the markers have been read up to ``ends``, with or without workers.
 
     The result is not complete if a running worker has not read that far.
@@ -63,4 +67,4 @@ async def opened(client: ClientSettings, inspector: Inspector, ends: Mapping[int
     reported = await told_by_workers(client, ends)
     if reported.complete or reported.workers:
         return reported
-    return Open(open_counts((await inspector.owned(ends=ends)).values()))
+    return OpenReport(open_counts((await inspector.owned(ends=ends)).values()))

@@ -37,7 +37,7 @@ async def purge(
     """Discard all waiting messages of a queue; messages in flight continue; the queue is paused during the purge."""
     check_queue_name(name)
     client, interrupted, done = setup.client, False, 0
-    purged, extent, complete = await purging.meant(client, name, delayed=delayed, dead=dead)
+    purged, extent, complete = await purging.preview(client, name, delayed=delayed, dead=dead)
     # An incomplete count may have found none of the queue's messages.
     if not dry_run and (purged.total or not complete):
         confirm(f"Purge {_counted(purged, complete=complete)} of queue {name!r} permanently?", client, yes=yes)
@@ -96,7 +96,7 @@ _PAUSE_S = 0.5
         default="10m",
         show_default=True,
         metavar="DURATION",
-        help="Wait at most this long: 90s, 15m, 2h, 7d.",
+        help="Wait at most this long: 90s, 15m, 1h30m.",
     ),
     JSON,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,34 +14,20 @@ from marq.settings.client import ClientSettings
 from marq.settings.combinations import ORIGINS
 from marq.settings.definitions import LAYERS, layer_key
 from marq.settings.effective_settings import EffectiveSettings, queue_document
-from marq.settings.queue import (
-    ALL,
-    BLOCK,
-    CHECKS,
-    CONTINUE,
-    EARLIEST,
-    LATEST,
-    MAX_SECONDS,
-    ORDERED_BY_KEY,
-    UNLIMITED,
-    UNORDERED,
-    check_document,
-)
+from marq.settings.queue import ALL, CHECKS, MAX_SECONDS, check_document
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
 from marq_worker.backlog.consumer_watch import has_no_consumer
 from marq_worker.commands.command import JSON, YES, Setup, command, open_queues
 from marq_worker.commands.confirmation import confirm
-from marq_worker.commands.open_messages import Open, told_by_workers
+from marq_worker.commands.open_messages import OpenReport, told_by_workers
 from marq_worker.commands.terminal import Column, cell, quoted, seconds, show
 from marq_worker.commands.unknown import note_if_unknown
 from marq_worker.handlers.handler_watch import removed
 from marq_worker.readable import paused, span
+from marq_worker.setting_values import NAMED, read_value, write_value
 from marq_worker.web.blocked_keys import merged_keys
 from marq_worker.web.peers import ask_workers, path_segment
-
-#: Settings whose values are names. Changing one may change which group reads the queue.
-_NAMED = frozenset({"group", "topic", "handler"})
 
 
 def _next_attempt(key: Mapping[str, Any]) -> str:
@@ -58,14 +43,12 @@ _BLOCKED = (
 )
 #: Blocked keys that a terminal shows.
 _SHOWN_KEYS = 20
-#: Values that need no quotes.
-_WORDS = frozenset({UNLIMITED, ALL, UNORDERED, ORDERED_BY_KEY, CONTINUE, BLOCK, EARLIEST, LATEST})
 
 
 @command(click.argument("name"),
     click.option(
         "--set", "assignments", multiple=True, metavar="KEY=VALUE",
-        help="Change a setting for all workers and clients; VALUE as in marq.toml. Repeatable.",
+        help="Change a setting for all workers and clients; VALUE as in marq.toml; durations also 1h30m. Repeatable.",
     ),
     click.option(
         "--unset", "unset", multiple=True, metavar="KEY",
@@ -103,7 +86,7 @@ async def queue(
             confirm(f"Undo all run-time changes of queue {name!r}?", client, yes=yes)
             await queues.reset(name)
         elif changes:
-            asked = sorted(_NAMED & changes.keys())
+            asked = sorted(NAMED & changes.keys())
             if asked:
                 confirm(
                     f"{', '.join(asked)}: another group may read queue {name!r} from now on. Continue?", client, yes=yes
@@ -133,7 +116,7 @@ def read_changes(assignments: Sequence[str], unset: Sequence[str]) -> dict[str, 
         if not equals:
             raise ConfigError(f"--set {assignment}: expected KEY=VALUE, as in --set lease=60")
         _once(changes, key.strip(), "--set")
-        changes[key.strip()] = _value(key.strip(), text.strip())
+        changes[key.strip()] = read_value(key.strip(), text.strip(), "--set")
     check_document(changes, "--set")
     for key in unset:
         if key not in CHECKS:
@@ -148,25 +131,12 @@ def _once(changes: Mapping[str, Any], key: str, option: str) -> None:
         raise ConfigError(f"{option} {key}: the key is given twice")
 
 
-def _value(key: str, text: str) -> Any:
-    if text in _WORDS or (key in _NAMED and not text.startswith(("'", '"'))):
-        # A name; the shell removes quotes anyhow.
-        return text
-    try:
-        document = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--set {key}={text}: expected a value as in marq.toml: {error}") from error
-    if len(document) > 1:
-        raise ConfigError(f"--set {key}={text}: expected one value")
-    return document["value"]
-
-
 async def _forget(queues: Queues, name: str) -> None:
     layers = [layer for layer in LAYERS if queues.definitions.layer(layer, name) is not None]
     await queues.publish({layer_key(layer, name): None for layer in layers})
 
 
-def messages(name: str, told: Open) -> dict[str, Any] | None:
+def messages(name: str, told: OpenReport) -> dict[str, Any] | None:
     """Return the metrics of a queue's messages, None if no worker counts waiting messages."""
     if not told.backlog:
         return None
@@ -179,7 +149,7 @@ def messages(name: str, told: Open) -> dict[str, Any] | None:
     }
 
 
-async def _ask_for_blocked(client: ClientSettings, name: str, told: Open) -> dict[str, Any] | None:
+async def _ask_for_blocked(client: ClientSettings, name: str, told: OpenReport) -> dict[str, Any] | None:
     """Ask the workers how many keys of a queue are blocked, and for the first messages of those keys.
 
     None if no worker runs. ``complete``: whether all workers have answered.
@@ -218,7 +188,7 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
     group = "a group of its own" if shown["group"] is None else f"group {shown['group']}"
     undefined = "" if shown["defined"] else "; not defined"
     project = f"; project {shown['project']}" if shown["project"] else ""
-    values = {key: _toml(setting["value"]) for key, setting in shown["settings"].items()}
+    values = {key: write_value(setting["value"]) for key, setting in shown["settings"].items()}
     key_width, width = max(map(len, values)), max(map(len, values.values()))
     partitions = shown["partitions"]
     return [
@@ -240,18 +210,11 @@ def _on(sent_to: Any, read: Any) -> str:
     return f"  messages are sent to {sent}{also}"
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        items = [f"{key if key.isidentifier() else json.dumps(key)} = {_toml(item)}" for key, item in value.items()]
-        return "{ " + ", ".join(items) + " }" if items else "{}"
-    return "none" if value is None else json.dumps(value, ensure_ascii=False)
-
-
 _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 
 
 @command(_NAMES,
-    click.option("--for", "duration", metavar="DURATION", help="Resume automatically after DURATION: 10m, 2h."),
+    click.option("--for", "duration", metavar="DURATION", help="Resume automatically after DURATION: 10m, 1h30m."),
     JSON,
 )  # fmt: skip
 async def pause(setup: Setup, names: Sequence[str], duration: str | None, as_json: bool) -> None:

@@ -16,17 +16,17 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq_worker.backlog.consumer_watch import NO_CONSUMER_S, has_no_consumer, unattended
 from marq_worker.commands.command import JSON, Setup, command, open_groups, open_queues
-from marq_worker.commands.open_messages import Open, told_by_workers
-from marq_worker.commands.terminal import WATCH, Alarm, Column, cell, duration, looked, number, show
+from marq_worker.commands.open_messages import OpenReport, told_by_workers
+from marq_worker.commands.terminal import WATCH, Alarm, Column, cell, duration, interval, looked, number, show
+from marq_worker.queue_states import ALARMING, PAUSED, queue_state
 from marq_worker.readable import paused
 
 
 def _state(row: Mapping[str, Any]) -> str:
-    if row["paused"]:
+    state: str = row["state"]
+    if state == PAUSED:
         return paused(row["paused_until"])
-    if row["removed_handler"]:
-        return Alarm("handler removed")
-    return Alarm("no consumer") if row["no_consumer"] else "delivers"
+    return Alarm(state) if state in ALARMING else state
 
 
 _COLUMNS = (
@@ -53,7 +53,7 @@ _COUNT_DEAD_S = 30.0
     WATCH,
     JSON,
 )  # fmt: skip
-async def queues(setup: Setup, scan: int, watch: float | None, as_json: bool) -> int:
+async def queues(setup: Setup, scan: int, watch: str | None, as_json: bool) -> int:
     """Show all queues and their messages; exit 1 if some metrics are missing."""
     client = setup.client
     async with open_queues(client) as followed, DeadLetters.of(client) as letters:
@@ -62,16 +62,17 @@ async def queues(setup: Setup, scan: int, watch: float | None, as_json: bool) ->
         async def look() -> dict[str, Any]:
             definitions = followed.definitions
             told = await told_by_workers(client)
-            names = {*definitions.names(), *told.queues, *await consumed_queues(client)}
+            consumed = await consumed_queues(client)
+            names = {*definitions.names(), *told.queues, *consumed}
             if told.backlog:
                 waiting = _by_backlog(told)
                 lonely = [queue for queue, metrics in told.queues.items() if has_no_consumer(metrics)]
             else:
                 waiting = await Inspector(client, definitions).waiting(names, scan)
                 lonely = await _unattended(client, definitions, waiting)
-            return described(definitions, told, waiting, await dead.counts(), names, lonely)
+            return described(definitions, told, waiting, await dead.counts(), names, lonely, consumed)
 
-        shown = await looked(look, _show, watch=watch, as_json=as_json)
+        shown = await looked(look, _show, watch=interval(watch), as_json=as_json)
     return 0 if shown["complete"] else 1
 
 
@@ -92,7 +93,7 @@ class _Dead:
         return self._known
 
 
-def _by_backlog(told: Open) -> Waiting:
+def _by_backlog(told: OpenReport) -> Waiting:
     now_ms = time.time() * 1000
     return Waiting(
         counts=Counter({queue: int(metrics["waiting"]) for queue, metrics in told.queues.items()}),
@@ -106,37 +107,55 @@ def _by_backlog(told: Open) -> Waiting:
 
 def described(
     definitions: Definitions,
-    told: Open,
+    told: OpenReport,
     waiting: Waiting,
     dead: Mapping[str, int],
     names: Iterable[str],
     lonely: Collection[str] = (),
+    consumed: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the metrics of all queues for programs; ``lonely``: those with waiting messages and no consumer."""
+    """Return the metrics of all queues for programs; ``lonely``: those with waiting messages and no consumer.
+
+    A queue without a definition, a group among ``consumed`` and any message is unknown, and left out: trackers know
+    each name that a message ever had.
+    """
     unknown = {key.decode("utf-8", "replace"): count for key, count in waiting.unknown_keys.items()}
-    now_ms = time.time() * 1000
+    now_ms, complete = time.time() * 1000, told.complete and waiting.complete
     rows = []
     for name in sorted({*names, *dead, *unknown}):
         oldest_ms = waiting.oldest_ms.get(name)
         metrics, settings = told.queues.get(name, {}), definitions.settings(name)
+        count, open_ = waiting.counts[name] + unknown.get(name, 0), told.of(name)
+        known = name in definitions.names() or name in consumed or not complete
+        if not (known or count or dead.get(name) or any(open_.values())):
+            continue
+        removed_handler = told.removed_handlers.get(name, {}).get("handler")
+        no_consumer = name in lonely and not settings.paused
         rows.append(
             {
                 "queue": name,
                 "defined": name in definitions.names(),
+                "state": queue_state(
+                    {**metrics, "waiting": count},
+                    paused=settings.paused,
+                    breaker_open=name in told.open_breakers,
+                    removed_handler=removed_handler is not None,
+                    no_consumer=no_consumer,
+                ),
                 "paused": settings.paused,
                 "paused_until": settings.paused_until,
-                "no_consumer": name in lonely and not settings.paused,
-                "removed_handler": told.removed_handlers.get(name, {}).get("handler"),
+                "no_consumer": no_consumer,
+                "removed_handler": removed_handler,
                 "group": definitions.group(name),
-                "waiting": waiting.counts[name] + unknown.get(name, 0),
-                **told.of(name),
+                "waiting": count,
+                **open_,
                 "dead_letters": dead.get(name, 0),
                 "oldest_waiting_seconds": None if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
                 "acked_per_second": metrics.get("acked_per_second", 0.0),
             }
         )
     return {
-        "complete": told.complete and waiting.complete,
+        "complete": complete,
         "workers": told.workers,
         "waiting_complete": waiting.complete,
         "backlog": told.backlog,

@@ -26,7 +26,7 @@ from marq_worker.commands.unknown import note_if_unknown
 
 @command(
     click.argument("name"),
-    click.option("--since", metavar="AGE", help="Messages sent in the last AGE (90s, 15m, 2h, 7d), or since a time."),
+    click.option("--since", metavar="AGE", help="Messages sent in the last AGE (90s, 1h30m, 7d), or since a time."),
     click.option("--from", "place", metavar="OFFSET", help="Replay one partition, starting at topic/partition/offset."),
     click.option("--id", "identity", metavar="ID", help="Continue an interrupted replay."),
     DRY_RUN,

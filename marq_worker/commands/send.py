@@ -17,7 +17,7 @@ from marq.producer.producer import Producer
 from marq.settings.durations import moment_of
 from marq.settings.ordering_keys import check_ordering_key
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
-from marq.wire.names import check_queue_name
+from marq.wire.names import check_queue_name, check_type_name
 from marq_worker.commands.command import JSON, Interrupted, Setup, command
 from marq_worker.commands.confirmation import typing
 from marq_worker.commands.terminal import bar, seconds
@@ -31,16 +31,17 @@ _LINES, _BYTES = 5_000, 8 << 20
     click.argument("name"),
     click.argument("value", required=False),
     click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of the message. Repeatable."),
+    click.option("--type", "kind", metavar="TYPE", help="Type of the message, which chooses its handler."),
     click.option("--ordering-key", metavar="KEY", help='Ordering key, in a queue with ordering = "key".'),
     click.option("--deduplication-id", "own_id", metavar="ID", help="Id; later messages with the same id are dropped."),
-    click.option("--delay", metavar="DURATION", help="Delay before delivery: 90s, 15m, 2h, 7d."),
+    click.option("--delay", metavar="DURATION", help="Delay before delivery: 90s, 15m, 1h30m, 7d."),
     click.option("--at", "moment", metavar="TIME", help="Time of delivery: 2030-01-31T08:00:00+00:00."),
     click.option("--lines", is_flag=True, help="Send each line of standard input as a message."),
     JSON,
 )
 async def send(
-    setup: Setup, name: str, value: str | None, headers: Sequence[str], ordering_key: str | None, own_id: str | None,
-    delay: str | None, moment: str | None, lines: bool, as_json: bool,
+    setup: Setup, name: str, value: str | None, headers: Sequence[str], kind: str | None, ordering_key: str | None,
+    own_id: str | None, delay: str | None, moment: str | None, lines: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Send VALUE, or `-` for all of standard input; prints the message's id."""
     check_queue_name(name)
@@ -52,7 +53,7 @@ async def send(
         raise ConfigError(f"send: --delay {delay} and --at {moment}: pass only one of them")
     key = None if ordering_key is None else check_ordering_key(ordering_key.encode("utf-8", "surrogateescape"))
     options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment), "ordering_key": key}
-    options["deduplication_id"] = own_id
+    options |= {"type": None if kind is None else check_type_name(kind), "deduplication_id": own_id}
     options = {key: option for key, option in options.items() if option is not None}
     limit = (await ensure_topics(setup.client)).messages_limit_bytes
     await note_if_no_consumer(setup.client, name)

@@ -15,7 +15,7 @@ from aiokafka.errors import for_code
 
 from marq.admin.purge_extent import existing_ranges
 from marq.core.storage.rows import HELD
-from marq.kafka.group_members import DescribedGroup, GroupMember, described_members, listed_groups
+from marq.kafka.group_members import DescribedGroup, DescribedMember, described_members, listed_groups
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
 from marq.kafka.owned_partitions import Owned
@@ -24,7 +24,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 from marq_worker.commands.command import JSON, Setup, command, open_groups, open_queues
-from marq_worker.commands.terminal import WATCH, Column, bar, cell, duration, looked, number, show
+from marq_worker.commands.terminal import WATCH, Column, bar, cell, duration, interval, looked, number, show
 from marq_worker.web.message_listing import moment
 
 NO_OWNER = "none"
@@ -68,7 +68,7 @@ _MEMBERS = (
 
 
 @command(WATCH, JSON)
-async def state(setup: Setup, watch: float | None, as_json: bool) -> int:
+async def state(setup: Setup, watch: str | None, as_json: bool) -> int:
     """Show the owner, or last owner, and position of each partition; exit 1 if a markers partition has no owner."""
     client = setup.client
     async with open_queues(client, changelog=True) as queues:
@@ -81,16 +81,16 @@ async def state(setup: Setup, watch: float | None, as_json: bool) -> int:
                 ranges = await existing_ranges(view, {source for group in groups.values() for source in group.sources})
             return described(client, queues.definitions, groups, owned, ranges, time.time() * 1000)
 
-        document = await looked(look, _show, watch=watch, as_json=as_json)
+        document = await looked(look, _show, watch=interval(watch), as_json=as_json)
     return 0 if all(partition["owner"] for partition in document["markers"]) else 1
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupState:
     """A consumer group: its members, and by partition the owner, the committed offset and the committer."""
 
     described: DescribedGroup
-    owners: Mapping[Source, GroupMember] = field(default_factory=dict)
+    owners: Mapping[Source, DescribedMember] = field(default_factory=dict)
     committed: Mapping[Source, int] = field(default_factory=dict)
     committers: Mapping[Source, str] = field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class Group:
 def described(
     client: ClientSettings,
     definitions: Definitions,
-    groups: Mapping[str, Group],
+    groups: Mapping[str, GroupState],
     owned: Mapping[int, Owned],
     ranges: Mapping[Source, range],
     now_ms: float,
@@ -158,16 +158,16 @@ def _leases_since(owned: Owned) -> dict[tuple[str, Source], int]:
     return since
 
 
-def _owner(member: GroupMember | None) -> dict[str, Any]:
+def _owner(member: DescribedMember | None) -> dict[str, Any]:
     return {"owner": None if member is None else str(member), "owner_id": None if member is None else member.id}
 
 
-def _member(member: GroupMember) -> dict[str, Any]:
+def _member(member: DescribedMember) -> dict[str, Any]:
     partitions = sum(map(len, member.partitions.values()))
     return {"member": str(member), **member.document(), "partitions": partitions}
 
 
-def _partition(group: Group, source: Source, span: range | None, oldest_lease_s: float | None) -> dict[str, Any]:
+def _partition(group: GroupState, source: Source, span: range | None, oldest_lease_s: float | None) -> dict[str, Any]:
     committed = group.committed.get(source)
     start, end = (0, 0) if span is None else (span.start, span.stop)
     return {
@@ -203,7 +203,7 @@ def _show(document: dict[str, Any]) -> None:
         print("markers partitions have no owner, so their leases do not expire; start a worker: marq worker")
 
 
-async def _groups(client: ClientSettings) -> dict[str, Group]:
+async def _groups(client: ClientSettings) -> dict[str, GroupState]:
     """Return the groups of the namespace, including that of the trackers."""
     names = client.names
     async with open_groups(client) as admin:
@@ -212,7 +212,7 @@ async def _groups(client: ClientSettings) -> dict[str, Group]:
         return {each.name: await _group(admin, each) for each in await described_members(admin, ours)}
 
 
-async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> Group:
+async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> GroupState:
     if group.error:
         # Otherwise all partitions would seem to have no owner.
         raise for_code(group.error)
@@ -224,7 +224,7 @@ async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> Group:
     }
     offsets = await admin.list_consumer_group_offsets(group.name)
     committed = {Source(*tp): each for tp, each in offsets.items() if each.offset >= 0}
-    return Group(
+    return GroupState(
         group,
         owners,
         {source: each.offset for source, each in committed.items()},

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq_worker.commands.command import Interrupted, say
-from marq_worker.readable import plain, read_duration, span
+from marq_worker.readable import DURATION_FORM, plain, read_duration, span
 
 #: Cells between two columns.
 _GAP = 2
@@ -136,9 +136,18 @@ def _shared(columns: Sequence[Column], wanted: Sequence[int], kept: Sequence[int
     return widths
 
 
-WATCH = click.option(
-    "--watch", metavar="SECONDS", type=click.FloatRange(0.1, 3_600), help="Repeat every N seconds, until Ctrl-C."
-)
+WATCH = click.option("--watch", metavar="DURATION", help="Repeat at this interval, until Ctrl-C: 2s.")
+#: The shortest and the longest interval of --watch.
+WATCH_S = (0.1, 3_600.0)
+
+
+def interval(watch: str | None) -> float | None:
+    """Return the seconds of --watch."""
+    interval_s = None if watch is None else seconds("--watch", watch)
+    if interval_s is not None and not WATCH_S[0] <= interval_s <= WATCH_S[1]:
+        raise ConfigError(f"--watch {watch}: expected a duration from {WATCH_S[0]:g} s to {WATCH_S[1]:g} s")
+    return interval_s
+
 
 Found = TypeVar("Found", bound="dict[str, Any]")
 
@@ -206,10 +215,10 @@ SHOWN_BYTES = 1_024
 
 
 def seconds(option: str, text: str) -> float:
-    """Return the seconds of a duration such as 90s, 15m, 2h, 7d; a number without a unit is in seconds."""
+    """Return the seconds of a duration such as 90s or 1h30m; a number without a unit is in seconds."""
     duration_s = read_duration(text)
     if duration_s is None:
-        raise ConfigError(f"{option} {text}: expected a duration such as 90s, 15m, 2h or 7d")
+        raise ConfigError(f"{option} {text}: expected {DURATION_FORM}")
     return duration_s
 
 

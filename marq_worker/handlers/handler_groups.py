@@ -18,17 +18,28 @@ from marq.settings.purged_offsets import Purge
 from marq.settings.removed_handlers import handler_of
 from marq.wire.errors import ConfigError
 
+#: No handlers by type.
+_NO_TYPES: Mapping[str, Mapping[str, str]] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class HandledQueue:
     """``handler`` is ``module:function``; ``topic``: the queue's own topic; ``reads``: its partitions of the messages
-    topic.
+    topic. ``types`` has the handlers of the queue that are for one type of messages; ``handler`` is then for the
+    others, None if no handler is.
     """
 
-    handler: str
+    handler: str | None
     concurrency: int
     topic: str | None = None
     reads: Partitions = None
+    types: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def handlers(self) -> list[str]:
+        """All handlers, each once."""
+        names = [*self.types.values()] if self.handler is None else [self.handler, *self.types.values()]
+        return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +94,27 @@ def _handled(reads: Iterable[int] | None, **told: Any) -> HandledQueue:
 
 
 def handler_groups(
-    definitions: Definitions, own: Mapping[str, str], modules: tuple[str, ...] = (), project: str | None = ""
+    definitions: Definitions,
+    own: Mapping[str, str],
+    modules: tuple[str, ...] = (),
+    project: str | None = "",
+    types: Mapping[str, Mapping[str, str]] = _NO_TYPES,
 ) -> dict[str, HandlerGroup]:
     """Return the groups whose handlers a worker runs, by name; ``modules`` have lifespans or middleware for all.
 
-    ``own`` and ``project`` as in :func:`marq.settings.removed_handlers.handler_of`.
+    ``own`` and ``project`` as in :func:`marq.settings.removed_handlers.handler_of`. ``types`` has the handlers of the
+    worker's MARQ_HANDLERS that are for one type of a queue's messages, by queue and type. Only the worker's own code
+    decides about them, not a definition: in a rolling deployment, workers have different types.
     """
     groups: dict[str, dict[str, HandledQueue]] = {}
     for queue in definitions.names():
-        handler = handler_of(definitions, queue, own, project)
-        if handler is not None:
+        handler, typed = handler_of(definitions, queue, own, project), types.get(queue, {})
+        if handler is not None or typed:
             settings, reads = definitions.settings(queue), definitions.placement(queue).reads
             group = definitions.group(queue) or handlers_group(project)
-            groups.setdefault(group, {})[queue] = HandledQueue(handler, settings.concurrency, settings.topic, reads)
+            groups.setdefault(group, {})[queue] = HandledQueue(
+                handler, settings.concurrency, settings.topic, reads, typed
+            )
     return {
         name: HandlerGroup(
             name,

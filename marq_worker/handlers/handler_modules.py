@@ -115,7 +115,7 @@ def _hint(module: str) -> str:
     if module.endswith(".py"):
         return f"write {module.removesuffix('.py')!r}, without .py"
     directory = Path.cwd()
-    names = [each.name for each in pkgutil.iter_modules([str(directory)])]
+    names = [info.name for info in pkgutil.iter_modules([str(directory)])]
     return _closest(module, names) or f"expected a module that is importable from {directory}"
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from marq.wire.errors import ConfigError
 from marq_worker.config.settings import HANDLERS_PROCESS
 from marq_worker.handlers.handler_groups import HandlerGroup
 
@@ -18,6 +20,7 @@ class HandlersProcess:
     """The parameters that a worker passes to a process that it starts."""
 
     group: HandlerGroup
+    #: The socket for questions.
     pipe: int
     #: The pipe for reports.
     reports: int
@@ -33,3 +36,11 @@ class HandlersProcess:
             return None
         document = json.loads(text)
         return cls(HandlerGroup.read(document["group"]), document["pipe"], document["reports"])
+
+
+def trace_handlers() -> None:
+    """Trace handlers; OpenTelemetry's own settings choose the exporter."""
+    try:
+        importlib.import_module("marq.tracing").instrument()
+    except ImportError as error:
+        raise ConfigError(f"MARQ_TRACING: {error}") from error

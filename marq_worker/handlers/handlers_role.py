@@ -11,12 +11,23 @@ from typing import Any
 
 from mode import Service
 
+from marq.consumer.handlers_session import QueueHandler, check_value
 from marq.queues.queues import Queues
+from marq.settings.combinations import ORIGINS, check_queue
 from marq.settings.definitions import Definitions, confirmed_key, layer_key
+from marq.settings.queue import queue_settings, settings_document
 from marq.settings.removed_handlers import CONFIRM_S, EXPIRY_S, Confirmations, decorated, module_of
 from marq.wire.errors import ConfigError, MarqError
+from marq_worker.config.queues import FILE_LAYER
 from marq_worker.handlers.handler_groups import HandlerGroup, handler_groups, without_handler
-from marq_worker.handlers.loaded_handlers import load_handler, load_modules, surrounding, without_handlers
+from marq_worker.handlers.loaded_handlers import (
+    decorated_settings,
+    load_handlers_of,
+    load_modules,
+    modules_in,
+    surrounding,
+    without_handlers,
+)
 from marq_worker.handlers.supervisor import HandlersProcesses
 from marq_worker.publication import check_owner, listed, with_project
 
@@ -44,8 +55,9 @@ class HandlersRole(Service):
         self._modules = modules
         self._surrounding = surrounding(modules)
         #: Settings from the decorators in our modules, by queue.
-        self.documents = {handler.queue: handler.document for handler in handlers}
-        self._own = {handler.queue: handler.name for handler in handlers}
+        self.documents = {queue: each.document for queue, each in handlers.items()}
+        self._own = {queue: each.name for queue, each in handlers.items() if each.name is not None}
+        self._types = {queue: each.types for queue, each in handlers.items() if each.types}
         self._confirmations = Confirmations()
         self._processes = processes
         self._queues = queues
@@ -68,18 +80,27 @@ class HandlersRole(Service):
         await self._queues.publish(records)
         if removed := [key for key, document in records.items() if document is None]:
             log.warning("project %s removed definitions that its code no longer has: %s", self.project, listed(removed))
+        for text in overridden(self._queues.definitions, self.documents):
+            log.info("%s", text)
+        for text in unpublished(self._groups(self._queues.definitions), self.documents):
+            log.warning("%s", text)
 
     def check(self, definitions: Definitions) -> None:
         """Check what would run with these definitions."""
-        groups = handler_groups(definitions, self._own, self._surrounding, self.project)
-        check(definitions, groups, self._own)
+        check(definitions, self._groups(definitions), self._own)
+
+    def _groups(self, definitions: Definitions) -> dict[str, HandlerGroup]:
+        return handler_groups(definitions, self._own, self._surrounding, self.project, self._types)
 
     async def on_start(self) -> None:
         """Run handlers as the definitions say, now and after each change."""
         await self._look_for_topics()
         for module in without_handlers(self._modules):
+            inner = modules_in(module)
             log.warning(
-                "MARQ_HANDLERS: module %r has no function with @marq.handler(...), so none of its functions run", module
+                "MARQ_HANDLERS: module %r has no function with @marq.handler(...), so none of its functions run%s",
+                module,
+                f"; it is a package, so name its modules: {', '.join(inner)}" if inner else "",
             )
         await self.add_runtime_dependency(self._processes)
         self._end_listening = self._queues.listen(self._follow)
@@ -88,8 +109,18 @@ class HandlersRole(Service):
     async def on_stop(self) -> None:
         self._end_listening()
 
+    def groups(self) -> dict[str, HandlerGroup]:
+        """Return the groups whose handlers this worker runs, as its definitions are now."""
+        return self._groups(self._queues.definitions)
+
     def set_quiet(self, quiet: bool) -> None:
         self._processes.set_quiet(quiet)
+
+    async def calls(self) -> list[dict[str, Any]]:
+        return await self._processes.calls()
+
+    async def cancel(self, queue: str, message_id: str, *, counted: bool) -> None:
+        await self._processes.cancel(queue, message_id, counted=counted)
 
     def metrics(self) -> list[dict[str, Any]]:
         return self._processes.metrics()
@@ -118,7 +149,7 @@ class HandlersRole(Service):
 
         Such a queue must not stop the others: its group's process goes on without it until the topic exists again.
         """
-        groups = handler_groups(self._queues.definitions, self._own, self._surrounding, self.project)
+        groups = self.groups()
         try:
             missing = await self._missing_topics({q: t for group in groups.values() for q, t in group.topics.items()})
         except MarqError as error:
@@ -146,15 +177,14 @@ class HandlersRole(Service):
             await self.publish()
 
     def _follow(self) -> None:
-        definitions = self._queues.definitions
-        groups = handler_groups(definitions, self._own, self._surrounding, self.project)
+        definitions, groups = self._queues.definitions, self.groups()
         incomplete = {name: rest for name, group in groups.items() if (rest := without_handler(definitions, group))}
         for name, rest in incomplete.items():
             if self._incomplete.get(name) != rest:
                 log.warning("%s", part_of_group(groups[name], rest, definitions))
         self._incomplete = incomplete
         served = {
-            name: replace(group, queues={q: each for q, each in group.queues.items() if q not in self._without})
+            name: replace(group, queues={q: handled for q, handled in group.queues.items() if q not in self._without})
             for name, group in groups.items()
         }
         self._processes.want({name: group for name, group in served.items() if group.queues})
@@ -184,8 +214,36 @@ def publication(
     return layers
 
 
+def overridden(definitions: Definitions, documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return which settings of decorators have no effect, because a stronger layer has another value."""
+    texts = []
+    for queue, document in documents.items():
+        current = settings_document(definitions.settings(queue))
+        decorated = settings_document(queue_settings(document))
+        for key in document.keys() - {"handler"}:
+            if current[key] != decorated[key]:
+                origin = ORIGINS[definitions.origin(queue, key)]
+                texts.append(
+                    f"queue {queue!r}: {key} = {current[key]} ({origin}) overrides {key} = {decorated[key]} of"
+                    f" @marq.handler ({document['handler']})"
+                )
+    return sorted(texts)
+
+
+def unpublished(groups: Mapping[str, HandlerGroup], own: Collection[str]) -> list[str]:
+    """Return which settings of decorators no worker publishes, because only marq.toml names their handlers."""
+    return [
+        f"queue {queue!r}: the settings of @marq.handler ({handled.handler}) have no effect: {', '.join(keys)};"
+        f" MARQ_HANDLERS does not list the module {module_of(handled.handler)!r}: add it, or set them in marq.toml"
+        for group in groups.values()
+        for queue, handled in group.queues.items()
+        if queue not in own and handled.handler is not None and (keys := decorated_settings(queue, handled.handler))
+    ]
+
+
 def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Mapping[str, str]) -> None:
-    """Check that each queue has one importable handler, and each group handlers for all its queues.
+    """Check that each queue has one importable handler, and each group handlers for all its queues; and the settings
+    of decorators.
 
     A missing decorated handler is not an error, because it may have been removed.
     """
@@ -198,11 +256,26 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
             )
     for group in groups.values():
         for queue, each in group.queues.items():
-            load_handler(queue, each.handler)
+            check_schedules(definitions, queue, load_handlers_of(queue, each))
+            if definitions.layer("handler", queue) is not None:
+                check_queue(definitions, queue)
         rest = without_handler(definitions, group)
         check_projects(definitions, group, rest)
         if lacks_handler(definitions, rest):
             raise ConfigError(part_of_group(group, rest, definitions))
+
+
+def check_schedules(definitions: Definitions, queue: str, handler: QueueHandler) -> None:
+    """Check that the handlers of a queue can decode the values of the schedules in marq.toml.
+
+    Otherwise each of their messages would become a dead letter, perhaps only weeks after the deployment.
+    """
+    for schedule in definitions.schedules.current.values():
+        if schedule.queue == queue and definitions.schedules.layer(FILE_LAYER, schedule.name) is not None:
+            try:
+                check_value(queue, handler, schedule.type or None, schedule.value.encode())
+            except ConfigError as error:
+                raise ConfigError(f"schedule {schedule.name!r}: {error}") from error
 
 
 def check_projects(definitions: Definitions, group: HandlerGroup, rest: Collection[str]) -> None:

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import logging
+import pkgutil
 import sys
 from collections.abc import Iterable
 from types import ModuleType
 
 from marq.consumer.handler_parameters import Handler
-from marq.consumer.handlers import HandlerDefinition, check_handler, codec_of, handlers_in
+from marq.consumer.handlers import QueueHandlers, by_queue, check_handler, codec_of, definitions_of, handlers_in
+from marq.consumer.handlers_session import QueueHandler, handler_for
 from marq.consumer.lifespan import lifespans_in
 from marq.consumer.middleware import middleware_in
 from marq.wire.errors import ConfigError
-from marq_worker.handlers.handler_groups import HandlerGroup
+from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
 from marq_worker.handlers.handler_modules import load_function, load_module
 
 log = logging.getLogger("marq.handlers")
 
 
-def load_handlers(group: HandlerGroup) -> dict[str, Handler]:
+def load_handlers(group: HandlerGroup) -> dict[str, QueueHandler]:
     """Import the handlers of a group; skip a queue whose handler can't be imported, so that the others run.
 
     Raises ConfigError if no handler can be imported.
     """
-    handlers: dict[str, Handler] = {}
+    handlers: dict[str, QueueHandler] = {}
     errors: list[ConfigError] = []
     for queue, handled in group.queues.items():
         try:
-            handlers[queue] = load_handler(queue, handled.handler)
+            handlers[queue] = load_handlers_of(queue, handled)
         except ConfigError as error:
             errors.append(error)
     if errors and not handlers:
@@ -37,8 +39,16 @@ def load_handlers(group: HandlerGroup) -> dict[str, Handler]:
     return handlers
 
 
+def load_handlers_of(queue: str, handled: HandledQueue) -> QueueHandler:
+    """Import the handlers of a queue."""
+    functions: dict[str | None, Handler] = {kind: load_handler(queue, name) for kind, name in handled.types.items()}
+    if handled.handler is not None:
+        functions[None] = load_handler(queue, handled.handler)
+    return handler_for(queue, functions)
+
+
 def load_handler(queue: str, name: str) -> Handler:
-    """Import the handler of a queue, ``module:function``."""
+    """Import a handler of a queue, ``module:function``."""
     handler: Handler = load_function(queue, name)  # type: ignore[assignment]
     try:
         check_handler(handler)
@@ -48,9 +58,15 @@ def load_handler(queue: str, name: str) -> Handler:
     return handler
 
 
-def load_modules(modules: tuple[str, ...]) -> list[HandlerDefinition]:
-    """Import modules and return the decorated handlers in them."""
-    return handlers_in(*map(load_module, modules))
+def decorated_settings(queue: str, name: str) -> list[str]:
+    """Return the names of the settings of a queue in the decorator of a handler, ``module:function``."""
+    definitions = definitions_of(load_handler(queue, name))
+    return [key for definition in definitions if definition.queue == queue for key in definition.settings]
+
+
+def load_modules(modules: tuple[str, ...]) -> dict[str, QueueHandlers]:
+    """Import modules and return the decorated handlers in them, by queue."""
+    return by_queue(handlers_in(*map(load_module, modules)))
 
 
 def surrounding(modules: tuple[str, ...]) -> tuple[str, ...]:
@@ -65,7 +81,13 @@ def without_handlers(modules: tuple[str, ...]) -> list[str]:
     return [name for name in modules if name not in around and not handlers_in(load_module(name))]
 
 
+def modules_in(package: str) -> list[str]:
+    """Return the modules directly in a package, none for a module."""
+    path = getattr(load_module(package), "__path__", ())
+    return [f"{package}.{module.name}" for module in pkgutil.iter_modules(path)]
+
+
 def modules_around(group: HandlerGroup, handlers: Iterable[str]) -> list[ModuleType]:
     """Return the modules whose lifespans and middleware apply to the handlers of some queues."""
-    own = [sys.modules[group.queues[queue].handler.partition(":")[0]] for queue in handlers]
+    own = [sys.modules[name.partition(":")[0]] for queue in handlers for name in group.queues[queue].handlers]
     return [*map(load_module, group.modules), *own]

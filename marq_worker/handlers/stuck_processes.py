@@ -1,4 +1,5 @@
-"""Handler processes whose event loop does not run: a handler blocks it, or a signal has stopped the process.
+"""Handler processes that take no messages: a handler blocks their event loop, a signal has stopped the process, or an
+operator has made it quiet.
 
 Pages and commands show them. Kafka removes a stopped process from its group after the session timeout, so it must not
 be taken for a missing worker.
@@ -35,6 +36,12 @@ def stuck_processes(workers: Iterable[Mapping[str, Any]]) -> list[StuckProcess]:
         for url, process in processes
         if process.get("pid") and (process.get("blocked_seconds") or process.get("stopped"))
     ]
+
+
+def quiet_workers(workers: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the addresses of workers with a handler process that takes no more messages, as an operator has wanted."""
+    # A worker of an older version does not report it.
+    return [worker["url"] for worker in workers if any(each.get("quiet") for each in worker.get("handlers", ()))]
 
 
 def _stuck(url: str, process: Mapping[str, Any]) -> StuckProcess:

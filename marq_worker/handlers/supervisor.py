@@ -21,10 +21,11 @@ from typing import Any
 from mode import Service
 
 from marq.client.background import failure_of
+from marq.wire.errors import ConfigError, MarqError
 from marq_worker.config.settings import read_environment
 from marq_worker.handlers.handler_groups import HandlerGroup
 from marq_worker.handlers.handlers_process import VARIABLE, HandlersProcess
-from marq_worker.handlers.worker_pipes import SILENCE_SECONDS, reports
+from marq_worker.handlers.worker_pipes import SILENCE_SECONDS, Questions, reports
 from marq_worker.process_usage import is_stopped
 from marq_worker.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
@@ -66,8 +67,10 @@ def changes(running: Mapping[str, HandlerGroup], wanted: Mapping[str, HandlerGro
     return stop, start
 
 
-def command(log_level: str | int | None) -> list[str]:
+def command(log_level: str | int | None, *, faust_log: bool = False) -> list[str]:
+    """Return the command of a handler process; with ``faust_log`` its log has Faust's lines, too."""
     level = [] if log_level is None else ["-l", str(log_level)]
+    level += ["--faust-log"] if faust_log else []
     # -P: files in the current directory must not shadow modules that the worker itself imports.
     return [sys.executable, "-P", "-m", "marq_worker", "worker", "--quiet", "--without-web", *level]
 
@@ -79,15 +82,14 @@ class HandlersProcesses(Service):
     unexpected error keeps one from being restarted.
     """
 
-    def __init__(self, stop_limit_s: float, log_level: str | int | None, end: Callable[[int], None]) -> None:
+    def __init__(self, stop_limit_s: float, command: Sequence[str], end: Callable[[int], None]) -> None:
         super().__init__()
         self._stop_limit_s = stop_limit_s
         self._end = end
-        self._command = command(log_level)
+        self._command = command
         # Read once: a process that is restarted later must not read files that were changed meanwhile.
         ours = {name: value for name, value in read_environment().items() if name.startswith("MARQ_")}
         self._environment = {**os.environ, **ours}
-        self._pipe: tuple[int, ...] = ()
         self._wanted: Mapping[str, HandlerGroup] = {}
         self._running: dict[str, _GroupProcess] = {}
         self._quiet = False
@@ -106,9 +108,6 @@ class HandlersProcesses(Service):
                 process.set_quiet(quiet)
 
     async def on_start(self) -> None:
-        # The processes read from it. Only this process can write to it, because files are not inherited: when it dies,
-        # they read its end.
-        self._pipe = os.pipe()
         self._following = self.add_future(self._follow())
 
     async def on_stop(self) -> None:
@@ -116,12 +115,42 @@ class HandlersProcesses(Service):
         self._following.cancel()
         await asyncio.wait([self._following])
         await self._stop(list(self._running))
-        pipe, self._pipe = self._pipe, ()
-        for end in pipe:
-            os.close(end)
 
     def metrics(self) -> list[dict[str, Any]]:
         return [self._running[name].metrics() for name in sorted(self._running)]
+
+    async def calls(self) -> list[dict[str, Any]]:
+        """Return what the handlers of each group do now: ``calls`` is None if the process does not answer."""
+        processes = [self._running[name] for name in sorted(self._running)]
+        answers = await asyncio.gather(*[process.ask({}) for process in processes])
+        return [
+            {"group": process.group.name, "calls": None if answer is None else answer.get("calls")}
+            for process, answer in zip(processes, answers, strict=True)
+        ]
+
+    async def cancel(self, queue: str, message_id: str, *, counted: bool) -> None:
+        """Cancel the handler of a message; ``counted``: as a failed attempt.
+
+        Raises:
+            ConfigError: no handler here has the message, or it can't be cancelled.
+            MarqError: a process does not answer.
+        """
+        processes = [process for process in self._running.values() if queue in process.group.queues]
+        cancel = {"queue": queue, "id": message_id, "counted": counted}
+        answers = [await process.ask({"cancel": cancel}) for process in processes]
+        if any(answer is None or "calls" not in answer for answer in answers):
+            raise MarqError(
+                f"message {message_id} of queue {queue}: it is unknown whether its handler is cancelled, because its"
+                " process does not answer: it is starting, or a signal has stopped it"
+            )
+        told = [call for answer in answers if answer for call in answer["calls"] if call["id"] == message_id]
+        if not told:
+            raise ConfigError(f"message {message_id} of queue {queue}: no handler of this worker has it now")
+        if not told[0]["cancellable"]:
+            raise ConfigError(
+                f"message {message_id} of queue {queue}: its handler {told[0]['handler']} is a plain function, which"
+                " runs in a thread and can't be cancelled"
+            )
 
     async def _follow(self) -> None:
         while True:
@@ -135,7 +164,7 @@ class HandlersProcesses(Service):
             if not self._changed.is_set():
                 for name in start:
                     group = self._wanted[name]
-                    process = _GroupProcess(group, self._command, self._environment, self._pipe[0], self._end)
+                    process = _GroupProcess(group, self._command, self._environment, self._end)
                     self._running[name] = process
                     process.set_quiet(self._quiet)
                     process.start()
@@ -154,14 +183,13 @@ class _GroupProcess:
         group: HandlerGroup,
         command: Sequence[str],
         environment: Mapping[str, str],
-        pipe: int,
         end: Callable[[int], None],
     ) -> None:
         self.group = group
         self._command = command
         self._environment = environment
-        self._pipe = pipe
         self._end = end
+        self._questions: Questions | None = None
         self._process: Process | None = None
         self._living: asyncio.Task[None] | None = None
         self._starts = 0
@@ -190,11 +218,19 @@ class _GroupProcess:
             "starts": self._starts,
             "blocked_seconds": 0.0 if self._stopping else self._blocked_s,
             "stopped": pid is not None and is_stopped(pid),
+            "quiet": self._quiet,
             **self._report,
         }
 
+    async def ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the process's answer to a question, None without one."""
+        # Before its first report, it imports modules.
+        return await self._questions.ask(question) if self._questions is not None and self._begun else None
+
     def set_quiet(self, quiet: bool) -> None:
         self._quiet = quiet
+        # The process confirms it with its next report.
+        self._report.pop("quiet", None)
         self._signal_quiet()
 
     def _signal_quiet(self) -> None:
@@ -232,7 +268,11 @@ class _GroupProcess:
         pauses = Pauses()
         while not self._stopping:
             began_s = time.monotonic()
-            how = await self._run()
+            self._questions = Questions()
+            try:
+                how = await self._run()
+            finally:
+                self._questions.close()
             if self._stopping:
                 return
             if self._process is not None and self._process.returncode == EXIT_FENCED:
@@ -245,20 +285,24 @@ class _GroupProcess:
 
     async def _run(self) -> str:
         reading, writing = os.pipe()
-        document = HandlersProcess(self.group, self._pipe, writing)
+        # Only this process has the other end, because files are not inherited: when it dies, the process reads its end.
+        assert self._questions is not None, "they are of this run"
+        questions = self._questions.theirs
+        document = HandlersProcess(self.group, questions.fileno(), writing)
         listening = asyncio.create_task(self._listen(reading), name=f"reports of group {self.group.name}")
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=DEVNULL,
                 env={**self._environment, VARIABLE: document.encode()},
-                pass_fds=(self._pipe, writing),
+                pass_fds=(questions.fileno(), writing),
             )
         except OSError as error:
             return f"could not be started ({error})"
         finally:
-            # The process has it, and its death ends the reports.
+            # The process has them, and its death ends the reports.
             os.close(writing)
+            questions.close()
         self._starts += 1
         queues = ", ".join(self.group.queues)
         log.info("group %s: handler process %d, queues %s", self.group.name, process.pid, queues)

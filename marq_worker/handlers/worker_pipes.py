@@ -1,8 +1,11 @@
-"""Pipes between a worker and its handler processes: reports to the worker, and the end of the worker.
+"""Pipes between a worker and its handler processes: reports to the worker, its questions, and its end.
 
 A process writes reports (circuit breakers, messages in flight) as lines of JSON into a pipe, at least one every
 ``REPEAT_SECONDS``. A longer silence therefore means that a handler is blocking the event loop; the process's watchdog,
 a thread, then reports which one.
+
+The worker asks questions over a socket, which a thread of the process answers, so that it does so even then. The end of
+that socket is the end of the worker.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ import json
 import logging
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -90,18 +94,76 @@ async def reports(pipe: int, silence_s: float = SILENCE_SECONDS) -> AsyncIterato
 
 log = logging.getLogger("marq.worker")
 
+#: How long to wait for an answer, and its maximum size.
+ANSWER_LIMIT_S, MAX_ANSWER_BYTES = 1.0, 1 << 20
 
-def follow_parent(pipe: int, stop_limit_s: float) -> None:
-    """Stop this process within the limit when the pipe's last writer is gone: the parent, even after a kill -9."""
-    # Processes that handlers start must not inherit the pipe and hold it open.
+
+class Questions:
+    """The worker's end of the socket over which it asks one process."""
+
+    def __init__(self) -> None:
+        self._own, self.theirs = socket.socketpair()
+        self._own.setblocking(False)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._asking = asyncio.Lock()
+        self._number = 0
+
+    async def ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the answer; None if there is none in time, because the process has ended, starts, or was stopped."""
+        async with self._asking:
+            self._number += 1
+            with suppress(TimeoutError, OSError, ValueError):
+                async with asyncio.timeout(ANSWER_LIMIT_S):
+                    return await self._answer({**question, "number": self._number})
+        return None
+
+    async def _answer(self, question: dict[str, Any]) -> dict[str, Any] | None:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(sock=self._own, limit=MAX_ANSWER_BYTES)
+        reader, writer = self._streams
+        writer.write(json.dumps(question).encode() + b"\n")
+        await writer.drain()
+        while line := await reader.readline():
+            answer: dict[str, Any] = json.loads(line)
+            # Otherwise it is the late answer to an earlier question.
+            if answer["number"] == question["number"]:
+                return answer
+        return None
+
+    def close(self) -> None:
+        """Close both ends: the process ends, if it has not done so yet."""
+        self.theirs.close()
+        if self._streams is not None:
+            self._streams[1].close()
+        else:
+            self._own.close()
+
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def follow_parent(pipe: int, stop_limit_s: float, answer: Answer) -> None:
+    """Answer the parent's questions, in a thread; stop this process within the limit when it is gone.
+
+    That also works after a kill -9: the socket's other end is closed.
+    """
+    # Processes that handlers start must not inherit the socket and hold it open.
     os.set_inheritable(pipe, False)
     # A thread: a handler may block the event loop.
-    threading.Thread(target=_wait, args=(pipe, stop_limit_s), name="marq-parent", daemon=True).start()
+    threading.Thread(target=_wait, args=(pipe, stop_limit_s, answer), name="marq-parent", daemon=True).start()
 
 
-def _wait(pipe: int, stop_limit_s: float) -> None:
-    while os.read(pipe, 1):
-        pass
+def _wait(pipe: int, stop_limit_s: float, answer: Answer) -> None:
+    # A parent that closes the socket with an answer unread resets it.
+    with suppress(OSError), socket.socket(fileno=pipe) as parent, parent.makefile("rb") as questions:
+        for line in questions:
+            question = json.loads(line)
+            try:
+                told = answer(question)
+            except Exception:  # the next question may be answered, and the end of this thread would end the process
+                log.exception("a question of the worker was not answered")
+                told = {}
+            parent.sendall(json.dumps({**told, "number": question["number"]}, ensure_ascii=False).encode() + b"\n")
     log.error("the worker that started this process has died: stopping")
     # Handlers may finish, and prefetched messages are released.
     os.kill(os.getpid(), signal.SIGTERM)

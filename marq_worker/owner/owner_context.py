@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from marq.core.storage.handling_times import HandlingTimes
-from marq.owner.transaction_content import Write
+from marq.owner.transaction_content import OwnerTransaction
 from marq.settings.placements import EVERYWHERE, Placement
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
@@ -49,7 +49,7 @@ class OwnerContext:
     #: Returns the operator's request to skip a record of a newer version, by (partition, offset, content).
     quarantine: Callable[[int, int, bytes], Quarantine | None] = lambda *_: None
     #: Hands the first write to the timer agent; returns when the owner has nothing more to write.
-    turn: Callable[[Ownership, Write], Awaitable[None]] = redeliver
+    turn: Callable[[Ownership, OwnerTransaction], Awaitable[None]] = redeliver
     markers_partitions: int = 1
     #: Describes the worker in the rows that it writes.
     worker: str = ""
@@ -60,3 +60,4 @@ class OwnerContext:
     heard: Callable[[], Awaitable[None]] = _known
     lateness: Lateness = field(default_factory=Lateness)
     handling: HandlingTimes = field(default_factory=HandlingTimes)
+    waiting: HandlingTimes = field(default_factory=HandlingTimes)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from marq.core.storage.invalid_times import InvalidTimes
-from marq.owner.transaction_content import Write
+from marq.owner.transaction_content import OwnerTransaction
 from marq.wire.errors import UnknownVersion
 from marq.wire.markers import Source
 from marq.wire.record_headers import record_id
@@ -30,7 +30,7 @@ def log_jump(partition: int, jump_ms: int) -> None:
     )
 
 
-def log_refused(write: Write) -> None:
+def log_refused(write: OwnerTransaction) -> None:
     """Log which message the broker rejected as too large; if there are several, it is not known yet which one."""
     if len(write.due) == 1:
         fire, _ = write.due[0]

@@ -30,7 +30,7 @@ from marq.core.storage.image_from_rows import ROWS_AT_ONCE
 from marq.core.storage.rows import Counts
 from marq.core.tracker import Tracker
 from marq.owner.engine import OwnerEngine, PositionLost, Step
-from marq.owner.transaction_content import Write
+from marq.owner.transaction_content import OwnerTransaction
 from marq.settings.cron import Times
 from marq.wire.errors import UnknownVersion
 from marq.wire.markers import Source
@@ -113,6 +113,7 @@ class Ownership:
             self.context.settings,
             secrets.randbits(63) | 1,
             handling=self.context.handling,
+            waiting=self.context.waiting,
             ordered=lambda offset, value: self.context.quarantine(self.partition, offset, value),
         )
 
@@ -346,7 +347,7 @@ class Ownership:
 
     # --- write --------------------------------------------------------------------------------------------------------
 
-    async def perform(self, write: Write) -> None:
+    async def perform(self, write: OwnerTransaction) -> None:
         """Carry out a write and tell the engine the outcome."""
         if write.tick is not None:
             # The write had to wait for its turn. With its old time, a TICK would look like a jump of the broker's
@@ -394,6 +395,6 @@ class Ownership:
         """Return how late recent messages were sent, in ascending order."""
         return self.lateness.rising(uptime_ms())
 
-    def _lateness_of(self, write: Write) -> list[int]:
+    def _lateness_of(self, write: OwnerTransaction) -> list[int]:
         now_ms, wanted_ms = self.tracker.estimate_ms(uptime_ms()), self.tracker.book.wanted_ms
         return [max(0, now_ms - wanted_ms(fire.lease)) for fire, _ in write.due]

@@ -27,7 +27,7 @@ from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage import rows
 from marq.kafka.connection import stop_producer
 from marq.kafka.paced_clients import paced
-from marq.owner.transaction_content import Unreadable, Write
+from marq.owner.transaction_content import OwnerTransaction, Unreadable
 from marq.settings.ordering_keys import partition_of
 from marq.wire import dead_letter_notes
 from marq.wire.dead_letter_notes import Note
@@ -146,7 +146,7 @@ class PartitionWriter:
         if producer is not None:
             await stop_producer(producer, STOP_PRODUCER_SECONDS)
 
-    async def commit(self, write: Write) -> tuple[int, int]:
+    async def commit(self, write: OwnerTransaction) -> tuple[int, int]:
         """Send a write in one transaction; return its last offsets in the markers partition and the changelog.
 
         Raises:
@@ -163,7 +163,7 @@ class PartitionWriter:
                 raise
             raise cause from error
 
-    async def _commit(self, write: Write) -> tuple[int, int]:
+    async def _commit(self, write: OwnerTransaction) -> tuple[int, int]:
         producer = self.producer
         assert producer is not None
         # A late TICK would look as if the broker's clock had jumped, and leases would expire early. After this time
@@ -188,7 +188,7 @@ class PartitionWriter:
         # A batch's result has its first offset. Only this owner writes to the changelog, so the rows are contiguous.
         return marked, first + len(write.rows) - 1
 
-    async def _sends(self, producer: AIOKafkaProducer, write: Write) -> list[Any]:
+    async def _sends(self, producer: AIOKafkaProducer, write: OwnerTransaction) -> list[Any]:
         sends = await self._send_copies(producer, write)
         for batch in write.markers:
             sends += [await producer.send(self.context.names.markers, encode(batch), partition=self.partition)]
@@ -199,7 +199,7 @@ class PartitionWriter:
                 sends.append(await self._send_quarantine(producer, write.appended_ms, record))
         return sends
 
-    async def _send_copies(self, producer: AIOKafkaProducer, write: Write) -> list[Any]:
+    async def _send_copies(self, producer: AIOKafkaProducer, write: OwnerTransaction) -> list[Any]:
         """Send redeliveries to the messages topic in batches, which cost far less than single sends."""
         batches = RecordBatches(producer, self.context.names.messages)
         sends = []
@@ -209,7 +209,12 @@ class PartitionWriter:
         return sends + await batches.send()
 
     async def _send_copy(
-        self, producer: AIOKafkaProducer, write: Write, fire: DueAction, payload: Payload, batches: RecordBatches
+        self,
+        producer: AIOKafkaProducer,
+        write: OwnerTransaction,
+        fire: DueAction,
+        payload: Payload,
+        batches: RecordBatches,
     ) -> list[Any]:
         names, queue = self.context.names, fire.lease.queue
         copy = redelivery_records.redelivery(

@@ -21,10 +21,11 @@ from marq.kafka.connection import plain_admin
 from marq.kafka.log_reader import LogReader
 from marq.kafka.queue_positions import Positions
 from marq.kafka.topics import ensure_topics
+from marq.queues.following import SYNC_LIMIT_S
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, placement_key
-from marq.settings.placements import GRACE_S, Partitions, Placement
+from marq.settings.placements import GRACE_S, SYNCED_S, Partitions, Placement
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
 
@@ -35,6 +36,15 @@ LOOK_S, COUNT_S = 10.0, 60.0
 #: Time limit of one check.
 LOOK_LIMIT_S = 60.0
 STOP_SECONDS = 1.0
+
+
+async def synced(queues: Queues) -> None:
+    """Return once the known placements are recent enough for sending; raise TimeoutError if that takes too long."""
+    if time.monotonic() - queues.synced_s > SYNCED_S:
+        try:
+            await queues.sync(SYNC_LIMIT_S)
+        except MarqError as error:
+            raise TimeoutError(str(error)) from error
 
 
 class PlacementKeeper(Service):
@@ -136,7 +146,9 @@ class PlacementKeeper(Service):
         steps: dict[str, Placement] = {}
         ends: dict[str, dict[int, int]] = {}
         async with former_partitions(self._client, self._owed) as former:
-            log_ends = await former.ends({p for each in unsettled.values() for p in each.former(self._partitions)})
+            log_ends = await former.ends(
+                {p for placement in unsettled.values() for p in placement.former(self._partitions)}
+            )
             for queue, placement in unsettled.items():
                 if placement.ends is not None:
                     # A recreated topic may end earlier.

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from aiokafka.errors import KafkaError
 
 from marq.client.uptime import uptime_ms
-from marq.owner.transaction_content import Write
+from marq.owner.transaction_content import OwnerTransaction
 
 if TYPE_CHECKING:
     from marq_worker.owner.ownership import Ownership
 
 
-async def redeliver(owner: Ownership, write: Write | None) -> None:
+async def redeliver(owner: Ownership, write: OwnerTransaction | None) -> None:
     """Write everything that an owner has to write now, one transaction after another."""
     while write is not None:
         await owner.perform(write)
@@ -28,7 +28,7 @@ async def redeliver(owner: Ownership, write: Write | None) -> None:
 class Turn:
     """An owner's turn; ``over`` completes with its outcome."""
 
-    def __init__(self, owner: Ownership, write: Write) -> None:
+    def __init__(self, owner: Ownership, write: OwnerTransaction) -> None:
         self.over = asyncio.get_running_loop().create_future()
         self._owner = owner
         self._write = write

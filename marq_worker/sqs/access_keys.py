@@ -106,16 +106,16 @@ def load_keys(path: Path) -> dict[str, Key]:
 # --- one key ----------------------------------------------------------------------------------------------------------
 
 
-class _Table(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
 
-class _Grant(_Table):
+class _Grant(_StrictModel):
     queues: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.*-]{1,200}$")]
     actions: Annotated[list[Action], Field(min_length=1)]
 
 
-class _Key(_Table):
+class _Key(_StrictModel):
     secret: SecretStr | None = None
     secret_file: str | None = None
     allow: Annotated[list[_Grant], Field(min_length=1)]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 MAX_AGE_S, INCOMPLETE_AGE_S = 5.0, 1.0
 
 
-class Counts(NamedTuple):
+class MessageCounts(NamedTuple):
     """The numbers of waiting, in-flight and delayed messages of a queue.
 
     If not ``known``, they lack the messages of a tracker that has not counted yet, or did not answer.
@@ -37,7 +37,7 @@ class QueueCounts:
         self._valid_s = float("-inf")
         self._counting = asyncio.Lock()
 
-    async def of(self, queue: str) -> Counts:
+    async def of(self, queue: str) -> MessageCounts:
         """Return the counts of a queue, a few seconds old at most."""
         async with self._counting:
             if time.monotonic() >= self._valid_s:
@@ -47,4 +47,4 @@ class QueueCounts:
         metrics = self._queues.get(queue, {})
         waiting = metrics.get("waiting", 0) + metrics.get("waiting_for_redelivery", 0)
         in_flight, delayed = metrics.get("in_flight", 0), metrics.get("waiting_for_delivery", 0)
-        return Counts(int(waiting), int(in_flight), int(delayed), self._known)
+        return MessageCounts(int(waiting), int(in_flight), int(delayed), self._known)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MAX_DELETED, DELETED_S = 100_000, 60.0
 
 
-class Deleted:
+class DeletedMessages:
     """The messages that were deleted last, with the deliveries whose handles deleted them.
 
     A client may delete a message after its lease has ended, when a redelivery is on its way already.

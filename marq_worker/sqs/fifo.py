@@ -22,7 +22,7 @@ from marq.client import message_token
 from marq.client.message_checks import Header
 from marq.client.message_token import Token
 from marq.client.send_options import SendOptions
-from marq.consumer.lease_questions import LeaseQuestions
+from marq.consumer.lease_lookup import LeaseLookup
 from marq.consumer.message import Message
 from marq.consumer.polled_consumer import PolledConsumer, TokenSettler
 from marq.consumer.polled_in_order import PolledInOrder, own_headers
@@ -36,7 +36,7 @@ from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.sqs.peers import Peers
 from marq_worker.sqs.receiving import Delivery, QueueReceiver
-from marq_worker.sqs.settling import Settled
+from marq_worker.sqs.settling import DeliveryHandle
 
 log = logging.getLogger("marq.sqs")
 
@@ -88,7 +88,7 @@ def move_options(delivery: Delivery, headers: Sequence[Header]) -> SendOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SettleRequest:
     """The outcome that a client wants for one delivery of a message.
 
     ``lease_ms`` is for RENEW; a RELEASE is not ``counted`` if no client has seen the message.
@@ -111,7 +111,7 @@ class Outcome:
         }
 
     @classmethod
-    def read(cls, document: Mapping[str, Any]) -> Outcome:
+    def read(cls, document: Mapping[str, Any]) -> SettleRequest:
         """Read what :meth:`document` returned. Raises ValueError, KeyError or TypeError."""
         return cls(
             message_token.decode(document["token"]),
@@ -123,7 +123,7 @@ class Outcome:
 
 
 #: An outcome for another endpoint, and the future of whether that endpoint holds the message.
-Pending = tuple[Outcome, asyncio.Future[bool]]
+Pending = tuple[SettleRequest, asyncio.Future[bool]]
 
 
 class FifoReceiver(QueueReceiver):
@@ -169,7 +169,7 @@ class FifoReceiver(QueueReceiver):
     async def _end(self, deliveries: Sequence[Delivery]) -> None:
         await self._outcomes.ack(deliveries)
 
-    async def settle(self, outcome: Outcome) -> bool:
+    async def settle(self, outcome: SettleRequest) -> bool:
         """Settle a message that is held here; return False if this delivery is not."""
         consumer = cast("PolledInOrder | None", self._consumer)
         if consumer is None or not self._started.is_set():
@@ -203,7 +203,7 @@ class Outcomes:
         self,
         url: str,
         settler: TokenSettler,
-        questions: LeaseQuestions,
+        questions: LeaseLookup,
         peers: Peers,
         receiver: Callable[[str], QueueReceiver | None],
     ) -> None:
@@ -216,15 +216,15 @@ class Outcomes:
         self._pending: dict[str, list[Pending]] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
 
-    async def ack(self, deliveries: Sequence[Settled]) -> None:
+    async def ack(self, deliveries: Sequence[DeliveryHandle]) -> None:
         """Delete messages. Raises SqsError if a delivery is over, MarqError if that is unknown."""
         await self._settle(deliveries, ACK)
 
-    async def renew(self, deliveries: Sequence[Settled], lease_ms: int) -> None:
+    async def renew(self, deliveries: Sequence[DeliveryHandle], lease_ms: int) -> None:
         """Hide messages for this long from now on; same errors as :meth:`ack`."""
         await self._settle(deliveries, RENEW, lease_ms=lease_ms)
 
-    async def release(self, deliveries: Sequence[Settled], *, counted: bool = True) -> None:
+    async def release(self, deliveries: Sequence[DeliveryHandle], *, counted: bool = True) -> None:
         """Make messages available; same errors as :meth:`ack`."""
         await self._settle(deliveries, RELEASE, counted=counted)
 
@@ -236,16 +236,19 @@ class Outcomes:
             _answer(pending, [])
         self._pending.clear()
 
-    async def _settle(self, deliveries: Sequence[Settled], action: str, **how: Any) -> None:
+    async def _settle(self, deliveries: Sequence[DeliveryHandle], action: str, **how: Any) -> None:
         results = await asyncio.gather(
-            *[self._settle_one(each.url, Outcome(each.token, each.attempt, action, **how)) for each in deliveries],
+            *[
+                self._settle_one(delivery.url, SettleRequest(delivery.token, delivery.attempt, action, **how))
+                for delivery in deliveries
+            ],
             return_exceptions=True,
         )
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _settle_one(self, url: str, outcome: Outcome) -> None:
+    async def _settle_one(self, url: str, outcome: SettleRequest) -> None:
         if url == self._url:
             held = await self.settle_here(outcome)
         else:
@@ -253,12 +256,12 @@ class Outcomes:
         if not held:
             await self._settle_by_token(outcome)
 
-    async def settle_here(self, outcome: Outcome) -> bool:
+    async def settle_here(self, outcome: SettleRequest) -> bool:
         """Settle a message that this endpoint holds; return False if it does not hold this delivery."""
         receiver = self._receiver(outcome.token.queue)
         return isinstance(receiver, FifoReceiver) and await receiver.settle(outcome)
 
-    async def _settle_there(self, url: str, outcome: Outcome) -> bool:
+    async def _settle_there(self, url: str, outcome: SettleRequest) -> bool:
         held: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._pending.setdefault(url, []).append((outcome, held))
         if url not in self._sending:
@@ -277,7 +280,7 @@ class Outcomes:
         finally:
             del self._sending[url]
 
-    async def _settle_by_token(self, outcome: Outcome) -> None:
+    async def _settle_by_token(self, outcome: SettleRequest) -> None:
         """Settle a message whose endpoint no longer holds it, if this delivery is still in flight."""
         lease = await self._questions.ask(outcome.token)
         if not lease.state and (outcome.action == ACK or not outcome.counted):

@@ -92,10 +92,14 @@ class MessageOperations:
 
     async def send_batch(self, queue: str, entries: Sequence[Parameters]) -> list[Outcome]:
         messages = [outcome_of(self._outgoing, queue, entry) for entry in entries]
-        plain = [each for each in messages if isinstance(each, Outgoing) and each.options.keys() <= {"headers"}]
+        plain = [
+            message for message in messages if isinstance(message, Outgoing) and message.options.keys() <= {"headers"}
+        ]
         if len(plain) < len(entries):
             return await each_of(self.send, queue, entries)
-        sent = await self._producer.send_each(queue, [(each.data, each.options.get("headers", ())) for each in plain])
+        sent = await self._producer.send_each(
+            queue, [(message.data, message.options.get("headers", ())) for message in plain]
+        )
         return [
             {**message.answer, "MessageId": self._ids.of(receipt.id)} if isinstance(receipt, Receipt) else receipt
             for message, receipt in zip(plain, sent, strict=True)
@@ -161,9 +165,9 @@ class MessageOperations:
                 receiver.release(divided.deliverable)
                 raise
             # Never return a message whose lease has ended, even if it ended while markers were being written.
-            receiver.release([each for each in divided.deliverable if each not in deliveries])
+            receiver.release([delivery for delivery in divided.deliverable if delivery not in deliveries])
             if deliveries:
-                return {"Messages": [self._formatted(each, visibility_s, parameters) for each in deliveries]}
+                return {"Messages": [self._formatted(delivery, visibility_s, parameters) for delivery in deliveries]}
             if clock() > until_s + SHORT_POLL_S:
                 # There may be any number of messages to end.
                 break
@@ -181,7 +185,7 @@ class MessageOperations:
             except SqsError as error:
                 log.info("queue %r: a poll releases its messages: %s", queue, error.message)
                 return []
-        return [each for each in deliveries if each.is_leased and time.monotonic() < until_s]
+        return [delivery for delivery in deliveries if delivery.is_leased and time.monotonic() < until_s]
 
     def _formatted(self, delivery: Delivery, visibility_s: int, parameters: Parameters) -> dict[str, Any]:
         until_ms = delivery.received_ms and delivery.received_ms + visibility_s * 1000

@@ -13,12 +13,12 @@ from marq.queues.queues import Queues
 from marq_worker.sqs.arns import arn_of
 from marq_worker.sqs.attributes import queue_of_arn
 from marq_worker.sqs.characters import is_fifo
-from marq_worker.sqs.counts import Counts
+from marq_worker.sqs.counts import MessageCounts
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.pollable_queues import why_not_pollable
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.task_runner import TaskRunner
-from marq_worker.sqs.tasks import RUNNING, MoveTask, Tasks
+from marq_worker.sqs.tasks import RUNNING, MoveTask, QueueTasks
 
 Parameters = Mapping[str, Any]
 
@@ -38,9 +38,9 @@ class MoveOperations:
         self,
         queues: Queues,
         directory: Directory,
-        tasks: Tasks,
+        tasks: QueueTasks,
         runner: TaskRunner,
-        count: Callable[[str], Awaitable[Counts]],
+        count: Callable[[str], Awaitable[MessageCounts]],
     ) -> None:
         self._queues = queues
         self._directory = directory

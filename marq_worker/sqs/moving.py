@@ -12,14 +12,14 @@ from typing import Any
 
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq_worker.sqs.attributes import queue_of_arn
-from marq_worker.sqs.counts import Counts
+from marq_worker.sqs.counts import MessageCounts
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_answers import SOURCE_HEADER
 from marq_worker.sqs.receive_limits import OldMessages, without_old
 from marq_worker.sqs.receiving import Delivery, QueueReceiver, Receivers
 from marq_worker.sqs.settling import Settlers
 from marq_worker.sqs.sqs_queues import Directory
-from marq_worker.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, SKEW_S, MoveTask, Tasks
+from marq_worker.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, SKEW_S, MoveTask, QueueTasks
 
 log = logging.getLogger("marq.sqs")
 
@@ -45,7 +45,7 @@ NOT_COUNTED = f"It is unknown whether the queue has more messages: they were not
 Send = Callable[[str, Delivery], Awaitable[Any]]
 
 
-class _Failed(Exception):
+class _MoveFailed(Exception):
     """A move can't continue; its text is the reason for the client."""
 
 
@@ -61,13 +61,13 @@ class Mover:
 
     def __init__(
         self,
-        tasks: Tasks,
+        tasks: QueueTasks,
         directory: Directory,
         receivers: Receivers,
         send: Send,
         settlers: Settlers,
         old_messages: OldMessages,
-        count: Callable[[str], Awaitable[Counts]],
+        count: Callable[[str], Awaitable[MessageCounts]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tasks = tasks
@@ -87,7 +87,7 @@ class Mover:
         reason = None
         try:
             state = await self._move(queue, task, progress, stopping)
-        except _Failed as failure:
+        except _MoveFailed as failure:
             state, reason = FAILED, str(failure)
         finally:
             await progress.write()
@@ -104,7 +104,7 @@ class Mover:
             if current is None or current.state == CANCELLING:
                 return CANCELLED
             if not self._directory.exists(queue):
-                raise _Failed(NO_QUEUE)
+                raise _MoveFailed(NO_QUEUE)
             purge = self._tasks.purge(queue)
             if purge is not None and not purge.done:
                 return None
@@ -125,7 +125,7 @@ class Mover:
     async def _is_empty(self, queue: str, quiet: _Quiet) -> bool:
         """Return whether a queue without messages to move has none at other endpoints either.
 
-        Raises _Failed if that remains unclear for too long.
+        Raises _MoveFailed if that remains unclear for too long.
         """
         quiet_s = self._clock() - quiet.since_s
         if quiet_s < QUIET_S:
@@ -136,7 +136,7 @@ class Mover:
             # An endpoint that died may have been moving the messages in flight. Newer ones hide whether others wait.
             return quiet_s >= LEASE_S + QUIET_S or not (quiet.newer or quiet.in_flight)
         if quiet_s > MAX_QUIET_S:
-            raise _Failed(NOT_RECEIVED if counts.waiting else NOT_COUNTED)
+            raise _MoveFailed(NOT_RECEIVED if counts.waiting else NOT_COUNTED)
         return False
 
     async def _move_batch(
@@ -150,16 +150,16 @@ class Mover:
         """Move messages; return whether any of them existed when the task began."""
         attributes, newest_ms = self._directory.get(queue).attributes, task.started_ms + SKEW_S * 1000
         # Later messages stay. Otherwise, a message that fails again would be moved again and again.
-        receiver.release([each for each in deliveries if each.sent_ms > newest_ms])
-        older = [each for each in deliveries if each.sent_ms <= newest_ms]
+        receiver.release([delivery for delivery in deliveries if delivery.sent_ms > newest_ms])
+        older = [delivery for delivery in deliveries if delivery.sent_ms <= newest_ms]
         expired, rest = without_old(older, attributes)
         try:
             await self._settlers.of(queue).renew(rest, LEASE_S * 1000)
             # The previous lease applies until the renewal is durable. Once it has ended, another client may have the
             # message, and a move would duplicate it.
-            receiver.release([each for each in rest if not each.is_leased])
-            rest = [each for each in rest if each.is_leased]
-            targets = [self._target(task, each) for each in rest]
+            receiver.release([delivery for delivery in rest if not delivery.is_leased])
+            rest = [delivery for delivery in rest if delivery.is_leased]
+            targets = [self._target(task, delivery) for delivery in rest]
         except SqsError as error:
             # A lease has ended, so the message is delivered again.
             receiver.release([*expired, *rest])
@@ -172,9 +172,12 @@ class Mover:
         # First the copies, on all replicas, then the acknowledgements: a crash in between moves a message twice; in
         # the other order, it would lose it.
         outcomes = await asyncio.gather(
-            *[self._send(target, each) for target, each in zip(targets, rest, strict=True)], return_exceptions=True
+            *[self._send(target, delivery) for target, delivery in zip(targets, rest, strict=True)],
+            return_exceptions=True,
         )
-        moved = [each for each, outcome in zip(rest, outcomes, strict=True) if not isinstance(outcome, BaseException)]
+        moved = [
+            delivery for delivery, outcome in zip(rest, outcomes, strict=True) if not isinstance(outcome, BaseException)
+        ]
         progress.add(len(moved))
         settler = self._settlers.of(queue)
         if moved:
@@ -184,7 +187,7 @@ class Mover:
         await progress.write_now_and_then()
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
-            receiver.release([each for each in rest if each not in moved])
+            receiver.release([delivery for delivery in rest if delivery not in moved])
             await self._judge(queue, errors)
         return bool(expired or rest)
 
@@ -202,27 +205,27 @@ class Mover:
             if isinstance(error, BrokerUnavailable):
                 continue
             if isinstance(error, SqsError):
-                raise _Failed(error.message)
+                raise _MoveFailed(error.message)
             if isinstance(error, MarqError):
-                raise _Failed(str(error))
+                raise _MoveFailed(str(error))
             raise error
         log.warning("queue %r: %d messages were not moved, trying again: %s", queue, len(errors), errors[0])
         await asyncio.sleep(RETRY_S)
 
     def _target(self, task: MoveTask, delivery: Delivery) -> str:
-        """Return the queue of a message. Raises _Failed if there is none."""
+        """Return the queue of a message. Raises _MoveFailed if there is none."""
         target = task.destination
         if target is None:
             source = delivery.headers.get(SOURCE_HEADER)
             try:
                 target = queue_of_arn((source or b"").decode("utf-8", "replace"))
             except SqsError:
-                raise _Failed(NO_SOURCE) from None
+                raise _MoveFailed(NO_SOURCE) from None
             if target not in task.allowed:
                 # The client may not send there, or the header was not written by an endpoint.
-                raise _Failed(NO_SOURCE)
+                raise _MoveFailed(NO_SOURCE)
         if not self._directory.exists(target):
-            raise _Failed(NO_QUEUE)
+            raise _MoveFailed(NO_QUEUE)
         return target
 
 
@@ -247,7 +250,7 @@ async def _wait(stopping: asyncio.Event, seconds: float) -> None:
 class _Progress:
     """Writes the number of moved messages now and then."""
 
-    def __init__(self, tasks: Tasks, queue: str, task_id: str, clock: Callable[[], float]) -> None:
+    def __init__(self, tasks: QueueTasks, queue: str, task_id: str, clock: Callable[[], float]) -> None:
         self._tasks = tasks
         self._queue = queue
         self._task_id = task_id

@@ -9,11 +9,11 @@ from typing import Any
 from marq.queues.queues import Queues
 from marq_worker.sqs.access_keys import DESCRIBE, Key
 from marq_worker.sqs.arns import arn_of, url_of
-from marq_worker.sqs.counts import Counts
+from marq_worker.sqs.counts import MessageCounts
 from marq_worker.sqs.message_attributes import asks_for_all
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.task_runner import TaskRunner
-from marq_worker.sqs.tasks import PurgeTask, Tasks
+from marq_worker.sqs.tasks import PurgeTask, QueueTasks
 
 #: How many names ListQueues returns at most.
 _MAX_NAMES = 1_000
@@ -33,10 +33,10 @@ class QueueOperations:
         self,
         queues: Queues,
         directory: Directory,
-        tasks: Tasks,
+        tasks: QueueTasks,
         runner: TaskRunner,
         extent: Callable[[str], Awaitable[str]],
-        count: Callable[[str], Awaitable[Counts]],
+        count: Callable[[str], Awaitable[MessageCounts]],
     ) -> None:
         self._queues = queues
         self._directory = directory

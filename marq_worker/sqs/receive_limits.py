@@ -42,8 +42,8 @@ class Divided(NamedTuple):
 
 def without_old(deliveries: Sequence[Delivery], attributes: QueueAttributes) -> tuple[list[Delivery], list[Delivery]]:
     """Return the messages that are too old, and the others."""
-    old = [each for each in deliveries if attributes.is_too_old(each.age_s)]
-    return old, [each for each in deliveries if each not in old] if old else list(deliveries)
+    old = [delivery for delivery in deliveries if attributes.is_too_old(delivery.age_s)]
+    return old, [delivery for delivery in deliveries if delivery not in old] if old else list(deliveries)
 
 
 class OldMessages:
@@ -188,7 +188,7 @@ class ReceiveLimits:
                 "queue %r: %d messages were not moved to %r: %s", queue, len(divided.dead), divided.target, error
             )
             return []
-        return [each._replace(until_s=until_s) for each in divided.dead]
+        return [delivery._replace(until_s=until_s) for delivery in divided.dead]
 
     async def _release(self, settler: Settler, delivery: Delivery) -> None:
         try:

@@ -26,7 +26,7 @@ from marq.consumer.message import Message
 from marq.consumer.polled_consumer import PolledConsumer, TokenSettler, described
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
-from marq_worker.sqs.deleted_messages import Deleted
+from marq_worker.sqs.deleted_messages import DeletedMessages
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.peers import Peers
 
@@ -152,7 +152,7 @@ class QueueReceiver:
         self._url = url
         self._settler = settler
         self._peers = peers
-        self.deleted = Deleted()
+        self.deleted = DeletedMessages()
         #: Polls that wait now, how many messages they want, and when the last one ended.
         self._polls = self._wanted = 0
         #: Polls on behalf of other endpoints.
@@ -258,7 +258,7 @@ class QueueReceiver:
 
     async def _release(self, deliveries: Sequence[Delivery]) -> None:
         try:
-            await self._settler.release([each.token for each in deliveries], counted=False)
+            await self._settler.release([delivery.token for delivery in deliveries], counted=False)
         except MarqError as error:
             log.warning(
                 "queue %r: %d messages were not released, their leases will expire: %s",
@@ -267,7 +267,7 @@ class QueueReceiver:
 
     async def _end(self, deliveries: Sequence[Delivery]) -> None:
         """Delete messages. Raises MarqError or SqsError if it is unknown whether that succeeded."""
-        await self._settler.ack([each.token for each in deliveries])
+        await self._settler.ack([delivery.token for delivery in deliveries])
 
     def _check(self) -> None:
         """Do periodic work."""
@@ -361,13 +361,13 @@ class QueueReceiver:
             with suppress(MarqError):
                 deliveries = await self._receive(consumer, most, MAX_ANSWER_BYTES if alone else None)
         # Most of these releases have no effect. If one has, the attempt does not count: no client saw the message.
-        ended = [each for each in deliveries if not each.is_leased]
+        ended = [delivery for delivery in deliveries if not delivery.is_leased]
         self.release(ended)
-        deliveries = [each for each in deliveries if each not in ended]
-        late = [each for each in deliveries if self.deleted.concerns(each)]
+        deliveries = [delivery for delivery in deliveries if delivery not in ended]
+        late = [delivery for delivery in deliveries if self.deleted.concerns(delivery)]
         if late:
             self._in_background(self._end_late(late))
-            deliveries = [each for each in deliveries if each not in late]
+            deliveries = [delivery for delivery in deliveries if delivery not in late]
         return deliveries
 
     async def _end_late(self, deliveries: Sequence[Delivery]) -> None:
@@ -394,7 +394,7 @@ class QueueReceiver:
     async def _ask(self, url: str) -> None:
         asked_s = time.monotonic()
         documents = await self._peers.ask(url, self._queue, min(max(self._wanted, 1), MAX_ASKED))
-        arrived = [Delivery.read(each, asked_s) for each in documents]
+        arrived = [Delivery.read(document, asked_s) for document in documents]
         if arrived:
             self._foreign.extend(arrived)
             self._offer_foreign()
@@ -412,9 +412,9 @@ class QueueReceiver:
 
     def _release_foreign(self, deliveries: Iterable[Delivery]) -> None:
         """Release these messages unless a poll has taken them; otherwise, they would stay hidden."""
-        arrived = {id(each) for each in deliveries}
-        self.release([each for each in self._foreign if id(each) in arrived])
-        self._foreign = deque([each for each in self._foreign if id(each) not in arrived])
+        arrived = {id(delivery) for delivery in deliveries}
+        self.release([delivery for delivery in self._foreign if id(delivery) in arrived])
+        self._foreign = deque([delivery for delivery in self._foreign if id(delivery) not in arrived])
 
 
 class Receivers:
@@ -462,12 +462,12 @@ class Receivers:
     async def end_polls(self) -> None:
         """Answer the waiting polls; later polls get no messages."""
         self.stopped = True
-        await asyncio.gather(*[each.end_polls() for each in self._receivers.values()])
+        await asyncio.gather(*[receiver.end_polls() for receiver in self._receivers.values()])
 
     async def stop(self) -> None:
         """Stop receiving from all queues."""
         self.stopped = True
-        stopped = [each.stop() for each in self._receivers.values()]
+        stopped = [receiver.stop() for receiver in self._receivers.values()]
         for error in await asyncio.gather(*stopped, *self._dropping, return_exceptions=True):
             if isinstance(error, BaseException):
                 log.error("a queue's receiver was not stopped: %r", error)

@@ -29,7 +29,7 @@ from marq_worker.sqs.aws_json import (
 )
 from marq_worker.sqs.bodies import Bodies
 from marq_worker.sqs.errors import SqsError
-from marq_worker.sqs.fifo import Outcome, Outcomes
+from marq_worker.sqs.fifo import Outcomes, SettleRequest
 from marq_worker.sqs.operations import Operations
 from marq_worker.sqs.peers import ASK_S, PATH, SETTLE_PATH, Peers
 from marq_worker.sqs.receiving import MAX_ASKED, Receivers
@@ -188,7 +188,7 @@ class SqsServer:
 
     def _settle(self, documents: list[Any]) -> Awaitable[list[Any]]:
         """Settle messages that this endpoint delivered, for clients of another one; return which were held here."""
-        settled = [self._outcomes.settle_here(Outcome.read(document)) for document in documents]
+        settled = [self._outcomes.settle_here(SettleRequest.read(document)) for document in documents]
         # All of them, even if the other endpoint hangs up.
         return self._completed(asyncio.gather(*settled))
 

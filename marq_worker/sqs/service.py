@@ -14,7 +14,7 @@ from mode import Service
 
 from marq.admin.purge import purge
 from marq.admin.purge_extent import Extent, extent_now
-from marq.consumer.lease_questions import LeaseQuestions
+from marq.consumer.lease_lookup import LeaseLookup
 from marq.consumer.polled_consumer import TokenSettler
 from marq.kafka.topics import ensure_topics, topic_id
 from marq.producer.shared import SharedProducer
@@ -44,7 +44,7 @@ from marq_worker.sqs.server import SqsServer
 from marq_worker.sqs.settling import ByToken, Settlers
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.task_runner import TaskRunner
-from marq_worker.sqs.tasks import PurgeTask, Tasks
+from marq_worker.sqs.tasks import PurgeTask, QueueTasks
 from marq_worker.sqs.visibility import VisibilityChanges
 from marq_worker.web.addresses import reachable_name
 from marq_worker.web.dashboard.groups import Groups
@@ -99,14 +99,14 @@ class SqsEndpoint(Service):
         self._peers = Peers(
             url, secret, lambda queue: self._queues.definitions.consumer_group(queue, names), Groups(client)
         )
-        self._questions = LeaseQuestions(client)
+        self._questions = LeaseLookup(client)
         self._outcomes = Outcomes(
             url, self._settler, self._questions, self._peers, lambda queue: self._receivers.known(queue)
         )
         self._receivers = Receivers(partial(self._new_receiver, url))
         self._markers_partitions = topics.markers_partitions
         self._directory = directory = Directory(self._queues, maximum_bytes)
-        self._queue_tasks = tasks = Tasks(self._queues)
+        self._queue_tasks = tasks = QueueTasks(self._queues)
         count = self._counts.of
         settlers = Settlers(ByToken(self._settler), self._outcomes)
         dead_letters, old_messages = DeadLetterSender(self._producer), OldMessages(settlers)

@@ -13,7 +13,7 @@ from marq.consumer.polled_consumer import TokenSettler
 from marq_worker.sqs.characters import is_fifo
 
 
-class Settled(Protocol):
+class DeliveryHandle(Protocol):
     """One delivery of a message; ``url`` is the address of the endpoint that keeps it, empty if none does."""
 
     @property
@@ -27,17 +27,17 @@ class Settled(Protocol):
 class Settler(Protocol):
     """Settles deliveries. Calls return when the outcome is durable; they raise MarqError if that is unknown."""
 
-    async def ack(self, deliveries: Sequence[Settled]) -> None:
+    async def ack(self, deliveries: Sequence[DeliveryHandle]) -> None:
         """Delete messages."""
 
-    async def renew(self, deliveries: Sequence[Settled], lease_ms: int) -> None:
+    async def renew(self, deliveries: Sequence[DeliveryHandle], lease_ms: int) -> None:
         """Hide messages for this long from now on."""
 
-    async def release(self, deliveries: Sequence[Settled], *, counted: bool = True) -> None:
+    async def release(self, deliveries: Sequence[DeliveryHandle], *, counted: bool = True) -> None:
         """Make messages available; with ``counted=False`` no client has seen them."""
 
 
-async def change_visibility(settler: Settler, deliveries: Sequence[Settled], visibility_s: int) -> None:
+async def change_visibility(settler: Settler, deliveries: Sequence[DeliveryHandle], visibility_s: int) -> None:
     """Hide messages for this long from now on; 0 makes them available. Same errors as the settler."""
     if visibility_s:
         await settler.renew(deliveries, visibility_s * 1000)
@@ -51,14 +51,14 @@ class ByToken:
     def __init__(self, settler: TokenSettler) -> None:
         self._settler = settler
 
-    async def ack(self, deliveries: Sequence[Settled]) -> None:
-        await self._settler.ack([each.token for each in deliveries])
+    async def ack(self, deliveries: Sequence[DeliveryHandle]) -> None:
+        await self._settler.ack([delivery.token for delivery in deliveries])
 
-    async def renew(self, deliveries: Sequence[Settled], lease_ms: int) -> None:
-        await self._settler.renew([(each.token, lease_ms) for each in deliveries])
+    async def renew(self, deliveries: Sequence[DeliveryHandle], lease_ms: int) -> None:
+        await self._settler.renew([(delivery.token, lease_ms) for delivery in deliveries])
 
-    async def release(self, deliveries: Sequence[Settled], *, counted: bool = True) -> None:
-        await self._settler.release([each.token for each in deliveries], counted=counted)
+    async def release(self, deliveries: Sequence[DeliveryHandle], *, counted: bool = True) -> None:
+        await self._settler.release([delivery.token for delivery in deliveries], counted=counted)
 
 
 class Settlers(NamedTuple):

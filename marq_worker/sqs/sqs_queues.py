@@ -114,7 +114,7 @@ class Directory:
     def sources_of(self, name: str) -> list[str]:
         """Return the queues whose dead-letter queue this one is. Raises SqsError as :meth:`get`."""
         self.get(name)
-        return [each for each in self.names() if self._read(each).attributes.dead_letter_queue == name]
+        return [source for source in self.names() if self._read(source).attributes.dead_letter_queue == name]
 
     async def create(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> None:
         """Create a queue; do nothing if it exists with the same attributes.

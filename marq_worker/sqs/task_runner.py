@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from marq.wire.errors import MarqError
-from marq_worker.sqs.tasks import ACTIVE, RENEWAL_S, MoveTask, PurgeTask, Tasks
+from marq_worker.sqs.tasks import ACTIVE, RENEWAL_S, MoveTask, PurgeTask, QueueTasks
 
 log = logging.getLogger("marq.sqs")
 
@@ -28,7 +28,7 @@ class TaskRunner:
 
     def __init__(
         self,
-        tasks: Tasks,
+        tasks: QueueTasks,
         purge: Callable[[str, PurgeTask], Awaitable[None]],
         move: Callable[[str, MoveTask, asyncio.Event], Awaitable[None]],
     ) -> None:

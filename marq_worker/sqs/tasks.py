@@ -72,7 +72,7 @@ class MoveTask:
     reason: str | None = None
 
 
-class Tasks:
+class QueueTasks:
     """Reads and changes the tasks of queues.
 
     All changes raise MarqError if it is unknown whether they were made.
@@ -144,10 +144,10 @@ class Tasks:
 
         def merged(document: Document) -> dict[str, Any] | None:
             former = _moves_of(document)
-            if any(each.state in ACTIVE and each.id != task.id for each in former):
+            if any(move.state in ACTIVE and move.id != task.id for move in former):
                 return None
-            moves = [task, *[each for each in former if each.id != task.id]]
-            return {**document, "moves": [asdict(each) for each in moves[:MAX_MOVES]], **self._claim()}
+            moves = [task, *[move for move in former if move.id != task.id]]
+            return {**document, "moves": [asdict(move) for move in moves[:MAX_MOVES]], **self._claim()}
 
         if not await self._change(queue, merged):
             raise SqsError(
@@ -215,7 +215,7 @@ class Tasks:
     def _may_claim(self, queue: str, document: Document) -> bool:
         # Reads the document itself, because this runs often, for all queues.
         unfinished = is_being_purged(document) or any(
-            each.get("state", RUNNING) in ACTIVE for each in document.get("moves", ())
+            move.get("state", RUNNING) in ACTIVE for move in document.get("moves", ())
         )
         return unfinished and not self._is_claimed(queue, document.get("runner", {}))
 
@@ -288,10 +288,10 @@ def _purge_of(document: Document) -> PurgeTask | None:
 
 
 def _moves_of(document: Document) -> list[MoveTask]:
-    return [_read(MoveTask, each) for each in document.get("moves", ())]
+    return [_read(MoveTask, move) for move in document.get("moves", ())]
 
 
 def _read(kind: type[T], document: Document) -> T:
     """Return a task without the members that a newer version may have added."""
-    known = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    known = {member.name for member in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in document.items() if name in known})

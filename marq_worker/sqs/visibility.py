@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import Any
 
 from marq.client.message_token import Token
-from marq.consumer.lease_questions import LeaseQuestions
+from marq.consumer.lease_lookup import LeaseLookup
 from marq.wire.errors import BrokerUnavailable
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.handles import Handle
@@ -32,7 +32,7 @@ class VisibilityChanges:
         settler: writes the markers and returns the brokers' time.
     """
 
-    def __init__(self, settler: Any, questions: LeaseQuestions) -> None:
+    def __init__(self, settler: Any, questions: LeaseLookup) -> None:
         self._settler = settler
         self._questions = questions
         #: The ends of the leases that were changed here.

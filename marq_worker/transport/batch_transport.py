@@ -199,7 +199,7 @@ class BatchThread(driver.AIOKafkaConsumerThread):
     ) -> None:
         # The caller's own limit does not end this call, and a late commit would overwrite newer offsets.
         async with asyncio.timeout(until_s - monotonic()):
-            committed = {_aiokafka(tp): OffsetAndMetadata(*each) for tp, each in offsets.items()}
+            committed = {_aiokafka(tp): OffsetAndMetadata(*position) for tp, position in offsets.items()}
             await commit_once(self._ensure_consumer(), committed, generation)
 
 

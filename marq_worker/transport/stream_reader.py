@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata, TopicPartition
 
-from marq.kafka.committed_offsets import Place
+from marq.kafka.committed_offsets import StartPosition
 from marq.kafka.group_reader import GroupCommit, NotCommitted
 from marq.kafka.incarnations import Incarnations, Recreated, TopicIds
 from marq.kafka.protocol import Generation
-from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress
+from marq.kafka.queue_positions import NOT_BEHIND, LowWatermarks, MemberPositions, Positions
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.wire.errors import MarqError
@@ -51,7 +51,7 @@ async def no_ids(partitions: Collection[Source]) -> Collection[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Partitions:
+class FaustConsumerPort:
     """Operations of Faust's consumer."""
 
     seek: Callable[[Source, int], Awaitable[None]]
@@ -63,7 +63,7 @@ class Partitions:
     #: TimeoutError if the commit was refused or its outcome is unknown.
     commit: Callable[[Mapping[Source, tuple[int, str]], Generation, float], Awaitable[None]]
     #: Start positions of assigned partitions; raises KafkaError.
-    places: Callable[[Serving, Iterable[Source]], Awaitable[Mapping[Source, Place]]]
+    places: Callable[[Serving, Iterable[Source]], Awaitable[Mapping[Source, StartPosition]]]
     #: First and end offset of a partition.
     log_start: Callable[[Source], Awaitable[int]]
     log_end: Callable[[Source], Awaitable[int]]
@@ -92,11 +92,11 @@ class StreamReader:
     #: Faust's consumer stays in the group by itself.
     keep_alive_s = 3600.0
 
-    def __init__(self, serving: Serving, partitions: Partitions) -> None:
+    def __init__(self, serving: Serving, partitions: FaustConsumerPort) -> None:
         self._serving = serving
         self._partitions = partitions
         self._lanes: dict[Source, _Lane] = {}
-        self._progress = Progress()
+        self._progress = MemberPositions()
         #: The sources by assigned partition. Offsets of the receiver and positions belong to sources, all other members
         #: to partitions.
         self._incarnations = Incarnations(partitions.topic_ids, self._go_back)
@@ -232,7 +232,9 @@ class StreamReader:
 
     async def _checked(self, taken: Mapping[Source, Records]) -> Mapping[Source, Records]:
         try:
-            return self._progress.unmet(self._serving, await self._incarnations.checked(self._serving, taken))
+            return self._progress.without_received(
+                self._serving, await self._incarnations.checked(self._serving, taken)
+            )
         except Recreated as error:
             # This ends the process; the next one looks its start positions up again.
             raise MarqError("a queue's own topic was deleted and created again: starting over") from error
@@ -306,7 +308,7 @@ class StreamReader:
             if self._rewound.get(source) == offset:
                 del self._rewound[source]
 
-    async def commit(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> None:
+    async def commit(self, offsets: Mapping[Source, int], behind: LowWatermarks = NOT_BEHIND) -> None:
         await self._commit(offsets, self._after(offsets, behind))
 
     async def verify(self, sources: Collection[Source]) -> None:
@@ -322,14 +324,15 @@ class StreamReader:
             raise NotCommitted(str(error) or type(error).__name__) from error
         self._progress.take(offsets, after)
 
-    def commit_of(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> GroupCommit:
+    def commit_of(self, offsets: Mapping[Source, int], behind: LowWatermarks = NOT_BEHIND) -> GroupCommit:
         """See :class:`marq.kafka.group_reader.TransactionalReader`."""
         after = self._after(offsets, behind)
         if self._generation.number < 0:
             # Without a generation, the group would accept it like an administrator's commit.
             raise NotCommitted("the group has removed this member")
         commits = {
-            TopicPartition(*log): OffsetAndMetadata(*each) for log, each in self._encoded(offsets, after).items()
+            TopicPartition(*log): OffsetAndMetadata(*position)
+            for log, position in self._encoded(offsets, after).items()
         }
         return GroupCommit(self._partitions.group, self._generation, commits, after, offsets)
 
@@ -337,8 +340,8 @@ class StreamReader:
         """Note that this commit has succeeded."""
         self._progress.take(commit.ends, commit.after)
 
-    def _after(self, offsets: Mapping[Source, int], behind: Behind) -> Mapping[Source, Positions]:
-        after = self._progress.after(self._serving, offsets, behind)
+    def _after(self, offsets: Mapping[Source, int], behind: LowWatermarks) -> Mapping[Source, Positions]:
+        after = self._progress.advanced_to(self._serving, offsets, behind)
         _check_assigned(offsets, after)
         return after
 
@@ -350,7 +353,7 @@ class StreamReader:
             raise NotCommitted(str(self._made_anew))
         by, changed_at = self._partitions.committer, self._serving.changed_at
         numbers = {
-            source: after[source].number(self._serving.queues_in(source.topic), offset)
+            source: after[source].committed_offset(self._serving.queues_in(source.topic), offset)
             for source, offset in offsets.items()
         }
         return {

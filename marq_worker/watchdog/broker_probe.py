@@ -22,7 +22,7 @@ from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Tick
 from marq_worker.progress import ProgressReport
-from marq_worker.watchdog.watchdog import Answer
+from marq_worker.watchdog.watchdog import ProbeResult
 
 log = logging.getLogger("marq.watchdog")
 
@@ -32,7 +32,7 @@ STOP_SECONDS = 1.0
 _POLL_MS = 200
 
 
-class Markers(NamedTuple):
+class MarkersPartition(NamedTuple):
     """A markers partition, and the topic to which its owner writes the rows of its table."""
 
     partition: int
@@ -42,7 +42,7 @@ class Markers(NamedTuple):
         return f"markers partition {self.partition}"
 
 
-class Messages(NamedTuple):
+class MessagesPartition(NamedTuple):
     """``committed``: records of open transactions are not read."""
 
     topic: str
@@ -64,12 +64,12 @@ class Rebalance(NamedTuple):
 class BrokerProbe:
     client: ClientSettings
 
-    def ask(self, subject: Hashable, standing: ProgressReport, last: bool) -> Answer:
+    def ask(self, subject: Hashable, standing: ProgressReport, last: bool) -> ProbeResult:
         """Return whether a subject has work to do, and whether the broker would let it."""
         match subject:
-            case Markers():
+            case MarkersPartition():
                 return asyncio.run(self._answer(self._markers(subject, standing, last)))
-            case Messages():
+            case MessagesPartition():
                 source = TopicPartition(subject.topic, subject.partition)
                 isolation = "read_committed" if subject.committed else "read_uncommitted"
                 return asyncio.run(self._answer(self._records(source, standing.position, isolation)))
@@ -77,7 +77,7 @@ class BrokerProbe:
                 return asyncio.run(self._answer(self._rebalance(subject.group)))
         raise TypeError(f"cannot probe {subject!r}")
 
-    async def _answer(self, question: Coroutine[Any, Any, Answer]) -> Answer:
+    async def _answer(self, question: Coroutine[Any, Any, ProbeResult]) -> ProbeResult:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await question
@@ -86,21 +86,21 @@ class BrokerProbe:
         except (Exception, asyncio.CancelledError):
             # aiokafka may raise AssertionError, and stopping a client may raise a CancelledError of its own.
             log.exception("the watchdog waits, because its probe failed unexpectedly")
-        return Answer.AWAY
+        return ProbeResult.AWAY
 
-    async def _markers(self, markers: Markers, standing: ProgressReport, last: bool) -> Answer:
+    async def _markers(self, markers: MarkersPartition, standing: ProgressReport, last: bool) -> ProbeResult:
         source = TopicPartition(self.client.names.markers, markers.partition)
         table = TopicPartition(markers.changelog, markers.partition)
         answer = await self._records(source, standing.position, "read_committed", table)
         if standing.owes:
-            answer = Answer.WORK_WAITS
-        if last and answer is Answer.WORK_WAITS:
+            answer = ProbeResult.WORK_WAITS
+        if last and answer is ProbeResult.WORK_WAITS:
             await self._write(source)
         return answer
 
     async def _records(
         self, source: TopicPartition, position: int | None, isolation: str, *others: TopicPartition
-    ) -> Answer:
+    ) -> ProbeResult:
         consumer = paced(
             CautiousConsumer(
                 enable_auto_commit=False,
@@ -116,13 +116,13 @@ class BrokerProbe:
             consumer.assign([source])
             end = (await consumer.end_offsets([source, *others]))[source]
             if position is None or position >= end:
-                return Answer.NOTHING_TO_DO
+                return ProbeResult.NOTHING_TO_DO
             consumer.seek(source, position)
             # These may be control records of transactions.
             while await consumer.position(source) < end:
                 if any((await consumer.getmany(source, timeout_ms=_POLL_MS, max_records=1)).values()):
-                    return Answer.WORK_WAITS
-            return Answer.NOTHING_TO_DO
+                    return ProbeResult.WORK_WAITS
+            return ProbeResult.NOTHING_TO_DO
         finally:
             await stop_consumer(consumer, STOP_SECONDS)
 
@@ -143,11 +143,11 @@ class BrokerProbe:
         finally:
             await stop_producer(producer, STOP_SECONDS)
 
-    async def _rebalance(self, group: str) -> Answer:
+    async def _rebalance(self, group: str) -> ProbeResult:
         async with plain_admin(self.client) as admin:
             [response] = await admin.describe_consumer_groups([group])
         # (error, group, state, …)
         [(code, _, state, *_)] = response.groups
         if code:
             raise for_code(code)
-        return Answer.NOTHING_TO_DO if state.endswith("Rebalance") else Answer.WORK_WAITS
+        return ProbeResult.NOTHING_TO_DO if state.endswith("Rebalance") else ProbeResult.WORK_WAITS

@@ -122,7 +122,7 @@ class Watchdog(Service):
             os._exit(EXIT_STALLED)
 
 
-class Answer(Enum):
+class ProbeResult(Enum):
     """The finding of a probe."""
 
     #: The broker does not answer the probe either.
@@ -132,7 +132,7 @@ class Answer(Enum):
 
 
 #: Asks a probe about a subject, its progress, and whether it is the last time. May take a while.
-Ask = Callable[[Hashable, ProgressReport, bool], Answer]
+Ask = Callable[[Hashable, ProgressReport, bool], ProbeResult]
 
 
 @dataclass(slots=True)
@@ -190,7 +190,7 @@ class StallDetector:
         if not last and (case.asked or case.still_s < self.limit_s / 2):
             return False
         answer = self.ask(subject, standing, last)
-        if answer is not Answer.WORK_WAITS:
+        if answer is not ProbeResult.WORK_WAITS:
             self._cases[subject] = _Case(standing.progress)
         else:
             case.asked, case.condemned = True, last

@@ -10,8 +10,10 @@ import base64
 import hashlib
 import hmac
 import secrets
+import time
 from dataclasses import dataclass, field
 from enum import IntEnum
+from urllib.parse import quote, unquote
 
 from pydantic import SecretStr
 
@@ -19,6 +21,8 @@ from marq.wire.errors import ConfigError
 from marq_worker.config.settings import AppSettings
 
 SCHEME = "scrypt"
+#: The scheme of commands between workers, and how long one is valid: their clocks may differ.
+COMMAND_SCHEME, COMMAND_VALID_S = "Marq", 60
 #: Cost (memory: 128 bytes times both), about 50 ms of one core.
 _COST, _BLOCKS, _LANES = 1 << 14, 8, 1
 _SALT_BYTES, _HASH_BYTES = 16, 32
@@ -49,11 +53,15 @@ class _Login:
 class Credentials:
     """All credentials of a worker's settings; without any, visitors are not authenticated."""
 
-    def __init__(self, passwords: list[_Login], tokens: list[_Login], peer_token: str) -> None:
+    def __init__(
+        self, passwords: list[_Login], tokens: list[_Login], peer_token: str, command_key: bytes = b""
+    ) -> None:
         self._passwords = passwords
         self._tokens = tokens
         #: The token of this namespace's workers and commands; empty if none is needed.
         self.peer_token = peer_token
+        #: Signs commands between workers; empty if no visitor may act.
+        self._command_key = command_key
         self._key = secrets.token_bytes(32)
         self._remembered: dict[bytes, Visitor] = {}
 
@@ -77,7 +85,11 @@ class Credentials:
         # All workers have the same settings, so all derive the same token.
         joined = "\n".join([settings.prefix, *[login.secret for login in [*passwords, *tokens]]])
         peer = hmac.new(joined.encode(), b"workers of one namespace", "sha256").hexdigest()
-        return cls(passwords, [*tokens, _Login(Visitor("another worker", Access.VIEWER), peer)], peer)
+        # Only from operators' secrets, so that a viewer's own secret does not reveal it.
+        operators = [login.secret for login in [*passwords, *tokens] if login.visitor.access >= Access.OPERATOR]
+        joined = "\n".join([settings.prefix, *operators])
+        key = hmac.digest(joined.encode(), b"commands between workers", "sha256") if operators else b""
+        return cls(passwords, [*tokens, _Login(Visitor("another worker", Access.VIEWER), peer)], peer, key)
 
     @property
     def required(self) -> bool:
@@ -88,6 +100,31 @@ class Credentials:
         """Return whether a header has the token of this namespace's workers and commands."""
         expected = f"Bearer {self.peer_token}".encode()
         return bool(self.peer_token) and hmac.compare_digest(_bytes(authorization), expected)
+
+    def sign_command(self, who: str, address: str) -> dict[str, str]:
+        """Return the headers of a command to another worker, in the name of an operator; ``address``: path and query.
+
+        It is signed instead of sent with a token or the operator's password. Any client that can join the trackers'
+        group can publish an address there; what it receives must not work at other workers.
+        """
+        if not self.required:
+            return {}
+        text = f"{quote(who, safe='')}:{int(time.time()) + COMMAND_VALID_S}"
+        return {"Authorization": f"{COMMAND_SCHEME} {text}:{self._signature(text, address)}"}
+
+    def of_command(self, authorization: str, address: str) -> Visitor | None:
+        """Return the operator in whose name another worker sends a command; None without a valid signature."""
+        kind, _, value = authorization.partition(" ")
+        text, _, signature = value.rpartition(":")
+        name, _, until_s = text.rpartition(":")
+        if kind != COMMAND_SCHEME or not self._command_key:
+            return None
+        if not hmac.compare_digest(_bytes(signature), self._signature(text, address).encode()):
+            return None
+        return Visitor(unquote(name), Access.OPERATOR) if int(until_s) >= time.time() else None
+
+    def _signature(self, text: str, address: str) -> str:
+        return hmac.digest(self._command_key, _bytes(f"{text}\n{address}"), "sha256").hex()
 
     def remembered(self, authorization: str) -> Visitor | None:
         """Return the visitor of a token, or of a header that was correct before: both are quick."""

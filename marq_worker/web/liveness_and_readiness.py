@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marq_worker.config.settings import Role
-from marq_worker.progress import Pace
+from marq_worker.progress import PartitionProgress
 
 #: Longest time that the event loop of the worker or of a handler process may be blocked.
 MAX_LOOP_LAG_SECONDS = 10.0
@@ -40,7 +40,7 @@ class Condition:
     broker_answers: bool = True
     #: State and alarm of each owned partition.
     partitions: Mapping[int, tuple[str, str]] = field(default_factory=dict)
-    paces: Mapping[int, Pace] = field(default_factory=dict)
+    paces: Mapping[int, PartitionProgress] = field(default_factory=dict)
     #: Subjects that make no progress although they have work.
     stalled: Sequence[str] = ()
     loop_lag_seconds: float = 0.0
@@ -100,7 +100,7 @@ def not_ready(condition: Condition) -> list[Reason]:
 def _partitions(condition: Condition) -> list[Reason]:
     reasons = []
     for partition, (state, alarm) in sorted(condition.partitions.items()):
-        subject, pace = f"markers partition {partition}", condition.paces.get(partition, Pace())
+        subject, pace = f"markers partition {partition}", condition.paces.get(partition, PartitionProgress())
         if state != "owner":
             reasons.append(Reason(subject, f"{state}: {alarm}" if alarm else state))
         elif pace.lag > MAX_LAG_RECORDS and pace.falls_behind:

@@ -15,9 +15,10 @@ from marq.kafka.inspector import Peeked
 from marq.settings.durations import moment_of
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import Schedule
+from marq.wire.error_texts import error_of, traceback_of
 from marq.wire.errors import ConfigError
 from marq.wire.markers import BLOCKED_MS, Payload, Source
-from marq.wire.record_headers import origin, previous_time_s, record_id
+from marq.wire.record_headers import message_type, origin, previous_time_s, record_id
 from marq_worker.owner.ownership import Ownership
 from marq_worker.owner.tracker_owners import TrackerOwners
 from marq_worker.web.redaction import Redaction
@@ -80,7 +81,7 @@ class Choice:
             and (self.until_ms is None or lease.due_ms < self.until_ms)
             and lease.attempt >= self.attempts
             and (not self.older_ms or now_ms - lease.since_ms >= self.older_ms)
-            and (not self.error or self.error in lease.text.casefold())
+            and (not self.error or self.error in error_of(lease.text).casefold())
         )
 
 
@@ -212,7 +213,8 @@ def described(
         "due_in_seconds": max(0.0, (due_ms - now_ms) / 1000),
         "since": moment(lease.since_ms),
         "attempt": lease.attempt,
-        "error": lease.text,
+        "error": error_of(lease.text),
+        "traceback": redaction.traceback(traceback_of(lease.text)),
         # A message that waits in its place keeps its last holder.
         "holder": lease.holder if lease.state in HELD else 0,
     }
@@ -223,6 +225,7 @@ def _content(source: Source, number: int, payload: Payload, redaction: Redaction
     past = origin(source, number, payload.timestamp_ms, payload.headers)
     return {
         "id": past.id,
+        "type": message_type(payload.headers),
         "sent": moment(past.first_sent_ms),
         "bytes": len(payload.value or b""),
         "value": redaction.text(payload.value, SHOWN_BYTES),
@@ -245,6 +248,7 @@ def waiting_described(message: Peeked, settings: QueueSettings, redaction: Redac
     return {
         "id": message.id,
         "place": record_id(message.source, row.offset),
+        "type": message_type(row.headers),
         "sent": moment(message.sent_ms),
         "not_before": None if due_ms is None else moment(due_ms),
         "attempt": message.attempt,
@@ -279,6 +283,7 @@ def _schedule(owner: Ownership, schedule: Schedule) -> dict[str, Any]:
         "catch_up": schedule.catch_up,
         "next": _moment_or_none(min([lease.due_ms for lease in opened.values()], default=None)),
         "last": _moment_or_none(None if last_s is None else last_s * 1000),
+        "last_id": None if last_s is None else record_id(source, last_s),
         "problem": planner.problem(schedule) or owner.times.problems.get(schedule.name, ""),
     }
 

@@ -87,7 +87,7 @@ _STATES = {
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class WorkerMetrics:
     """The metrics of one worker; ``queues``, ``partitions`` and ``handlers`` as in /api/queues."""
 
     roles: Sequence[str]
@@ -100,6 +100,7 @@ class Snapshot:
     stalled: frozenset[int] = frozenset()
     lateness: Lateness = field(default_factory=Lateness)
     handling: HandlingTimes = field(default_factory=HandlingTimes)
+    waiting: HandlingTimes = field(default_factory=HandlingTimes)
     handlers: Sequence[Mapping[str, Any]] = ()
     #: State of the backlog counter; None if there is none.
     backlog: Mapping[str, Any] | None = None
@@ -117,7 +118,7 @@ class Exposition:
     def __init__(self) -> None:
         self._process = ProcessCollector(registry=None)
 
-    def write(self, snapshot: Snapshot, accept: str) -> tuple[bytes, str]:
+    def write(self, snapshot: WorkerMetrics, accept: str) -> tuple[bytes, str]:
         """Return the text and its content type; may run in a thread."""
         try:
             encode, content_type = choose_encoder(accept)
@@ -137,7 +138,7 @@ class _Collected:
         return self._metrics
 
 
-def families(snapshot: Snapshot) -> Iterator[Metric]:
+def families(snapshot: WorkerMetrics) -> Iterator[Metric]:
     """Return all metrics of a worker, including those without a value."""
     yield from _worker(snapshot)
     yield from _queues(snapshot)
@@ -163,7 +164,7 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: _Samples) 
     return family
 
 
-def _worker(snapshot: Snapshot) -> Iterator[Metric]:
+def _worker(snapshot: WorkerMetrics) -> Iterator[Metric]:
     build = {"version": VERSION, "python": platform.python_version(), "faust": version("faust-streaming")}
     yield InfoMetricFamily("marq_build", "Versions of this worker.", build)
     roles = (([role], 1) for role in sorted(snapshot.roles))
@@ -174,7 +175,7 @@ def _worker(snapshot: Snapshot) -> Iterator[Metric]:
     yield CounterMetricFamily("marq_rebalances", "Rebalances of the trackers' group.", snapshot.rebalances)
 
 
-def _queues(snapshot: Snapshot) -> Iterator[Metric]:
+def _queues(snapshot: WorkerMetrics) -> Iterator[Metric]:
     totals, queues = snapshot.totals.items(), snapshot.queues.items()
     for name, what, key in _QUEUE_COUNTERS:
         yield _counter(name, what, ["queue"], (([queue], getattr(counts, key)) for queue, counts in totals))
@@ -209,9 +210,16 @@ def _queues(snapshot: Snapshot) -> Iterator[Metric]:
         list(handling.buckets()),
         handling.sum_ms / 1000,
     )
+    waiting = snapshot.waiting
+    yield HistogramMetricFamily(
+        "marq_message_wait_seconds",
+        "Time from sending to delivery, estimated from samples.",
+        list(waiting.buckets()),
+        waiting.sum_ms / 1000,
+    )
 
 
-def _backlog(snapshot: Snapshot) -> Iterator[Metric]:
+def _backlog(snapshot: WorkerMetrics) -> Iterator[Metric]:
     backlog, known = snapshot.backlog, snapshot.totals.keys() | snapshot.paused.keys()
     # The counter may not run.
     counted = {queue: row for queue, row in snapshot.queues.items() if "waiting" in row} if backlog is not None else {}
@@ -260,7 +268,7 @@ _BACKLOG_TOTALS = (
 )
 
 
-def _partitions(snapshot: Snapshot) -> Iterator[Metric]:
+def _partitions(snapshot: WorkerMetrics) -> Iterator[Metric]:
     parts = [([str(part["partition"])], part) for part in snapshot.partitions]
     for kind, table in ((_gauge, _PARTITION_GAUGES), (_counter, _PARTITION_COUNTERS)):
         for name, what, key in table:
@@ -277,7 +285,7 @@ def _partitions(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("marq_partition_clock_jump_seconds", what, ["partition"], jumps)
 
 
-def _handlers(snapshot: Snapshot) -> Iterator[Metric]:
+def _handlers(snapshot: WorkerMetrics) -> Iterator[Metric]:
     groups = [([process["group"]], process) for process in snapshot.handlers]
     up = ((label, process["pid"] is not None) for label, process in groups)
     yield _gauge("marq_handlers_up", "Whether the group's handler process runs.", ["group"], up)

@@ -23,7 +23,7 @@ from marq.core.storage.rows import Counts
 from marq_worker.backlog.backlog_counter import BacklogCounter, QueueBacklog
 from marq_worker.owner.ownership import Ownership
 from marq_worker.owner.tracker_owners import TrackerOwners
-from marq_worker.progress import Pace, Paces
+from marq_worker.progress import Paces, PartitionProgress
 
 #: Seconds between two samples, and the number of samples over which a rate is measured.
 SAMPLE_SECONDS = 1.0
@@ -125,6 +125,11 @@ class Statistics:
         """Handling times of the messages whose ACKs this worker read."""
         return HandlingTimes() if self.owners.context is None else self.owners.context.handling
 
+    @property
+    def waiting(self) -> HandlingTimes:
+        """Waiting times of the messages whose ACQUIREs this worker read."""
+        return HandlingTimes() if self.owners.context is None else self.owners.context.waiting
+
     def sample(self) -> None:
         totals = {
             (partition, queue): replace(counts)
@@ -140,6 +145,7 @@ class Statistics:
         if self._until_turn == 0:
             self._until_turn = HANDLING_SAMPLES
             self.handling.turn()
+            self.waiting.turn()
         self.paces.note(now_s, {partition: owner.position for partition, owner in self.owners.owned.items()})
 
     def _note_totals(self, totals: Mapping[tuple[int, str], Counts]) -> None:
@@ -152,7 +158,7 @@ class Statistics:
                 self.totals.note(partition, before, counters)
 
     def local(self) -> dict[str, Any]:
-        """Return the metrics of this worker; ``handled`` has handling times."""
+        """Return the metrics of this worker; ``handled`` and ``waited`` have times."""
         queues: dict[str, dict[str, float]] = {}
         for owner in self.owners.owned.values():
             _add_owner(queues, owner)
@@ -164,6 +170,7 @@ class Statistics:
         return {
             "queues": queues,
             "handled": self.handling.recent(),
+            "waited": self.waiting.recent(),
             "partitions": self.partitions(),
             "backlog": backlog,
             "removed_handlers": dict(self.removed_handlers()),
@@ -265,7 +272,7 @@ def empty_metrics() -> dict[str, float]:
     return dict(_EMPTY)
 
 
-def _partition(owner: Ownership, pace: Pace) -> dict[str, Any]:
+def _partition(owner: Ownership, pace: PartitionProgress) -> dict[str, Any]:
     book, late = owner.tracker.book, owner.lateness_ms()
     return {
         "partition": owner.partition,

@@ -23,6 +23,7 @@ from marq.kafka.connection import client_options, close_admin
 from marq.kafka.group_members import STABLE, DescribedGroup, described_members
 from marq.kafka.paced_clients import paced
 from marq.settings.client import ClientSettings
+from marq.wire.errors import ConfigError, MarqError
 from marq_worker.config.settings import AppSettings, load_settings
 from marq_worker.web.credentials import Credentials
 
@@ -69,7 +70,7 @@ async def ask_workers(
     settings: ClientSettings, path: str, query: Mapping[str, str] | None = None
 ) -> tuple[Members, list[dict[str, Any] | None]]:
     """Query all workers from a command; return the workers and their answers."""
-    group = Group(settings)
+    group = TrackersGroup(settings)
     try:
         members = await group.members()
     finally:
@@ -86,6 +87,32 @@ async def _ask(client: ClientSession, url: URL, limit_s: float) -> dict[str, Any
             return answer if response.status == 200 else None
     except (ClientError, TimeoutError, ValueError):
         return None
+
+
+async def tell(
+    client: ClientSession, url: URL, path: str, query: Mapping[str, str], who: str, credentials: Credentials
+) -> dict[str, Any]:
+    """Let a worker carry out a command in the name of an operator; return its answer.
+
+    Raises:
+        ConfigError: it refused.
+        MarqError: it failed, or it is unknown whether it was done.
+    """
+    address = url.joinpath(path, encoded=True) % query
+    headers = credentials.sign_command(who, address.raw_path_qs)
+    try:
+        async with client.post(
+            address, headers=headers, timeout=ClientTimeout(total=COMMAND_SECONDS), allow_redirects=False
+        ) as response:
+            answer: dict[str, Any] = await response.json()
+    except (ClientError, TimeoutError, ValueError) as error:
+        raise MarqError(
+            f"worker {url}: it is unknown whether it was done, because the worker did not respond as expected"
+            f" ({error!r}). Look at the page of workers; if it does not respond, run marq check"
+        ) from error
+    if response.status == 200:
+        return answer
+    raise (ConfigError if response.status < 500 else MarqError)(f"worker {url}: {answer.get('error', response.status)}")
 
 
 log = logging.getLogger("marq.web")
@@ -107,7 +134,7 @@ class Members:
     answered: bool = False
 
 
-class Group:
+class TrackersGroup:
     """The trackers' group; queries the broker only if the last answer is not fresh."""
 
     def __init__(self, client: ClientSettings) -> None:

@@ -10,9 +10,9 @@ from aiohttp.web import Response
 from faust.web.views import View
 
 from marq_worker.progress import Lateness
-from marq_worker.watchdog.broker_probe import Markers
+from marq_worker.watchdog.broker_probe import MarkersPartition
 from marq_worker.web import liveness_and_readiness as health
-from marq_worker.web.metrics import Exposition, Snapshot
+from marq_worker.web.metrics import Exposition, WorkerMetrics
 from marq_worker.web.partition_statistics import Statistics
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ class Probes:
             unassigned=[f"group {name}" for name in unassigned],
         )
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> WorkerMetrics:
         app, statistics, definitions = self._app, self._statistics, self._app.queues.definitions
-        return Snapshot(
+        return WorkerMetrics(
             roles=sorted(app.settings.roles),
             ready=not await self.not_ready(),
             loop_lag_seconds=statistics.loop_lag_seconds,
@@ -72,9 +72,10 @@ class Probes:
             backlog=None if statistics.backlog is None else statistics.backlog.metrics(),
             totals=statistics.totals.by_queue(),
             partitions=statistics.partitions(),
-            stalled=frozenset(subject.partition for subject in self._suspects if isinstance(subject, Markers)),
+            stalled=frozenset(subject.partition for subject in self._suspects if isinstance(subject, MarkersPartition)),
             lateness=Lateness() if app.owners.context is None else app.owners.context.lateness,
             handling=statistics.handling,
+            waiting=statistics.waiting,
             sqs=app.sqs_calls,
             handlers=app.handlers_metrics(),
             paused={queue: definitions.settings(queue).paused for queue in definitions.names()},
@@ -96,7 +97,7 @@ class Probes:
         return frozenset() if self._app.watchdog is None else self._app.watchdog.suspects
 
 
-def attach(app: WorkerApp, statistics: Statistics) -> None:
+def attach(app: WorkerApp, statistics: Statistics) -> Probes:
     probes = Probes(app, statistics)
 
     @app.page("/metrics", name="metrics")
@@ -110,6 +111,8 @@ def attach(app: WorkerApp, statistics: Statistics) -> None:
     @app.page("/readyz", name="readyz")
     async def readyz(self: View, request: Any) -> Any:
         return _answer(self, "ready", await probes.not_ready())
+
+    return probes
 
 
 def _answer(view: View, verdict: str, reasons: list[health.Reason]) -> Any:

@@ -14,6 +14,7 @@ from marq.wire.names import ORDERING_KEY_HEADER, RESERVED_HEADER
 
 HIDDEN = "[hidden]"
 ALL_HIDDEN = "[hidden: MARQ_REDACT hides fields, and this value is not JSON, so it cannot be searched]"
+TRACEBACK_HIDDEN = "[hidden: MARQ_REDACT hides fields, and a traceback cannot be searched; `marq dead` shows it]"
 #: Payloads up to this size are parsed as JSON; longer ones are shown as text.
 MAX_JSON_BYTES = 65_536
 #: Characters of text, and bytes in hexadecimal, that the page of a message shows.
@@ -46,12 +47,23 @@ class Redaction:
             return ALL_HIDDEN
         return _cut(_written(self._without(document[0])).encode(), limit_bytes)
 
+    def hides(self, value: bytes) -> bool:
+        """Return whether a payload is not shown as it is."""
+        if not value or not self._names:
+            return False
+        document = _document(value)
+        return document is None or bool(self._without(document[0]) != document[0])
+
     def headers(self, headers: Iterable[tuple[str, bytes | None]], limit_bytes: int) -> dict[str, str | None]:
         return {
             name: HIDDEN if name.casefold() in self._names else _cut(value, limit_bytes)
             for name, value in headers
             if not name.startswith(RESERVED_HEADER)
         }
+
+    def traceback(self, text: str) -> str:
+        """Return a traceback. It may contain values and can't be searched for fields, so it is hidden like such."""
+        return TRACEBACK_HIDDEN if text and self._names else text
 
     def ordering_key(self, key: bytes | None) -> str | None:
         """Return an ordering key as text, None for no key; it is hidden if its header's name is."""

@@ -124,7 +124,9 @@ class Guard:
             request[VISITOR] = NOBODY
             return None
         authorization = request.headers.get("Authorization", "")
-        visitor = self._credentials.remembered(authorization)
+        visitor = self._credentials.remembered(authorization) or self._credentials.of_command(
+            authorization, request.rel_url.raw_path_qs
+        )
         if visitor is None and authorization:
             if wait_s := self._failures.wait_s(address):
                 return _too_many(wait_s)

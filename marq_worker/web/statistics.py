@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,15 +18,15 @@ from marq_worker.process_usage import UNKNOWN, ProcessUsage
 from marq_worker.web.connection_limits import IDLE_S, Connections
 from marq_worker.web.message_listing import described_schedules, open_messages, read_choice
 from marq_worker.web.partition_statistics import Statistics, add_up, backlog_of, recreated_topics
-from marq_worker.web.peers import Group, ask_each, path_segment
+from marq_worker.web.peers import TrackersGroup, ask_each, path_segment
 from marq_worker.web.redaction import Redaction
 
 _NOTHING: dict[str, Any] = {
-    "queues": {}, "handled": {}, "partitions": [], "handlers": [], "backlog": None, "process": {},
+    "queues": {}, "handled": {}, "waited": {}, "partitions": [], "handlers": [], "backlog": None, "process": {},
     "removed_handlers": {}, "recreated_topics": [],
 }  # fmt: skip
 #: What the statistics of the namespace have instead of those of its workers.
-_ADDED_UP = frozenset(("queues", "handled", "removed_handlers", "recreated_topics"))
+_ADDED_UP = frozenset(("queues", "handled", "waited", "removed_handlers", "recreated_topics"))
 
 
 class MarqWeb(Web):
@@ -47,16 +47,22 @@ class MarqWeb(Web):
         await self._create_site().start()
 
 
+async def _no_calls() -> list[dict[str, Any]]:
+    return []
+
+
 @dataclass(frozen=True)
 class NamespaceStatistics:
     """Collects the statistics of this process and of all trackers."""
 
     worker: Statistics
-    group: Group
+    group: TrackersGroup
     #: The handler processes of this worker.
     handlers: Callable[[], list[dict[str, Any]]]
     redaction: Redaction = field(default_factory=Redaction)
     usage: ProcessUsage = field(default_factory=ProcessUsage)
+    #: What the handlers of this worker do now, by process.
+    calls: Callable[[], Awaitable[list[dict[str, Any]]]] = _no_calls
 
     def local(self) -> dict[str, Any]:
         """Return the statistics of this worker alone."""
@@ -82,6 +88,7 @@ class NamespaceStatistics:
             "queues": add_up(answered),
             "backlog": backlog_of(answered, everyone=everyone),
             "handled": add_counts([worker["handled"] for worker in answered]),
+            "waited": add_counts([worker["waited"] for worker in answered]),
             "removed_handlers": merged_removals(answered),
             "recreated_topics": recreated_topics([worker["recreated_topics"] for worker in answered]),
             "workers": [{name: value for name, value in worker.items() if name not in _ADDED_UP} for worker in workers],
@@ -103,6 +110,32 @@ class NamespaceStatistics:
         own, members = URL(app.conf.canonical_url), await self.group.members()
         peers = [url for url in members.urls if url != own]
         return members.settled, await ask_each(app.http_client, peers, path, dict(query), own=own)
+
+    async def running(self, app: faust.App, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return what handlers do now, of all trackers and this worker or (``scope=worker``) of this one.
+
+        ``silent``: groups whose process did not answer, with their worker.
+        """
+        own = str(app.conf.canonical_url)
+        local = {"processes": [{**process, "worker": own} for process in await self.calls()]}
+        if query.get("scope") == "worker":
+            return local
+        settled, answers = await self.of_others(app, "api/running", {})
+        processes = [each for answer in [local, *answers] if answer is not None for each in answer["processes"]]
+        calls = [
+            {**call, "group": process["group"], "worker": process["worker"]}
+            for process in processes
+            for call in process["calls"] or ()
+        ]
+        return {
+            "complete": settled and None not in answers,
+            "calls": sorted(calls, key=lambda call: -call["seconds"]),
+            "silent": [
+                {"group": process["group"], "worker": process["worker"]}
+                for process in processes
+                if process["calls"] is None
+            ],
+        }
 
     async def schedules(self, app: faust.App, query: Mapping[str, str]) -> dict[str, Any]:
         """Return all schedules, of all trackers or (``scope=worker``) of this one."""

@@ -11,8 +11,8 @@ import time
 
 from pipeline.errors import PipelineError
 from pipeline.ingest import MARKERS_LIMIT, RECORDS_LIMIT, Ingest
-from pipeline.jobs.lifecycle import Clock
-from pipeline.kafka import Connection, Topics
+from pipeline.jobs.lifecycle import StepLog
+from pipeline.kafka import Connection, TopicAdmin
 from pipeline.lake import Lake
 from pipeline.session import session
 
@@ -39,12 +39,12 @@ def run(options: argparse.Namespace) -> int:
         raise PipelineError("--markers-limit and --records-limit: expected 1 or more")
     connection = Connection.read()
     spark = session("ingest")
-    clock, topics, lake = Clock(), Topics(spark, connection), Lake(spark, options.data)
-    ingest = Ingest(spark, connection, topics, lake, payload=options.payload, say=clock.say, limits=limits)
+    steps, topics, lake = StepLog(), TopicAdmin(spark, connection), Lake(spark, options.data)
+    ingest = Ingest(spark, connection, topics, lake, payload=options.payload, say=steps.say, limits=limits)
     while True:
         rows = ingest.round()
         shown = ", ".join(f"{count:,} {table}" for table, count in rows.items())
-        print(f"ingested {shown} in {clock.seconds():.1f} s", flush=True)
+        print(f"ingested {shown} in {steps.seconds():.1f} s", flush=True)
         if not options.follow:
             return 0
         time.sleep(options.every)

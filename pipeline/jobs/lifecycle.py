@@ -14,7 +14,7 @@ from pipeline.lifecycle_runs import Run
 from pipeline.session import session
 
 
-class Clock:
+class StepLog:
     """Prints the steps of a job on standard error, each with the time since the start."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     spark = session("lifecycle")
-    clock = Clock()
-    rows = Run(spark, Lake(spark, options.data), clock.say).take()
-    print(f"lifecycle of {rows['messages']:,} messages in {clock.seconds():.1f} s", flush=True)
+    steps = StepLog()
+    rows = Run(spark, Lake(spark, options.data), steps.say).take()
+    print(f"lifecycle of {rows['messages']:,} messages in {steps.seconds():.1f} s", flush=True)
     return 0

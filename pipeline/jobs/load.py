@@ -26,14 +26,14 @@ from pyspark.sql import functions as F
 from marq.wire.names import check_queue_name
 from pipeline import inputs, load_rows
 from pipeline.errors import PipelineError
-from pipeline.kafka import Connection, Topics
+from pipeline.kafka import Connection, TopicAdmin
 from pipeline.load_rows import Fields, Sent
 from pipeline.load_stage import Stage, Stages
 from pipeline.session import session
 from pipeline.writing import (
     HEADERS,
-    Pace,
     Progress,
+    StepPacer,
     check_limits,
     limit_arrow_batches,
     limit_of,
@@ -97,7 +97,7 @@ class Load:
         self._options = options
         self._fields = fields
         self.stages = Stages(spark, options.data)
-        topics = Topics(spark, connection)
+        topics = TopicAdmin(spark, connection)
         self._markers = markers_of(topics, connection)
         self._messages_limit_bytes = limit_of(topics, connection.names.messages)
         self._namespace = f"{topics.cluster_id()}/{connection.names.prefix}"
@@ -134,7 +134,7 @@ class Load:
         sent = Sent(stage.queue, stage.topic, stage.holder, stage.staged_at_ms, relative, self._markers)
         tasks = min(stage.source_partitions, 2 * self._spark.sparkContext.defaultParallelism)
         average = max(1, stage.bytes // max(1, stage.rows))
-        pace = Pace(self._options.rate, max(1, min(STEP_ROWS, STEP_BYTES // average)))
+        pace = StepPacer(self._options.rate, max(1, min(STEP_ROWS, STEP_BYTES // average)))
         progress = Progress("sent", stage.rows, position)
         try:
             for start in range(position, stage.rows, pace.step):

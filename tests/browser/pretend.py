@@ -26,6 +26,7 @@ from marq_worker.web.dashboard.actions import AuditedActions
 from marq_worker.web.dashboard.actor import DeadLetterSelection
 from marq_worker.web.dashboard.tasks import Reached, Tasks
 from marq_worker.web.dashboard.views import DashboardViews
+from marq_worker.web.dashboard.waiting_search import WaitingSearch
 from marq_worker.web.message_listing import SHOWN_BYTES
 from marq_worker.web.partition_statistics import empty_metrics
 from marq_worker.web.redaction import Redaction
@@ -150,6 +151,14 @@ class PretendNamespace:
         self.paused: dict[str, int | None] = {}
         self.complete = True
         self.alarm = ""
+        #: Addresses of workers that take no more messages.
+        self.quiet: set[str] = set()
+        #: The searches of waiting messages.
+        self.searches: list[WaitingSearch] = []
+        #: Schedules that an operator has resumed.
+        self.resumed: set[str] = set()
+        #: Handler processes that do not answer.
+        self.silent: list[dict[str, str]] = []
         self.tasks_of_others: list[dict[str, Any]] = []
         self.old_handlers: list[dict[str, Any]] = []
         self.removed_handlers: dict[str, dict[str, Any]] = {}
@@ -162,13 +171,14 @@ class PretendNamespace:
     async def statistics(self) -> dict[str, Any]:
         workers = [
             {"url": URLS[0], "answered": True, "partitions": [partition(0), partition(1, alarm=self.alarm)],
-             "process": PROCESS, "handlers": [HANDLERS]},
+             "process": PROCESS, "handlers": [HANDLERS | {"quiet": URLS[0] in self.quiet}]},
             {"url": URLS[1], "answered": self.complete, "partitions": [partition(2)] if self.complete else [],
              "process": UNKNOWN, "handlers": self.old_handlers},
         ]  # fmt: skip
         return {
             "complete": self.complete, "queues": statistics_of(self.queues), "workers": workers, "backlog": BACKLOG,
-            "handled": dict.fromkeys(self.queues, HANDLED), "removed_handlers": self.removed_handlers,
+            "handled": dict.fromkeys(self.queues, HANDLED), "waited": dict.fromkeys(self.queues, HANDLED),
+            "removed_handlers": self.removed_handlers,
             "recreated_topics": [],
         }  # fmt: skip
 
@@ -210,11 +220,15 @@ class PretendNamespace:
             "group": None,
             "consumer_group": f"marq.queue.{name}",
             "partitions": {"sent_to": "all", "read": "all"},
-            "settings": {key: {"value": value, "from": "default"} for key, value in settings.items()},
+            "settings": {
+                key: {"value": value, "from": "file" if key in ("backoff", "max_attempts") else "default"}
+                for key, value in settings.items()
+            },
             "complete": self.complete,
             "statistics": statistics_of(self.queues).get(name),
             "backlog": BACKLOG,
             "handled": HANDLED,
+            "waited": HANDLED if name != "reports" else [],
             "removed_handler": self.removed_handlers.get(name),
             "messages": [
                 {"partition": number, "consumer": self.consumer, "host": "10.0.0.9", "end": 52_000, "committed": 51_990,
@@ -234,11 +248,17 @@ class PretendNamespace:
         wanted = query.get("error", "")
         return {"complete": self.complete, "messages": [each for each in found.values() if wanted in each["error"]]}
 
-    async def waiting(self, queue: str, limit: int) -> dict[str, Any]:
-        if queue == "reports":
-            return {"complete": False, "messages": []}
-        shown = self._message("marq.messages/1/77", "", 0.0)
-        return {"complete": True, "messages": [shown | {"not_before": NOW.isoformat(), "attempt": 1, "error": ""}]}
+    async def waiting(self, queue: str, limit: int, search: WaitingSearch) -> dict[str, Any]:
+        self.searches.append(search)
+        searched = {"records": 4_000, "waiting": 0 if queue == "reports" else 3, "matching": 0}
+        if queue == "reports" or search.text == "nothing":
+            return {"complete": queue != "reports", "messages": [], "searched": searched}
+        messages = [
+            self._message(f"marq.messages/1/{77 + number}", "", 0.0)
+            | {"not_before": NOW.isoformat() if number else None, "attempt": number + 1, "error": ""}
+            for number in range(3)
+        ]
+        return {"complete": True, "messages": messages, "searched": searched | {"matching": 3}}
 
     async def message(self, message_id: str, queue: str, since_ms: int | None) -> dict[str, Any]:
         if message_id.count("/") < 2:
@@ -308,12 +328,22 @@ class PretendNamespace:
 
     async def schedules(self, query: Mapping[str, str]) -> dict[str, Any]:
         row = {"name": "nightly", "queue": "reports", "cron": "0 2 * * *", "timezone": "Europe/Berlin", "enabled": True,
-               "catch_up": "last", "next": NOW.isoformat(), "last": None, "problem": ""}  # fmt: skip
-        return {"complete": self.complete, "schedules": [row] if self.queues else []}
+               "catch_up": False, "next": NOW.isoformat(), "last": NOW.isoformat(), "problem": "",
+               "last_id": "~schedule/nightly/5f0c2a4b6d8e/3/1795240800"}  # fmt: skip
+        off = row | {"name": "hourly", "cron": "0 * * * *", "enabled": "hourly" in self.resumed, "last": None,
+                     "last_id": None, "next": None}  # fmt: skip
+        return {"complete": self.complete, "schedules": [row, off] if self.queues else []}
 
     async def tasks(self, ours: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
         own = [{**task, "worker": URLS[0], "here": True} for task in ours]
         return {"complete": self.complete, "tasks": [*own, *self.tasks_of_others]}
+
+    async def running(self, query: Mapping[str, str]) -> dict[str, Any]:
+        call = {"group": "handlers", "worker": URLS[0], "queue": "emails", "handler": "shop.mail:send_welcome",
+                "attempt": 1, "cancellable": True}  # fmt: skip
+        calls = [call | {"id": f"marq.messages/0/{number}", "seconds": 340.0 / 9**number} for number in range(3)]
+        calls[1] |= {"handler": "shop.mail:resize", "cancellable": False, "worker": URLS[1]}
+        return {"complete": self.complete, "calls": calls if self.queues else [], "silent": self.silent}
 
     async def markers(self, statistics: Mapping[str, Any]) -> list[dict[str, Any]]:
         parts = [(worker["url"], part) for worker in statistics["workers"] for part in worker["partitions"]]
@@ -372,7 +402,9 @@ class PretendNamespace:
             "id": f"marq.messages/1/{number}",
             "queue": "invoices",
             "reason": "5 of 5 attempts used: the last time it was released",
+            "why": f"failed 5 times: ValueError: no customer {number}",
             "error": f"ValueError: no customer {number}",
+            "traceback": f'Traceback (most recent call last):\n  File "billing.py", line {number}, in <bill>',
             "attempt": 5,
             "sent": NOW.isoformat(),
             "dead_lettered_at": NOW.isoformat(),
@@ -390,11 +422,30 @@ def _event(number: int, kind: str, text: str, detail: str) -> dict[str, Any]:
             "holder": "00c0ffee00c0ffee", "place": "marq.messages/0/1", "markers": [f"2/{number}"]}  # fmt: skip
 
 
+class PretendSender:
+    """Notes what was sent."""
+
+    def __init__(self, asked: list[tuple[str, Any]]) -> None:
+        self._asked = asked
+
+    async def send(self, queue: str, form: Mapping[str, str]) -> dict[str, Any]:
+        self._asked.append(("send", (queue, {name: value for name, value in form.items() if value})))
+        return {"sent": "marq.messages/2/9", "to": queue, "bytes": len(form["value"])}
+
+    async def editable(self, queue: str, message_id: str) -> str:
+        return HOSTILE.decode()
+
+    async def resend(self, queue: str, message_id: str, form: Mapping[str, str]) -> dict[str, Any]:
+        self._asked.append(("resend", (queue, message_id, {name: value for name, value in form.items() if value})))
+        return {"sent": "marq.messages/2/9", "to": form.get("to") or queue, "bytes": 1, "deleted": 1}
+
+
 class PretendActor:
     """Notes its calls and applies them to the invented statistics."""
 
     def __init__(self, namespace: PretendNamespace) -> None:
         self.asked: list[tuple[str, Any]] = []
+        self.sender = PretendSender(self.asked)
         self.fails = False
         #: What purges were given.
         self.extents: list[Extent | None] = []
@@ -416,6 +467,24 @@ class PretendActor:
     async def resume(self, queue: str) -> None:
         self.asked.append(("resume", queue))
         self._namespace.paused.pop(queue, None)
+
+    async def command(self, worker: str, command: str, details: Mapping[str, str], who: str) -> None:
+        self.asked.append((command, (worker, dict(details))))
+        (self._namespace.quiet.add if command == "quiet" else self._namespace.quiet.discard)(worker)
+
+    async def setting(self, queue: str, key: str) -> str:
+        return "5"
+
+    async def change_setting(self, queue: str, key: str, text: str) -> None:
+        self.asked.append(("set", (queue, key, text)))
+
+    async def run_schedule(self, name: str) -> dict[str, Any]:
+        self.asked.append(("run-schedule", name))
+        return {"sent": "marq.messages/2/9", "to": "reports", "bytes": 5}
+
+    async def switch_schedule(self, name: str, *, enabled: bool) -> None:
+        self.asked.append(("switch-schedule", (name, enabled)))
+        (self._namespace.resumed.add if enabled else self._namespace.resumed.discard)(name)
 
     async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
         return Extent({Source("marq.messages", 0): 7}, clocks)

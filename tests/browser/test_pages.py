@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.browser.pretend import DEAD_LETTERED, PAGES, QUEUES, PretendNamespace
+from marq_worker.web.dashboard.sending import lines
+from tests.browser.pretend import DEAD_LETTERED, HOSTILE, PAGES, QUEUES, PretendNamespace
 from tests.browser.serving import Background, Site, serving
 from tests.browser.windows import ELSEWHERE, examine, violations, width
 
@@ -82,6 +83,19 @@ def test_long_names_leave_room_for_the_numbers_on_a_phone(background: Background
                 assert sum(right <= PHONE["width"] for _, _, right in cells) >= min(2, len(cells)), cells
 
 
+def test_the_errors_of_dead_letters_are_in_view_on_a_phone(site: Site, new_page: Any) -> None:
+    page = new_page(viewport=PHONE)
+    for address in ("/dead-letters", PAGES["dead"]):
+        page.goto(site.url + address)
+
+        rows = page.locator("main .scroll tbody tr").evaluate_all(CELLS)
+
+        assert rows
+        for cells in rows:
+            shown = [text for text, _, right in cells if right <= PHONE["width"]]
+            assert any("ValueError: no customer" in text or "TimeoutError" in text for text in shown), shown
+
+
 def test_numbers_of_queues_are_in_view_on_a_phone_and_names_stay_while_they_are_scrolled(
     background: Background, new_page: Any
 ) -> None:
@@ -144,6 +158,21 @@ def test_queues_are_sorted_and_filtered_by_the_address(site: Site, page: Page) -
     page.get_by_role("button", name="Filter", exact=True).click()
     expect(page).to_have_url(re.compile("q=in"))
     expect(names).to_have_text(["invoices"])
+
+
+def test_waiting_messages_are_searched_and_sorted_by_the_address(site: Site, page: Page) -> None:
+    page.goto(site.url + PAGES["waiting"])
+
+    page.get_by_label("Payload contains").fill("ann")
+    page.get_by_label("Header, or header=part of its value").fill("tenant=acme")
+    page.get_by_role("button", name="Filter", exact=True).click()
+    expect(page.get_by_text("3 of 3 waiting messages match")).to_be_visible()
+    page.get_by_role("link", name="Bytes", exact=True).click()
+
+    expect(page).to_have_url(re.compile("sort=bytes&order=desc"))
+    expect(page.get_by_label("Payload contains")).to_have_value("ann")
+    last = site.namespace.searches[-1]
+    assert (last.text, last.header, last.sort, last.descending) == ("ann", "tenant=acme", "bytes", True)
 
 
 def test_a_page_is_refreshed_while_somebody_looks(site: Site, page: Page) -> None:
@@ -347,6 +376,48 @@ def test_all_messages_that_match_are_acted_on_with_progress(site: Site, page: Pa
     expect(page.get_by_text("4 of 4 requested to be released")).to_be_visible()
     [(asked, (queue, ids))] = site.actor.asked
     assert (asked, queue, len(ids)) == ("release", "emails", 4)
+
+
+def test_a_dead_letter_is_edited_and_sent_as_it_was_typed(site: Site, page: Page) -> None:
+    site.namespace.story = (*site.namespace.story, DEAD_LETTERED)
+    page.goto(site.url + "/message?id=marq.messages/1/3&queue=invoices")
+    page.get_by_role("button", name="Edit and resend", exact=True).click()
+    payload = page.get_by_label("Payload")
+    expect(payload).to_have_value(HOSTILE.decode())
+    examine(page)
+
+    payload.fill("\n two lines\n")
+    page.get_by_role("button", name="Edit and resend", exact=True).click()
+
+    expect(page.get_by_role("status")).to_have_text("1 sent")
+    [(_, (queue, identity, form))] = site.actor.asked
+    assert (queue, identity, lines(form["value"])) == ("invoices", "marq.messages/1/3", "\n two lines\n")
+
+
+def test_a_test_message_is_sent_from_the_page_of_a_queue(site: Site, page: Page) -> None:
+    page.goto(site.url + "/queues/emails")
+    page.get_by_role("button", name="Send a message", exact=True).click()
+    page.get_by_label("Payload, as text").fill("hello")
+    page.get_by_label("Headers").fill("tenant: acme")
+    examine(page)
+    page.get_by_role("button", name="Send a message", exact=True).click()
+
+    expect(page).to_have_url(re.compile("/message"))
+    [(_, (queue, form))] = site.actor.asked
+    assert (queue, form["value"], form["headers"]) == ("emails", "hello", "tenant: acme")
+
+
+def test_a_worker_is_made_quiet_and_takes_messages_again(site: Site, page: Page) -> None:
+    page.goto(site.url + "/workers")
+    for button, state in (("Quiet", "quiet"), ("Resume", "running")):
+        page.get_by_role("button", name=button, exact=True).click()
+        expect(page.locator(".question")).to_contain_text("10.0.0.7")
+        assert violations(page) == []
+        page.get_by_role("button", name=button, exact=True).click()
+
+        expect(page.get_by_role("region", name="Handlers").locator(".state")).to_have_text(state)
+
+    assert [action for action, _ in site.actor.asked] == ["quiet", "unquiet"]
 
 
 def test_a_redrive_to_a_mistyped_queue_is_asked_about_once_more(site: Site, page: Page) -> None:

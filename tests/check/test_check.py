@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
 import marq
-from marq.kafka.role_permissions import ROLES, Kind, Permission, Tools, consumer
+from marq.kafka.role_permissions import ROLES, Permission, ResourceType, Tools, consumer
 from marq.wire.names import Names
 from marq_worker.broker import Certificates, EmbeddedBroker
 from marq_worker.check.findings import Level
@@ -379,8 +379,8 @@ async def test_a_literal_permission_on_its_own_group_is_enough_for_a_consumer(
 ) -> None:
     permissions = [permission for permission in consumer(names) if not permission.prefixed]
     own = [
-        Permission(Kind.GROUP, names.group("emails"), "Read"),
-        Permission(Kind.GROUP, names.named_group("bulk"), "Read"),
+        Permission(ResourceType.GROUP, names.group("emails"), "Read"),
+        Permission(ResourceType.GROUP, names.named_group("bulk"), "Read"),
     ]
     await allow(secured.bootstrap_servers, user, [*permissions, *own])
     async with Namespace(secured.bootstrap_servers, names) as namespace:

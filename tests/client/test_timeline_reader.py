@@ -16,7 +16,7 @@ from marq.wire.marker_codec import encode
 from marq.wire.markers import Release, Renew, Source
 from marq.wire.markers_partitions import markers_partition
 from marq_worker.web.dashboard import timeline_reader
-from marq_worker.web.dashboard.timeline_reader import Reading
+from marq_worker.web.dashboard.timeline_reader import TimelineReader
 from marq_worker.web.redaction import Redaction
 
 EVENTS = 20
@@ -46,8 +46,8 @@ class Story:
         async def consumers(queue: str) -> Mapping[str, str]:
             return {}
 
-        reading = Reading(self._settings, Definitions(), self._partitions, Redaction(), consumers)
-        return await reading.message(message_id or self.id, "emails", since_ms)
+        reader = TimelineReader(self._settings, Definitions(), self._partitions, Redaction(), consumers)
+        return await reader.message(message_id or self.id, "emails", since_ms)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 import marq
 from marq.kafka.broker_clock import BrokerClock
-from marq.kafka.committed_offsets import Place, places
+from marq.kafka.committed_offsets import StartPosition, places
 from marq.kafka.group_reader import GroupCommit, NotCommitted
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.protocol import Generation
@@ -67,17 +67,17 @@ async def new_transactions(settings: ClientSettings) -> AsyncIterator[Callable[[
     await asyncio.gather(*[each.stop(1) for each in made])
 
 
-async def place_now(settings: ClientSettings) -> Place:
+async def place_now(settings: ClientSettings) -> StartPosition:
     """Where a member of the queue's group goes on; KafkaError while a transaction is open."""
     names = settings.names
     source = Source(names.messages, 0)
     return (await places(settings, names.group("q"), serving(names.messages, ["q"], {}), [source]))[source]
 
 
-async def place(settings: ClientSettings) -> Place:
+async def place(settings: ClientSettings) -> StartPosition:
     """The same where all transactions were ended: the broker ends one a moment after it says so."""
 
-    async def look() -> Place | None:
+    async def look() -> StartPosition | None:
         with suppress(KafkaError):
             return await place_now(settings)
         return None
@@ -137,7 +137,7 @@ async def test_each_message_is_delivered_once_and_the_offset_has_the_positions_o
         await consumer.ack(messages)
 
     assert sorted(seen) == list(range(500))
-    assert await place(settings) == Place(500, Positions({"q": 500}))
+    assert await place(settings) == StartPosition(500, Positions({"q": 500}))
     acquired = [each for each in await read_markers(servers, settings.names.markers) if isinstance(each, Acquire)]
     assert sum(len(each.offsets) for each in acquired) == 500
 

@@ -219,6 +219,7 @@ async def test_after_its_last_attempt_a_message_becomes_a_dead_letter_with_the_l
     [letter] = await backend.dead_letters("two-attempts")
     assert (letter.attempt, letter.error) == (2, "LookupError: attempt 2")
     assert letter.reason == "2 of 2 attempts used: the last time it was released"
+    assert letter.traceback.endswith("LookupError: attempt 2")
 
 
 async def test_the_last_error_travels_with_the_message(backend: Backend) -> None:

@@ -10,7 +10,7 @@ import pytest_asyncio
 import marq
 from marq.client import message_token
 from marq.client.message_token import Token
-from marq.consumer.lease_questions import LeaseQuestions
+from marq.consumer.lease_lookup import LeaseLookup
 from marq.consumer.polled_in_order import PolledInOrder
 from marq.settings.client import ClientSettings
 from marq.wire.markers import Acquire, Release, Renew
@@ -24,8 +24,8 @@ def of(message: marq.Message) -> Token:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def questions(settings: ClientSettings) -> AsyncIterator[LeaseQuestions]:
-    async with LeaseQuestions(settings) as questions:
+async def questions(settings: ClientSettings) -> AsyncIterator[LeaseLookup]:
+    async with LeaseLookup(settings) as questions:
         yield questions
 
 

@@ -19,7 +19,7 @@ import pytest
 
 import marq
 from marq.backend.cluster import cluster_of
-from marq.client.current_producer import SharedProducer
+from marq.client.current_producer import HandlersProducer
 from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Resources
 from marq.producer.producer import Producer
@@ -73,7 +73,7 @@ async def handling(backend: Backend, queue: str, group: str, handler: Handler) -
     assert name is not None
     served = handler_groups(definitions, {queue: name})[group].serving(settings.names.messages, [queue])
     member = cluster.member(settings.names.named_group(group), served, None)
-    producer = SharedProducer(functools.partial(Producer.of, settings))
+    producer = HandlersProducer(functools.partial(Producer.of, settings))
     topics, handlers = await cluster.topics(), {queue: handler}
     session = HandlersSession(cluster, topics, served, member, definitions, handlers, producer, (), Resources())
     await session.connect()

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
+from pathlib import Path
 from typing import Self
 
 import marq
@@ -17,23 +18,26 @@ LIMIT_SECONDS = 180.0
 
 
 class Machine:
-    """Starts the programs of examples/, and lets none outlive the test."""
+    """Starts the programs of examples/, and lets none outlive the test.
 
-    def __init__(self, servers: str, names: Names) -> None:
+    ``packages`` are directories with packages of the programs, in addition to those of .venv.
+    """
+
+    def __init__(self, servers: str, names: Names, *packages: Path) -> None:
         self.servers, self.names = servers, names
-        self._environment = {
+        self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("MARQ_")},
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *packages])),
             "MARQ_BOOTSTRAP_SERVERS": servers,
             "MARQ_PREFIX": names.prefix,
         }
         self._started: list[Process] = []
 
-    async def start(self, program: str, *arguments: str, runner: str = "") -> Process:
+    async def start(self, program: str, *arguments: str, runner: str = "", package: str = "examples") -> Process:
         """Start ``python -m examples.PROGRAM``; with a ``runner`` (uvicorn) that gets it as an argument."""
-        command = [runner, f"examples.{program}"] if runner else [f"examples.{program}"]
+        command = [runner, f"{package}.{program}"] if runner else [f"{package}.{program}"]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", *command, *arguments, cwd=ROOT, env=self._environment, stdout=PIPE, stderr=PIPE
+            sys.executable, "-m", *command, *arguments, cwd=ROOT, env=self.environment, stdout=PIPE, stderr=PIPE
         )
         self._started.append(process)
         return process

@@ -176,7 +176,8 @@ class Receiver(ConsumerRebalanceListener):  # type: ignore[misc]
         await self._write("ACK", [message])
 
     async def renew(self, message: Message, lease_ms: int) -> None:
-        await self._write("RENEW", [message], lease=lease_ms)
+        """Let the lease of a message end then, even if that is earlier than before."""
+        await self._write("RENEW", [message], lease=lease_ms, exactly=True)
 
     async def release(self, message: Message, delay_ms: int, error: str) -> None:
         await self._write("RELEASE", [message], delays=[delay_ms], errors=[error])

@@ -1,4 +1,4 @@
-"""Draws the state diagram of docs/architecture.md from the table of the lease machine.
+"""Draws the state diagram of docs/protocol.md from the table of the lease machine.
 
 Usage: ``python -m tests.docs.state_diagram`` writes it into the page.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from marq.core.storage.rows import State
 from marq.core.transitions import DUE, TRANSITIONS, Absent, Marker
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 _DRAWN = re.compile(r"```mermaid\nstateDiagram-v2\n.*?```\n", re.DOTALL)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from lab.program import Program
 from marq.wire.names import Names
+from marq_worker.broker.downloads import JarList
 from marq_worker.broker.ports import free_port
 from marq_worker.sqs.access_keys import load_keys
 from marq_worker.sqs.aws_json import operations
@@ -90,13 +91,21 @@ def test_the_page_lists_each_operation_and_whether_it_is_supported() -> None:
     assert {name for name, answer in listed.items() if answer.startswith("yes")} == SUPPORTED
 
 
+def jar_version(jars: str, name: str) -> str:
+    """Return the version of an artifact in a list of jars."""
+    paths = JarList.read(environments.HERE / "java" / f"{jars}.sha256").sums
+    [version] = [path.split("/")[-2] for path in paths if path.split("/")[-3] == name]
+    return version
+
+
 def test_the_page_lists_the_versions_that_are_tested() -> None:
     def text(name: str) -> str:
         return (environments.HERE / name).read_text(encoding="utf-8")
 
-    python = dict(re.findall(r"^(\S+)==(\S+)", text("celery.lock") + text("judges.lock"), re.MULTILINE))
+    locks = text("tasks.lock") + text("celery.lock") + text("judges.lock")
+    python = dict(re.findall(r"^(\S+)==(\S+)", locks, re.MULTILINE))
     node = json.loads(text("node/package.json"))["dependencies"]
-    go = dict(re.findall(r"/(\S+) v(\S+)", text("go/go.mod")))
+    go = dict(re.findall(r"(\S+) v(\S+)", text("go/go.mod")))
 
     table = PAGE.read_text(encoding="utf-8").partition("| client | version |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines()[2:]]
@@ -105,9 +114,17 @@ def test_the_page_lists_the_versions_that_are_tested() -> None:
         "Celery": python["celery"],
         "kombu": python["kombu"],
         "`aws` command": python["awscli"],
+        "dramatiq-sqs": python["dramatiq-sqs"],
+        "taskiq-aio-sqs": python["taskiq-aio-sqs"],
+        "django-q2": python["django-q2"],
         "`@aws-sdk/client-sqs` (JavaScript)": node["@aws-sdk/client-sqs"],
         "`sqs-consumer` (JavaScript)": node["sqs-consumer"],
-        "`aws-sdk-go-v2/service/sqs` (Go)": go["aws/aws-sdk-go-v2/service/sqs"],
+        "`aws-sdk-go-v2/service/sqs` (Go)": go["github.com/aws/aws-sdk-go-v2/service/sqs"],
+        "`gocloud.dev/pubsub/awssnssqs` (Go)": go["gocloud.dev"],
+        "Spring Cloud AWS (Java)": ", ".join(jar_version(f"spring{n}", "spring-cloud-aws-sqs") for n in (3, 4)),
+        "Amazon SQS Java Messaging Library": jar_version("clients", "amazon-sqs-java-messaging-lib"),
+        "`SqsAsyncBatchManager` (AWS SDK for Java)": jar_version("clients", "sqs"),
+        "`aws2-sqs` (Apache Camel)": jar_version("clients", "camel-aws2-sqs"),
     }
 
 

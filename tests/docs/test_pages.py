@@ -28,8 +28,8 @@ COMPILE_ONLY = "compile-only"
 #: On that of a block of tests: "```python pytest".
 PYTEST = "pytest"
 MARKDOWN = [*PAGES, *sorted((ROOT / "examples").rglob("*.md")), ROOT / "CHANGELOG.md"]
-WRITTEN = [*MARKDOWN, *sorted((ROOT / "examples").glob("*.*"))]
-FOLDERS = "tests|marq|agents|app|tables|config|lab|broker|pipeline"
+WRITTEN = [*MARKDOWN, *sorted((ROOT / "examples").rglob("*.py")), *sorted((ROOT / "examples").glob("*.toml"))]
+FOLDERS = "tests|marq|marq_worker|agents|app|tables|config|lab|pipeline"
 REGISTRIES = r"pypi|pythonhosted|maven\.org|repo1?\.maven|apache\.org/dist|nexus|artifactory"
 FOR_OPERATORS = "\n".join(page.read_text(encoding="utf-8") for page in OPERATIONS)
 
@@ -66,9 +66,13 @@ def test_blocks_of_tests_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=name_of)
-def test_a_block_of_python_compiles(block: Block) -> None:
-    assert block.note in ("", COMPILE_ONLY, PYTEST)
-    compile(block.code, block.name, "exec")
+def test_a_block_of_python_compiles_or_is_part_of_a_program(block: Block) -> None:
+    if block.note.startswith("examples/"):
+        # A part of a program, which other tests run.
+        assert block.code in (ROOT / block.note).read_text(encoding="utf-8")
+    else:
+        assert block.note in ("", COMPILE_ONLY, PYTEST)
+        compile(block.code, block.name, "exec")
 
 
 @pytest.mark.parametrize("block", [each for each in blocks("python") if not each.note], ids=name_of)
@@ -149,7 +153,7 @@ def test_each_page_is_found_from_the_readme() -> None:
     index = text_of(ROOT / "README.md").partition("## Documentation")[2]
 
     for page in PAGES[1:]:
-        if page.parent.name in ("decisions", "operations") and page.name != "README.md":
+        if page.parent.name in ("decisions", "operations", "recipes") and page.name != "README.md":
             assert f"]({page.name})" in text_of(page.parent / "README.md"), page.name
         else:
             assert f"]({page.relative_to(ROOT).as_posix()})" in index, page.name

@@ -172,7 +172,7 @@ def test_the_tables_name_every_kind_flag_and_topic() -> None:
 
     assert kinds == {kind.name: kind.value for kind in markers.Kind}
     assert flags == {(name, str({**vars(payload_columns), **vars(marker_codec)}[name])) for name, _ in flags}
-    assert len(flags) == 11
+    assert len(flags) == 12
     names = Names()
     topics = (
         names.messages,
@@ -208,7 +208,9 @@ def test_the_tables_name_every_state_cause_and_outcome() -> None:
     assert [int(number) for number in re.findall(r"(\d) ", causes[1])] == [*markers.Cause]
     outcomes = re.search(r"\| outcomes \| (.+) \|", PAGE)
     assert outcomes is not None
-    assert dict(re.findall(r"(\d) ([A-Z_]+)", outcomes[1])) == {str(int(each)): each.name for each in markers.Outcome}
+    assert dict(re.findall(r"(\d) ([A-Z_]+)", outcomes[1])) == {
+        str(int(each)): each.name for each in markers.RequestOutcome
+    }
 
 
 def test_the_counters_of_the_page() -> None:

@@ -143,7 +143,7 @@ def test_it_commits_what_marq_commits(positions: dict[str, int], offset: int) ->
 def test_it_reads_the_positions_of_queues_with_ordering(
     positions: dict[str, int], behind: dict[str, int], offset: int
 ) -> None:
-    metadata = Positions(positions).after((), offset, behind).encode(offset)
+    metadata = Positions(positions).advanced_to((), offset, behind).encode(offset)
 
     assert protocol_client.read_metadata(offset, metadata, None) == {**positions, **behind}
 
@@ -209,6 +209,7 @@ values = st.fixed_dictionaries(
         "on_dead_letter": st.sampled_from(["continue", "block", "drop"]),
         "deduplication_window": numbers,
         "shutdown_timeout": numbers,
+        "tracebacks": st.booleans(),
         "project": st.sampled_from(["shop", "billing", "", 1]),
         "a key of a later version": st.just(1),
     },

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import marq
+from marq.version import VERSION
 from tests.docs.pages import ROOT
+from tests.docs.test_examples import PROGRAMS
 
 pytestmark = pytest.mark.verify
 
@@ -52,3 +56,38 @@ def test_reference_pages_come_from_code(site: Path, page: str, contents: list[st
     text = (site / "reference" / f"{page}.html").read_text(encoding="utf-8")
 
     assert all(each in text for each in contents)
+
+
+def test_each_example_has_a_page_that_other_pages_link_to(site: Path) -> None:
+    index = (site / "examples" / "index.html").read_text(encoding="utf-8")
+
+    assert len(PROGRAMS) > 15
+    for program in PROGRAMS:
+        assert f'href="{program}.html"' in index, program
+        assert (site / "examples" / f"{program}.html").exists(), program
+    assert "../examples/recipes/outbox.py.html" in (site / "recipes" / "outbox.html").read_text(encoding="utf-8")
+
+
+def test_the_search_finds_pages_and_no_decisions(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+
+    pages = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    assert {"guarantees.html", "recipes/outbox.html", "examples/send.py.html", "reference/api.html"} <= pages
+    assert not [page for page in pages if page.startswith("decisions/")]
+
+
+def test_the_site_has_a_logo_its_version_both_themes_and_no_byte_code(site: Path) -> None:
+    text = (site / "index.html").read_text(encoding="utf-8")
+
+    assert f"Marq {VERSION}" in text
+    assert 'src="images/logo.svg"' in text
+    assert len(re.findall(r'name="__palette"', text)) == 2
+    assert [path for path in site.rglob("*") if path.suffix in (".py", ".pyc") or path.name == "__pycache__"] == []
+
+
+def test_nothing_is_loaded_from_other_hosts(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|img|link)[^>]* (?:src|href)="(https?:[^"]+)"', page.read_text(encoding="utf-8")
+        )
+        assert loaded == [], page

@@ -1,4 +1,4 @@
-"""The state diagram of docs/architecture.md is the lease machine's table."""
+"""The state diagram of docs/protocol.md is the lease machine's table."""
 
 from __future__ import annotations
 

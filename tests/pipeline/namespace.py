@@ -15,7 +15,7 @@ from marq.wire.marker_codec import encode
 from marq.wire.markers import Batch
 from marq.wire.names import Names
 from pipeline.ingest import Ingest
-from pipeline.kafka import Connection, Topics
+from pipeline.kafka import Connection, TopicAdmin
 from pipeline.lake import Lake
 from tests.client.waiting import wait_until
 
@@ -113,4 +113,6 @@ def ingest(
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, int]:
     """One round, as the job makes it."""
-    return Ingest(spark, connection, Topics(spark, connection), lake, payload=payload, limits=limits, say=say).round()
+    return Ingest(
+        spark, connection, TopicAdmin(spark, connection), lake, payload=payload, limits=limits, say=say
+    ).round()

@@ -28,7 +28,7 @@ from marq.wire.quarantines import Quarantine, digest
 from marq_worker.broker import EmbeddedBroker
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS
-from pipeline.kafka import Connection, Topics
+from pipeline.kafka import Connection, TopicAdmin
 from pipeline.lake import Lake
 from pipeline.subscriptions import Subscription
 from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
@@ -398,7 +398,7 @@ def test_a_recreated_topic_is_refused_unless_none_of_its_records_were_ingested(
     assert len(by_place(lake)) == 2
 
     # Without ids, a topic that is shorter than before is still noticed.
-    monkeypatch.setattr(Topics, "ids", lambda *_: {})
+    monkeypatch.setattr(TopicAdmin, "ids", lambda *_: {})
     recreate(made, names.messages)
     with pytest.raises(PipelineError, match=f"{names.messages}/0 ends at 0, and 1 were ingested: the topic was recr"):
         ingest(spark, connection, lake)

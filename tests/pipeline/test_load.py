@@ -19,7 +19,7 @@ from marq.wire.names import ATTEMPT_HEADER, ID_HEADER, KEY_HEADER, Names
 from pipeline import inputs, load_rows
 from pipeline.errors import PipelineError
 from pipeline.load_rows import Fields, Sent
-from pipeline.writing import Markers
+from pipeline.writing import MarkersTopic
 from tests.pipeline.conftest import Command
 from tests.pipeline.namespace import Namespace
 from tests.worker.harness import Namespace as Written
@@ -100,7 +100,7 @@ def test_numbers_of_a_source_have_no_gaps_and_every_marker_claims_itself_only(sp
         F.array().cast("array<struct<key:string,value:binary>>").alias("headers"),
         F.lit(0).cast("long").alias("time_ms"), F.col("id").alias("row"),
     )  # fmt: skip
-    markers = Markers("marq.markers", 3, 4_096)
+    markers = MarkersTopic("marq.markers", 3, 4_096)
     sent = Sent("q", f"~{7:032x}", 1, 1_000, True, markers)
 
     records = load_rows.markers(load_rows.placed(rows, 3), sent, 2).collect()

@@ -26,11 +26,11 @@ from marq.wire.markers import (
     Dispatch,
     Fact,
     Kind,
-    Outcome,
     Payload,
     Reject,
     Release,
     Renew,
+    RequestOutcome,
     Reschedule,
     Source,
     Tick,
@@ -109,7 +109,7 @@ def _said(batch: Any, index: int) -> Row:
     if isinstance(batch, Fact):
         said |= {"attempt": min(batch.attempts[index], MOST_ATTEMPTS), "cause": Cause(batch.causes[index]).name}
     if kind == "ANSWERED":
-        said["outcome"] = Outcome(batch.outcomes[index]).name
+        said["outcome"] = RequestOutcome(batch.outcomes[index]).name
     return said
 
 

@@ -13,15 +13,15 @@ from marq_worker.broker import Certificates, EmbeddedBroker, Security
 from marq_worker.broker.ports import free_port
 from pipeline import kafka
 from pipeline.errors import PipelineError
-from pipeline.kafka import Connection, Topics
+from pipeline.kafka import Connection, TopicAdmin
 from tests.pipeline.namespace import Namespace
 
 NAME, PASSWORD = "reader", "secret"
 
 
 @pytest.fixture
-def topics(spark: SparkSession, connection: Connection) -> Topics:
-    return Topics(spark, connection)
+def topics(spark: SparkSession, connection: Connection) -> TopicAdmin:
+    return TopicAdmin(spark, connection)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def fill(namespace: Namespace) -> None:
         namespace.write(topic, value, partition=1)
 
 
-def test_ends_and_begins_are_those_of_each_partition(topics: Topics, topic: Namespace, prefix: str) -> None:
+def test_ends_and_begins_are_those_of_each_partition(topics: TopicAdmin, topic: Namespace, prefix: str) -> None:
     assert prefix in topics.existing()
     assert topics.partitions([prefix]) == {prefix: 2}
     assert topics.begins([prefix]) == {prefix: {0: 0, 1: 0}}
@@ -49,7 +49,7 @@ def test_ends_and_begins_are_those_of_each_partition(topics: Topics, topic: Name
     assert len(topics.cluster_id()) == 22
 
 
-def test_an_open_transaction_is_after_the_committed_end(topics: Topics, topic: Namespace, prefix: str) -> None:
+def test_an_open_transaction_is_after_the_committed_end(topics: TopicAdmin, topic: Namespace, prefix: str) -> None:
     with topic.transaction(commit=False) as producer:
         topic.write(prefix, partition=1, producer=producer)
 
@@ -57,7 +57,7 @@ def test_an_open_transaction_is_after_the_committed_end(topics: Topics, topic: N
         assert topics.ends([prefix], committed=False) == {prefix: {0: 0, 1: 4}}
 
 
-def test_a_topic_that_is_not_there_is_named(topics: Topics, servers: str, prefix: str) -> None:
+def test_a_topic_that_is_not_there_is_named(topics: TopicAdmin, servers: str, prefix: str) -> None:
     with pytest.raises(PipelineError, match=rf"there is no topic {prefix} on {servers}: check MARQ_BOOTSTRAP_SERVERS"):
         topics.ends([prefix])
 
@@ -69,7 +69,7 @@ def test_a_broker_that_is_down_is_named_in_time(spark: SparkSession, monkeypatch
     began_s = time.monotonic()
 
     with pytest.raises(PipelineError, match=rf"^{address} does not answer .*: start Kafka there"):
-        Topics(spark, Connection.read({"MARQ_BOOTSTRAP_SERVERS": address})).existing()
+        TopicAdmin(spark, Connection.read({"MARQ_BOOTSTRAP_SERVERS": address})).existing()
 
     # Java's own limit is a minute.
     assert time.monotonic() - began_s < 40
@@ -77,7 +77,7 @@ def test_a_broker_that_is_down_is_named_in_time(spark: SparkSession, monkeypatch
 
 def test_an_unknown_host_is_named(spark: SparkSession) -> None:
     with pytest.raises(PipelineError, match=r"^no-such-host\.invalid:9092 does not answer"):
-        Topics(spark, Connection.read({"MARQ_BOOTSTRAP_SERVERS": "no-such-host.invalid:9092"})).existing()
+        TopicAdmin(spark, Connection.read({"MARQ_BOOTSTRAP_SERVERS": "no-such-host.invalid:9092"})).existing()
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_records_are_read_over_a_secured_listener(
 
     records = spark.read.format("kafka").options(**connection.options()).option("subscribe", prefix).load()
 
-    assert prefix in Topics(spark, connection).existing()
+    assert prefix in TopicAdmin(spark, connection).existing()
     assert sorted(bytes(row.value) for row in records.select("value").collect()) == [b"one", b"three", b"two"]
 
 
@@ -124,4 +124,4 @@ def test_a_wrong_password_is_named(spark: SparkSession, secured: EmbeddedBroker,
     environment = settings(secured, certificates, "SASL_SSL", "PLAIN") | {"MARQ_SASL_PASSWORD": "wrong"}
 
     with pytest.raises(PipelineError, match=r"refused the login \(Authentication failed.*\): check MARQ_SECURITY"):
-        Topics(spark, Connection.read(environment)).existing()
+        TopicAdmin(spark, Connection.read(environment)).existing()

@@ -18,7 +18,19 @@ from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.storage.rows import WAITING
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import ANY_QUEUE, Answer, Batch, Cancel, Delay, Fact, Kind, Outcome, Payload, Reschedule, Source
+from marq.wire.markers import (
+    ANY_QUEUE,
+    Answer,
+    Batch,
+    Cancel,
+    Delay,
+    Fact,
+    Kind,
+    Payload,
+    RequestOutcome,
+    Reschedule,
+    Source,
+)
 from marq.wire.markers_partitions import deduplicating_partition, source_partition
 from marq.wire.names import DEDUPLICATION_ID_HEADER, ORDERING_KEY_HEADER, synthetic_topic
 from tests.simulation.actor import Actor
@@ -271,14 +283,14 @@ class Delayer(Actor):
                 self._batches[value] = None
         return self._batches[value]
 
-    def _end(self, asking: Asking, decided: Outcome | None) -> None:
+    def _end(self, asking: Asking, decided: RequestOutcome | None) -> None:
         self.asking -= 1
         if decided is None:
             self.world.stats["questions_given_up"] += 1
             self._note("unknown", asking.question)
             return
         op = "cancelled" if isinstance(asking.question, Cancel) else "moved"
-        self.world.stats[op if decided is Outcome.DONE else "asked_too_late"] += 1
+        self.world.stats[op if decided is RequestOutcome.DONE else "asked_too_late"] += 1
         self._note("ok", asking.question, outcomes=[decided.name])
 
     def _note(self, type_: str, question: Cancel | Reschedule, **fields: Any) -> None:
@@ -314,7 +326,7 @@ class Delayer(Actor):
         return self.world.rng.randint(1, 5) if result is Sent.OK else self.world.rng.randint(5, PATIENCE_MS)
 
 
-def _decide(question: Cancel | Reschedule, batch: Batch | None) -> Outcome | None:
+def _decide(question: Cancel | Reschedule, batch: Batch | None) -> RequestOutcome | None:
     """Return what a marker batch says about the question's message, if it decides that."""
     if not isinstance(batch, Fact | Answer) or batch.source != question.source:
         return None
@@ -326,7 +338,7 @@ def _decide(question: Cancel | Reschedule, batch: Batch | None) -> Outcome | Non
         if batch.queue != question.queue and (question.queue != ANY_QUEUE or not cancelled):
             # The fact is about another queue's message at this place, or about one of several.
             return None
-        return Outcome.DONE if cancelled else Outcome.TOO_LATE
+        return RequestOutcome.DONE if cancelled else RequestOutcome.TOO_LATE
     if batch.holder != question.holder:
         return None
-    return Outcome(batch.outcomes[list(batch.offsets).index(offset)])
+    return RequestOutcome(batch.outcomes[list(batch.offsets).index(offset)])

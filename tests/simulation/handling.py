@@ -93,7 +93,7 @@ class Handlers:
             await self._work(message, rng.randint(0, lease_ms), stubborn=stubborn)
             if rng.random() < world.renew_share and message.offset in message._held.open:
                 # Also for longer than the library does: an earlier RENEW that comes late does not shorten the lease.
-                await self._renew(message, lease_ms * rng.choice([1, 1, 3]))
+                await self._renew(message, lease_ms * (1 if message.offset % 3 else 3))
             await self._work(message, rng.randint(0, 2 * lease_ms), stubborn=stubborn)
         else:
             await self._work(message, rng.randint(0, 60))

@@ -49,7 +49,7 @@ CORE_MUTANTS = (
         "offsets of all partitions are one",
         _LEASES,
         "book-differs lost not-drained table-differs",
-        ("self._marks_of(batch.queue, source)", "self._marks_of(batch.queue, source._replace(partition=0))"),
+        ("self._acquired_of(batch.queue, source)", "self._acquired_of(batch.queue, source._replace(partition=0))"),
     ),
     mutant(
         IDENTITY,
@@ -96,9 +96,9 @@ CORE_MUTANTS = (
         _TABLE_IMAGE,
         "table-differs",
         (
-            "        self._touched_marks.clear()\n",
+            "        self._touched_acquired.clear()\n",
             (
-                "        self._touched_marks.clear()\n"
+                "        self._touched_acquired.clear()\n"
                 '        changes = {key: row for key, row in changes.items() if key[:1] != b"m"}\n'
             ),
         ),

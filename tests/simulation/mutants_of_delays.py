@@ -48,7 +48,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
         "a DELAY that is written again opens what was delivered",
         _LEASES,
         "book-differs table-differs fired-twice",
-        ("            marks.add(batch.from_offset, offsets[-1] + 1)\n", ""),
+        ("            acquired.add(batch.from_offset, offsets[-1] + 1)\n", ""),
         send_unknown=0.5,
         marker_slow=0.3,
     ),

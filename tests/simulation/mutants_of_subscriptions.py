@@ -46,8 +46,8 @@ SUBSCRIPTION_MUTANTS: tuple[Mutant, ...] = (
         _LEASES,
         "book-differs table-differs lost not-drained",
         (
-            "opened, marks = self._of(batch.queue, source), self._marks_of(batch.queue, source)",
-            'opened, marks = self._of(batch.queue, source), self._marks_of("", source)',
+            "opened, acquired = self._of(batch.queue, source), self._acquired_of(batch.queue, source)",
+            'opened, acquired = self._of(batch.queue, source), self._acquired_of("", source)',
         ),
     ),
     # --- markers ------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ SUBSCRIPTION_MUTANTS: tuple[Mutant, ...] = (
         SUBSCRIPTIONS,
         "an ACK without a queue ends the message of another queue's consumer",
         {
-            _LEASES: (("each not in shared or opened.leases[each].holder == batch.holder", "True"),),
+            _LEASES: (("offset not in shared or opened.leases[offset].holder == batch.holder", "True"),),
             # Marq's own consumers name the queue there.
             _ACK_BATCHER: (_NO_QUEUE,),
         },

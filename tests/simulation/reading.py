@@ -12,9 +12,9 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from lab.proof import history
-from marq.kafka.committed_offsets import Committed, Search
+from marq.kafka.committed_offsets import Committed, StartPositionResolver
 from marq.kafka.group_reader import NotCommitted
-from marq.kafka.queue_positions import NOT_BEHIND, Behind, Positions, Progress
+from marq.kafka.queue_positions import NOT_BEHIND, LowWatermarks, MemberPositions, Positions
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.wire.markers import Source
@@ -49,7 +49,7 @@ class Reader:
         self.positions: dict[Source, int] = {}
         self._unplaced: list[Source] = []
         self._generation = 0
-        self._progress = Progress()
+        self._progress = MemberPositions()
         #: Number of changes of the assignment or of the served queues.
         self._changes = 0
 
@@ -101,9 +101,9 @@ class Reader:
             self._progress.begin(source, place.positions, place.start)
         self._unplaced = []
 
-    def _search(self, sources: Iterable[Source]) -> Search:
+    def _search(self, sources: Iterable[Source]) -> StartPositionResolver:
         world, group = self._world, self._group
-        return Search(
+        return StartPositionResolver(
             world.names,
             group.kafka_name,
             self._consumer.serving,
@@ -125,7 +125,7 @@ class Reader:
         fetched = {source: read for source in self.positions if (read := self._read(source))}
         if not fetched:
             await loop.wait(POLL_MS)
-        return self._progress.unmet(self._consumer.serving, fetched)
+        return self._progress.without_received(self._consumer.serving, fetched)
 
     def _read(self, source: Source) -> Records | None:
         """Read some records of a partition, or none of them yet."""
@@ -148,7 +148,7 @@ class Reader:
         records = partition.read(start, end, committed=committed)
         return Records.of(records) if records else None
 
-    async def commit(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> None:
+    async def commit(self, offsets: Mapping[Source, int], behind: LowWatermarks = NOT_BEHIND) -> None:
         await self._commit(self.commit_of(offsets, behind))
 
     async def verify(self, sources: Collection[Source]) -> None:
@@ -170,8 +170,8 @@ class Reader:
         await wait(world.rng.randint(0, 2))
         self.committed(commit)
 
-    def commit_of(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> GroupCommit:
-        return self._commit_of(offsets, self._progress.after(self._consumer.serving, offsets, behind), offsets)
+    def commit_of(self, offsets: Mapping[Source, int], behind: LowWatermarks = NOT_BEHIND) -> GroupCommit:
+        return self._commit_of(offsets, self._progress.advanced_to(self._consumer.serving, offsets, behind), offsets)
 
     def _commit_of(
         self, offsets: Mapping[Source, int], after: Mapping[Source, Positions], wanted: Collection[Source]
@@ -179,7 +179,9 @@ class Reader:
         if set(wanted) - after.keys():
             raise NotCommitted("not assigned any more")
         queues_in = self._consumer.serving.queues_in
-        numbers = {source: after[source].number(queues_in(source.topic), end) for source, end in offsets.items()}
+        numbers = {
+            source: after[source].committed_offset(queues_in(source.topic), end) for source, end in offsets.items()
+        }
         commits = {source: Committed(number, after[source].encode(number)) for source, number in numbers.items()}
         return GroupCommit(commits, after, self._generation, offsets)
 

@@ -14,7 +14,7 @@ from marq.consumer.message import Message
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
 from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.resume_questions import Questions
+from marq.consumer.resume_questions import TrackerQueries
 from marq.consumer.session import ConsumerSession
 from marq.kafka.acquire_strategies import AcquireStrategy, MarkerFirst, Transactional
 from marq.kafka.marker_writer import FRAME_BYTES
@@ -59,7 +59,7 @@ class SimulatedReceiver(Receiver):
             clock=consumer.loop.time,
             wall=lambda: consumer.wall_ms() / 1000,
             new_holder=lambda: world.rng.getrandbits(64),
-            questions=Questions(
+            questions=TrackerQueries(
                 partial(open_reader, consumer), writer, len(world.markers), consumer.loop.time, asyncio.sleep
             ),
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lab.proof import history
 from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
-from marq.owner.transaction_content import Due, Write
+from marq.owner.transaction_content import Due, OwnerTransaction
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Kind
 from marq.wire.names import ORDERING_KEY_HEADER
@@ -35,7 +35,7 @@ _STATS = {
 class Attempt:
     """One transaction in progress."""
 
-    def __init__(self, write: Write, transaction: Transaction) -> None:
+    def __init__(self, write: OwnerTransaction, transaction: Transaction) -> None:
         self.write = write
         self.transaction = transaction
         self.fires = [fire for fire, _ in write.due]
@@ -52,7 +52,7 @@ class Writing:
         self._world = owner.world
         self.attempt: Attempt | None = None
 
-    def start(self, write: Write) -> None:
+    def start(self, write: OwnerTransaction) -> None:
         """Begin a transaction.
 
         Raises:

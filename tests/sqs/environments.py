@@ -1,12 +1,13 @@
-"""Programs of other environments, apart from .venv: Python packages, packages of Node, and a Go program.
+"""Programs of other environments, apart from .venv: packages of Python and Node, programs in Go and Java.
 
 Each has a lock with hashes next to this file, and a directory in the cache, which the first test makes. Checkouts share
-them. Only the ordinary clients of the registries are used: pip, npm and go.
+them. Only the ordinary clients of the registries are used: pip, npm, go and Maven.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import shutil
 import sys
@@ -19,10 +20,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from marq_worker.broker import environment
-from marq_worker.broker.downloads import cache_directory, run_tool
+from marq_worker.broker import environment, java
+from marq_worker.broker.downloads import JarList, cache_directory, ensure_jars, run_tool
 
 HERE = Path(__file__).parent
+#: sqs-consumer needs Node.js 22. On Linux on x64, that is one of the packages.
+NODE = "npm, and Node.js 22 or newer on systems other than Linux on x64"
 DOWNLOAD = ("--no-deps", "--no-binary", "kombu", "--no-build-isolation", "--require-hashes", "--quiet")
 
 
@@ -46,36 +49,62 @@ def kombu_tests() -> Path:
 def node_modules() -> Path:
     """Return a directory with the packages of ``node/package-lock.json``, for NODE_PATH."""
     sources = [HERE / "node" / "package.json", HERE / "node" / "package-lock.json"]
-    _require("npm", "Node.js 20 or newer, with npm")
+    _require("npm", NODE)
 
     def install(directory: Path) -> None:
         directory.mkdir()
         for source in sources:
             shutil.copy(source, directory)
-        options = ("--ignore-scripts", "--engine-strict", "--no-audit", "--no-fund")
+        options = ("--ignore-scripts", "--no-audit", "--no-fund")
         run_tool("installing the packages of Node", ["npm", "ci", *options, "--prefix", directory])
 
     return _made("node", sources, install) / "node_modules"
 
 
 def node() -> Path:
-    """Return the program ``node``."""
-    return _require("node", "Node.js 20 or newer, with npm")
+    """Return the program ``node``: the one in the packages, or the system's if they contain none for it."""
+    packaged = node_modules() / ".bin" / "node"
+    return packaged if packaged.exists() else _require("node", NODE)
 
 
-def go_client() -> Path:
-    """Return the program that is built from ``go``."""
-    sources = sorted((HERE / "go").iterdir())
+def go_clients() -> Path:
+    """Return the directory of the programs that are built from ``go``: ``sqsclient`` and ``gocloud``."""
+    sources = sorted(path for path in (HERE / "go").rglob("*") if path.is_file())
 
     def build(directory: Path) -> None:
-        compiler = _require("go", "Go 1.24 or newer")
+        compiler = _require("go", "Go 1.26 or newer")
+        directory.mkdir()
         # The installed compiler, rather than one that it would download.
         variables = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
-        options = ("-buildvcs=false", "-mod=readonly", "-o", directory / "client")
-        command = [compiler, "-C", HERE / "go", "build", *options, "."]
-        run_tool("building the client in Go", command, environment=variables)
+        options = ("-buildvcs=false", "-mod=readonly", "-o", directory)
+        command = [compiler, "-C", HERE / "go", "build", *options, "./..."]
+        run_tool("building the clients in Go", command, environment=variables)
 
-    return _made("go", sources, build) / "client"
+    return _made("go", sources, build)
+
+
+def java_client(jars: str, program: str) -> list[str | Path]:
+    """Return the command that runs ``java/PROGRAM.java`` with the jars in ``java/JARS.sha256``."""
+    runtime = java.ensure().path
+    source = HERE / "java" / f"{program}.java"
+    locks = [HERE / "java" / f"{name}.sha256" for name in ("compiler", jars)]
+    with _alone():
+        compiler, class_path = [_class_path(JarList.read(lock)) for lock in locks]
+
+    def build(directory: Path) -> None:
+        # Eclipse's compiler, because a Java runtime has none.
+        options: list[str | Path] = ["-17", "-parameters", "-proc:none", "-nowarn", "-cp", class_path, "-d", directory]
+        command = [runtime, "-cp", compiler, "org.eclipse.jdt.internal.compiler.batch.Main", *options, source]
+        run_tool("compiling the client in Java", command)
+
+    classes = _made(f"{jars}-{program}", [source, *locks], build)
+    # Thorough compilation would cost more than it saves.
+    return [runtime, java.SHORT_LIVED_OPTIONS, "-cp", f"{classes}{os.pathsep}{class_path}", program]
+
+
+def _class_path(jars: JarList) -> str:
+    directory = ensure_jars(jars)
+    return os.pathsep.join(str(directory / path) for path in jars.sums)
 
 
 def _require(name: str, package: str) -> Path:

@@ -37,17 +37,46 @@ async def endpoint(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFact
 
 async def test_the_sdk_for_javascript_with_sqs_consumer(endpoint: Worker) -> None:
     modules = await asyncio.to_thread(environments.node_modules)
-    command = [environments.node(), environments.HERE / "node" / "client.cjs"]
+    node = await asyncio.to_thread(environments.node)
+    command = [node, environments.HERE / "node" / "client.cjs"]
 
     printed = await run(command, endpoint, {"NODE_PATH": str(modules)})
 
     await check_accounts(endpoint, json.loads(printed))
 
 
-async def test_the_sdk_for_go(endpoint: Worker) -> None:
-    program = await asyncio.to_thread(environments.go_client)
+@pytest.mark.parametrize("program", ["sqsclient", "gocloud"])
+async def test_go(endpoint: Worker, program: str) -> None:
+    programs = await asyncio.to_thread(environments.go_clients)
 
-    printed = await run([program], endpoint, {})
+    printed = await run([programs / program], endpoint, {})
+
+    await check_accounts(endpoint, json.loads(printed))
+
+
+@pytest.mark.parametrize("library", ["dramatiq", "taskiq", "django"])
+async def test_a_task_queue_in_python(endpoint: Worker, library: str) -> None:
+    python = await asyncio.to_thread(environments.python, "tasks")
+
+    printed = await run([python, environments.HERE / "python" / f"{library}_client.py"], endpoint, {})
+
+    await check_accounts(endpoint, json.loads(printed))
+
+
+@pytest.mark.parametrize("version", ["spring3", "spring4"])
+async def test_spring_cloud_aws(endpoint: Worker, version: str) -> None:
+    command = await asyncio.to_thread(environments.java_client, version, "SpringClient")
+
+    printed = await run(command, endpoint, {"PREFIX": version})
+
+    await check_accounts(endpoint, json.loads(printed))
+
+
+@pytest.mark.parametrize("program", ["JmsClient", "BatchClient", "CamelClient"])
+async def test_java(endpoint: Worker, program: str) -> None:
+    command = await asyncio.to_thread(environments.java_client, "clients", program)
+
+    printed = await run(command, endpoint, {})
 
     await check_accounts(endpoint, json.loads(printed))
 

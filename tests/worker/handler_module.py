@@ -99,3 +99,15 @@ async def forward(parcel: Parcel) -> None:
 def arrive(parcel: Parcel, message: marq.Message[Parcel]) -> None:
     assert parcel == message.value == Parcel(2)
     note(message)
+
+
+@marq.handler("typed", type="parcel", group="decorated handlers", max_attempts=2)
+async def typed_parcel(parcel: Parcel, message: marq.Message[Parcel]) -> None:
+    assert parcel == Parcel(7)
+    note(message)
+
+
+@marq.handler("typed", type="text")
+def typed_text(text: str, message: marq.Message[str]) -> None:
+    assert text == message.value == "seven"
+    note(message)

@@ -78,7 +78,7 @@ async def test_a_queue_from_the_first_message_to_the_last(shared_worker: Worker,
     # Watched on a terminal, until Ctrl-C.
     lines = await asyncio.to_thread(watch, worker, unknown)
     # If a message has waited for long, the state is "no consumer".
-    assert any(re.match(rf"{queue}\s+(delivers|no consumer)\s", line) for line in lines)
+    assert any(re.match(rf"{queue}\s+(busy|idle|waiting|no consumer)\s", line) for line in lines)
     fits_80_columns("\n".join(lines))
     assert "Traceback" not in "".join(lines)
 
@@ -285,6 +285,16 @@ async def test_a_key_is_sent_to_an_ordered_queue(shell: Shell) -> None:
     assert "partitions can't change while the queue has messages (3 waiting, 0 in flight and 0 delayed)" in kept.err
 
 
+async def test_a_message_is_sent_with_a_type(shell: Shell) -> None:
+    await shell.json("send", "with-types", "1", "--type", "welcome")
+    await shell.json("send", "with-types", "2")
+
+    waiting = (await shell.json("peek", "with-types"))["messages"]
+    assert {each["value"]: each["type"] for each in waiting} == {"1": "welcome", "2": None}
+    refused = await shell("send", "with-types", "1", "--type", "", code=1)
+    assert "a type's name must not be empty" in refused.err
+
+
 async def test_a_message_is_sent_with_a_deduplication_id(shell: Shell, shared_worker: Worker) -> None:
     queue = "once"
     for value in "12":
@@ -380,14 +390,14 @@ async def test_a_purge_ends_only_what_existed_when_it_was_asked_about(
     queue, settings = "purged-as-asked", settings_of(shared_worker)
     await producer.send_many(queue, [b"waits"] * 30)
     await producer.send_many(queue, [b"delayed"] * 5, delay=HOUR_S)
-    meant, extent, complete = await purging.meant(settings, queue, delayed=True)
+    meant, extent, complete = await purging.preview(settings, queue, delayed=True)
     await producer.send_many(queue, [b"later"] * 4)
     await producer.send_many(queue, [b"delayed later"] * 3, delay=HOUR_S)
 
     # As a form of the dashboard carries it.
     purged = await purging.purge(settings, queue, delayed=True, extent=Extent.parse(str(extent)))
 
-    left, _, _ = await purging.meant(settings, queue, delayed=True)
+    left, _, _ = await purging.preview(settings, queue, delayed=True)
     assert (meant.waiting, meant.delayed) == (purged.waiting, purged.delayed) == (30, 5)
     assert complete
     assert (left.waiting, left.delayed) == (4, 3)

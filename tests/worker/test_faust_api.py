@@ -13,20 +13,18 @@ from typing import Any
 
 import pytest
 
-from marq_worker import agents, app, tables
+from marq_worker import agents, app, handlers, owner, tables, transport, watchdog, web
 from marq_worker.check.machine import VERSIONS
 from tests.worker.faust_reliances import RELIANCES, Reliance
 from tests.worker.harness import ROOT
 
 FOREIGN = ("faust", "mode", "aiokafka")
 SOURCES = [
-    *sorted((ROOT / "app").rglob("*.py")),
-    *sorted((ROOT / "tables").glob("*.py")),
-    *sorted((ROOT / "agents").glob("*.py")),
+    path for folder in ("app", "tables", "agents", "marq_worker") for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 MODULES = tuple(
     importlib.import_module(module.name)
-    for package in (app, agents, tables)
+    for package in (app, agents, handlers, owner, tables, transport, watchdog, web)
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
 )
 

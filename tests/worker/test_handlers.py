@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
 
 import marq
 from marq.wire.markers import Ack, Release
@@ -129,10 +130,55 @@ async def test_a_quiet_worker_takes_nothing_until_it_continues_and_what_ran_is_a
 
         # then
         assert len(quiet) == 1
-        worker.process.signal(signal.SIGCONT)
+        await eventually(worker.handlers, lambda found: any(each["quiet"] for each in found.values()))
+        form = {"worker": worker.url, "confirmed": "yes", "back": "/workers"}
+        async with ClientSession() as operator, operator.post(f"{worker.url}/actions/unquiet", data=form) as done:
+            assert done.status == 200, await done.text()
         statistics = await eventually(lambda: worker.queue("patient"), lambda found: found.get("acked") == 5)
     assert statistics["expired"] == 0
     assert Counter(line["attempt"] for line in await handlers.noted("patient")) == {1: 5}
+
+
+async def test_an_operator_sees_what_runs_and_cancels_it(
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    # given: a coroutine function and a plain one at work
+    handlers = Handlers(tmp_path / "handlers")
+    queues = "".join(
+        f'[queues.{function}]\nhandler = "handlers_of_the_test:{function}"\nlease = 600\n'
+        for function in ("patient", "plain_patient")
+    )
+    worker = await new_worker(queues=queues, environment=handlers.environment).start().ready()
+    async with (
+        marq.Producer(broker.bootstrap_servers, prefix=worker.names.prefix) as producer,
+        ClientSession(worker.url) as operator,
+    ):
+        ids = {queue: (await producer.send(queue, b"go")).id for queue in ("patient", "plain_patient")}
+        for queue in ids:
+            await handlers.has_noted(queue, 1)
+        async with operator.get("/api/running") as answer:
+            running = (await answer.json())["calls"]
+
+        async def cancel(queue: str) -> int:
+            form = {"worker": worker.url, "queue": queue, "id": ids[queue], "confirmed": "yes", "back": "/workers"}
+            async with operator.post("/actions/cancel-handler", data=form) as done:
+                return done.status
+
+        # when
+        statuses = [await cancel(queue) for queue in ids]
+
+        # then
+        again = await handlers.has_noted("patient", 2)
+        handlers.let_go("go")
+        for queue in ids:
+            await eventually(lambda queue=queue: worker.queue(queue), lambda found: found.get("acked") == 1)
+    assert statuses == [200, 400]
+    assert {(each["queue"], each["id"], each["cancellable"]) for each in running} == {
+        (queue, identity, queue == "patient") for queue, identity in ids.items()
+    }
+    # It was delivered again at once, and the attempt did not count.
+    assert [(line["id"], line["attempt"]) for line in again] == [(ids["patient"], 1)] * 2
+    assert len(await handlers.noted("plain_patient")) == 1
 
 
 async def test_projects_in_one_namespace_run_their_own_handlers_of_modules_with_the_same_name(

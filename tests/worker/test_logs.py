@@ -71,7 +71,7 @@ async def test_payloads_are_in_no_line_at_any_level_and_lines_are_json(
     assert SECRET not in log
     assert SECRET.encode().hex() not in log
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-    failures = [line for line in lines if line["message"].startswith("handler failed")]
+    failures = [line for line in lines if "failed" in line["message"] and "error" in line]
     assert [(line["queue"], line["attempt"], line["error"]) for line in failures] == [
         ("failing", 1, "ValueError: no good"),
         ("failing", 2, "ValueError: no good"),
@@ -81,3 +81,36 @@ async def test_payloads_are_in_no_line_at_any_level_and_lines_are_json(
     tried = [line for line in lines if line["logger"] == "marq.test"]
     assert [(line["attempt"], line["trace_id"]) for line in tried] == [(1, TRACE), (2, TRACE)]
     assert len({SPAN, *(line["span_id"] for line in tried)}) == 3
+
+
+async def test_marq_worker_speaks_marq_in_a_few_lines_and_says_that_it_has_stopped(
+    new_worker: Callable[..., Worker], tmp_path: Path
+) -> None:
+    handlers = Handlers(tmp_path / "handlers")
+    queues = '[queues.coroutine]\nhandler = "handlers_of_the_test:coroutine"\n'
+    worker = new_worker(queues=queues, environment=handlers.environment)
+    worker.command[1:] = ["-m", "marq_worker", "worker"]
+    worker.start()
+
+    async def ready() -> bool:
+        return "ready in " in worker.log()
+
+    await eventually(ready)
+    await worker.stop()
+
+    lines = worker.log().splitlines()
+    assert len(lines) <= 15, lines
+    assert "Starting..." not in worker.log()
+    assert any("queue coroutine: handlers_of_the_test:coroutine, concurrency 64" in line for line in lines)
+    assert "stopped by SIGTERM in " in lines[-1]
+
+
+async def test_a_start_that_fails_prints_its_error_and_nothing_else(new_worker: Callable[..., Worker]) -> None:
+    worker = new_worker(environment={"MARQ_BOOTSTRAP_SERVERS": "127.0.0.1:1", "MARQ_CONNECT_TIMEOUT": "0.5"})
+    worker.command[1:] = ["-m", "marq_worker", "worker"]
+
+    code = await worker.start().ended()
+
+    [line] = worker.log().splitlines()
+    assert code == 1
+    assert line.startswith("marq: no Kafka broker could be used at 127.0.0.1:1")

@@ -308,6 +308,22 @@ async def test_a_decorated_handler_of_a_module_is_run_and_published(site: Site) 
     )
 
 
+async def test_a_worker_runs_the_handlers_of_a_queue_by_the_type_of_each_message(site: Site) -> None:
+    await site.producer.send("typed", b'{"number": 7}', type="parcel")
+    await site.producer.send("typed", b"seven", type="text")
+    await site.producer.send("typed", b"?", type="unheard-of")
+    await site.acked("typed", 2)
+
+    # then: the settings of both decorators apply, and a type without a handler is released without counting
+    assert (site.settings["typed"].max_attempts, site.settings["typed"].group) == (2, "decorated handlers")
+    noted = await site.handlers.noted("typed")
+    assert sorted(line["value"] for line in noted) == ["seven", '{"number": 7}']
+    await eventually(
+        lambda: site.worker.queue("typed"),
+        lambda found: found["redelivered"] > 0 and found["waiting_for_redelivery"] == 1,
+    )
+
+
 async def test_a_handler_sends_to_another_one_with_the_workers_producer(site: Site) -> None:
     await site.producer.send("parcels", b'{"number": 1}')
 
@@ -351,6 +367,7 @@ async def test_a_blocked_handler_makes_its_worker_not_live_and_holds_up_no_redel
         redelivered = await eventually(lambda: namespace.copies("orphans"), lambda found: len(found) >= 50)
     seconds = await eventually(blocked, lambda found: found["blocking"] > MAX_LOOP_LAG_SECONDS)
     status, text = await site.worker.page("/healthz")
+    _, running = await site.worker.page("/api/running")
     site.handlers.let_go("until the end")
 
     assert len(redelivered) == 50
@@ -362,6 +379,10 @@ async def test_a_blocked_handler_makes_its_worker_not_live_and_holds_up_no_redel
     _, _, stack = site.worker.log().partition(warning)
     assert "time.sleep(float(message.value))" in stack
     assert (await site.worker.handlers())["blocking"]["blocked_by"] in warning
+    # A blocked process says what it runs, too.
+    calls = {call["queue"]: call for call in json.loads(running)["calls"]}
+    assert set(calls) == {"slow", "threaded", "blocking"}
+    assert calls["blocking"]["seconds"] > MAX_LOOP_LAG_SECONDS
 
 
 # --- the end of a worker with handlers --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -102,7 +103,15 @@ async def test_two_workers_plan_each_schedule_once_and_all_pages_show_them(
             assert (found["never"]["next"], found["never"]["enabled"]) == (None, False)
             assert found["s0"]["next"].endswith("-12-31T23:00:00+00:00")
             assert found["s0"]["last"] is None
-        await eventually(lambda: shown(worker), lambda found: found.get("often", {}).get("last"))
+        found = await eventually(lambda: shown(worker), lambda found: found.get("often", {}).get("last"))
+        # Its last message has a page.
+        query = urlencode({"id": found["often"]["last_id"], "queue": QUEUE})
+
+        async def message() -> str:
+            status, text = await worker.page(f"/api/message?{query}")
+            return str(json.loads(text)["status"]) if status == 200 else ""
+
+        await eventually(message, lambda status: status == "waiting")
         delays = [batch for _, batch in await namespace.markers() if isinstance(batch, Delay)]
         planned = [batch.source.topic.split("/")[1] for batch in delays]
         assert sorted(name for name in planned if name != "often") == names

@@ -20,8 +20,8 @@ from marq.settings.client import ClientSettings
 from marq.wire.names import Names
 from marq_worker.broker import EmbeddedBroker, ports
 from marq_worker.progress import ProgressReport
-from marq_worker.watchdog.broker_probe import BrokerProbe, Markers
-from marq_worker.watchdog.watchdog import Answer
+from marq_worker.watchdog.broker_probe import BrokerProbe, MarkersPartition
+from marq_worker.watchdog.watchdog import ProbeResult
 from marq_worker.worker_exit_codes import EXIT_STALLED
 from tests.worker import standstill
 from tests.worker.conftest import workers
@@ -243,8 +243,8 @@ async def client(broker: EmbeddedBroker, names: Names) -> ClientSettings:
     return settings
 
 
-async def ask(client: ClientSettings, standing: ProgressReport, *, last: bool = False) -> Answer:
-    markers = Markers(0, client.names.changelog)
+async def ask(client: ClientSettings, standing: ProgressReport, *, last: bool = False) -> ProbeResult:
+    markers = MarkersPartition(0, client.names.changelog)
     return await asyncio.to_thread(BrokerProbe(client).ask, markers, standing, last)
 
 
@@ -262,20 +262,20 @@ async def test_a_witness_finds_markers_and_takes_control_records_for_none(client
         await owner.send_and_wait(client.names.markers, b"marker", partition=0)
         await owner.commit_transaction()
         # The broker ends a transaction a moment after it says so.
-        await eventually(lambda: ask(client, READ), lambda answer: answer is Answer.WORK_WAITS)
+        await eventually(lambda: ask(client, READ), lambda answer: answer is ProbeResult.WORK_WAITS)
         behind = await ask(client, ProgressReport((0,), 3))
 
-    assert {nothing, aborted, behind} == {Answer.NOTHING_TO_DO}
+    assert {nothing, aborted, behind} == {ProbeResult.NOTHING_TO_DO}
 
 
 async def test_the_last_question_leaves_nothing_that_anybody_reads(client: ClientSettings) -> None:
     owes = ProgressReport((0,), None, "it is recovering, and no owner")
 
-    assert await ask(client, owes, last=True) is Answer.WORK_WAITS
-    assert await ask(client, READ) is Answer.NOTHING_TO_DO
+    assert await ask(client, owes, last=True) is ProbeResult.WORK_WAITS
+    assert await ask(client, READ) is ProbeResult.NOTHING_TO_DO
 
 
 async def test_a_witness_without_a_broker_says_so() -> None:
     nowhere = ClientSettings.read(f"127.0.0.1:{ports.free_port('127.0.0.1')}", {}, environment={})
 
-    assert await ask(nowhere, ProgressReport((0,), None, "it is waiting, and no owner"), last=True) is Answer.AWAY
+    assert await ask(nowhere, ProgressReport((0,), None, "it is waiting, and no owner"), last=True) is ProbeResult.AWAY

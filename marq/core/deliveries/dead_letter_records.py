@@ -7,7 +7,6 @@ markers again at any time, without effect.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -22,6 +21,7 @@ from marq.wire.names import (
     FIRST_RECEIVED_HEADER,
     ORIGIN_HEADER,
     REASON_HEADER,
+    TRACEBACK_HEADER,
     UNCOUNTED_HEADER,
     check_queue_name,
 )
@@ -37,6 +37,7 @@ _DEATH_HEADERS = frozenset(
         FIRST_RECEIVED_HEADER,
         ORIGIN_HEADER,
         REASON_HEADER,
+        TRACEBACK_HEADER,
         UNCOUNTED_HEADER,
     }
 )
@@ -44,10 +45,6 @@ _DEATH_HEADERS = frozenset(
 _HEAD_BYTES = 1_024
 #: Maximum number of dead letters in one batch, which limits how much a tracker writes at once.
 MAX_BATCH_LETTERS = 1_000
-#: Parts that differ between errors of the same kind: numbers, also within words, and long hexadecimal ones.
-_VARIES = re.compile(r"\b(?=[a-f\-]*\d)[\da-f\-]{8,}\b|\d+(?:\.\d+)*", re.IGNORECASE)
-#: Maximum number of characters of an error kind; the rest varies too much to help.
-MAX_KIND = 200
 
 
 class DeadLetterRecord(Record, Protocol):
@@ -69,16 +66,6 @@ def queue_of(record: DeadLetterRecord) -> str | None:
 def text_of(headers: Headers, name: str) -> str:
     """Return a header as text, the last one of several; empty if there is none."""
     return (last_value(headers, name) or b"").decode("utf-8", "replace")
-
-
-def kind_of(record: DeadLetterRecord) -> str:
-    """Return the kind of a dead letter's error: its first line, or that of the reason, with N for varying parts.
-
-    Errors that differ only in numbers have the same kind.
-    """
-    text = text_of(record.headers, ERROR_HEADER) or text_of(record.headers, REASON_HEADER)
-    first = text.strip().partition("\n")[0][: 4 * MAX_KIND]
-    return _VARIES.sub("N", first)[:MAX_KIND].strip()
 
 
 def dead_lettered_at_ms(record: DeadLetterRecord) -> int:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import State
+from marq.wire.error_texts import cut_text, cut_traceback, error_of, traceback_of
 from marq.wire.large_messages import left_out
-from marq.wire.marker_codec import cut_text
 from marq.wire.markers import Cause, Headers, Payload
 from marq.wire.names import (
     ATTEMPT_HEADER,
@@ -23,6 +23,7 @@ from marq.wire.names import (
     REASON_HEADER,
     SEQUENCE_HEADER,
     SETTLED_HEADER,
+    TRACEBACK_HEADER,
     UNCOUNTED_HEADER,
     is_synthetic,
 )
@@ -74,13 +75,15 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
     if _was_received(fire) and not first_received_ms(payload.headers):
         own.append((FIRST_RECEIVED_HEADER, b"%d" % fire.lease.since_ms))
     if fire.lease.text and fire.lease.state in (State.RELEASED, State.EXHAUSTED):
-        own.append((ERROR_HEADER, cut_text(fire.lease.text)))
+        own.append((ERROR_HEADER, cut_text(error_of(fire.lease.text))))
     if fire.destination is Destination.DEAD_LETTERS:
         own += [
             (REASON_HEADER, reason(fire, payload).encode()),
             (ORIGIN_HEADER, record_id(fire.source.log, fire.offset).encode()),
             (DEAD_LETTERED_AT_HEADER, b"%d" % now_ms),
         ]
+        if traceback := traceback_of(fire.lease.text):
+            own.append((TRACEBACK_HEADER, cut_traceback(traceback).encode("utf-8", "replace")))
     times_expired = 0
     if fire.cause is Cause.EXPIRED:
         times_expired = expired(payload.headers) + 1
@@ -92,7 +95,8 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
         own.append((EXPIRED_HEADER, b"%d" % times_expired))
     # A sender may have written the header of a note or a dead letter. With the latter, each redelivery would count as a
     # copy of a dead letter, and so as the first attempt.
-    replaced = {UNCOUNTED_HEADER, EXPIRED_HEADER, SETTLED_HEADER, DEAD_LETTERED_AT_HEADER, *(name for name, _ in own)}
+    replaced = {UNCOUNTED_HEADER, EXPIRED_HEADER, SETTLED_HEADER, DEAD_LETTERED_AT_HEADER, TRACEBACK_HEADER}
+    replaced.update(name for name, _ in own)
     kept: Headers = [header for header in payload.headers if header[0] not in replaced]
     return Redelivery(fire.destination, name, payload.value, [*kept, *own])  # type: ignore[list-item]
 
@@ -115,7 +119,7 @@ def reason(fire: DueAction, payload: Payload) -> str:
             return f"{LEFT_OUT}: {note}"
         return "too large for the messages topic with the headers that are added on redelivery"
     if fire.lease.state is State.REJECTED:
-        return cut_text(fire.lease.text or "rejected").decode()
+        return cut_text(error_of(fire.lease.text) or "rejected").decode()
     used = f"{fire.attempt} of {fire.attempt} attempts used"
     if fire.lease.state is not State.LEASED:
         return f"{used}: the last time it was released"

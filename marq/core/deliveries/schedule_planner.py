@@ -144,7 +144,7 @@ class Planner:
         return plan
 
     def _current(self) -> dict[Source, Schedule]:
-        return {self.source(each): each for each in self.schedules() if each.enabled}
+        return {self.source(schedule): schedule for schedule in self.schedules() if schedule.enabled}
 
     def _delays(self, book: LeaseBook, holder: int, schedule: Schedule, now_s: int, former: _Former) -> list[Delay]:
         source = self.source(schedule)
@@ -164,7 +164,9 @@ class Planner:
             after = time_s
         if not times:
             return []
-        payloads = [_payload(schedule, *each) for each in zip(times, [last, *times], strict=False)]
+        payloads = [
+            _payload(schedule, time_s, previous_s) for time_s, previous_s in zip(times, [last, *times], strict=False)
+        ]
         return [Delay(schedule.queue, holder, source, times, [time_s * 1000 for time_s in times], False, 0, payloads)]
 
     def _most_missed(self, schedule: Schedule, now_s: int) -> int:

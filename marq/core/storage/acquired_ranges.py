@@ -70,6 +70,6 @@ class AcquiredRanges:
             del starts[0], ends[0]
 
 
-def acquired_in(marks: Mapping[tuple[str, Source], AcquiredRanges], queue: str) -> dict[Source, AcquiredRanges]:
-    """Return what a queue has acquired in each source, from the marks of a lease book."""
-    return {source: ranges for (each, source), ranges in marks.items() if each == queue}
+def acquired_in(acquired: Mapping[tuple[str, Source], AcquiredRanges], queue: str) -> dict[Source, AcquiredRanges]:
+    """Return what a queue has acquired in each source; ``acquired`` is that of a lease book."""
+    return {source: ranges for (name, source), ranges in acquired.items() if name == queue}

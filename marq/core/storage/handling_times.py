@@ -1,4 +1,5 @@
-"""Handling times of messages: from the ACQUIRE to the ACK of a message, by the log's clock at both.
+"""Waiting and handling times of messages: from its record to its ACQUIRE, and from there to its ACK, by the log's clock
+at the markers, and by the time of the record.
 
 Only samples are measured, so that they cost next to nothing: a few messages of the first ACK in each millisecond, each
 of which represents its neighbours. They are not part of the fold: an owner only has the samples that it folded itself.
@@ -10,7 +11,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
 from marq.core.storage.rows import LeaseRow
-from marq.wire.markers import Ack
+from marq.wire.markers import Ack, Acquire
+from marq.wire.payload_columns import ReadPayloads
 
 #: Upper bounds of the buckets, in ms; one more bucket has longer times.
 BOUNDS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 1_800_000)
@@ -21,7 +23,7 @@ KEPT_TURNS = 30
 
 
 class HandlingTimes:
-    """Counts of messages by handling time: recent ones by queue, and a total."""
+    """Counts of messages by a time, such as that of their handling: recent ones by queue, and a total."""
 
     def __init__(self) -> None:
         self._now: dict[str, list[int]] = {}
@@ -70,14 +72,29 @@ def samples(batch: Ack, leases: Mapping[int, LeaseRow]) -> Iterator[tuple[LeaseR
             yield lease, min(step, len(offsets) - place)
 
 
+def waits(batch: Acquire, now_ms: int) -> Iterator[tuple[int, int]]:
+    """Return how long some messages of an ACQUIRE have waited, each with the number of messages that it represents.
+
+    Messages that are not due yet do not wait. A clock that is ahead of the log's counts as 0.
+    """
+    payloads = batch.payloads
+    if batch.dues_ms is not None or not isinstance(payloads, ReadPayloads):
+        return
+    # The column alone: a payload would be cut out of its bytes.
+    times_ms = payloads.timestamps
+    step = max(1, len(times_ms) // SAMPLES)
+    for place in range(0, len(times_ms), step):
+        yield max(0, now_ms - times_ms[place]), min(step, len(times_ms) - place)
+
+
 def buckets(bounds_ms: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[str, int]]:
     """Return each bucket's upper bound in seconds with its cumulative count; the last bound is +Inf.
 
     ``counts`` has one count for each bound, and one for values above all of them.
     """
     count = 0
-    for bound_ms, each in zip(bounds_ms, counts, strict=False):
-        count += each
+    for bound_ms, in_bucket in zip(bounds_ms, counts, strict=False):
+        count += in_bucket
         yield str(bound_ms / 1000), count
     yield "+Inf", count + counts[-1]
 

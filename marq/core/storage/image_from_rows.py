@@ -37,9 +37,9 @@ class Restoration:
     leases: dict[tuple[str, Source], dict[int, LeaseRow]] = field(default_factory=dict)
     #: Messages whose leases come from their `s` rows.
     overridden: dict[tuple[str, Source], set[int]] = field(default_factory=dict)
-    marks: dict[tuple[str, Source], AcquiredRanges] = field(default_factory=dict)
+    acquired: dict[tuple[str, Source], AcquiredRanges] = field(default_factory=dict)
     counts: dict[str, Counts] = field(default_factory=dict)
-    settlements: Dispositions = field(default_factory=Dispositions)
+    settled_dead_letters: Dispositions = field(default_factory=Dispositions)
     accepted_ids: AcceptedIds = field(default_factory=AcceptedIds)
     _changed: dict[tuple[str, Source], dict[int, LeaseRow]] = field(default_factory=dict)
     _shared: dict[bytes, LeaseRow] = field(default_factory=dict)
@@ -111,9 +111,9 @@ class Restoration:
         if kind == b"d":
             self.accepted_ids.put_row(key, row)
         elif kind == b"m":
-            self.marks[rows.parse_mark_key(key)] = AcquiredRanges(rows.decode_marks(row))
+            self.acquired[rows.parse_mark_key(key)] = AcquiredRanges(rows.decode_marks(row))
         elif kind == b"k":
-            self.settlements.put_row(key, row)
+            self.settled_dead_letters.put_row(key, row)
         elif kind == b"c":
             self.counts[key[1:].decode()] = rows.decode_counts(row)
         elif key == rows.APPLIED_KEY:

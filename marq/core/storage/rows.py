@@ -29,7 +29,7 @@ from enum import IntEnum
 from struct import Struct, calcsize, pack, unpack, unpack_from
 
 from marq.core.storage.clock import LogClock
-from marq.wire.marker_codec import cut_text
+from marq.wire.error_texts import cut_text
 from marq.wire.markers import BLOCKED_MS, Payload, Source
 from marq.wire.payload_columns import decode_headers, encode_headers
 
@@ -93,7 +93,8 @@ class LeaseRow:
 
     (Not frozen: that takes four times as long to create, and a delayed message has its own.)
 
-    ``since_ms`` is the clock at its ACQUIRE or DELAY, ``text`` the error of a RELEASE or the reason of a REJECT.
+    ``since_ms`` is the clock at its ACQUIRE or DELAY, ``text`` the error of a RELEASE or the reason of a REJECT, after
+    the last attempt with its traceback (:mod:`marq.wire.error_texts`).
     ``counted`` says whether the attempt counts: of a message in flight, if its lease expires now. The ``holder`` of a
     DELAYED message is the place in the log of its ACQUIRE or DELAY: messages that are due together are
     delivered in that order.

@@ -34,9 +34,9 @@ class TableImage:
         self.applied = -1
         self.counts: dict[str, Counts] = {}
         #: The offsets of each source that a queue has acquired; under the queue "", those that were delayed.
-        self.marks: dict[tuple[str, Source], AcquiredRanges] = {}
+        self.acquired: dict[tuple[str, Source], AcquiredRanges] = {}
         #: Dead letters that were redriven or deleted.
-        self.settlements = Dispositions()
+        self.settled_dead_letters = Dispositions()
         #: The deduplication ids of recent messages.
         self.accepted_ids = AcceptedIds()
         #: Sources of schedules, and the number of changes to their open messages.
@@ -48,7 +48,7 @@ class TableImage:
         # Candidates for changed rows since the last take_changes.
         self._touched: dict[tuple[str, Source], OpenMessages] = {}
         self._touched_counts: set[str] = set()
-        self._touched_marks: set[tuple[str, Source]] = set()
+        self._touched_acquired: set[tuple[str, Source]] = set()
         self._changed = False
 
     # --- what a fold changes ------------------------------------------------------------------------------------------
@@ -72,15 +72,15 @@ class TableImage:
     def _all_of(self, queue: str, source: Source) -> list[OpenMessages]:
         """Return the open messages of a queue in a source, to change them; for ANY_QUEUE, those of each queue."""
         queues = list(self._sources.get(source, _NO_QUEUES)) if queue == ANY_QUEUE else [queue]
-        return [self._known_of(each, source) for each in queues]
+        return [self._known_of(name, source) for name in queues]
 
     def _each(self) -> list[OpenMessages]:
         return [opened for queues in self._sources.values() for opened in queues.values()]
 
-    def _marks_of(self, queue: str, source: Source) -> AcquiredRanges:
+    def _acquired_of(self, queue: str, source: Source) -> AcquiredRanges:
         mark = (queue, source)
-        self._touched_marks.add(mark)
-        return self.marks.setdefault(mark, AcquiredRanges())
+        self._touched_acquired.add(mark)
+        return self.acquired.setdefault(mark, AcquiredRanges())
 
     def _count(self, queue: str) -> Counts:
         self._touched_counts.add(queue)
@@ -91,8 +91,8 @@ class TableImage:
         self.scheduled_changes += 1
 
     def _forget_schedule(self, source: Source) -> None:
-        self.marks.pop(("", source), None)
-        self._touched_marks.add(("", source))
+        self.acquired.pop(("", source), None)
+        self._touched_acquired.add(("", source))
         self.scheduled.discard(source)
         self.scheduled_changes += 1
 
@@ -122,15 +122,15 @@ class TableImage:
                 if not self._sources[source]:
                     del self._sources[source]
         self._touched.clear()
-        for queue, source in self._touched_marks:
-            marks = self.marks.get((queue, source))
-            changes[rows.mark_key(queue, source)] = None if marks is None else rows.encode_marks(marks.intervals)
-        changes.update(self.settlements.take_rows())
+        for queue, source in self._touched_acquired:
+            acquired = self.acquired.get((queue, source))
+            changes[rows.mark_key(queue, source)] = None if acquired is None else rows.encode_marks(acquired.intervals)
+        changes.update(self.settled_dead_letters.take_rows())
         # In one transaction with `a`: if these were missing, a duplicate would be accepted after a restart.
         changes.update(self.accepted_ids.take_rows(self.clock.least_ms))
         for queue in self._touched_counts:
             changes[rows.counts_key(queue)] = rows.encode_counts(self.counts[queue])
-        self._touched_marks.clear()
+        self._touched_acquired.clear()
         self._touched_counts.clear()
         self._changed = False
         # Last, so that a reader of the changelog that stops early never assumes more than it has read.
@@ -146,9 +146,9 @@ class TableImage:
         """Do the same as :meth:`restore`, but yield after every few thousand rows, so that other tasks can run."""
         read = Restoration()
         yield from read.read(table)
-        self.applied, self.clock, self.counts, self.marks = read.applied, read.clock, read.counts, read.marks
-        self.settlements, self.accepted_ids = read.settlements, read.accepted_ids
-        self.scheduled = {source for queue, source in self.marks if not queue and is_scheduled(source.topic)}
+        self.applied, self.clock, self.counts, self.acquired = read.applied, read.clock, read.counts, read.acquired
+        self.settled_dead_letters, self.accepted_ids = read.settled_dead_letters, read.accepted_ids
+        self.scheduled = {source for queue, source in self.acquired if not queue and is_scheduled(source.topic)}
         for (queue, source), leases in read.leases.items():
             overridden = read.overridden.get((queue, source), set())
             self._sources.setdefault(source, {})[queue] = OpenMessages(queue, source, leases, overridden=overridden)
@@ -185,7 +185,7 @@ class TableImage:
         """Return the sources of a queue that are the same partition in other incarnations of its own topic."""
         if source.log is source:
             return []
-        return [other for name, other in self.marks if name == queue and other != source and other.log == source.log]
+        return [other for name, other in self.acquired if name == queue and other != source and other.log == source.log]
 
     def leases(self) -> Iterator[list[LeaseRow]]:
         """Yield the leases of all open messages, one for each, as they are when each source's turn comes."""
@@ -203,5 +203,5 @@ class TableImage:
 
     def last_number(self, source: Source) -> int | None:
         """Return the last number of a source that was ever delayed, or None."""
-        marks = self.marks.get(("", source))
-        return None if marks is None else marks.end - 1
+        acquired = self.acquired.get(("", source))
+        return None if acquired is None else acquired.end - 1

@@ -1,15 +1,17 @@
-"""The actions of operators on pages: their catalogue, and their audited execution.
+"""The actions of operators on pages: their table, and their audited execution.
 
-Every action is a POST that a second one confirms. Only the role ``operator`` may send POSTs.
+Every action is a POST that a second one confirms. Only the role ``operator`` may send POSTs. The table says which
+fields the form of an action has, and how it runs; actions on many messages and dead letters, and purges, are tasks with
+a progress (:mod:`marq_worker.web.dashboard.tasks`).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from marq.admin.purge_extent import Extent
@@ -17,13 +19,12 @@ from marq.dead_letters.dead_letters import Deleted, Redriven
 from marq.dead_letters.snapshots import Snapshot
 from marq.wire.errors import ConfigError
 from marq_worker.web.dashboard.actor import Actor, DeadLetterSelection
+from marq_worker.web.dashboard.forms import MAX_IDS, read_pause
 from marq_worker.web.dashboard.tasks import Reached, Tasks
+from marq_worker.web.dashboard.worker_commands import CANCEL, QUIET, UNQUIET
 
 #: One line of JSON for each action, whether it was done or rejected.
 audit_log = logging.getLogger("marq.audit")
-
-#: Messages that can be selected one by one, and in one request to the cluster.
-MAX_IDS = 1_000
 
 
 class NotThere(ConfigError):
@@ -31,8 +32,31 @@ class NotThere(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a confirmation that the operator fills in; ``kind`` and ``attributes`` of the HTML element."""
+
+    name: str
+    label: str
+    kind: str = "text"
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+#: Carries out an action with the values of its form, in the name of an operator. Returns more for the audit log, such
+#: as the id of a message that was ``sent``. Raises MarqError.
+Run = Callable[[Actor, Mapping[str, str], str], Awaitable[Mapping[str, Any] | None]]
+#: Returns the first values of fields.
+Preview = Callable[[Actor, Mapping[str, str]], Awaitable[Mapping[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
 class Action:
-    """``question``: {} stands for the target; ``on``: messages, dead letters, or queue; ``past``: the participle."""
+    """``question``: {} stands for the target; ``on``: messages, dead letters, queue, or worker; ``past``: the
+    participle.
+
+    ``fields``: those that the operator fills in; ``hidden``: those that a page sets; ``run``: how an action on one
+    target is carried out, None for actions that are tasks. It needs all hidden fields, and the question may name them.
+    ``preview``: the first values of the fields that the operator fills in.
+    """
 
     name: str
     label: str
@@ -40,6 +64,70 @@ class Action:
     consequence: str
     on: str
     past: str
+    fields: Sequence[Field] = ()
+    hidden: frozenset[str] = frozenset()
+    run: Run | None = None
+    preview: Preview | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all fields of its form."""
+        return self.hidden | {each.name for each in self.fields}
+
+
+_QUEUE, _WORKER, _SCHEDULE = frozenset({"queue"}), frozenset({"worker"}), frozenset({"schedule"})
+_FILTERED = frozenset({"queue", "id", "selected", "match", "state", "error", "minutes"})
+_OPEN = _FILTERED | {"attempts", "places"}
+_DEAD = _FILTERED | {"kind", "reason", "as_of", "to", "unknown", "limit", "rate"}
+
+
+async def _send(actor: Actor, form: Mapping[str, str], who: str) -> Mapping[str, Any]:
+    return await actor.sender.send(form["queue"], form)
+
+
+async def _editable(actor: Actor, form: Mapping[str, str]) -> Mapping[str, str]:
+    return {"value": await actor.sender.editable(form["queue"], form["id"])}
+
+
+async def _resend(actor: Actor, form: Mapping[str, str], who: str) -> Mapping[str, Any]:
+    return await actor.sender.resend(form["queue"], form["id"], form)
+
+
+async def _setting(actor: Actor, form: Mapping[str, str]) -> Mapping[str, str]:
+    return {"value": await actor.setting(form["queue"], form["key"])}
+
+
+async def _set(actor: Actor, form: Mapping[str, str], who: str) -> None:
+    await actor.change_setting(form["queue"], form["key"], form.get("value", "").strip())
+
+
+async def _run_schedule(actor: Actor, form: Mapping[str, str], who: str) -> Mapping[str, Any]:
+    return await actor.run_schedule(form["schedule"])
+
+
+def _switch_schedule(*, enabled: bool) -> Run:
+    async def run(actor: Actor, form: Mapping[str, str], who: str) -> None:
+        await actor.switch_schedule(form["schedule"], enabled=enabled)
+
+    return run
+
+
+async def _pause(actor: Actor, form: Mapping[str, str], who: str) -> None:
+    await actor.pause(form["queue"], read_pause(form))
+
+
+async def _resume(actor: Actor, form: Mapping[str, str], who: str) -> None:
+    await actor.resume(form["queue"])
+
+
+def _command(command: str) -> Run:
+    """Return how a command to a worker is carried out."""
+
+    async def run(actor: Actor, form: Mapping[str, str], who: str) -> None:
+        details = {name: value for name, value in form.items() if name != "worker"}
+        await actor.command(form["worker"], command, details, who)
+
+    return run
 
 
 ACTIONS: Mapping[str, Action] = {
@@ -47,36 +135,122 @@ ACTIONS: Mapping[str, Action] = {
     for action in (
         Action(
             "deliver-now", "Deliver now", "Deliver {} now?",
-            "They are due now. A paused queue delivers them when it is resumed.", "messages", "due now",
+            "They are due now. A paused queue delivers them when it is resumed.", "messages", "due now", hidden=_OPEN,
         ),
         Action(
             "cancel", "Cancel", "Cancel {}?",
-            "They will never be delivered. This can't be undone.", "messages", "cancelled",
+            "They will never be delivered. This can't be undone.", "messages", "cancelled", hidden=_OPEN,
         ),
         Action(
             "release", "Release", "Release {}?",
             "Their leases end and they are redelivered at once; the attempt does not count. A handler that is running"
             " is not stopped, so its message may be handled twice.", "messages", "requested to be released",
+            hidden=_OPEN,
         ),
         Action(
             "redrive", "Redrive", "Send {} back to their queue?",
             "They are delivered again, starting with their first attempt.", "dead letters", "redriven",
+            (
+                Field("to", "To another queue (empty: their own)"),
+                Field("limit", "At most N messages, oldest first (empty: all)", "number", {"min": "1"}),
+                Field("rate", "At most N messages per second (empty: no limit)", "number",
+                      {"min": "0.1", "step": "any"}),
+            ),
+            _DEAD,
         ),
         Action(
             "delete", "Delete", "Delete {}?",
             "They can no longer be listed or redriven. This can't be undone.", "dead letters", "deleted",
+            hidden=_DEAD,
+        ),
+        Action(
+            "resend", "Edit and resend", "Send message {id} of queue {queue} with another payload?",
+            "A new message is sent, with the same headers and ordering key, and the dead letter is deleted.",
+            "queue", "sent",
+            (
+                Field("value", "Payload", "textarea", {"rows": "12", "spellcheck": "false"}),
+                Field("to", "To another queue (empty: its own)"),
+                Field("keep", "Keep the dead letter", "checkbox", {"value": "yes"}),
+            ),
+            _QUEUE | {"id"}, _resend, _editable,
+        ),
+        Action(
+            "send", "Send a message", "Send a message to {}?",
+            "Its handler or consumer processes it like any other.", "queue", "sent",
+            (
+                Field("value", "Payload, as text", "textarea", {"rows": "6", "spellcheck": "false"}),
+                Field("headers", "Headers, one per line as name: value", "textarea",
+                      {"rows": "2", "spellcheck": "false"}),
+                Field("delay", "Delay, such as 10m or 2h (empty: none)"),
+                Field("ordering_key", "Ordering key (empty: none)"),
+            ),
+            _QUEUE, _send,
+        ),
+        Action(
+            "set", "Change", "Change {key} of {}?",
+            "All workers and clients apply it at once, and it overrides marq.toml. After a change of group, topic or"
+            " handler, other consumers may read the queue.",
+            "queue", "setting changed",
+            (
+                Field("value", "Value, as in marq.toml (empty: undo the change made here or with marq queue --set)"),
+                Field("reason", "Reason, for the audit log", attributes={"required": "required", "maxlength": "500"}),
+            ),
+            _QUEUE | {"key"}, _set, _setting,
+        ),
+        Action(
+            "run-schedule", "Run now", "Run {} now?",
+            "A message with the schedule's value and headers is sent to its queue, in addition to those at its times.",
+            "schedule", "sent", hidden=_SCHEDULE, run=_run_schedule,
+        ),
+        Action(
+            "pause-schedule", "Pause", "Pause {}?",
+            "It sends nothing until you resume it. Times that pass meanwhile are skipped.",
+            "schedule", "schedule paused", hidden=_SCHEDULE, run=_switch_schedule(enabled=False),
+        ),
+        Action(
+            "resume-schedule", "Resume", "Resume {}?",
+            "It sends messages again, from its next time on. Times that have passed are skipped.",
+            "schedule", "schedule resumed", hidden=_SCHEDULE, run=_switch_schedule(enabled=True),
         ),
         Action(
             "pause", "Pause", "Pause {}?",
             "No message is delivered until the pause ends or the queue is resumed. Messages in flight are finished, and"
             " new ones may be sent.",
             "queue", "paused",
+            (Field("for", "For how long, such as 10m or 2h (empty: until it is resumed)"),), _QUEUE, _pause,
         ),
-        Action("resume", "Resume", "Resume {}?", "Its messages are delivered again.", "queue", "resumed"),
+        Action(
+            "resume", "Resume", "Resume {}?", "Its messages are delivered again.", "queue", "resumed", hidden=_QUEUE,
+            run=_resume,
+        ),
         Action(
             "purge", "Purge", "Purge all waiting messages from {}?",
             "Waiting messages, and those that wait for redelivery, will never be delivered. Messages in flight are not"
             " affected. The queue is paused meanwhile. This can't be undone.", "queue", "purged",
+            (
+                Field("delayed", "Also delayed messages", "checkbox", {"value": "yes"}),
+                Field("typed", "Type the name of the queue", attributes={"required": "required"}),
+            ),
+            _QUEUE | {"extent"},
+        ),
+        Action(
+            CANCEL, "Cancel handler", "Cancel the handler of message {id} of queue {queue}?",
+            "The coroutine gets a CancelledError, as when its worker stops. Its message is delivered again at once, and"
+            " the attempt does not count. If you count it as failed, the queue's backoff and max_attempts apply. A"
+            " message of an at-most-once queue becomes a dead letter.",
+            "worker", "handler is being cancelled",
+            (Field("counted", "Count the attempt as failed", "checkbox", {"value": "yes"}),),
+            frozenset({"worker", "queue", "id"}), _command(CANCEL),
+        ),
+        Action(
+            QUIET, "Quiet", "Let {} take no more messages?",
+            "Its running handlers continue, without a limit. New messages in its partitions wait until you let it take"
+            " messages again, or until it stops.",
+            "worker", "worker takes no more messages", hidden=_WORKER, run=_command(QUIET),
+        ),
+        Action(
+            UNQUIET, "Resume", "Let {} take messages again?", "Its handlers get messages again.",
+            "worker", "worker takes messages again", hidden=_WORKER, run=_command(UNQUIET),
         ),
     )
 }  # fmt: skip
@@ -122,16 +296,20 @@ class AuditedActions:
 
         return self.tasks.begin(action.name, queue, f"messages of queue {queue}", Deleted(len(ids)), work).id
 
-    async def to_queue(
-        self, action: Action, queue: str, who: Mapping[str, str], duration_s: float | None = None
-    ) -> None:
-        """Pause a queue, for ``duration_s`` if that is not None, or resume it."""
-        details = {"queue": queue} if duration_s is None else {"queue": queue, "seconds": duration_s}
-        with audited(action.name, who, **details):
-            if action.name == "pause":
-                await self.actor.pause(queue, duration_s)
-            else:
-                await self.actor.resume(queue)
+    async def run(self, action: Action, form: Mapping[str, str], who: Mapping[str, str]) -> Mapping[str, Any]:
+        """Carry out an action that is not a task, with the values of its form; return the outcome."""
+        assert action.run is not None, "the caller checks it"
+        # Never log payloads. Empty fields are those that the operator left out.
+        texts = {each.name for each in action.fields if each.kind == "textarea"}
+        details = {name: value for name, value in form.items() if value and name not in texts}
+        with audited(action.name, who, **details) as results:
+            results.update(await action.run(self.actor, form, who["who"]) or {})
+        return results
+
+    async def carry_out(self, command: str, query: Mapping[str, str], who: Mapping[str, str]) -> Mapping[str, Any]:
+        """Carry out a command here that another worker passes on; raise as :meth:`WorkerCommands.send`."""
+        with audited(command, who, **query):
+            return await self.actor.carry_out(command, query)
 
     def purge(self, action: Action, queue: str, who: Mapping[str, str], *, delayed: bool, extent: Extent | None) -> str:
         """Start to purge a queue; return the id of its task; raise as :meth:`to_dead_letters`."""

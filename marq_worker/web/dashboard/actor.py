@@ -16,12 +16,17 @@ from marq.dead_letters.snapshots import Snapshot
 from marq.kafka.marker_writer import MarkerRecord
 from marq.producer.producer import Producer
 from marq.queues.queues import Queues
+from marq.queues.schedules import Schedules
 from marq.settings.client import ClientSettings
-from marq.settings.queue import AT_MOST_ONCE
-from marq.wire.errors import MarqError
+from marq.settings.queue import AT_MOST_ONCE, CHECKS, check_document, settings_document
+from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
+from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import ANY_QUEUE, Release, Source
 from marq.wire.names import log_name
+from marq_worker.setting_values import read_value, write_value
+from marq_worker.web.dashboard.sending import OperatorSender
 from marq_worker.web.dashboard.tasks import Emptied, Reached
+from marq_worker.web.dashboard.worker_commands import WorkerCommands
 from marq_worker.web.message_listing import can_be_released
 
 #: The error that the next consumer of a released message sees.
@@ -70,11 +75,23 @@ class Actor:
         dead_letters: DeadLetters,
         queues: Queues,
         look: Callable[[str, str], Coroutine[Any, Any, Mapping[str, Any] | None]],
+        workers: WorkerCommands,
+        sender: OperatorSender,
     ) -> None:
         self._client = client
         self._dead_letters = dead_letters
         self._queues = queues
         self._look = look
+        self._workers = workers
+        self.sender = sender
+
+    async def command(self, worker: str, command: str, details: Mapping[str, str], who: str) -> None:
+        """Let a worker carry out a command in the name of an operator."""
+        await self._workers.send(worker, command, details, who)
+
+    async def carry_out(self, command: str, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """Carry out a command that another worker passes on."""
+        return await self._workers.receive(command, query)
 
     async def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         async with Producer.of(self._client) as producer:
@@ -124,6 +141,44 @@ class Actor:
     async def resume(self, queue: str) -> None:
         await self._queues.start()
         await self._queues.resume(queue)
+
+    async def setting(self, queue: str, key: str) -> str:
+        """Return the current value of a setting as text; empty for none."""
+        if key not in CHECKS:
+            raise ConfigError(f"unknown setting {key!r}; expected one of {', '.join(CHECKS)}")
+        await self._queues.start()
+        value = settings_document(self._queues.definitions.settings(queue)).get(key)
+        return "" if value is None else write_value(value)
+
+    async def change_setting(self, queue: str, key: str, text: str) -> None:
+        """Change a setting as ``marq queue --set`` does, or for an empty text undo the change, as ``--unset``."""
+        if key not in CHECKS:
+            raise ConfigError(f"unknown setting {key!r}; expected one of {', '.join(CHECKS)}")
+        changes: dict[str, Any] = {key: None}
+        if text:
+            changes = {key: read_value(key, text, f"queue {queue!r}:")}
+            check_document(changes, f"queue {queue!r}")
+        await self._queues.start()
+        await self._queues.change(queue, **changes)  # type: ignore[typeddict-item]
+
+    async def run_schedule(self, name: str) -> dict[str, Any]:
+        """Send a schedule's message now, besides those at its times; return its id for the audit log."""
+        schedule = (await self._schedules()).get(name)
+        if schedule is None:
+            raise ConfigError(f"schedule {name!r} does not exist any more, so nothing was sent")
+        return await self.sender.send_value(
+            schedule.queue, schedule.value.encode(), {"headers": dict(schedule.headers)}
+        )
+
+    async def switch_schedule(self, name: str, *, enabled: bool) -> None:
+        """Enable or disable a schedule; if undoing an earlier change suffices, marq.toml applies again."""
+        schedules = await self._schedules()
+        file = self._queues.definitions.schedules.layer(SCHEDULE_LAYERS[0], name) or {}
+        await schedules.change(name, enabled=None if file.get("enabled", True) is enabled else enabled)
+
+    async def _schedules(self) -> Schedules:
+        await self._queues.start()
+        return Schedules.of(self._queues)
 
     async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
         """Return what a purge of a queue would affect now, given the trackers' clocks by markers partition.

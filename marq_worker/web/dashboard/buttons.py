@@ -24,19 +24,16 @@ from marq_worker.web.dashboard.forms import (
     read_dead_letters,
     read_form,
     read_ids,
-    read_pause,
     read_places,
     refuse_unknown_fields,
     write_places,
 )
-from marq_worker.web.dashboard.namespace import Namespace
+from marq_worker.web.dashboard.queries import DashboardQueries
 from marq_worker.web.message_listing import MAX_PLACES
 from marq_worker.web.security import VISITOR
 
 #: Time limit for counting dead letters for a page.
 DEAD_LETTERS_LIMIT_S = 10.0
-#: Fields of a redrive that the user fills in on the confirmation page.
-_ADJUSTED = ("to", "limit", "rate")
 
 Data = dict[str, Any]
 Render = Callable[[web.Request, str, Data], web.Response]
@@ -50,7 +47,7 @@ class Buttons:
 
     def __init__(
         self,
-        namespace: Namespace,
+        namespace: DashboardQueries,
         actions: AuditedActions,
         render: Render,
         task_of: Callable[[str], Awaitable[Data]],
@@ -67,8 +64,10 @@ class Buttons:
         confirmed = form.pop("confirmed", "") == "yes"
         back = inside(form.pop("back", "/"))
         refuse_unknown_fields(chosen, form)
+        if chosen.run is not None:
+            return await self._run(request, chosen, form, back, confirmed=confirmed)
         if chosen.on == "queue":
-            return await self._act_on_queue(request, chosen, form, back, confirmed=confirmed)
+            return await self._purge(request, chosen, form, back, confirmed=confirmed)
         if form.pop("selected", ""):
             # Without ids, a form for dead letters would act on all of them.
             ids = read_ids(ids)
@@ -110,18 +109,39 @@ class Buttons:
             return self._ask(request, action, [], back, what, fields, len(ids))
         return see(f"/tasks/{self._actions.to_matching(action, queue, ids, _who(request))}", {})
 
-    async def _act_on_queue(
+    async def _run(
+        self, request: web.Request, action: Action, form: Mapping[str, str], back: str, *, confirmed: bool
+    ) -> web.StreamResponse:
+        """Act on one target, which a field of the form names."""
+        if missing := sorted(name for name in action.hidden if not form.get(name)):
+            raise ConfigError(f"{action.name}: which {missing[0]}? The form names none, so nothing was done")
+        target = await self._known_queue(form) if action.on == "queue" else form[action.on]
+        if form.get("to"):
+            await self._namespace.check_known(check_queue_name(form["to"]))
+        if not confirmed:
+            first = {} if action.preview is None else await in_time(action.preview(self._actions.actor, form))
+            return self._ask(request, action, [], back, f"{action.on} {target}", list({**first, **form}.items()))
+        for each in action.fields:
+            if "required" in each.attributes and not form.get(each.name, "").strip():
+                raise ConfigError(
+                    f"{action.name}: {each.label}: it is empty, so nothing was done; go back and fill it in"
+                )
+        outcome = await self._actions.run(action, form, _who(request))
+        if "sent" in outcome:
+            back = f"/message?{urlencode({'id': outcome['sent'], 'queue': outcome['to']})}"
+        return see(back, {"did": action.name, "done": "1", "late": "0"})
+
+    async def command(self, request: web.Request, command: str) -> dict[str, Any]:
+        """Carry out the command that another worker passes on for an operator."""
+        return dict(await self._actions.carry_out(command, request.query, _who(request)))
+
+    async def _purge(
         self, request: web.Request, action: Action, form: Mapping[str, str], back: str, *, confirmed: bool
     ) -> web.StreamResponse:
         queue = await self._known_queue(form)
         if not confirmed:
-            fields = [("queue", queue)]
-            if action.name == "purge":
-                fields.append(("extent", str(await self._extent(queue))))
+            fields = [("queue", queue), ("extent", str(await self._extent(queue)))]
             return self._ask(request, action, [], back, f"queue {queue}", fields)
-        if action.name != "purge":
-            await self._actions.to_queue(action, queue, _who(request), read_pause(form))
-            return see(back, {"did": action.name, "done": "1", "late": "0"})
         if form.get("typed", "").strip() != queue:
             raise ConfigError(
                 f"queue {queue}: nothing was purged, because the typed name differs; go back and retype it"
@@ -179,18 +199,15 @@ class Buttons:
         self, request: web.Request, action: Action, ids: Sequence[str], back: str, what: str,
         fields: Sequence[tuple[str, str]], chosen: int | None = None, *, unknown: UnknownQueue | None = None,
     ) -> web.StreamResponse:  # fmt: skip
-        adjusts = action.name == "redrive"
+        adjusted = {each.name for each in action.fields}
         data = {
             "action": action,
-            "question": action.question.format(what),
+            "question": action.question.format(what, **dict(fields)),
             "ids": ids[:20],
             "more": max(0, len(ids) - 20),
             "back": back,
-            "fields": [(name, value) for name, value in fields if not adjusts or name not in _ADJUSTED],
-            "adjusted": {name: value for name, value in fields if name in _ADJUSTED},
-            "adjusts": adjusts,
-            "purges": action.name == "purge",
-            "pauses": action.name == "pause",
+            "fields": [(name, value) for name, value in fields if name not in adjusted],
+            "adjusted": {name: value for name, value in fields if name in adjusted},
             "nothing": chosen == 0,
             "unknown": unknown,
             # Messages that were selected one by one can't change.

@@ -17,10 +17,10 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from marq.client.dead_letter import DeadLetter
-from marq.core.deliveries.dead_letter_records import kind_of
+from marq.dead_letters.error_kinds import error_kind
 from marq.dead_letters.filters import DeadLetterFilter, Filters
 from marq.dead_letters.log import open_dead_letter_log
-from marq.dead_letters.selection import Group, Spot, Survey, dead_letters_at
+from marq.dead_letters.selection import CountKey, Spot, Survey, dead_letters_at
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 
@@ -38,7 +38,7 @@ class TooManyDeadLetters(MarqError):
 class KindOfError(NamedTuple):
     """Dead letters of one queue with the same kind of error."""
 
-    group: Group
+    group: CountKey
     dead_letters: int
     oldest: Spot
     newest: Spot
@@ -52,7 +52,7 @@ class DeadLetterIndex:
         self._describe = describe
         #: The samples of the last answer, by partition and offset.
         self._samples: dict[tuple[int, int], dict[str, Any]] = {}
-        self._survey = Survey(client.names.dead_letters, lambda queue, record: True, kind_of)
+        self._survey = Survey(client.names.dead_letters, lambda queue, record: True, error_kind)
         self._read_s = -math.inf
         self._reading: asyncio.Task[None] | None = None
         self._counts: Counter[str] | None = None
@@ -105,12 +105,12 @@ class DeadLetterIndex:
         self._samples = {place: sample for place, sample in samples.items() if sample is not None}
         return [samples[kind.newest[:2]] for kind in kinds]
 
-    async def _surveyed(self, queue: str | None, filters: Filters) -> tuple[Survey, Callable[[Group], bool]]:
+    async def _surveyed(self, queue: str | None, filters: Filters) -> tuple[Survey, Callable[[CountKey], bool]]:
         """Return a survey, and which of its groups fit; only filters that tell apart the dead letters of one group need
         a survey of their own."""
         if filters.keys() - {"kind"}:
             checked = DeadLetterFilter.read("dead letters", filters, int(time.time() * 1000))
-            survey = Survey(self._client.names.dead_letters, lambda _, record: checked.fits(record), kind_of)
+            survey = Survey(self._client.names.dead_letters, lambda _, record: checked.fits(record), error_kind)
             async with open_dead_letter_log(self._client) as stored:
                 await survey.make(stored)
             return survey, lambda group: queue in (None, group.queue)

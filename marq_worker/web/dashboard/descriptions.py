@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marq.client.dead_letter import DeadLetter, time_of
+from marq_worker.readable import why_dead
 from marq_worker.web.dashboard.dead_letters import KindOfError
 from marq_worker.web.message_listing import SHOWN_BYTES
 from marq_worker.web.redaction import Redaction
@@ -41,8 +42,10 @@ def dead_letter_described(dead_letter: DeadLetter, redaction: Redaction) -> dict
     return {
         "id": dead_letter.id,
         "queue": dead_letter.queue,
+        "why": why_dead(dead_letter.reason, dead_letter.last_error),
         "reason": dead_letter.reason,
         "error": dead_letter.last_error,
+        "traceback": redaction.traceback(dead_letter.traceback),
         "attempt": dead_letter.attempts,
         "sent": dead_letter.first_sent.isoformat(timespec="milliseconds"),
         "dead_lettered_at": dead_letter.dead_lettered_at.isoformat(timespec="milliseconds"),

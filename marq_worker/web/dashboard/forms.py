@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -13,22 +13,19 @@ from marq.dead_letters.filters import Filters
 from marq.dead_letters.snapshots import Snapshot
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
-from marq_worker.readable import read_duration
-from marq_worker.web.dashboard.actions import MAX_IDS, Action
+from marq_worker.readable import DURATION_FORM, read_duration
 from marq_worker.web.dashboard.actor import DeadLetterSelection
 from marq_worker.web.message_listing import MAX_MINUTES, MAX_PLACES, read_number
 
+if TYPE_CHECKING:
+    from marq_worker.web.dashboard.actions import Action
+
+#: Messages that can be selected one by one, and in one request to the cluster.
+MAX_IDS = 1_000
 #: Time limit for receiving a form.
 FORM_LIMIT_S = 10.0
 _FORM = "application/x-www-form-urlencoded"
 _MAX_DIGITS = 18
-_FILTERED = frozenset({"queue", "id", "selected", "match", "state", "error", "minutes"})
-#: Fields of a form by the target of its action.
-_FIELDS: Mapping[str, frozenset[str]] = {
-    "queue": frozenset({"queue", "typed", "delayed", "extent", "for"}),
-    "messages": _FILTERED | {"attempts", "places"},
-    "dead letters": _FILTERED | {"kind", "reason", "as_of", "to", "unknown", "limit", "rate"},
-}
 
 
 def read_ids(ids: Sequence[str]) -> list[str]:
@@ -63,11 +60,11 @@ def read_places(text: str) -> list[str]:
 
 def refuse_unknown_fields(action: Action, form: Mapping[str, str]) -> None:
     """Reject unknown fields: with a mistyped filter an action would affect more messages."""
-    unknown = sorted(form.keys() - _FIELDS[action.on])
+    unknown = sorted(form.keys() - action.names)
     if unknown:
         raise ConfigError(
             f"{action.name}: unknown field {unknown[0]!r}, so nothing was done; expected"
-            f" {', '.join(sorted(_FIELDS[action.on]))}"
+            f" {', '.join(sorted(action.names))}"
         )
 
 
@@ -76,7 +73,7 @@ def read_pause(form: Mapping[str, str]) -> float | None:
     text = form.get("for", "").strip()
     duration_s = read_duration(text)
     if text and duration_s is None:
-        raise ConfigError(f"for={text}: expected a duration such as 90s, 15m, 2h or 7d")
+        raise ConfigError(f"for={text}: expected {DURATION_FORM}")
     return duration_s
 
 

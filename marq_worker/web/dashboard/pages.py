@@ -17,9 +17,10 @@ from marq_worker.web.dashboard import rows_and_alarms
 from marq_worker.web.dashboard.actions import NotThere
 from marq_worker.web.dashboard.buttons import in_time
 from marq_worker.web.dashboard.forms import read_filters
-from marq_worker.web.dashboard.namespace import CONSUMERS_WAIT_S, Namespace, has_several
+from marq_worker.web.dashboard.queries import CONSUMERS_WAIT_S, DashboardQueries, has_several
 from marq_worker.web.dashboard.tasks import Tasks
 from marq_worker.web.dashboard.timeline import status_after
+from marq_worker.web.dashboard.waiting_search import WaitingSearch
 from marq_worker.web.message_listing import (
     BLOCKED_S,
     DEFAULT_MESSAGES,
@@ -32,6 +33,8 @@ from marq_worker.web.message_listing import (
 
 #: Kinds of errors of dead letters on the page, the newest first.
 MAX_KINDS = 200
+#: Running handlers on the page, those that have run for longest.
+MAX_CALLS = 200
 #: Minutes in the tables next to the charts.
 _TABLE_MINUTES = 15
 #: Actions for messages of a state.
@@ -57,8 +60,9 @@ _FILTERS: Mapping[str, Sequence[str]] = {
     "in_flight": ("error", "attempts", "minutes"),
     "delayed": ("error", "attempts", "minutes"),
     "dead": ("reason", "error", "minutes"),
-    "waiting": (),
+    "waiting": ("text", "header", "attempts", "minutes"),
 }
+_SHOWN_FILTERS = ("error", "reason", "id", "attempts", "minutes", "text", "header")
 
 Data = dict[str, Any]
 Query = Mapping[str, str]
@@ -67,7 +71,7 @@ Query = Mapping[str, str]
 class Pages:
     """Collects the data of pages, from the query of a request and the parameters in its path."""
 
-    def __init__(self, namespace: Namespace, tasks: Tasks) -> None:
+    def __init__(self, namespace: DashboardQueries, tasks: Tasks) -> None:
         self._namespace = namespace
         self._tasks = tasks
 
@@ -127,6 +131,10 @@ class Pages:
             "least": rows_and_alarms.least(details["backlog"]),
             "blocked": metrics["blocked_keys"] if metrics else 0,
             "row": row,
+            "times": {
+                "wait": rows_and_alarms.quantiles(details["waited"]),
+                "run": rows_and_alarms.quantiles(details["handled"]),
+            },
             "past": minutes(past),
             "possible": _of_queue(row["state"]),
             "counts": _counts(row),
@@ -167,9 +175,10 @@ class Pages:
             "state": state,
             "counts": _counts(row),
             "least": rows_and_alarms.least(statistics["backlog"]),
-            "shown": {name: query.get(name, "") for name in ("error", "reason", "id", "attempts", "minutes")}
+            "shown": {name: query.get(name, "") for name in _SHOWN_FILTERS}
             | {"kind": query.get("kind"), "limit": limit},
             "filters": _FILTERS[state],
+            "search": WaitingSearch.read(query) if state == "waiting" else None,
             "possible": _possible_in(state, listed["messages"], at_most_once=self._is_at_most_once(name)),
             "unreleasable": UNRELEASABLE,
             **listed,
@@ -177,7 +186,7 @@ class Pages:
 
     async def _messages_of(self, queue: str, state: str, query: Mapping[str, str], limit: int) -> Data:
         if state == "waiting":
-            return await self._namespace.waiting(queue, limit)
+            return await self._namespace.waiting(queue, limit, WaitingSearch.read(query))
         if state == "dead":
             filters = read_filters(query, [query["id"]] if "id" in query else [])
             dead_letters = await in_time(self._namespace.dead_letters(queue, limit, filters))
@@ -201,7 +210,8 @@ class Pages:
             await self._namespace.check_known(check_queue_name(queue))
         story = await self._namespace.message(identity, queue, since_ms)
         dead_letter, searched = await self._dead_letter(story)
-        possible = _OF_STATE["dead"] if dead_letter is not None else self._possible_now(story["now"])
+        dead = (*_OF_STATE["dead"], "resend")
+        possible = dead if dead_letter is not None else self._possible_now(story["now"])
         return {
             **story,
             "dead_letter": dead_letter,
@@ -249,15 +259,23 @@ class Pages:
         return await self._namespace.schedules(query)
 
     async def workers(self, query: Query) -> Data:
-        statistics, groups = await asyncio.gather(self._namespace.statistics(), self._namespace.groups())
+        statistics, groups, running = await asyncio.gather(
+            self._namespace.statistics(), self._namespace.groups(), self._namespace.running({})
+        )
         workers = statistics["workers"]
         versions = {version for worker in workers if (version := worker["process"]["version"]) is not None}
         return {
             "complete": statistics["complete"],
             "versions": sorted(versions),
             "workers": workers,
+            "running": running["calls"][:MAX_CALLS],
+            "running_in_all": len(running["calls"]),
+            "silent": running["silent"],
             "groups": groups,
         }
+
+    async def running(self, query: Query) -> Data:
+        return await self._namespace.running(query)
 
     async def health(self, query: Query) -> Data:
         statistics = await self._namespace.statistics()
@@ -292,7 +310,7 @@ class Pages:
 
 
 def _of_queue(state: str) -> Sequence[str]:
-    return ("resume" if state == "paused" else "pause", "purge")
+    return ("send", "resume" if state == "paused" else "pause", "purge")
 
 
 def _counts(row: Mapping[str, Any]) -> Data:

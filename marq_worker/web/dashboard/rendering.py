@@ -153,7 +153,7 @@ def path(text: str) -> str:
 
 def setting(value: Any) -> Markup:
     if isinstance(value, Mapping):
-        text = ", ".join(f"{name} = {item}" for name, item in value.items()) or "none"
+        text = ", ".join(f"{name} = {setting(item).unescape()}" for name, item in value.items()) or "none"
     elif isinstance(value, list | tuple | set | frozenset):
         text = ", ".join(map(str, value)) or "none"
     elif isinstance(value, bool):

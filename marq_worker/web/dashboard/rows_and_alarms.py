@@ -9,7 +9,8 @@ from typing import Any
 from marq.core.storage.handling_times import quantile_ms
 from marq_worker.backlog.consumer_watch import has_no_consumer
 from marq_worker.handlers.handler_watch import removed
-from marq_worker.handlers.stuck_processes import stuck_processes
+from marq_worker.handlers.stuck_processes import quiet_workers, stuck_processes
+from marq_worker.queue_states import STATES, open_breakers, queue_state
 from marq_worker.readable import span
 from marq_worker.web.partition_statistics import empty_metrics, recreated
 
@@ -33,7 +34,8 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
 )
 #: Sort keys; consumers are only looked up for the rows of a page. The age of unfinished messages has no column.
 KEYS = (*(key for key, _, _ in COLUMNS if key != "consumers"), "oldest_seconds")
-STATES = ("busy", "waiting", "idle", "no consumer", "paused", "breaker open")
+#: Times on the page of a queue, and the share of messages that took no longer.
+QUANTILES: Mapping[str, float] = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_seconds": 0.99}
 #: Queues that one alarm names.
 _NAMED = 10
 
@@ -101,21 +103,29 @@ def queue_rows(
     empty: Mapping[str, float] = empty_metrics()
     if metrics["backlog"]["counted"]:
         empty = {**empty, "waiting": 0, "arrived_per_second": 0.0}
-    handled = metrics.get("handled", {})
+    handled, removed_handlers = metrics.get("handled", {}), metrics.get("removed_handlers", {})
+
+    def state(queue: str) -> str:
+        row = queues.get(queue, empty)
+        return queue_state(
+            row, paused=bool(documents.get(queue, {}).get("paused")), breaker_open=queue in opened,
+            removed_handler=queue in removed_handlers, no_consumer=has_no_consumer(row),
+        )  # fmt: skip
+
     return [
-        _row(queue, queues.get(queue, empty), opened.get(queue, ""), documents.get(queue, {}), handled.get(queue, ()))
+        _row(queue, queues.get(queue, empty), state(queue), documents.get(queue, {}), handled.get(queue, ()))
         | ({} if dead is None else {"dead_letters": dead.get(queue, 0)})
         for queue in sorted({*queues, *defined, *(dead or ())})
     ]
 
 
 def _row(
-    queue: str, row: Mapping[str, Any], breaker: str, document: Mapping[str, Any], handled: Sequence[int]
+    queue: str, row: Mapping[str, Any], state: str, document: Mapping[str, Any], handled: Sequence[int]
 ) -> dict[str, Any]:
     paused = document.get("paused", False)
     return {
         "queue": queue,
-        "state": _state(row, breaker, paused=bool(paused)),
+        "state": state,
         "paused_until": paused if isinstance(paused, str) else None,
         # Only with a backlog counter.
         "waiting": row.get("waiting"),
@@ -140,16 +150,10 @@ def p95_seconds(handled: Iterable[Sequence[int]]) -> float | None:
     return None if p95_ms is None else p95_ms / 1000
 
 
-def _state(row: Mapping[str, Any], breaker: str, *, paused: bool) -> str:
-    if paused:
-        return "paused"
-    if breaker:
-        return "breaker open"
-    if has_no_consumer(row):
-        return "no consumer"
-    if row["in_flight"] or row["acquired_per_second"] or row["acked_per_second"]:
-        return "busy"
-    return "waiting" if row.get("waiting") else "idle"
+def quantiles(counts: Sequence[int]) -> dict[str, float | None]:
+    """Return the times within which a share of a queue's messages was handled; None without any."""
+    times_ms = {name: quantile_ms(counts, share) for name, share in QUANTILES.items()}
+    return {name: None if time_ms is None else time_ms / 1000 for name, time_ms in times_ms.items()}
 
 
 def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -179,17 +183,6 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def open_breakers(workers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the queues whose circuit breaker is not closed, with its state."""
-    return {
-        queue: breaker["state"]
-        for worker in workers
-        for process in worker.get("handlers", ())
-        for queue, breaker in process.get("breakers", {}).items()
-        if breaker["state"] != "closed"
-    }
-
-
 def alarms(metrics: Mapping[str, Any]) -> list[str]:
     texts = [
         f"Markers partition {part['partition']} is stopped: {part['alarm']}"
@@ -202,6 +195,8 @@ def alarms(metrics: Mapping[str, Any]) -> list[str]:
         for queue, state in sorted(open_breakers(metrics["workers"]).items())
     ]
     texts += [f"Group {each.group}: {each.found}." for each in stuck_processes(metrics["workers"])]
+    if quiet := quiet_workers(metrics["workers"]):
+        texts.append(f"Quiet workers, which take no more messages: {', '.join(quiet)}.")
     texts += no_consumer_alarms(metrics["queues"])
     texts += removed_alarms(metrics["removed_handlers"])
     texts += [f"Queue {each['queue']}: {recreated(**each)}." for each in metrics["recreated_topics"][:_NAMED]]
@@ -272,7 +267,7 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
     unowned = [part["partition"] for part in markers if part["owner"] is None]
     opened = open_breakers(metrics["workers"])
     answered = sum(worker["answered"] for worker in metrics["workers"])
-    stuck = stuck_processes(metrics["workers"])
+    stuck, quiet = stuck_processes(metrics["workers"]), quiet_workers(metrics["workers"])
     # Their handlers have a process.
     handled = frozenset[str]().union(*(each.queues for each in stuck))
     unread = [queue for queue in without_consumer(metrics["queues"]) if queue not in handled]
@@ -299,6 +294,8 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
          "Repair the service that the handlers of these queues call"),
         (not stuck, "handler processes run their event loops", "; ".join(each.found for each in stuck) or "all do",
          ". ".join({each.advice[:1].upper() + each.advice[1:]: None for each in stuck})),
+        (not quiet, "no worker is quiet", ", ".join(quiet) or "none",
+         "Let them take messages again on the page of workers, or with SIGCONT; or stop them"),
         (not unread, "queues with waiting messages have consumers", _without(unread) or "all have",
          "Start the consumers or handlers of these queues, or purge them"),
         (not removed_handlers, "published handlers run in a worker", ", ".join(removed_handlers) or "all do",

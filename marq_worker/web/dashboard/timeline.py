@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from marq.client.receipt import Receipt
+from marq.wire.error_texts import error_of, traceback_of
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode
 from marq.wire.markers import (
@@ -33,12 +34,12 @@ from marq.wire.markers import (
     Dispatch,
     Fact,
     Kind,
-    Outcome,
     Payload,
     Record,
     Reject,
     Release,
     Renew,
+    RequestOutcome,
     Reschedule,
     Resume,
     Resumed,
@@ -49,6 +50,7 @@ from marq.wire.markers import (
 )
 from marq.wire.names import ID_HEADER, is_scheduled, is_synthetic
 from marq.wire.record_headers import record_id
+from marq_worker.readable import failures
 from marq_worker.web.dashboard.actor import RELEASED_BY_OPERATOR
 from marq_worker.web.message_listing import moment
 
@@ -136,19 +138,29 @@ class Timeline:
         """
         events: list[dict[str, Any]] = []
         ended: set[str] = set()
+        failed, error = 0, ""
         for event in sorted(self.events, key=lambda event: event["at_ms"]):
             if events and event["kind"] == "RENEW" and _is_next(event, events[-1]):
                 events[-1]["markers"].append(event["marker"])
                 continue
             begin_ms = since_ms if since_ms is not None else events[0]["at_ms"] if events else event["at_ms"]
             name = (consumers or {}).get(event["holder"]) if _CONSUMER in event["text"] else None
+            # The consumer's lease had ended.
+            late = event["kind"] in _OF_HOLDERS and event["place"] in ended
+            if event["kind"] == "DELAY":
+                # A redriven message starts again.
+                failed, error = 0, ""
+            elif event["kind"] in ("RELEASE", "REJECT") and not late:
+                failed, error = failed + event["failed"], event["detail"]
+            text = event["text"].replace(_CONSUMER, name or "a consumer")
+            text = text.replace(_WHY_RELEASED, f"it {failures(failed, error)}" if error else "it was released")
+            text = text.replace(_WHY_REJECTED, f"it was rejected: {error}" if error else "it was rejected")
             events.append(
-                {key: value for key, value in event.items() if key != "marker"}
+                {key: value for key, value in event.items() if key not in ("marker", "failed")}
                 | {
-                    "text": event["text"].replace(_CONSUMER, name or "a consumer"),
+                    "text": text,
                     "consumer": name,
-                    # The consumer's lease had ended.
-                    "late": event["kind"] in _OF_HOLDERS and event["place"] in ended,
+                    "late": late,
                     "elapsed_seconds": max(0, event["at_ms"] - begin_ms) / 1000,
                     "markers": [event["marker"]],
                 }
@@ -201,10 +213,12 @@ _STATUSES: Mapping[str, str] = {
     "ABANDONED": "abandoned",
     "DISCARD": "deleted",
 }
+#: Stand for what an earlier event says in the text of an event: the name of the holder, and why an attempt ended.
+_CONSUMER, _WHY_RELEASED, _WHY_REJECTED = "{consumer}", "{released}", "{rejected}"
 _CAUSES: Mapping[int, str] = {
     Cause.EXPIRED: "its lease expired",
-    Cause.RELEASED: "it was released",
-    Cause.REJECTED: "it was rejected",
+    Cause.RELEASED: _WHY_RELEASED,
+    Cause.REJECTED: _WHY_REJECTED,
     Cause.TOO_LARGE: "its redelivery would have been too large",
     Cause.DUE: "it was due",
     Cause.CANCELLED: "it was cancelled",
@@ -217,15 +231,18 @@ _FACTS = {
     Kind.CANCELLED: "Finished without a delivery, because {cause}",
     Kind.ABANDONED: "Abandoned without a redelivery, because {cause}",
 }
-#: Stands for the name of the holder in the text of an event.
-_CONSUMER = "{consumer}"
 
 
 class _Told(NamedTuple):
-    """A marker's meaning for a message in words; ``detail``: more, such as the error of a handler."""
+    """A marker's meaning for a message in words; ``detail``: more, such as the error of a handler.
+
+    ``failed``: whether an attempt that counts ended with this error.
+    """
 
     text: str
     detail: str = ""
+    traceback: str = ""
+    failed: bool = False
 
 
 def _told(batch: Batch, index: int) -> _Told:
@@ -243,7 +260,8 @@ def _told(batch: Batch, index: int) -> _Told:
         case Release():
             return _released(batch, index)
         case Reject():
-            return _Told(f"Rejected by {_CONSUMER}", batch.reasons[index] or "no reason was given")
+            reason = batch.reasons[index]
+            return _Told(f"Rejected by {_CONSUMER}", error_of(reason) or "no reason was given", traceback_of(reason))
         case Delay():
             return _Told(f"{_origin(batch)}, due {_time(batch.times_ms[index], relative=batch.relative)}")
         case Reschedule():
@@ -253,7 +271,7 @@ def _told(batch: Batch, index: int) -> _Told:
         case Discard():
             return _Told("Dead letter deleted")
         case Answer():
-            done = batch.outcomes[index] == Outcome.DONE
+            done = batch.outcomes[index] == RequestOutcome.DONE
             return _Told("Request done" if done else "Request refused", "" if done else "too late: no longer delayed")
         case Fact():
             cause = _CAUSES.get(batch.causes[index], "of a cause unknown to this version")
@@ -283,15 +301,20 @@ def _acquired(batch: Acquire, index: int) -> _Told:
 
 
 def _released(batch: Release, index: int) -> _Told:
-    delay_ms, error = batch.delays_ms[index], batch.errors[index]
+    delay_ms, error = batch.delays_ms[index], error_of(batch.errors[index])
+    traceback, failed = traceback_of(batch.errors[index]), batch.counted and bool(error)
     if delay_ms == LAST:
-        return _Told(f"Released by {_CONSUMER} after its last attempt", error)
+        return _Told(f"Released by {_CONSUMER} after its last attempt", error, traceback, failed)
     if delay_ms == BLOCKED_MS:
-        return _Told(f"Released by {_CONSUMER}; it blocks its key until it is delivered now or cancelled", error)
+        text = f"Released by {_CONSUMER}; it blocks its key until it is delivered now or cancelled"
+        # A last release follows it.
+        return _Told(text, error, traceback)
     when = "after its backoff" if delay_ms == BACKOFF else f"in {_seconds(delay_ms)}" if delay_ms else "at once"
     by = "an operator" if error == RELEASED_BY_OPERATOR else _CONSUMER
     uncounted = "" if batch.counted else ", without counting the attempt"
-    return _Told(f"Released by {by}, to be redelivered {when}{uncounted}", "" if by != _CONSUMER else error)
+    if by != _CONSUMER:
+        return _Told(f"Released by {by}, to be redelivered {when}{uncounted}")
+    return _Told(f"Released by {by}, to be redelivered {when}{uncounted}", error, traceback, failed)
 
 
 def _time(time_ms: int, *, relative: bool) -> str:

@@ -34,7 +34,7 @@ _LAST_RECORDS = 20_000
 _AT_ONCE = 500
 
 
-class Reading:
+class TimelineReader:
     """Reads everything about one message, with limits.
 
     It shows no messages of topics outside the namespace. ``consumers`` returns the names of a queue's consumers by
@@ -167,6 +167,8 @@ class Reading:
         events: list[dict[str, Any]] = []
         if queue or not queues:
             events = timeline.told(await self._consumers(queue) if queue and timeline.events else {}, sent_ms)
+            for event in events:
+                event["traceback"] = self._redaction.traceback(event["traceback"])
         # Only markers show to which queue a message was redriven.
         may_be_in_queue = not timeline.queue or timeline.queue in readers or cut_ms is not None
         payload = timeline.payload

@@ -19,16 +19,19 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError, MarqError, UnknownQueue
 from marq_worker.config.settings import AppSettings
-from marq_worker.web.credentials import Access
+from marq_worker.web.credentials import Access, Credentials
 from marq_worker.web.dashboard import rows_and_alarms
 from marq_worker.web.dashboard.actions import ACTIONS, AuditedActions, NotThere
 from marq_worker.web.dashboard.actor import Actor
 from marq_worker.web.dashboard.buttons import Buttons
 from marq_worker.web.dashboard.history import History, HistorySampler
-from marq_worker.web.dashboard.namespace import Namespace
 from marq_worker.web.dashboard.pages import Data, Pages
+from marq_worker.web.dashboard.queries import DashboardQueries
 from marq_worker.web.dashboard.rendering import STATIC, environment
+from marq_worker.web.dashboard.sending import OperatorSender
 from marq_worker.web.dashboard.tasks import Tasks
+from marq_worker.web.dashboard.waiting_search import WaitingSearch
+from marq_worker.web.dashboard.worker_commands import COMMANDS_PATH, Commanded, WorkerCommands
 from marq_worker.web.security import SAFE_METHODS, VISITOR
 from marq_worker.web.statistics import NamespaceStatistics
 
@@ -62,7 +65,7 @@ class PostView(View):
 
 
 class DashboardViews:
-    def __init__(self, namespace: Namespace, actions: AuditedActions) -> None:
+    def __init__(self, namespace: DashboardQueries, actions: AuditedActions) -> None:
         self._pages = Pages(namespace, actions.tasks)
         self._templates = environment()
         self._compiling: asyncio.Future[None] | None = None
@@ -85,8 +88,10 @@ class DashboardViews:
             app.page(twin(path), name=twin(path))(_json(data))
         app.page("/api/history")(_json(pages.history))
         app.page("/api/unfinished")(_json(pages.open))
+        app.page("/api/running")(_json(pages.running))
         app.page("/api/tasks")(_json(pages.tasks))
         app.page("/actions/{action}", base=PostView)(self._guarded(self._buttons.act))
+        app.page(f"/{COMMANDS_PATH}/{{command}}", base=PostView)(_command(self._buttons))
         app.page("/tasks/{task}/stop", base=PostView)(self._guarded(self._buttons.stop_task))
         app.page("/static/{file:.+}")(_static)
 
@@ -117,8 +122,11 @@ class DashboardViews:
             try:
                 response = await handler(request, **parameters)
             except MarqError as error:
-                status = _status(error)
-                response = self._render(request, "error.html", _error_data(error), status)
+                status, read = _status(error), request.method in SAFE_METHODS
+                heading = (
+                    ("Not found" if status == 404 else "This page can't be shown") if read else "The action failed"
+                )
+                response = self._render(request, "error.html", {**_error_data(error), "heading": heading}, status)
             response.headers["Server-Timing"] = f"page;dur={(time.perf_counter() - began_s) * 1000:.1f}"
             return response
 
@@ -169,9 +177,20 @@ def _json(page: PageData) -> Handler:
     return handler
 
 
+def _command(buttons: Buttons) -> Handler:
+    async def handler(view: View, request: web.Request, command: str) -> web.StreamResponse:
+        try:
+            data, status = await buttons.command(request, command), 200
+        except MarqError as error:
+            data, status = _error_data(error), _status(error)
+        return web.json_response(data, status=status)
+
+    return handler
+
+
 def _plain(value: Any) -> Any:
     """Serialize a value of a type that JSON does not have."""
-    return value.query() if isinstance(value, rows_and_alarms.Shown) else str(value)
+    return value.query() if isinstance(value, rows_and_alarms.Shown | WaitingSearch) else str(value)
 
 
 def _status(error: MarqError) -> int:
@@ -217,14 +236,23 @@ class Dashboard(Service):
         settings: AppSettings,
         client: ClientSettings,
         queues: Queues,
+        worker: Commanded,
     ) -> None:
         super().__init__()
         self._dead_letters = DeadLetters.of(client)
         self._queues = queues
         self._tasks_of_pages = Tasks()
         history = History()
-        self._namespace = Namespace(app, statistics, settings, client, lambda: queues.definitions, history)
-        actor = Actor(client, self._dead_letters, queues, self._look)
+        self._namespace = DashboardQueries(app, statistics, settings, client, lambda: queues.definitions, history)
+        workers = WorkerCommands(
+            worker,
+            lambda: str(app.conf.canonical_url),
+            statistics.group,
+            lambda: app.http_client,
+            Credentials.of(settings),
+        )
+        sender = OperatorSender(client, self._dead_letters, statistics.redaction)
+        actor = Actor(client, self._dead_letters, queues, self._look, workers, sender)
         DashboardViews(self._namespace, AuditedActions(actor, self._tasks_of_pages)).attach(app)
         self.add_dependency(HistorySampler(history, statistics.worker.recent))
 

@@ -146,7 +146,7 @@ def _message(stage: Stage, page: Page) -> None:
     page.get_by_label("Refresh").select_option("2")
     page.get_by_role("link", name=held.id, exact=True).click()
     expect(page.locator(".timeline strong")).to_have_text(
-        [f"Sent to {HELD}", re.compile("^Delivered to .+, attempt 1$")]
+        [f"Sent to {HELD}", re.compile("^Delivered to .+, attempt 1$"), re.compile("^In the handler of ")]
     )
     page.get_by_text("Protocol details").click()
     expect(row(page, "ACQUIRE")).to_be_visible()
@@ -212,9 +212,11 @@ def _release(stage: Stage, page: Page) -> None:
         [
             f"Sent to {HELD}",
             re.compile("^Delivered to .+, attempt 1$"),
+            re.compile("^In the handler of "),
             re.compile("^Released by an operator, to be redelivered at once"),
             "Redelivered for attempt 1, because it was released",
             re.compile("^Delivered to .+, attempt 1$"),
+            re.compile("^In the handler of "),
         ]
     )
     assert '"audit": "release"' in stage.log()

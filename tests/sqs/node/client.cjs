@@ -99,7 +99,7 @@ function consume(queueUrl, bodies, options, handler) {
     });
     for (const event of ["error", "processing_error"]) consumer.on(event, (error) => {
       errors.push(error.message);
-      if (!error.message.includes("handler")) finish(reject, error);
+      if (!error.message.endsWith(": handler")) finish(reject, error);
     });
     consumer.start();
   });

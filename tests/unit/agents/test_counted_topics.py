@@ -17,7 +17,7 @@ from marq.wire.names import Names, incarnation
 from marq_worker.backlog import counted_sources
 from marq_worker.backlog.backlog_counter import LOOK_S
 from marq_worker.backlog.counted_sources import CountedSource, CountedSources, CountedTopics
-from marq_worker.backlog.waiting_messages import Waiting
+from marq_worker.backlog.waiting_messages import WaitingRecords
 from marq_worker.owner.tracker_owners import TrackerOwners
 
 MESSAGES, OWN = "marq.messages", "orders"
@@ -123,7 +123,7 @@ async def test_a_topic_that_was_created_again_has_sources_of_its_own(
         SeekingConsumer(),
     )
     # In the former topic, a consumer has acquired everything.
-    book.marks["orders", Source(f"{OWN}@aaaaaaaaaaaa", 0)] = AcquiredRanges([(0, 7)])
+    book.acquired["orders", Source(f"{OWN}@aaaaaaaaaaaa", 0)] = AcquiredRanges([(0, 7)])
     starts = []
     for topic_id in ("aaaaaaaaaaaa", "bbbbbbbbbbbb"):
         ids[OWN] = topic_id
@@ -190,7 +190,7 @@ async def test_a_position_after_the_end_is_given_up_only_if_the_broker_rejects_i
     definitions, owners = Definitions(), TrackerOwners("markers")
     owners.context = SimpleNamespace(markers_partitions=1)
     sources, book, source = CountedSources(Names("marq"), owners, lambda: definitions), object(), Source(MESSAGES, 0)
-    counted = CountedSource(source, book, [], Waiting(lambda _: None), 5, 5, 5, None)
+    counted = CountedSource(source, book, [], WaitingRecords(lambda _: None), 5, 5, 5, None)
     sources.by_source, sources.topics._counts = {source: counted}, {MESSAGES: 1}
 
     await sources.look(consumer, {0: book})

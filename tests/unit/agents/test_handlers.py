@@ -16,6 +16,7 @@ from marq_worker.handlers.loaded_handlers import (
     load_handlers,
     load_modules,
     modules_around,
+    modules_in,
     surrounding,
     without_handlers,
 )
@@ -166,7 +167,8 @@ def test_an_import_that_fails_with_an_unprintable_exception_is_named(
     ("decorated", "said"),
     [
         ("@marq.handler\ndef handle(message): ...", "@marq.handler needs the name of a queue"),
-        ('@marq.handler("q", lease=3)\ndef handle(message): ...', "handler() has no keyword 'lease'"),
+        ('@marq.handler("q", leese=3)\ndef handle(message): ...', "handler() has no keyword 'leese'"),
+        ('@marq.handler("q", lease=0)\ndef handle(message): ...', "@marq.handler('q'): lease: expected a number"),
         ('@marq.handler("q")\ndef handle(a, b, c): ...', ":handle(a, b, c): expected a function that takes a message"),
     ],
 )
@@ -206,6 +208,17 @@ def test_a_module_without_anything_for_a_worker_is_named(tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(str(tmp_path))
 
     assert without_handlers(tuple(sources)) == ["decorator_forgotten"]
+
+
+def test_the_modules_of_a_package_can_be_named_instead_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "shop_of_the_test"
+    package.mkdir()
+    for name in ("__init__", "mail", "orders"):
+        (package / f"{name}.py").write_text("", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert modules_in("shop_of_the_test") == ["shop_of_the_test.mail", "shop_of_the_test.orders"]
+    assert modules_in("shop_of_the_test.mail") == []
 
 
 def test_a_queue_whose_handler_can_not_be_had_is_left_out_with_a_line_in_the_log(

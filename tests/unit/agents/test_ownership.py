@@ -16,7 +16,7 @@ from aiokafka.producer.transaction_manager import TransactionManager
 
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow
-from marq.owner.transaction_content import Write
+from marq.owner.transaction_content import OwnerTransaction
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.marker_codec import encode
@@ -85,7 +85,7 @@ async def test_an_owner_writes_before_it_reads_more_than_its_share_of_rows(
     owner.engine.begin(0, 0, 0)
     written: list[int] = []
 
-    async def perform(write: Write) -> None:
+    async def perform(write: OwnerTransaction) -> None:
         if write.rows is not None:
             written.append(sum(key[:1] == b"r" for key in write.rows))
             owner._stopping = True
@@ -313,11 +313,11 @@ async def test_an_owner_whose_producer_has_ended_the_transaction_takes_over_agai
     await owner.stop()
 
 
-def firing(producer: TakingProducer) -> tuple[Ownership, Write]:
+def firing(producer: TakingProducer) -> tuple[Ownership, OwnerTransaction]:
     owner = Ownership(0, surroundings(), state="owner")
     owner._writer.producer = producer  # type: ignore[assignment]
     due = [(fire(5), Payload(0, 1, b"customer", [], b"value"))]
-    return owner, Write(now_ms=0, appended_ms=0, markers=owner.tracker.facts([fire(5)]), due=due)
+    return owner, OwnerTransaction(now_ms=0, appended_ms=0, markers=owner.tracker.facts([fire(5)]), due=due)
 
 
 def fire(offset: int) -> DueAction:
@@ -339,9 +339,9 @@ async def test_a_tick_that_has_waited_for_its_turn_has_the_time_of_its_writing()
     owner, _ = firing(TakingProducer())
     tick = owner.engine.next_write(0)
     assert tick is not None
-    sent: list[Write] = []
+    sent: list[OwnerTransaction] = []
 
-    async def commit(write: Write) -> tuple[int, int]:
+    async def commit(write: OwnerTransaction) -> tuple[int, int]:
         sent.append(write)
         return 0, -1
 
@@ -363,7 +363,7 @@ async def test_a_schedule_that_is_defined_while_the_owner_is_at_work_is_planned_
     owner.engine.begin(0, 0, 0)
     written: list[Any] = []
 
-    async def perform(write: Write) -> None:
+    async def perform(write: OwnerTransaction) -> None:
         if write.tick is not None:
             record = SimpleNamespace(offset=0, value=encode(write.tick), timestamp=1_700_000_000_000)
             await owner.deliver(SimpleNamespace(value=Fetched(0, 1, [record])))  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from aiokafka.errors import (
 )
 from aiokafka.producer.transaction_manager import TransactionManager
 
-from marq.owner.transaction_content import Write
+from marq.owner.transaction_content import OwnerTransaction
 from marq.wire.markers import Tick
 from marq.wire.names import Names
 from marq_worker.owner.partition_writer import PartitionWriter
@@ -50,7 +50,7 @@ async def test_a_transaction_that_is_fenced_raises_one_error_and_leaves_none_beh
     writing.producer = cast("Any", producer)
 
     with pytest.raises(ProducerFenced):
-        await writing.commit(Write(now_ms=0, appended_ms=0, markers=[Tick(0, 0)] * 3))
+        await writing.commit(OwnerTransaction(now_ms=0, appended_ms=0, markers=[Tick(0, 0)] * 3))
 
     assert len(producer.sent) == 3
     del producer, writing
@@ -82,7 +82,7 @@ async def committing(producer: object) -> None:
     context: Any = SimpleNamespace(names=Names("m"), max_message_bytes=1_000_000)
     writer = PartitionWriter(0, context)
     writer.producer = cast("Any", producer)
-    await writer.commit(Write(now_ms=0, appended_ms=0, markers=[Tick(0, 0)]))
+    await writer.commit(OwnerTransaction(now_ms=0, appended_ms=0, markers=[Tick(0, 0)]))
 
 
 @pytest.mark.parametrize("cause", [ProducerFenced(), TopicAuthorizationFailedError("m.markers"), KafkaError("x")])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from marq_worker.progress import LEVEL_RECORDS, MAX_STEP_SECONDS, WINDOW_SECONDS, Pace, Paces
+from marq_worker.progress import LEVEL_RECORDS, MAX_STEP_SECONDS, WINDOW_SECONDS, Paces, PartitionProgress
 
 
-def pace_after(ends: list[int], positions: list[int], *, seconds: float = 1.0) -> Pace:
+def pace_after(ends: list[int], positions: list[int], *, seconds: float = 1.0) -> PartitionProgress:
     paces = Paces(dict(enumerate(ends)).get)
     samples = iter(ends)
     paces.end_of = lambda _: next(samples)
@@ -71,5 +71,5 @@ def test_what_is_not_known_is_no_lag() -> None:
     paces.note(0.0, {0: 5})
     paces.note(1.0, {0: None})
 
-    assert paces.of(0) == paces.of(1) == Pace()
-    assert Pace().lag == 0
+    assert paces.of(0) == paces.of(1) == PartitionProgress()
+    assert PartitionProgress().lag == 0

@@ -24,6 +24,7 @@ def owner() -> Ownership:
         names=Names("t"),
         table=table,
         handling=HandlingTimes(),
+        waiting=HandlingTimes(),
         settings=lambda _: QueueSettings(),
         flush_seconds=1.0,
         owned=lambda: 1,

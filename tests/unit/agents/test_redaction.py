@@ -56,6 +56,12 @@ def test_an_empty_payload_has_no_form() -> None:
     assert Redaction(["card"]).text(None, 10) is None
 
 
+def test_a_traceback_is_hidden_if_anything_is() -> None:
+    assert Redaction().traceback("Traceback: in bill") == "Traceback: in bill"
+    assert "bill" not in Redaction(["card"]).traceback("Traceback: in bill")
+    assert Redaction(["card"]).traceback("") == ""
+
+
 @pytest.mark.parametrize("names", [(), ("card",)])
 def test_half_of_a_surrogate_pair_is_shown_as_it_is_escaped(names: tuple[str, ...]) -> None:
     redaction, value = Redaction(names), rb'{"\udfff": "\ud800"}'

@@ -7,7 +7,7 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import ConsumerRecord
 
-from marq.kafka.committed_offsets import Committed, Place, Search
+from marq.kafka.committed_offsets import Committed, StartPosition, StartPositionResolver
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.protocol import Generation
 from marq.kafka.queue_positions import Positions, topic_id_of
@@ -17,7 +17,7 @@ from marq.wire.markers import Source
 from marq.wire.names import Names
 from marq_worker.transport import stream_reader
 from marq_worker.transport.inbox import Fetched
-from marq_worker.transport.stream_reader import NO_MEMBER, Partitions, StreamReader
+from marq_worker.transport.stream_reader import NO_MEMBER, FaustConsumerPort, StreamReader
 
 P0 = Source("messages", 0)
 ORDERS = Source("orders", 0)
@@ -53,7 +53,7 @@ class Kafka:
     topic_ids: dict[str, str] = field(default_factory=dict)
 
     @property
-    def partitions(self) -> Partitions:
+    def partitions(self) -> FaustConsumerPort:
         async def seek(source: Source, offset: int) -> None:
             self.sought.append((source, offset))
 
@@ -66,13 +66,13 @@ class Kafka:
             self.committed_as = generation
             ((self.offset, self.metadata),) = offsets.values()  # type: ignore[attr-defined]
 
-        async def places(served: Serving, sources: Iterable[Source]) -> Mapping[Source, Place]:
+        async def places(served: Serving, sources: Iterable[Source]) -> Mapping[Source, StartPosition]:
             if self.silent:
                 self.silent = False
                 raise KafkaConnectionError("gone")
             offsets = {} if self.offset is None else {P0: Committed(self.offset, self.metadata)}
-            search = Search(Names(), Names().named_group("group"), served, sources, offsets, {})
-            places = search.places(dict.fromkeys(sources, self.log_end))
+            resolver = StartPositionResolver(Names(), Names().named_group("group"), served, sources, offsets, {})
+            places = resolver.places(dict.fromkeys(sources, self.log_end))
             return {
                 source: replace(place, topic_id=self.topic_ids.get(source.topic, ""))
                 for source, place in places.items()
@@ -93,7 +93,7 @@ class Kafka:
                 await self.meanwhile()
             return self.log_end
 
-        return Partitions(
+        return FaustConsumerPort(
             seek,
             settled,
             lambda _: setattr(self, "paused", True),

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from marq.owner.transaction_content import Write
+from marq.owner.transaction_content import OwnerTransaction
 from marq_worker.owner.turns import Turn
 
 
-def write(number: int) -> Write:
-    return Write(now_ms=number, appended_ms=0, markers=[])
+def write(number: int) -> OwnerTransaction:
+    return OwnerTransaction(now_ms=number, appended_ms=0, markers=[])
 
 
 class Writer:
@@ -27,7 +27,7 @@ class Writer:
         self.cancelled = asyncio.Event()
         self.engine = SimpleNamespace(next_write=lambda now_ms: self._left.pop(0) if self._left else None)
 
-    async def perform(self, write: Write) -> None:
+    async def perform(self, write: OwnerTransaction) -> None:
         try:
             await self.may.wait()
         except asyncio.CancelledError:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.kafka.records import Records
 from marq_worker.backlog import waiting_messages
-from marq_worker.backlog.waiting_messages import Offsets, Waiting
+from marq_worker.backlog.waiting_messages import Offsets, WaitingRecords
 
 QUEUES = ("a", "b", "c")
 
@@ -33,7 +33,7 @@ steps = st.one_of(
 def test_what_waits_is_what_no_mark_has(steps: list[tuple[str, object, object]]) -> None:
     # The first interval says where a group began: earlier records are not counted.
     marks = {queue: AcquiredRanges([(0, 0)]) for queue in QUEUES}
-    counted = Waiting(lambda queue: marks.get(queue))
+    counted = WaitingRecords(lambda queue: marks.get(queue))
     log: dict[str, list[int]] = {queue: [] for queue in QUEUES}
     position = 0
 
@@ -93,7 +93,7 @@ def test_a_run_takes_no_room_and_single_offsets_become_one() -> None:
 
 def test_records_before_the_start_of_a_group_are_not_counted() -> None:
     marks = AcquiredRanges()
-    counted = Waiting(lambda _: marks)
+    counted = WaitingRecords(lambda _: marks)
     counted.add(records(0, [b"a"] * 10))
 
     marks.add(4, 6)
@@ -104,7 +104,7 @@ def test_records_before_the_start_of_a_group_are_not_counted() -> None:
 def test_what_was_acquired_behind_a_gap_without_messages_is_forgotten() -> None:
     """A consumer that begins leaves a gap: from what the one before it acquired to the first record that it read."""
     marks = AcquiredRanges([(0, 0)])
-    counted = Waiting(lambda queue: marks if queue == "a" else AcquiredRanges([(0, 100)]))
+    counted = WaitingRecords(lambda queue: marks if queue == "a" else AcquiredRanges([(0, 100)]))
     counted.add(records(0, [b"a"] * 10, sent_ms=5_000))
     counted.add(records(10, [b"other"] * 10, sent_ms=5_000))
     counted.add(records(20, [b"a"] * 10, sent_ms=9_000))
@@ -118,7 +118,7 @@ def test_what_was_acquired_behind_a_gap_without_messages_is_forgotten() -> None:
 
 
 def test_clocks_of_senders_that_differ_cost_little() -> None:
-    counted = Waiting(lambda _: None)
+    counted = WaitingRecords(lambda _: None)
     for first in range(0, 4 * waiting_messages._MAX_TIMES, 1_000):
         times = [(first + number) % 2 * 60_000 + 1 for number in range(1_000)]
         counted.add(Records(range(first, first + 1_000), times, [b"a"] * 1_000, [None] * 1_000))
@@ -129,7 +129,7 @@ def test_clocks_of_senders_that_differ_cost_little() -> None:
 
 def test_the_oldest_is_known_to_a_second() -> None:
     marks = AcquiredRanges()
-    counted = Waiting(lambda _: marks)
+    counted = WaitingRecords(lambda _: marks)
     counted.add(records(0, [b"a"] * 10, sent_ms=5_000))
     counted.add(records(10, [b"a"] * 10, sent_ms=5_400))
     counted.add(records(20, [b"a"] * 10, sent_ms=9_000))
@@ -142,7 +142,7 @@ def test_the_oldest_is_known_to_a_second() -> None:
 
 
 def test_all_records_of_a_topic_belong_to_each_queue_that_names_it() -> None:
-    counted = Waiting(lambda _: None, ["orders", "audit"])
+    counted = WaitingRecords(lambda _: None, ["orders", "audit"])
 
     assert counted.add(records(0, [None, b"x", b"\xff"])) == {"orders": 3, "audit": 3}
     assert (counted.count("orders"), counted.count("audit")) == (3, 3)
@@ -150,7 +150,7 @@ def test_all_records_of_a_topic_belong_to_each_queue_that_names_it() -> None:
 
 def test_keys_that_name_no_queue_and_too_many_of_them_are_counted_apart(monkeypatch) -> None:
     monkeypatch.setattr(waiting_messages, "MAX_QUEUES", 2)
-    counted = Waiting(lambda _: None)
+    counted = WaitingRecords(lambda _: None)
 
     assert counted.add(records(0, [b"a", b"\xff", None, b"b", b"c", b"a"])) == {"a": 2, "b": 1}
     assert counted.unknown == 3
@@ -159,7 +159,7 @@ def test_keys_that_name_no_queue_and_too_many_of_them_are_counted_apart(monkeypa
 def test_a_queue_that_is_defined_or_read_is_counted_however_many_names_there_are(monkeypatch) -> None:
     monkeypatch.setattr(waiting_messages, "MAX_QUEUES", 1)
     marks = {"read": AcquiredRanges([(0, 1)])}
-    counted = Waiting(marks.get, defined=lambda queue: queue == "defined")
+    counted = WaitingRecords(marks.get, defined=lambda queue: queue == "defined")
 
     assert counted.add(records(5, [b"mistake", b"defined", b"read", b"\xff"])) == {
         "mistake": 1,
@@ -172,7 +172,7 @@ def test_a_queue_that_is_defined_or_read_is_counted_however_many_names_there_are
 
 
 def test_what_is_purged_waits_no_more_without_markers_too() -> None:
-    counted = Waiting(lambda _: None, (), lambda queue, sent_ms: 6 if queue == "a" and sent_ms <= 5_000 else 0)
+    counted = WaitingRecords(lambda _: None, (), lambda queue, sent_ms: 6 if queue == "a" and sent_ms <= 5_000 else 0)
     counted.add(records(0, [b"a", b"b"] * 5, sent_ms=5_000))
     assert (counted.count("a"), counted.count("b")) == (2, 5)
 

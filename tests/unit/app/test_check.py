@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from marq.kafka.group_members import GroupMember
+from marq.kafka.group_members import DescribedMember
 from marq.kafka.topics import planned
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.topic_configs import TopicFacts
 from marq.wire.names import Names
 from marq_worker.check import examination
-from marq_worker.check.brokers import APIS, Appended, judge_apis, judge_clock
+from marq_worker.check.brokers import APIS, ClockSample, judge_apis, judge_clock
 from marq_worker.check.findings import Finding, Level, exit_code, fine, problem, report, warning
 from marq_worker.check.machine import Port, judge_packages, judge_port
 from marq_worker.check.permissions import UNKNOWN, Allowed, Use, missing, operations
@@ -153,9 +153,9 @@ def test_nothing_is_missing() -> None:
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
-def member(version: str = "1.0", fingerprint: str = "abc123", project: str = "") -> GroupMember:
+def member(version: str = "1.0", fingerprint: str = "abc123", project: str = "") -> DescribedMember:
     client_id = Identity(version, fingerprint, project).client_id("marq")
-    return GroupMember("", client_id, "10.0.0.1", url="http://10.0.0.1:6066")
+    return DescribedMember("", client_id, "10.0.0.1", url="http://10.0.0.1:6066")
 
 
 def test_members_of_one_kind() -> None:
@@ -173,7 +173,7 @@ def test_members_of_one_kind() -> None:
         (member("1.1", "def456"), "versions and definitions of queues"),
     ],
 )
-def test_members_that_differ_are_two_sets_of_workers_or_a_deploy(other: GroupMember, different: str) -> None:
+def test_members_that_differ_are_two_sets_of_workers_or_a_deploy(other: DescribedMember, different: str) -> None:
     _, found = judge_members(NAMES, [member(), other], begun=True)
 
     assert (found.level, found.found) == (Level.WARNING, f"they have different {different}")
@@ -189,7 +189,7 @@ def test_the_files_of_different_projects_are_not_compared_nor_is_a_worker_withou
 
 
 def test_members_that_tell_nothing_are_not_compared() -> None:
-    assert levels(judge_members(NAMES, [member(), GroupMember("", "old", "/h")], begun=True)) == [Level.OK]
+    assert levels(judge_members(NAMES, [member(), DescribedMember("", "old", "/h")], begun=True)) == [Level.OK]
 
 
 @pytest.mark.parametrize(("begun", "level"), [(False, Level.WARNING), (True, Level.PROBLEM)])
@@ -247,6 +247,22 @@ def test_a_stopped_handler_process_is_a_problem_from_its_first_second() -> None:
         "handler process 7 of http://a was stopped by a signal (SIGSTOP), so no handler of its queues runs"
     )
     assert "kill -CONT 7" in found.advice
+
+
+def test_a_quiet_worker_is_a_warning() -> None:
+    process = {"group": "mail", "queues": ["letters"], "pid": 7, "blocked_seconds": 0.0}
+    pages = [
+        Page("http://a", [], {"handlers": [process | {"quiet": False}, process | {"quiet": True}]}),
+        Page("http://b", [], {"handlers": [process | {"quiet": False}]}),
+        # Of an older version.
+        Page("http://c", [], {"handlers": [process]}),
+    ]
+
+    [finding] = judge_pages(pages)
+
+    assert (finding.level, finding.subject) == (Level.WARNING, "worker http://a")
+    assert "takes no more messages" in finding.found
+    assert "SIGCONT" in finding.advice
 
 
 def test_a_worker_that_accepts_connections_and_does_not_answer_may_be_stopped() -> None:
@@ -326,7 +342,7 @@ def test_partitions_without_an_owner_are_named() -> None:
     ],
 )
 def test_what_is_sure_of_the_clocks(sent: int, appended: int, confirmed: int, ahead: float) -> None:
-    assert Appended(sent, appended, confirmed).ahead_s == pytest.approx(ahead)
+    assert ClockSample(sent, appended, confirmed).ahead_s == pytest.approx(ahead)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +350,7 @@ def test_what_is_sure_of_the_clocks(sent: int, appended: int, confirmed: int, ah
     [(0, Level.OK, "at most 5 s"), (9_000, Level.WARNING, "9 s ahead"), (-9_010, Level.WARNING, "9 s behind")],
 )
 def test_clocks_are_judged(sent: int, level: Level, said: str) -> None:
-    found = judge_clock(Appended(sent, 0, sent + 10))
+    found = judge_clock(ClockSample(sent, 0, sent + 10))
 
     assert (found.level, said in found.found) == (level, True)
 

@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from marq.dead_letters.selection import Group
+from marq.dead_letters.selection import CountKey
 from marq.kafka.topics import Look
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
@@ -16,8 +16,8 @@ from marq.settings.topic_configs import TopicFacts
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
 from marq_worker.check.consumers import (
-    Place,
-    Reader,
+    GroupPosition,
+    ReadingGroup,
     ended_processes,
     judge_backlogs,
     judge_large_messages,
@@ -47,20 +47,20 @@ def definitions(**queues: Mapping[str, Any]) -> Definitions:
     return found
 
 
-def judged(*readers: Reader, waits: int | None = 1, **queues: Mapping[str, Any]) -> list[Finding]:
+def judged(*readers: ReadingGroup, waits: int | None = 1, **queues: Mapping[str, Any]) -> list[Finding]:
     """``waits``: this many messages of emails, None: not known."""
     return judge_reading(CLIENT, definitions(**queues), readers, None if waits is None else {"emails": waits})
 
 
 def test_a_group_that_keeps_up_is_fine() -> None:
-    [found] = judged(Reader(EMAILS, 1, {P0: Place(10, 0, 10)}))
+    [found] = judged(ReadingGroup(EMAILS, 1, {P0: GroupPosition(10, 0, 10)}))
 
     assert found.level is Level.OK
 
 
 def test_a_group_is_not_judged_by_how_its_offsets_move() -> None:
     # Consumers with slow handlers commit nothing for as long as their handlers take.
-    [found] = judged(Reader(EMAILS, 1, {P0: Place(3, 0, 10)}))
+    [found] = judged(ReadingGroup(EMAILS, 1, {P0: GroupPosition(3, 0, 10)}))
 
     assert found.level is Level.OK
 
@@ -70,7 +70,7 @@ def test_a_group_is_not_judged_by_how_its_offsets_move() -> None:
     [(0, "0 messages wait"), (1, "1 message waits"), (None, "the number of waiting messages is unknown")],
 )
 def test_handlers_that_no_worker_runs_are_a_problem_even_without_messages(waits: int | None, said: str) -> None:
-    reader = Reader(NAMES.named_group("handlers"), 0)
+    reader = ReadingGroup(NAMES.named_group("handlers"), 0)
 
     [found] = judged(reader, waits=waits, emails={"handler": "shop:send"})
 
@@ -81,7 +81,7 @@ def test_handlers_that_no_worker_runs_are_a_problem_even_without_messages(waits:
 
 
 def test_a_group_whose_handler_process_is_stuck_needs_no_other_worker() -> None:
-    reader, emails = Reader(NAMES.named_group("handlers"), 0), {"handler": "shop:send"}
+    reader, emails = ReadingGroup(NAMES.named_group("handlers"), 0), {"handler": "shop:send"}
 
     [found] = judge_reading(CLIENT, definitions(emails=emails), [reader], None, stuck={reader.group})
 
@@ -91,7 +91,7 @@ def test_a_group_whose_handler_process_is_stuck_needs_no_other_worker() -> None:
 
 
 def test_what_retention_took_before_it_was_read_is_a_problem() -> None:
-    [found] = judged(Reader(EMAILS, 1, {P0: Place(3, 10, 10)}))
+    [found] = judged(ReadingGroup(EMAILS, 1, {P0: GroupPosition(3, 10, 10)}))
 
     assert found.level is Level.PROBLEM
     assert "removed 7 records before it read them" in found.found
@@ -99,13 +99,15 @@ def test_what_retention_took_before_it_was_read_is_a_problem() -> None:
 
 
 def test_the_former_group_of_a_queue_that_moved_is_ignored() -> None:
-    [found] = judged(Reader(EMAILS, 0, {P0: Place(3, 10, 20)}), emails={"group": "background"})
+    [found] = judged(ReadingGroup(EMAILS, 0, {P0: GroupPosition(3, 10, 20)}), emails={"group": "background"})
 
     assert found.level is Level.OK
 
 
 def test_groups_that_were_not_examined_are_not_said_to_have_lost_nothing() -> None:
-    [found] = judge_reading(CLIENT, definitions(), [Reader(EMAILS, 1, {P0: Place(10, 0, 10)})], None, left_out=12)
+    [found] = judge_reading(
+        CLIENT, definitions(), [ReadingGroup(EMAILS, 1, {P0: GroupPosition(10, 0, 10)})], None, left_out=12
+    )
 
     assert found.level is Level.WARNING
     assert "12 of 13 groups that read queues were not examined" in found.found
@@ -115,11 +117,11 @@ def test_groups_that_were_not_examined_are_not_said_to_have_lost_nothing() -> No
 async def test_groups_with_handlers_are_examined_first_and_those_beyond_the_limit_are_counted(
     answers: bool, examined: int, left_out: int
 ) -> None:
-    async def readers(groups: Sequence[str]) -> list[Reader]:
+    async def readers(groups: Sequence[str]) -> list[ReadingGroup]:
         assert groups[0] == NAMES.named_group("handlers")
         if not answers:
             raise BrokerUnavailable("away")
-        return [Reader(group, 1) for group in groups]
+        return [ReadingGroup(group, 1) for group in groups]
 
     numbered = [NAMES.group(f"queue-{number:02}") for number in range(MAX_GROUPS + 3)]
     view = Mock(group_names=AsyncMock(return_value=[NAMES.named_group("forgotten"), *numbered]), readers=readers)
@@ -205,7 +207,7 @@ def test_a_queue_whose_handler_was_removed_is_not_called_stalled(removed: Mappin
 
 def test_a_queue_with_messages_that_are_too_large_names_one_of_their_records() -> None:
     place = "orders/0/17 has 3145736 bytes, and a marker has room for 1108916"
-    dead = {Group("orders", f"too large: {place}"): 1, Group("orders", "too large: orders/0/9"): 2}
+    dead = {CountKey("orders", f"too large: {place}"): 1, CountKey("orders", "too large: orders/0/9"): 2}
 
     assert with_large_messages([{"queues": {"orders": {"too_large": 3}, "emails": {"too_large": 0}}}]) == ["orders"]
     [finding] = judge_large_messages(dead)
@@ -226,7 +228,9 @@ def test_handlers_whose_process_keeps_ending_are_not_called_missing() -> None:
     group = NAMES.named_group("handlers")
     defined = definitions(emails={"handler": "a:b"})
 
-    [found] = judge_reading(CLIENT, defined, [Reader(group, 0, {P0: Place(3, 0, 10)})], {"emails": 2}, ended=ended)
+    [found] = judge_reading(
+        CLIENT, defined, [ReadingGroup(group, 0, {P0: GroupPosition(3, 0, 10)})], {"emails": 2}, ended=ended
+    )
 
     assert ended == {group: 3}
     assert found.found == "the handlers of emails do not run: their process has ended 3 times; 2 messages wait"

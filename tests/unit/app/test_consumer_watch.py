@@ -10,7 +10,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import CoordinatorNotAvailableError
 
 from marq.kafka.assignor import SpreadAssignor
-from marq.kafka.group_members import DescribedGroup, GroupMember, _group
+from marq.kafka.group_members import DescribedGroup, DescribedMember, _group
 from marq.settings.definitions import Definitions
 from marq.wire.names import Names
 from marq_worker.backlog.consumer_watch import is_read, unattended
@@ -28,7 +28,7 @@ def definitions(**queues: dict[str, Any]) -> Definitions:
 
 def group(state: str = "Stable", error: int = 0, **partitions: list[int]) -> DescribedGroup:
     named = {topic.replace("_", "."): numbers for topic, numbers in partitions.items()}
-    return DescribedGroup(EMAILS, state, [GroupMember("m-1", "marq", "h", partitions=named)], error)
+    return DescribedGroup(EMAILS, state, [DescribedMember("m-1", "marq", "h", partitions=named)], error)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_members_are_told_apart_by_what_they_tell_their_group() -> None:
 def test_a_broker_that_is_older_tells_no_instance_ids() -> None:
     found = _group(3, 0, EMAILS, "Stable", "consumer", "roundrobin", [("x-2", "x", "/h", b"", b"")], 0)
 
-    assert found.members == [GroupMember("x-2", "x", "h")]
+    assert found.members == [DescribedMember("x-2", "x", "h")]
 
 
 class Admin:

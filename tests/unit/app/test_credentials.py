@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Callable
 
 import pytest
 
 from marq.wire.errors import ConfigError
 from marq_worker.config.settings import load_settings
-from marq_worker.web.credentials import Access, Credentials, Visitor, hashed
+from marq_worker.web.credentials import COMMAND_VALID_S, Access, Credentials, Visitor, hashed
 
 Settings = Callable[..., Credentials]
 
@@ -146,3 +147,33 @@ def test_secrets_are_not_in_the_text_of_settings(monkeypatch: pytest.MonkeyPatch
 
     assert "sesame" not in repr(load_settings())
     assert "sesame" not in str(load_settings().model_dump())
+
+
+def test_a_command_is_signed_for_its_address_and_a_while(
+    credentials: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = credentials(operators="alice:open sesame", viewers="eve:just looking")
+    theirs = credentials()
+
+    [signed] = ours.sign_command("ann:b", "/api/commands/quiet?worker=http://a").values()
+
+    assert theirs.of_command(signed, "/api/commands/quiet?worker=http://a") == Visitor("ann:b", Access.OPERATOR)
+    for header, address in (
+        (signed, "/api/commands/quiet?worker=http://b"),
+        (signed.replace("ann", "bob"), "/api/commands/quiet?worker=http://a"),
+        (signed.replace(signed[-1], "g"), "/api/commands/quiet?worker=http://a"),
+        ("Marq ", "/"),
+        ("Marq a:b", "/"),
+    ):
+        assert theirs.of_command(header, address) is None
+    then_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: then_s + COMMAND_VALID_S + 1)
+    assert theirs.of_command(signed, "/api/commands/quiet?worker=http://a") is None
+
+
+def test_a_viewer_who_knows_his_secret_can_sign_no_command(credentials: Settings) -> None:
+    found = credentials(viewer_tokens="prometheus-0123456789")
+
+    [signed] = found.sign_command("eve", "/").values()
+
+    assert found.of_command(signed, "/") is None

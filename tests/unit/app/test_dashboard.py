@@ -16,6 +16,7 @@ from marq.core.storage.handling_times import BOUNDS_MS
 from marq.dead_letters.dead_letters import Redriven
 from marq.kafka.topics import Topics
 from marq.settings.definitions import Definitions
+from marq.wire.error_texts import with_traceback
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import (
@@ -46,7 +47,7 @@ from marq_worker.web.dashboard.buttons import inside, see
 from marq_worker.web.dashboard.descriptions import markers_partitions, partitions
 from marq_worker.web.dashboard.forms import read_dead_letters, read_ids
 from marq_worker.web.dashboard.history import SAMPLES, History
-from marq_worker.web.dashboard.namespace import public
+from marq_worker.web.dashboard.queries import public
 from marq_worker.web.dashboard.rendering import age, ago, load, memory, moment, rate
 from marq_worker.web.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
 from marq_worker.web.dashboard.timeline import Timeline, last_place, status_after
@@ -215,6 +216,27 @@ def test_the_page_of_health_does_not_ask_for_another_worker_while_one_is_stopped
     assert "Start a worker" not in checks["a tracker runs"]["advice"]
 
 
+def test_a_quiet_worker_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
+    process = {"group": "mail", "queues": ["emails"], "pid": 7, "blocked_seconds": 0.0}
+    workers = [
+        {"url": f"http://{name}", "answered": True, "partitions": [], "handlers": [process | {"quiet": name == "a"}]}
+        for name in ("a", "b")
+    ]
+    quiet, others = found(emails={}) | {"workers": workers}, found(emails={}) | {"workers": workers[1:]}
+
+    checks = [
+        next(each for each in rows_and_alarms.checks(metrics, []) if "quiet" in each["what"])
+        for metrics in (quiet, others)
+    ]
+
+    assert rows_and_alarms.alarms(quiet) == ["Quiet workers, which take no more messages: http://a."]
+    assert rows_and_alarms.alarms(others) == []
+    assert [(each["ok"], each["found"]) for each in checks] == [
+        (False, "http://a"),
+        (True, "none"),
+    ]
+
+
 def test_a_topic_that_was_created_again_is_an_alarm() -> None:
     [alarm] = rows_and_alarms.alarms(
         found(orders={}) | {"recreated_topics": [{"queue": "orders", "topic": "sales", "seconds": 61.0}]}
@@ -374,13 +396,36 @@ def test_a_message_is_followed_through_its_redeliveries() -> None:
     assert [(event["text"], event["detail"]) for event in events] == [
         ("Delivered to worker-2, attempt 1", "lease of 30 s"),
         ("Released by worker-2, to be redelivered after its backoff", "ValueError: no"),
-        ("Redelivered for attempt 2, because it was released", ""),
+        ("Redelivered for attempt 2, because it failed: ValueError: no", ""),
         ("Delivered to worker-2, attempt 2", "lease of 30 s"),
         ("Acknowledged by worker-2", ""),
     ]
     assert [event["elapsed_seconds"] for event in events] == [0.005, 0.015, 0.035, 0.055, 0.065]
     # One that has left its group.
     assert timeline.told()[0]["text"] == "Delivered to a consumer, attempt 1"
+
+
+def test_a_message_that_failed_says_how_often_and_why_and_shows_the_last_traceback() -> None:
+    timeline, identity = Timeline("marq.messages/0/5"), b"marq.messages/0/5"
+    error = "ValueError: cannot bill order 2"
+
+    read(
+        timeline,
+        (10, acquire(FIRST, [5])),
+        (20, Release("emails", 7, FIRST, [5], [-1], True, [error])),
+        (30, Fact(Kind.REDELIVERED, "emails", 1, FIRST, [5], [2], [Cause.RELEASED])),
+        (40, acquire(AGAIN, [9], identity, attempt=2)),
+        (50, Release("emails", 7, AGAIN, [9], [-1], True, [with_traceback(error, "Traceback: in bill")])),
+        (60, Fact(Kind.DEAD_LETTERED, "emails", 1, AGAIN, [9], [2], [Cause.RELEASED])),
+    )
+
+    events = timeline.told()
+    assert [event["text"] for event in events if event["kind"] in ("REDELIVERED", "DEAD_LETTERED")] == [
+        "Redelivered for attempt 2, because it failed: ValueError: cannot bill order 2",
+        "Dead-lettered after attempt 2, because it failed 2 times: ValueError: cannot bill order 2",
+    ]
+    released = [(event["detail"], event["traceback"]) for event in events if event["kind"] == "RELEASE"]
+    assert released == [(error, ""), (error, "Traceback: in bill")]
 
 
 @pytest.mark.parametrize(
@@ -453,7 +498,7 @@ def test_the_deliveries_of_a_queue_with_ordering_are_told_from_its_markers() -> 
         ("Acquired by a consumer, attempt 2", in_line),
         ("Released by a consumer; it blocks its key until it is delivered now or cancelled", "once more"),
         ("Released by a consumer after its last attempt", "again"),
-        ("Dead-lettered after attempt 2, because it was released", ""),
+        ("Dead-lettered after attempt 2, because it failed 2 times: again", ""),
     ]
 
 
@@ -477,7 +522,7 @@ async def test_a_message_with_ordering_or_a_dispatched_one_can_not_be_released_b
 
     monkeypatch.setattr(Actor, "_write", write)
     queues = Mock(definitions=Definitions(), start=AsyncMock())
-    actor = Actor(None, None, queues, look)  # type: ignore[arg-type]
+    actor = Actor(None, None, queues, look, Mock(), Mock())  # type: ignore[arg-type]
 
     assert await actor.release("emails", list(states)) == [True, False, False, False]
     assert [(batch.holder, batch.offsets) for batch in written] == [(7, [1])]
@@ -494,7 +539,7 @@ async def test_a_prefetched_message_of_an_at_most_once_queue_is_not_released_bec
     write = AsyncMock()
     monkeypatch.setattr(Actor, "_write", write)
     queues = Mock(definitions=definitions, start=AsyncMock())
-    actor = Actor(None, None, queues, look)  # type: ignore[arg-type]
+    actor = Actor(None, None, queues, look, Mock(), Mock())  # type: ignore[arg-type]
 
     assert await actor.release("payments", ["t/0/1"]) == [False]
     write.assert_not_called()
@@ -506,7 +551,7 @@ async def test_a_purge_is_refused_if_no_worker_reported_on_a_markers_partition(m
     cluster = Mock(topics=AsyncMock(return_value=Topics(4, 4, 10_000, 10_000)))
     monkeypatch.setattr("marq_worker.web.dashboard.actor.cluster_of", lambda settings: cluster)
     queues = Mock(definitions=Definitions(), start=AsyncMock())
-    actor = Actor(None, None, queues, AsyncMock())  # type: ignore[arg-type]
+    actor = Actor(None, None, queues, AsyncMock(), Mock(), Mock())  # type: ignore[arg-type]
 
     with pytest.raises(MarqError, match="nothing was purged, because no worker reported on markers partition 1, 3"):
         await actor.extent("emails", {0: 1_000, 2: 1_000})
@@ -532,7 +577,7 @@ async def test_a_release_is_written_for_each_queue_that_is_meant(
         definitions.fold(f"file:{name}".encode(), {"topic": "orders"})
     queues = Mock(definitions=definitions, start=AsyncMock())
     monkeypatch.setattr(Actor, "_write", write)
-    actor = Actor(None, None, queues, look)  # type: ignore[arg-type]
+    actor = Actor(None, None, queues, look, Mock(), Mock())  # type: ignore[arg-type]
 
     assert await actor.release(queue, ["orders/0/5"]) == [True]
     assert {batch.queue: batch.holder for batch in written} == released
@@ -693,7 +738,7 @@ async def test_an_action_whose_request_is_cancelled_is_audited(caplog: pytest.Lo
 
     actions = AuditedActions(Slow(PretendNamespace()), Tasks())
     with pytest.raises(asyncio.CancelledError):
-        await actions.to_queue(read_action("pause"), "emails", {"who": "ann"})
+        await actions.run(read_action("pause"), {"queue": "emails"}, {"who": "ann"})
 
     assert [record.getMessage() for record in caplog.records if record.name == "marq.audit"] == [
         '{"audit": "pause", "who": "ann", "queue": "emails", "error": "CancelledError"}'

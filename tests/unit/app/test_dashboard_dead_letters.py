@@ -14,12 +14,12 @@ import pytest
 import marq
 from marq.dead_letters.filters import Filters
 from marq.dead_letters.log import Stored
-from marq.dead_letters.selection import Group, Spot, Survey
+from marq.dead_letters.selection import CountKey, Spot, Survey
 from marq.settings.client import ClientSettings
 from marq.testing import Broker
 from marq_worker.web.dashboard import dead_letters
 from marq_worker.web.dashboard.dead_letters import DeadLetterIndex, KindOfError, TooManyDeadLetters
-from marq_worker.web.dashboard.namespace import Namespace
+from marq_worker.web.dashboard.queries import DashboardQueries
 from marq_worker.web.redaction import Redaction
 
 
@@ -97,7 +97,7 @@ async def test_kinds_are_described_with_their_times_and_a_redacted_sample() -> N
         await reject(consumer, producer, "no customer 1")
         await broker.advance(60)
         await reject(consumer, producer, "no customer 2")
-        pages_data = Namespace.__new__(Namespace)
+        pages_data = DashboardQueries.__new__(DashboardQueries)
         pages_data._statistics = cast("Any", SimpleNamespace(redaction=Redaction(["card"])))
         pages_data._index = DeadLetterIndex(ClientSettings.read(broker.address), pages_data._describe)
 
@@ -199,7 +199,7 @@ async def test_each_sample_of_a_partition_is_read_by_a_reader_of_its_own(monkeyp
     index = DeadLetterIndex(ClientSettings.read("localhost:1"), lambda dead_letter: {"id": dead_letter.id})
     spots = [Spot(0, offset, 1, offset) for offset in (5, 1)]
 
-    samples = await index.samples([KindOfError(Group("emails", ""), 1, spot, spot) for spot in spots])
+    samples = await index.samples([KindOfError(CountKey("emails", ""), 1, spot, spot) for spot in spots])
 
     assert [log.sought for log in logs] == [[5], [1]]
     assert [sample and sample["id"].rpartition("/")[2] for sample in samples] == ["5", "1"]

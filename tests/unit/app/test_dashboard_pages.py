@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from html.parser import HTMLParser
@@ -32,10 +34,11 @@ from marq_worker.web.dashboard.descriptions import consumer_names, consumer_of, 
 from marq_worker.web.dashboard.forms import read_places, write_places
 from marq_worker.web.dashboard.tasks import Task
 from marq_worker.web.dashboard.views import Dashboard, twin
+from marq_worker.web.dashboard.waiting_search import WaitingSearch
 from marq_worker.web.message_listing import MAX_PLACES
 from marq_worker.web.peers import path_segment
 from marq_worker.web.security import MAX_BODY_BYTES, VISITOR
-from tests.browser.pretend import DEAD_LETTERED, PAGES, PROCESS, SHARED_ID, PretendActor, PretendNamespace, site
+from tests.browser.pretend import DEAD_LETTERED, PAGES, PROCESS, SHARED_ID, URLS, PretendActor, PretendNamespace, site
 
 Client = TestClient[web.Request, web.Application]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -95,8 +98,10 @@ async def test_what_can_t_be_answered_says_why(
 ) -> None:
     answer = await client.request(method, address)
 
+    text = await answer.text()
     assert answer.status == status
-    assert said in await answer.text()
+    assert said in text
+    assert ("The action failed" in text) is (method == "POST")
 
 
 @pytest.mark.parametrize(
@@ -246,6 +251,28 @@ async def test_a_message_is_found_by_its_id_behind_those_that_are_listed(
     assert [each["id"] for each in (await answer.json())["messages"]] == [wanted] * found
 
 
+async def test_waiting_messages_are_searched_and_the_page_says_what_was_searched(
+    client: Client, namespace: Filtered
+) -> None:
+    asked = {"state": "waiting", "text": "ann", "header": "tenant=acme", "sort": "bytes", "order": "desc"}
+    address = f"/queues/emails/messages?{urlencode(asked)}"
+
+    page = await (await client.get(address)).text()
+    told = await (await client.get(f"/api{address}")).json()
+    nothing = await (await client.get("/queues/emails/messages?state=waiting&text=nothing")).text()
+    plain = await (await client.get("/queues/emails/messages?state=waiting")).text()
+
+    assert namespace.searches[0] == WaitingSearch("ann", "tenant=acme", sort="bytes", descending=True)
+    assert "3 of 3 waiting messages match. 4,000 records were read, which are all." in page
+    assert 'aria-sort="descending"><a href="?text=ann&amp;header=tenant%3Dacme&amp;sort=bytes&amp;state=waiting' in page
+    assert told["search"] == {"text": "ann", "header": "tenant=acme", "sort": "bytes", "order": "desc"}
+    assert told["searched"] == {"records": 4_000, "waiting": 3, "matching": 3}
+    assert "No waiting message matches." in nothing
+    assert "waiting messages match" not in plain
+    wrong = await client.get("/queues/emails/messages?state=waiting&attempts=x")
+    assert (wrong.status, "attempts=x" in await wrong.text()) == (400, True)
+
+
 async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Client, namespace: Filtered) -> None:
     task = Task("4f", "purge", "emails", "what waits in queue emails", 0.0, Deleted(9)).told()
     namespace.tasks_of_others = [{**task, "worker": "http://10.0.0.8:6066", "here": False}]
@@ -265,7 +292,7 @@ async def test_the_page_of_a_purge_tells_that_the_queue_is_still_paused(
 ) -> None:
     purged = AsyncMock(return_value=Purged(waiting=9, paused=paused))
     monkeypatch.setattr(purging, "purge", purged)
-    actor = Actor(None, None, Mock(), AsyncMock())  # type: ignore[arg-type]
+    actor = Actor(None, None, Mock(), AsyncMock(), Mock(), Mock())  # type: ignore[arg-type]
     reached = await actor.purge("emails", Mock(), delayed=False, extent=None)
     task = Task("4f", "purge", "emails", "waiting messages of queue emails", 0.0, reached, "done").told()
     namespace.tasks_of_others = [{**task, "worker": "http://10.0.0.8:6066", "here": False}]
@@ -376,13 +403,22 @@ async def confirm(client: Client, action: str, fields: Sequence[tuple[str, str]]
         ("pause", ("queue", "webhooks"), "For how long", (("for", "10m"),), ("webhooks", 600)),
         ("resume", ("queue", "webhooks"), "Resume queue webhooks?", (), "webhooks"),
         ("purge", ("queue", "webhooks"), "queue webhooks", (("typed", "webhooks"),), ("webhooks", False)),
+        (
+            "cancel-handler",
+            [("worker", URLS[1]), ("queue", "emails"), ("id", "t/0/1")],
+            "Cancel the handler of message t/0/1 of queue emails?",
+            (("counted", "yes"),),
+            (URLS[1], {"queue": "emails", "id": "t/0/1", "counted": "yes"}),
+        ),
+        ("quiet", ("worker", URLS[0]), f"Let worker {URLS[0]} take no more messages?", (), (URLS[0], {})),
         ("purge", ("queue", "a/b&c"), "queue a/b&amp;c", (("typed", "a/b&c"), ("delayed", "yes")), ("a/b&c", True)),
     ],
 )
 async def test_nothing_is_done_before_the_answer_to_a_question(
-    client: Client, actor: PretendActor, action: str, pressed: Field, asked: str, typed: Sequence[Field], done: object
-) -> None:
-    page, fields = await question(client, action, pressed)
+    client: Client, actor: PretendActor, action: str, pressed: Field | list[Field], asked: str, typed: Sequence[Field],
+    done: object,
+) -> None:  # fmt: skip
+    page, fields = await question(client, action, *(pressed if isinstance(pressed, list) else [pressed]))
     assert asked in page
     assert actor.asked == []
 
@@ -411,6 +447,138 @@ async def test_an_action_on_a_page_of_a_queue_concerns_its_messages_alone(
     await confirm(client, action, fields)
 
     assert actor.asked == [(action, (queue, [place]))]
+
+
+async def test_the_page_of_workers_says_which_are_quiet_and_offers_what_is_possible(
+    client: Client, namespace: Filtered
+) -> None:
+    seen = []
+    for namespace.quiet in (set(), {URLS[0]}):
+        page = await (await client.get("/workers")).text()
+        # The other worker runs no handlers.
+        seen.append([page.count(each) for each in ('state wrong">quiet', "/actions/quiet", "/actions/unquiet")])
+
+    assert seen == [[0, 1, 0], [2, 0, 1]]
+
+
+async def test_the_page_of_workers_says_what_runs_and_offers_to_cancel_what_can_be(
+    client: Client, namespace: Filtered
+) -> None:
+    namespace.silent = [{"group": "mail", "worker": URLS[1]}]
+
+    page = await (await client.get("/workers")).text()
+    told = await (await client.get("/api/running")).json()
+
+    durations = re.findall(r'marq.messages/0/\d</a></th><td class="nowrap">(.*?)</td>', page)
+    assert durations == ["5 min 40 s", "38 s", "4.2 s"]
+    assert (page.count("/actions/cancel-handler"), page.count("a thread: can't be cancelled")) == (2, 1)
+    assert f"The handler process of group mail of {URLS[1]} did not answer" in page
+    assert len(told["calls"]) == 3
+
+
+async def test_a_dead_letter_is_edited_and_sent_and_its_payload_stays_out_of_the_audit_log(
+    client: Client, namespace: Filtered, actor: PretendActor, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "marq.audit")
+    namespace.story = (*namespace.story, DEAD_LETTERED)
+    identity = "marq.messages/1/3"
+    offered = await (await client.get(f"/message?{urlencode({'id': identity, 'queue': 'invoices'})}")).text()
+    page, fields = await question(client, "resend", ("queue", "invoices"), ("id", identity))
+
+    location = await confirm(client, "resend", [*fields, ("value", "secret"), ("to", "emails")])
+
+    assert "/actions/resend" in offered
+    assert '<textarea name="value" rows="12" spellcheck="false">\n{&#34;card&#34;: &#34;4111-1111&#34;' in page
+    assert actor.asked == [
+        ("resend", ("invoices", identity, {"queue": "invoices", "id": identity, "value": "secret", "to": "emails"}))
+    ]
+    assert location == "/message?id=marq.messages%2F2%2F9&queue=emails&did=resend&done=1&late=0"
+    [line] = [json.loads(record.message) for record in caplog.records if record.name == "marq.audit"]
+    assert line["audit"] == "resend"
+    assert (line["id"], line["sent"], line["deleted"]) == (identity, "marq.messages/2/9", 1)
+    assert "value" not in line
+
+
+async def test_an_edited_dead_letter_is_not_sent_to_an_unknown_queue(client: Client, actor: PretendActor) -> None:
+    form = {"queue": "invoices", "id": "marq.messages/1/3", "value": "x", "to": "invoises", "confirmed": "yes"}
+
+    answer = await client.post("/actions/resend", data=form)
+
+    assert (answer.status, actor.asked) == (404, [])
+    assert "Did you mean" in await answer.text()
+
+
+async def test_a_test_message_is_sent_from_the_page_of_a_queue(client: Client, actor: PretendActor) -> None:
+    offered = await (await client.get("/queues/emails")).text()
+    _, fields = await question(client, "send", ("queue", "emails"))
+
+    location = await confirm(client, "send", [*fields, ("value", "hello"), ("headers", ""), ("delay", "10m")])
+
+    assert "/actions/send" in offered
+    assert actor.asked == [("send", ("emails", {"queue": "emails", "value": "hello", "delay": "10m"}))]
+    assert location.startswith("/message?id=marq.messages%2F2%2F9&queue=emails")
+
+
+async def test_schedules_are_run_paused_and_resumed_from_their_page(client: Client, actor: PretendActor) -> None:
+    page = await (await client.get("/schedules")).text()
+    last = f"/message?id={quote('~schedule/nightly/5f0c2a4b6d8e/3/1795240800', safe='')}&amp;queue=reports"
+
+    locations = []
+    for action, schedule in (("run-schedule", "nightly"), ("pause-schedule", "nightly"), ("resume-schedule", "hourly")):
+        assert f'action="/actions/{action}"' in page
+        _, fields = await question(client, action, ("schedule", schedule), ("back", "/schedules"))
+        locations.append(await confirm(client, action, fields))
+
+    assert f'<a href="{last}"><time' in page
+    assert actor.asked == [
+        ("run-schedule", "nightly"),
+        ("switch-schedule", ("nightly", False)),
+        ("switch-schedule", ("hourly", True)),
+    ]
+    assert [location.partition("?")[0] for location in locations] == ["/message", "/schedules", "/schedules"]
+
+
+async def test_a_setting_is_changed_with_a_reason_that_the_audit_log_keeps(
+    client: Client, actor: PretendActor, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "marq.audit")
+    offered = await (await client.get("/queues/emails")).text()
+    page, fields = await question(client, "set", ("queue", "emails"), ("key", "max_attempts"))
+
+    form = [*fields, ("confirmed", "yes"), ("value", "9")]
+    without = await client.post("/actions/set", data=dict(form))
+    await confirm(client, "set", [*form, ("reason", "incident 12")])
+
+    assert "<option>max_attempts</option>" in offered
+    assert "Change max_attempts of queue emails?" in page
+    assert 'name="value" value="5"' in page
+    assert (without.status, "Reason, for the audit log: it is empty" in await without.text()) == (400, True)
+    assert actor.asked == [("set", ("emails", "max_attempts", "9"))]
+    [line] = [json.loads(record.message) for record in caplog.records if record.name == "marq.audit"]
+    assert (line["audit"], line["key"], line["value"], line["reason"]) == ("set", "max_attempts", "9", "incident 12")
+
+
+async def test_the_page_of_a_queue_has_its_times_and_its_own_settings_before_tables_of_the_protocol(
+    client: Client,
+) -> None:
+    page = await (await client.get("/queues/emails")).text()
+    told = await (await client.get("/api/queues/reports")).json()
+
+    assert re.findall(r"<h2>(.*?)</h2>", page) == [
+        "Last 15 minutes", "Settings", "Consumers", "Partitions", "Trackers",
+    ]  # fmt: skip
+    assert re.findall(r"<span>(p\d\d) <strong>(.*?)</strong>", page)[:3] == [
+        ("p50", "39 ms"), ("p95", "83 ms"), ("p99", "97 ms"),
+    ]  # fmt: skip
+    assert told["times"]["wait"] == {"p50_seconds": None, "p95_seconds": None, "p99_seconds": None}
+    assert told["times"]["run"]["p99_seconds"] == pytest.approx(0.0967, abs=0.001)
+
+
+async def test_an_action_that_names_no_target_is_refused(client: Client, actor: PretendActor) -> None:
+    answer = await client.post("/actions/quiet", data={"confirmed": "yes"})
+
+    assert (answer.status, actor.asked) == (400, [])
+    assert "which worker?" in await answer.text()
 
 
 async def test_the_pages_show_until_when_a_queue_is_paused(client: Client, actor: PretendActor) -> None:
@@ -714,10 +882,30 @@ async def test_a_dead_message_is_redriven_and_deleted_from_its_page(client: Clie
 
     assert "<strong>dead letter</strong>, attempt 5" in page
     assert namespace.filters == {"id": ["marq.messages/1/3"]}
-    for action in ("redrive", "delete"):
+    for action in ("redrive", "delete", "resend"):
         assert f'action="/actions/{action}"' in page
     fields = Form(page).fields
-    assert (fields.count(("queue", "invoices")), fields.count(("id", "marq.messages/1/3"))) == (2, 2)
+    assert (fields.count(("queue", "invoices")), fields.count(("id", "marq.messages/1/3"))) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "path", ["/message?id=marq.messages/1/3", "/queues/invoices/messages?state=dead", "/dead-letters"]
+)
+async def test_a_dead_letter_shows_the_traceback_of_its_last_attempt(
+    client: Client, namespace: Filtered, path: str
+) -> None:
+    namespace.story = (*namespace.story, DEAD_LETTERED)
+
+    page = await (await client.get(path)).text()
+
+    assert "Traceback (most recent call last):" in page
+    assert "in &lt;bill&gt;" in page
+
+
+async def test_the_page_of_a_dead_letter_says_how_often_it_failed(client: Client, namespace: Filtered) -> None:
+    namespace.story = (*namespace.story, DEAD_LETTERED)
+
+    assert "failed 5 times: ValueError: no customer" in await (await client.get("/message?id=marq.messages/1/3")).text()
 
 
 async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(client: Client, namespace: Filtered) -> None:

@@ -14,7 +14,7 @@ from marq.dead_letters.log import Stored
 from marq.dead_letters.snapshots import Snapshot
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
-from marq_worker.commands.dead import ask_and_act, described, read_filters, said
+from marq_worker.commands.dead import _show_letters, ask_and_act, described, read_filters, said
 
 CLIENT = ClientSettings.read("kafka:9092", {}, environment={})
 ASKED = Snapshot(1_795_327_200_000, {0: 120, 1: 33})
@@ -145,7 +145,8 @@ def test_a_dead_letter_is_shown_with_all_details() -> None:
     headers = [
         ("tenant", b"acme"), ("raw", b"\xff"), ("null", None), ("marq-id", b"marq.messages/0/7"),
         ("marq-attempt", b"5"), ("marq-first-sent", b"1700000000000"), ("marq-reason", b"no good"),
-        ("marq-error", b"LookupError: x"), ("marq-origin", b"marq.messages/1/9"),
+        ("marq-error", b"LookupError: x"),
+        ("marq-traceback", b"Traceback: in send"), ("marq-origin", b"marq.messages/1/9"),
         ("marq-dead-lettered-at", b"1700000060000"),
     ]  # fmt: skip
     record = Stored(1, 4, 1_800_000_000_000, b"emails", b"x" * 2_000, headers)
@@ -154,9 +155,11 @@ def test_a_dead_letter_is_shown_with_all_details() -> None:
 
     assert shown == {
         "id": "marq.messages/0/7",
+        "type": None,
         "queue": "emails",
         "reason": "no good",
         "last_error": "LookupError: x",
+        "traceback": "Traceback: in send",
         "attempts": 5,
         "first_sent": "2023-11-14T22:13:20.000+00:00",
         "dead_lettered_at": "2023-11-14T22:14:20.000+00:00",
@@ -167,6 +170,46 @@ def test_a_dead_letter_is_shown_with_all_details() -> None:
         "value": "x" * 1_024,
         "headers": {"tenant": "acme", "raw": "\ufffd", "null": None},
     }
+
+
+def letter_of(*headers: tuple[str, bytes]) -> DeadLetter:
+    named = [("marq-id", b"marq.messages/0/7"), ("marq-attempt", b"3"), ("marq-dead-lettered-at", b"1700000060000")]
+    record = Stored(0, 0, 1_700_000_000_000, b"billing", b'{"order": 2}', [*named, *headers])
+    return DeadLetter(record, "billing", "marq.dead-letters", None)
+
+
+def test_a_dead_letter_is_listed_with_its_error_first_and_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    error = b"ValueError: cannot bill order 2, because its customer has no address"
+    reason = b"3 of 3 attempts used: the last time it was released"
+    letter = letter_of(("marq-error", error), ("marq-reason", reason), ("marq-traceback", b"Traceback:\n  in bill"))
+
+    _show_letters("billing", [letter], 20, as_json=False, traceback=False)
+
+    assert capsys.readouterr().out.splitlines() == [
+        "failed 3 times: ValueError: cannot bill",
+        "order 2, because its customer has no",
+        "address",
+        "  marq.messages/0/7  2023-11-14 22:14:20 UTC  attempts: 3  bytes: 12",
+        '  {"order": 2}',
+        "",
+        "--traceback shows where each of them failed last",
+    ]
+
+
+def test_a_dead_letter_is_listed_with_its_traceback_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    rejected = letter_of(("marq-reason", b"no such order"), ("marq-traceback", b"Traceback:\n  in \x1b[31mbill"))
+    expired = letter_of(("marq-reason", b"its lease ran out"), ("marq-error", b"OSError: down"))
+
+    _show_letters("billing", [rejected, expired], 20, as_json=False, traceback=True)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "no such order"
+    assert lines[3:5] == ["    Traceback:", "      in \ufffd[31mbill"]
+    assert lines[6:8] == ["its lease ran out", "  last error: OSError: down"]
+    assert lines[10] == "    no traceback: no exception ended it, or none was kept"
 
 
 def test_foreign_headers_do_no_harm() -> None:

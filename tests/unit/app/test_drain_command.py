@@ -11,7 +11,7 @@ import pytest
 from marq.kafka.inspector import MAX_SCANNED, Waiting
 from marq.wire.markers import Source
 from marq_worker.commands import purge as command
-from marq_worker.commands.open_messages import Open
+from marq_worker.commands.open_messages import OpenReport
 
 P0 = Source("marq.messages", 0)
 QUEUE = "emails"
@@ -40,8 +40,8 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the workers answer."""
     answer: dict[str, Any] = {"complete": True}
 
-    async def opened(*_: object) -> Open:
-        return Open(**answer)
+    async def opened(*_: object) -> OpenReport:
+        return OpenReport(**answer)
 
     monkeypatch.setattr(command, "opened", opened)
     return answer

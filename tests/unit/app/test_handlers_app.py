@@ -15,7 +15,7 @@ from marq_worker.app.handlers_app import HandlersApp
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
 from marq_worker.handlers.worker_pipes import Reporter, reports
 from marq_worker.progress import ProgressReport
-from marq_worker.watchdog.broker_probe import Messages, Rebalance
+from marq_worker.watchdog.broker_probe import MessagesPartition, Rebalance
 
 READ = ProgressReport((7,), 7)
 
@@ -37,7 +37,7 @@ def test_between_rebalances_the_watchdog_watches_what_is_read(reads_committed: b
     """Else it would end a process that waits for another program's transaction."""
     standings = HandlersApp._standings(app(rebalancing=False, reads_committed=reads_committed))
 
-    assert standings == {Messages("t.messages", 0, reads_committed): READ}
+    assert standings == {MessagesPartition("t.messages", 0, reads_committed): READ}
 
 
 def test_a_rebalance_must_end() -> None:
@@ -88,3 +88,33 @@ async def test_what_blocks_the_event_loop_is_reported_to_the_worker() -> None:
 
     assert blocker == "handler mail:send of queue mail"
     assert told == [{"blocked_by": blocker}]
+
+
+@pytest.mark.parametrize(("wanted", "cancelled"), [(None, []), ("t/0/1", [("letters", "t/0/1", True)]), ("t/0/2", [])])
+async def test_the_worker_is_told_what_handlers_do_and_may_cancel_one(
+    wanted: str | None, cancelled: list[tuple[str, str, bool]]
+) -> None:
+    message = SimpleNamespace(queue="letters", id="t/0/1", attempt=3)
+    done = asyncio.Event()
+    asked = []
+
+    def cancel(identity: str, *, counted: bool) -> None:
+        asked.append(("letters", identity, counted))
+        done.set()
+
+    pool = SimpleNamespace(queue="letters", cancellable=True, calls=lambda: [(message, 4.0)], cancel=cancel)
+    group = HandlerGroup("mail", {"letters": HandledQueue("tasks:write", 1)})
+    handlers = Handlers(group)
+    handlers.session = SimpleNamespace(pools=[pool])  # type: ignore[assignment]
+    app: Any = SimpleNamespace(handlers=handlers, running_loop=asyncio.get_running_loop())
+    question = {} if wanted is None else {"cancel": {"queue": "letters", "id": wanted, "counted": True}}
+
+    # In a thread, because a handler may block the event loop.
+    told = await asyncio.to_thread(HandlersApp.answer, app, question)
+    if cancelled:
+        await asyncio.wait_for(done.wait(), 60)
+
+    call = {"queue": "letters", "handler": "tasks:write", "id": "t/0/1", "attempt": 3, "seconds": 4.0,
+            "cancellable": True}  # fmt: skip
+    assert told == {"calls": [] if wanted == "t/0/2" else [call]}
+    assert asked == cancelled

@@ -6,6 +6,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
+from marq_worker.check.queues import judge_handlers
+from marq_worker.config.queues import QueuesFile
 from marq_worker.handlers.handler_groups import HandlerGroup, check_transactional, handler_groups
-from marq_worker.handlers.handlers_role import check, part_of_group, publication
+from marq_worker.handlers.handlers_role import check, overridden, part_of_group, publication, unpublished
 from marq_worker.handlers.loaded_handlers import load_modules
 
 MAIL = """
@@ -54,7 +57,7 @@ def test_a_module_that_can_not_be_imported_is_named() -> None:
 
 def test_what_is_said_of_decorated_handlers_is_said_once(make_module: Callable[..., ModuleType]) -> None:
     make_module()
-    said = {each.queue: each.document for each in load_modules(("mail_of_the_test",))}
+    said = {queue: each.document for queue, each in load_modules(("mail_of_the_test",)).items()}
     document = {"handler": "mail_of_the_test:send", "concurrency": 3}
 
     confirmed = {b"confirmed:emails": {}}
@@ -116,6 +119,123 @@ def test_a_queue_with_a_handler_in_the_file_and_another_in_code_has_two(make_mod
     with pytest.raises(ConfigError, match=r"queue 'emails' has two handlers: mail:post .* and mail_of_the_test:send"):
         checked(defined(file__emails={"handler": "mail:post"}), own)
     checked(defined(file__emails={"handler": "mail_of_the_test:send"}), own)
+
+
+def test_settings_of_a_decorator_are_checked_together_with_those_of_marq_toml(
+    make_module: Callable[..., ModuleType],
+) -> None:
+    make_module()
+    definitions = defined(
+        handler__emails={"handler": "mail_of_the_test:send", "lease": 60}, file__emails={"max_lease": 30}
+    )
+
+    with pytest.raises(
+        ConfigError,
+        match=r"queue 'emails': max_lease = 30 \(marq.toml\) is shorter than lease = 60 \(the handler's code\)",
+    ):
+        checked(definitions, {"emails": "mail_of_the_test:send"})
+
+
+def test_a_setting_that_marq_toml_overrides_is_named_with_both_values() -> None:
+    decorated = {"emails": {"handler": "mail:send", "max_attempts": 3, "lease": 60, "concurrency": 5}}
+    definitions = defined(
+        defaults={"lease": 10},
+        handler__emails=decorated["emails"],
+        file__emails={"max_attempts": 7, "lease": 60},
+        change__emails={"concurrency": 1},
+    )
+
+    # then: equal values are no conflict, and [defaults] are weaker than the decorator
+    assert overridden(definitions, decorated) == [
+        "queue 'emails': concurrency = 1 (changed at run time) overrides concurrency = 5 of @marq.handler (mail:send)",
+        "queue 'emails': max_attempts = 7 (marq.toml) overrides max_attempts = 3 of @marq.handler (mail:send)",
+    ]
+    assert overridden(defined(defaults={"lease": 10}, handler__emails=decorated["emails"]), decorated) == []
+
+
+def test_settings_of_a_decorator_whose_module_no_worker_lists_are_named(make_module: Callable[..., ModuleType]) -> None:
+    make_module()
+    definitions = defined(file__emails={"handler": "mail_of_the_test:send"})
+    groups = handler_groups(definitions, {})
+
+    [text] = unpublished(groups, {})
+
+    assert text.startswith(
+        "queue 'emails': the settings of @marq.handler (mail_of_the_test:send) have no effect: concurrency"
+    )
+    assert "MARQ_HANDLERS does not list the module 'mail_of_the_test'" in text
+    assert unpublished(groups, {"emails"}) == []
+
+
+TYPED = """
+    from dataclasses import dataclass
+    import marq
+
+    @dataclass
+    class Report:
+        day: str
+
+    @marq.handler("reports", type="daily")
+    def daily(report: Report): ...
+
+    @marq.handler("reports", type="raw")
+    def raw(message): ...
+
+    @marq.handler("bills")
+    def bill(report: Report): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ({"queue": "bills", "value": '{"day": "monday"}'}, None),
+        ({"queue": "reports", "type": "daily", "value": '{"day": "monday"}'}, None),
+        ({"queue": "reports", "type": "raw", "value": "anything"}, None),
+        ({"queue": "elsewhere", "value": "anything"}, None),
+        ({"queue": "bills", "value": '{"day": 5}'}, "schedule 's': its value .* 'bills': .*day: string_type"),
+        ({"queue": "reports", "type": "daily"}, "schedule 's': its value can't be decoded by the handler of"),
+        ({"queue": "reports", "type": "weekly"}, "no handler for messages of type 'weekly'; .* 'daily', 'raw'"),
+        ({"queue": "reports"}, "schedule 's': queue 'reports': no handler for a message without"),
+    ],
+)  # fmt: skip
+def test_values_of_schedules_that_no_handler_can_decode_are_refused_at_the_start(
+    make_module: Callable[..., ModuleType], schedule: dict[str, Any], said: str | None
+) -> None:
+    make_module(TYPED)
+    handlers = load_modules(("mail_of_the_test",))
+    documents = {queue: each.document for queue, each in handlers.items()}
+    definitions = Definitions().after(publication(Definitions(), documents, ["mail_of_the_test"]))
+    definitions.fold(b"schedule-file:s", {"cron": "@daily", **schedule})
+    own = {"bills": "mail_of_the_test:bill"}
+    groups = handler_groups(definitions, own, types={queue: each.types for queue, each in handlers.items()})
+
+    if said is None:
+        check(definitions, groups, own)
+    else:
+        with pytest.raises(ConfigError, match=said):
+            check(definitions, groups, own)
+        # then: what was defined at run time keeps no worker from starting
+        definitions.fold(b"schedule-file:s", None)
+        definitions.fold(b"schedule:s", {"cron": "@daily", **schedule})
+        check(definitions, groups, own)
+
+
+def test_check_finds_what_would_keep_a_worker_from_starting(make_module: Callable[..., ModuleType]) -> None:
+    make_module()
+    modules = ("mail_of_the_test",)
+    two = QueuesFile(Path("marq.toml"), {}, {"emails": {"handler": "json:loads"}})
+    listed = QueuesFile(Path("marq.toml"), {}, {})
+    unlisted = QueuesFile(Path("marq.toml"), {}, {"emails": {"handler": "mail_of_the_test:send"}})
+
+    [problem] = judge_handlers(Definitions(), two, modules)
+    assert (problem.level, "queue 'emails' has two handlers: json:loads in marq.toml" in problem.found) == (
+        "PROBLEM",
+        True,
+    )
+    assert [each.level for each in judge_handlers(Definitions(), listed, modules)] == ["OK"]
+    [warning] = judge_handlers(Definitions(), unlisted, ())
+    assert (warning.level, "have no effect: concurrency" in warning.found) == ("WARNING", True)
 
 
 def test_a_group_of_which_only_a_part_has_handlers_here_is_refused_with_what_to_do(

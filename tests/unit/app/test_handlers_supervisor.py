@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from marq.wire.errors import ConfigError, MarqError
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
 from marq_worker.handlers.handlers_process import VARIABLE, HandlersProcess
 from marq_worker.handlers.supervisor import (
@@ -25,7 +26,7 @@ from marq_worker.handlers.supervisor import (
     changes,
     command,
 )
-from marq_worker.handlers.worker_pipes import SILENCE_SECONDS
+from marq_worker.handlers.worker_pipes import SILENCE_SECONDS, Questions, reports
 from marq_worker.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
 
@@ -85,9 +86,8 @@ async def test_a_process_whose_instance_id_another_one_uses_ends_its_worker_and_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = [sys.executable, "-c", f"raise SystemExit({EXIT_FENCED})"]
-    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: ended)
     codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, None, codes.put_nowait)
+    processes = HandlersProcesses(1, ended, codes.put_nowait)
     await processes.start()
 
     processes.want({"a": group("a", "emails")})
@@ -112,11 +112,10 @@ started_before.touch()
 if os.fork() == 0:
     os.read(json.loads(os.environ[{VARIABLE!r}])["pipe"], 1)
 """
-    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
     monkeypatch.setattr("marq_worker.handlers.supervisor.FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr("marq_worker.handlers.supervisor.REPORTS_END_S", 0.01)
     codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, None, codes.put_nowait)
+    processes = HandlersProcesses(1, [sys.executable, "-c", program], codes.put_nowait)
     await processes.start()
 
     processes.want({"a": group("a", "emails")})
@@ -137,7 +136,7 @@ async def test_an_unexpected_error_that_keeps_a_process_from_being_restarted_end
 
     monkeypatch.setattr("marq_worker.handlers.supervisor._GroupProcess._run", defect)
     codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, None, codes.put_nowait)
+    processes = HandlersProcesses(1, [], codes.put_nowait)
     await processes.start()
 
     processes.want({"a": group("a", "emails")})
@@ -160,9 +159,8 @@ async def test_a_process_has_the_settings_of_its_worker_even_if_the_files_have_c
 from marq_worker.config.settings import load_settings
 raise SystemExit({EXIT_FENCED} if load_settings().prefix == "shop" else 1)
 """
-    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: [sys.executable, "-c", ask])
     codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, None, codes.put_nowait)
+    processes = HandlersProcesses(1, [sys.executable, "-c", ask], codes.put_nowait)
     await processes.start()
 
     project.write_text("[settings\n")
@@ -183,7 +181,7 @@ async def test_a_blocked_process_stays_blocked_while_only_its_watchdog_reports(m
             told.task_done()
 
     monkeypatch.setattr("marq_worker.handlers.supervisor.reports", reports)
-    process = _GroupProcess(group("a", "emails"), [], {}, 0, lambda code: None)
+    process = _GroupProcess(group("a", "emails"), [], {}, lambda code: None)
     listening = asyncio.create_task(process._listen(0))
 
     async def after(*reports: Mapping[str, Any] | None) -> tuple[float, str | None]:
@@ -198,6 +196,119 @@ async def test_a_blocked_process_stays_blocked_while_only_its_watchdog_reports(m
     assert await after(None, {"blocked_by": handler}, None) == (2 * SILENCE_SECONDS, handler)
     assert await after({"partitions": 2, "blocked_by": None}) == (0.0, None)
     listening.cancel()
+
+
+async def test_a_process_reports_whether_it_is_quiet_which_it_is_as_soon_as_its_worker_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+
+    async def reports(pipe: int) -> AsyncIterator[Mapping[str, Any] | None]:
+        while True:
+            yield await told.get()
+            told.task_done()
+
+    monkeypatch.setattr("marq_worker.handlers.supervisor.reports", reports)
+    process = _GroupProcess(group("a", "emails"), [], {}, lambda code: None)
+    listening = asyncio.create_task(process._listen(0))
+    seen = [process.metrics()["quiet"]]
+    # A signal of its own.
+    for quiet in (True, False):
+        told.put_nowait({"partitions": 2, "quiet": quiet})
+        await told.join()
+        seen.append(process.metrics()["quiet"])
+    process.set_quiet(True)
+    seen.append(process.metrics()["quiet"])
+    listening.cancel()
+
+    assert seen == [False, True, False, True]
+
+
+_ANSWERING = f"""
+import json, os, time
+from marq_worker.handlers.worker_pipes import follow_parent
+document = json.loads(os.environ[{VARIABLE!r}])
+calls = [{{"id": f"t/0/{{number}}", "handler": "mail:send", "cancellable": number > 0}} for number in range(3)]
+
+def answer(question):
+    if "cancel" not in question:
+        return {{"calls": calls}}
+    wanted = question["cancel"]["id"]
+    if wanted == "t/0/9":
+        raise ValueError("a defect")
+    return {{"calls": [call for call in calls if call["id"] == wanted]}}
+
+follow_parent(document["pipe"], 60, answer)
+os.write(document["reports"], b"{{}}\\n")
+time.sleep(120)
+"""
+
+
+async def running(program: str, monkeypatch: pytest.MonkeyPatch) -> HandlersProcesses:
+    """Start a process that runs a program, and wait for its first report."""
+    reported = asyncio.Event()
+
+    async def noted(pipe: int) -> AsyncIterator[Mapping[str, Any] | None]:
+        async for report in reports(pipe):
+            yield report
+            reported.set()
+
+    monkeypatch.setattr("marq_worker.handlers.supervisor.reports", noted)
+    processes = HandlersProcesses(1, [sys.executable, "-c", program], lambda code: None)
+    await processes.start()
+    processes.want({"a": group("a", "emails")})
+    await asyncio.wait_for(reported.wait(), 60)
+    return processes
+
+
+async def test_a_process_tells_its_worker_what_its_handlers_do_and_cancels_one_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("marq_worker.handlers.worker_pipes.ANSWER_LIMIT_S", 60.0)
+    processes = await running(_ANSWERING, monkeypatch)
+    try:
+        [told] = await processes.calls()
+        await processes.cancel("emails", "t/0/1", counted=True)
+        for identity, error, said in (
+            ("t/0/0", ConfigError, "its handler mail:send is a plain function, which runs in a thread"),
+            ("t/0/7", ConfigError, "no handler of this worker has it now"),
+            ("t/0/9", MarqError, "it is unknown whether its handler is cancelled"),
+        ):
+            with pytest.raises(error, match=said):
+                await processes.cancel("emails", identity, counted=False)
+        with pytest.raises(ConfigError, match="no handler of this worker has it now"):
+            await processes.cancel("reports", "t/0/1", counted=False)
+    finally:
+        await processes.stop()
+
+    assert told["group"] == "a"
+    assert [call["id"] for call in told["calls"]] == ["t/0/0", "t/0/1", "t/0/2"]
+
+
+async def test_what_a_process_that_does_not_answer_runs_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marq_worker.handlers.worker_pipes.ANSWER_LIMIT_S", 0.1)
+    silent = _ANSWERING.replace("def answer(question):", "def answer(question):\n    time.sleep(120)")
+    processes = await running(silent, monkeypatch)
+    try:
+        assert await processes.calls() == [{"group": "a", "calls": None}]
+        with pytest.raises(MarqError, match="its process does not answer"):
+            await processes.cancel("emails", "t/0/1", counted=False)
+    finally:
+        await processes.stop()
+
+
+async def test_a_late_answer_is_not_taken_for_that_of_the_next_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = Questions()
+    monkeypatch.setattr("marq_worker.handlers.worker_pipes.ANSWER_LIMIT_S", 0.01)
+    assert await questions.ask({}) is None
+    monkeypatch.setattr("marq_worker.handlers.worker_pipes.ANSWER_LIMIT_S", 60.0)
+
+    questions.theirs.sendall(b'{"number": 1, "calls": "late"}\n{"number": 2, "calls": "ours"}\n')
+
+    assert await questions.ask({}) == {"number": 2, "calls": "ours"}
+    questions.theirs.close()
+    assert await questions.ask({}) is None
+    questions.close()
 
 
 @pytest.mark.parametrize(
@@ -217,7 +328,7 @@ async def test_a_silent_process_is_logged_once_with_the_reason(
     handler, metrics = "handler mail:send of queue emails", list[Mapping[str, Any]]()
     monkeypatch.setattr("marq_worker.handlers.supervisor.reports", reports)
     monkeypatch.setattr("marq_worker.handlers.supervisor.is_stopped", lambda pid: stopped)
-    process = _GroupProcess(group("mail", "emails"), [], {}, 0, lambda code: None)
+    process = _GroupProcess(group("mail", "emails"), [], {}, lambda code: None)
     process._process = SimpleNamespace(pid=4711, returncode=None)  # type: ignore[assignment]
 
     await process._listen(0)
@@ -232,6 +343,7 @@ async def test_a_silent_process_is_logged_once_with_the_reason(
 def test_a_process_has_the_workers_log_level_and_no_web_server() -> None:
     assert command("INFO")[-3:] == ["--without-web", "-l", "INFO"]
     assert command(None)[-1] == "--without-web"
+    assert command("INFO", faust_log=True)[-1] == "--faust-log"
 
 
 def test_a_process_reads_what_it_is_told_from_its_environment() -> None:
@@ -272,9 +384,8 @@ os.write(document["reports"], b"{{}}\\n")
 # Until the worker ends.
 os.read(document["pipe"], 1)
 """
-    monkeypatch.setattr("marq_worker.handlers.supervisor.command", lambda _: [sys.executable, "-c", program])
     codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, None, codes.put_nowait)
+    processes = HandlersProcesses(1, [sys.executable, "-c", program], codes.put_nowait)
     await processes.start()
 
     processes.set_quiet(True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marq_worker.config.settings import Role
-from marq_worker.progress import Pace
+from marq_worker.progress import PartitionProgress
 from marq_worker.web.liveness_and_readiness import (
     MAX_LAG_RECORDS,
     MAX_LOOP_LAG_SECONDS,
@@ -43,7 +43,7 @@ def test_a_worker_that_does_all_of_its_work_lives_and_is_ready() -> None:
         ),
         ({"unassigned": ["group g"]}, "group g", "no member has a partition, so nothing is read"),
         (
-            {"paces": {0: Pace(0, BEHIND, read_per_second=5, written_per_second=10)}},
+            {"paces": {0: PartitionProgress(0, BEHIND, read_per_second=5, written_per_second=10)}},
             "markers partition 0",
             f"falls behind: {BEHIND} records are not read, 10/s are written, 5/s read",
         ),
@@ -77,7 +77,7 @@ def test_problems_that_a_restart_would_fix_are_not_live_and_not_ready(wrong: dic
 
 
 def test_a_partition_that_is_behind_and_catches_up_is_ready() -> None:
-    catching_up = Pace(0, BEHIND, read_per_second=10, written_per_second=5)
+    catching_up = PartitionProgress(0, BEHIND, read_per_second=10, written_per_second=5)
 
     assert not_ready(replace(WELL, paces={0: catching_up})) == []
 

@@ -8,10 +8,10 @@ import pytest
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError, NotCoordinatorForGroupError
 from yarl import URL
 
-from marq.kafka.group_members import STABLE, DescribedGroup, GroupMember
+from marq.kafka.group_members import STABLE, DescribedGroup, DescribedMember
 from marq.settings.client import ClientSettings
 from marq_worker.web import peers
-from marq_worker.web.peers import Group, Members
+from marq_worker.web.peers import Members, TrackersGroup
 
 URLS = [URL("http://one:1"), URL("http://two:1")]
 
@@ -31,7 +31,7 @@ URLS = [URL("http://one:1"), URL("http://two:1")]
 async def test_the_trackers_are_found(
     monkeypatch: pytest.MonkeyPatch, answer: list[URL] | Exception | None, expected: Members
 ) -> None:
-    group = Group(ClientSettings())
+    group = TrackersGroup(ClientSettings())
 
     async def describe() -> list[URL] | None:
         if isinstance(answer, Exception):
@@ -58,7 +58,7 @@ async def test_all_groups_are_described_with_one_request_and_their_coordinators_
         return [DescribedGroup(name, "Empty") for name in groups]
 
     monkeypatch.setattr(peers, "described_members", describe)
-    group = Group(ClientSettings())
+    group = TrackersGroup(ClientSettings())
     monkeypatch.setattr(group, "_admin", Admin())
 
     for _ in range(2):
@@ -86,7 +86,7 @@ async def test_coordinators_are_looked_up_again_after_an_error(monkeypatch: pyte
     monkeypatch.setattr(peers, "described_members", describe)
     monkeypatch.setattr(peers, "AIOKafkaAdminClient", lambda **_: Admin())
     monkeypatch.setattr(peers, "paced", lambda admin: admin)
-    group = Group(ClientSettings())
+    group = TrackersGroup(ClientSettings())
 
     assert await group.unassigned(["a"]) == []
     error = 0
@@ -95,7 +95,7 @@ async def test_coordinators_are_looked_up_again_after_an_error(monkeypatch: pyte
 
 
 def test_a_group_whose_members_wait_for_the_end_of_a_rebalance_reads_something_soon() -> None:
-    idle, reader = GroupMember("1", "client", "host"), GroupMember("2", "client", "host", partitions={"t": [0]})
+    idle, reader = DescribedMember("1", "client", "host"), DescribedMember("2", "client", "host", partitions={"t": [0]})
 
     assert DescribedGroup("g", STABLE, [idle]).reads_nothing
     assert DescribedGroup("g", "Empty").reads_nothing

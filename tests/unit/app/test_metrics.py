@@ -11,14 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from marq.core.storage.rows import Counts
 from marq_worker.progress import Lateness
 from marq_worker.sqs.errors import SqsError
-from marq_worker.web.metrics import Exposition, Snapshot
+from marq_worker.web.metrics import Exposition, WorkerMetrics
 from marq_worker.web.partition_statistics import empty_metrics
 from marq_worker.web.sqs_metrics import CallMetrics
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
-def written(snapshot: Snapshot) -> dict[tuple[str, tuple[str, ...]], float]:
+def written(snapshot: WorkerMetrics) -> dict[tuple[str, tuple[str, ...]], float]:
     body, content_type = Exposition().write(snapshot, "text/plain")
     assert content_type.startswith("text/plain; version=")
     return {
@@ -31,7 +31,7 @@ def written(snapshot: Snapshot) -> dict[tuple[str, tuple[str, ...]], float]:
 def test_queues_are_told_of_by_their_names() -> None:
     queues = {'a "b"\\c': {**empty_metrics(), "in_flight": 3, "waiting_for_delivery": 2, "blocked_keys": 4,
                           "oldest_lease_seconds": 1.5}}  # fmt: skip
-    snapshot = Snapshot(
+    snapshot = WorkerMetrics(
         ["tracker"], True, queues=queues, totals={"emails": Counts(acquired=5, acked=4, dead_lettered=1)}
     )
 
@@ -62,7 +62,7 @@ async def test_calls_of_sqs_clients_are_counted_by_operation_and_error() -> None
         await calls.measured("SendMessage", refused())
     poll = asyncio.create_task(calls.measured("ReceiveMessage", asyncio.Event().wait()))  # type: ignore[arg-type]
     await asyncio.sleep(0)
-    found = written(Snapshot(["sqs"], True, sqs=calls))
+    found = written(WorkerMetrics(["sqs"], True, sqs=calls))
     poll.cancel()
     await asyncio.gather(poll, return_exceptions=True)
 
@@ -70,7 +70,7 @@ async def test_calls_of_sqs_clients_are_counted_by_operation_and_error() -> None
     assert found["marq_sqs_calls_total", ("AccessDenied", "SendMessage")] == 1
     assert found["marq_sqs_messages_total", ("sent",)] == 2
     assert found["marq_sqs_polls", ()] == 1
-    after = written(Snapshot(["sqs"], True, sqs=calls))
+    after = written(WorkerMetrics(["sqs"], True, sqs=calls))
     assert (after["marq_sqs_polls", ()], after["marq_sqs_calls_total", ("HungUp", "ReceiveMessage")]) == (0, 1)
 
 
@@ -79,8 +79,8 @@ def test_what_waits_is_told_where_it_is_counted() -> None:
     backlog = {"complete": False, "uncounted": 3, "unknown": 0, "unknown_queues": 0, "trouble": ""}
 
     queues = {"emails": counted, "mistaken": counted, "too": counted}
-    found = written(Snapshot(["tracker"], True, queues=queues, backlog=backlog, paused={"emails": False}))
-    nothing = written(Snapshot(["tracker"], True, queues={"emails": empty_metrics()}))
+    found = written(WorkerMetrics(["tracker"], True, queues=queues, backlog=backlog, paused={"emails": False}))
+    nothing = written(WorkerMetrics(["tracker"], True, queues={"emails": empty_metrics()}))
 
     assert found["marq_queue_waiting_messages", ("emails",)] == 7
     assert found["marq_queue_oldest_waiting_age_seconds", ("emails",)] == 2.5
@@ -92,7 +92,7 @@ def test_what_waits_is_told_where_it_is_counted() -> None:
 
 
 def test_the_end_of_a_pause_is_a_time() -> None:
-    found = written(Snapshot([], True, paused={"a": True, "b": True}, pause_ends={"b": 1_790_000_000.0}))
+    found = written(WorkerMetrics([], True, paused={"a": True, "b": True}, pause_ends={"b": 1_790_000_000.0}))
 
     assert (found["marq_queue_paused", ("a",)], found["marq_queue_paused", ("b",)]) == (1, 1)
     assert found["marq_queue_pause_end_timestamp_seconds", ("b",)] == 1_790_000_000
@@ -103,7 +103,7 @@ def test_lateness_is_a_histogram_of_seconds() -> None:
     lateness = Lateness()
     lateness.note([5, 5, 700, 10_000_000])
 
-    found = written(Snapshot([], False, lateness=lateness))
+    found = written(WorkerMetrics([], False, lateness=lateness))
 
     assert found["marq_redelivery_lateness_seconds_bucket", ("0.01",)] == 2
     assert found["marq_redelivery_lateness_seconds_bucket", ("1.0",)] == 3
@@ -112,14 +112,14 @@ def test_lateness_is_a_histogram_of_seconds() -> None:
 
 
 def test_a_scraper_gets_the_format_that_it_asks_for() -> None:
-    body, content_type = Exposition().write(Snapshot([], True), OPENMETRICS)
+    body, content_type = Exposition().write(WorkerMetrics([], True), OPENMETRICS)
 
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
 
 
 def test_a_scraper_that_asks_for_a_version_that_is_none_gets_plain_text() -> None:
-    _, content_type = Exposition().write(Snapshot([], True), "application/openmetrics-text; version=new")
+    _, content_type = Exposition().write(WorkerMetrics([], True), "application/openmetrics-text; version=new")
 
     assert content_type.startswith("text/plain")
 
@@ -137,7 +137,7 @@ def test_a_breaker_has_one_state() -> None:
         }
     ]
 
-    found = written(Snapshot([], True, handlers=handlers))
+    found = written(WorkerMetrics([], True, handlers=handlers))
 
     assert found["marq_handlers_up", ("g",)] == 0
     assert (found["marq_handlers_messages_in_flight", ("g",)], found["marq_handlers_messages_processing", ("g",)]) == (

@@ -44,6 +44,16 @@ def test_values_are_written_as_in_queues_toml() -> None:
     }
 
 
+def test_durations_are_also_written_with_units() -> None:
+    assert read_changes(["lease=1h30m", "delay=0.5s", "max_lease=7d"], []) == {
+        "lease": 5_400,
+        "delay": 0.5,
+        "max_lease": 604_800,
+    }
+    with pytest.raises(ConfigError, match="--set lease=1x: expected a duration such as 90s, 15m, 1h30m or 7d"):
+        read_changes(["lease=1x"], [])
+
+
 def test_all_values_start_in_one_column() -> None:
     settings = [line for line in lines(queue_document("emails", Definitions(), Names())) if line.endswith("  default")]
 
@@ -95,7 +105,7 @@ def test_blocked_keys_are_counted_for_a_queue_with_ordering(keys: dict[str, Any]
     ("assignments", "unset", "said"),
     [
         (["lease"], [], "--set lease: expected KEY=VALUE"),
-        (["lease=soon"], [], "--set lease=soon: expected a value as in marq.toml"),
+        (["lease=soon"], [], "--set lease=soon: expected a duration such as"),
         (["lease=1\nmax_attempts=2"], [], "expected one value"),
         (["lease=1", "lease=2"], [], "--set lease: the key is given twice"),
         (["lease=1"], ["lease"], "--unset lease: the key is given twice"),
@@ -145,6 +155,7 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
         "start": "default",
         "deduplication_window": "default",
         "shutdown_timeout": "default",
+        "tracebacks": "default",
     }
     assert lines(shown)[0] == "queue emails: group background (marq.group.background)"
     assert lines(shown)[1].split() == ["lease", "20", "[defaults]", "of", "marq.toml"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from marq_worker.progress import ProgressReport
-from marq_worker.watchdog.watchdog import Answer, StallDetector
+from marq_worker.watchdog.watchdog import ProbeResult, StallDetector
 
 LIMIT_S = 60.0
 PARTITION = "markers partition 0"
@@ -19,7 +19,7 @@ WAITS = ProgressReport((7,), 7)
 class Watched:
     """A process, looked at once a second."""
 
-    answer: Answer = Answer.WORK_WAITS
+    answer: ProbeResult = ProbeResult.WORK_WAITS
     watches_loop: bool = True
     asked: list[bool] = field(default_factory=list)
     turns: int = 0
@@ -29,7 +29,7 @@ class Watched:
     def __post_init__(self) -> None:
         self.stillness = StallDetector(LIMIT_S, self._ask, self.watches_loop)
 
-    def _ask(self, subject: Hashable, standing: ProgressReport, last: bool) -> Answer:
+    def _ask(self, subject: Hashable, standing: ProgressReport, last: bool) -> ProbeResult:
         self.asked.append(last)
         return self.answer
 
@@ -71,8 +71,8 @@ def test_what_is_owed_is_said() -> None:
     assert Watched().lives(600, owed) == "markers partition 0 stalled: its own TICK has not arrived"
 
 
-@pytest.mark.parametrize("answer", [Answer.AWAY, Answer.NOTHING_TO_DO])
-def test_an_idle_worker_and_one_whose_broker_is_away_are_left_alone(answer: Answer) -> None:
+@pytest.mark.parametrize("answer", [ProbeResult.AWAY, ProbeResult.NOTHING_TO_DO])
+def test_an_idle_worker_and_one_whose_broker_is_away_are_left_alone(answer: ProbeResult) -> None:
     worker = Watched(answer)
 
     assert worker.lives(3600, WAITS) == ""
@@ -80,9 +80,9 @@ def test_an_idle_worker_and_one_whose_broker_is_away_are_left_alone(answer: Answ
 
 
 def test_a_worker_has_time_to_come_back_after_its_broker_has() -> None:
-    worker = Watched(Answer.AWAY)
+    worker = Watched(ProbeResult.AWAY)
     worker.lives(3600, WAITS)
-    worker.answer = Answer.WORK_WAITS
+    worker.answer = ProbeResult.WORK_WAITS
 
     assert worker.lives(LIMIT_S / 2 - 1, WAITS) == ""
     assert worker.lives(LIMIT_S / 2, ProgressReport((8,), 8)) == ""
@@ -91,7 +91,7 @@ def test_a_worker_has_time_to_come_back_after_its_broker_has() -> None:
 def test_a_broker_that_goes_away_before_the_last_question_is_no_reason() -> None:
     worker = Watched()
     worker.lives(LIMIT_S - 5, WAITS)
-    worker.answer = Answer.AWAY
+    worker.answer = ProbeResult.AWAY
 
     assert worker.lives(600, WAITS) == ""
 
@@ -122,7 +122,7 @@ def test_a_partition_that_stops_meanwhile_is_not_ended_for() -> None:
 
 
 def test_an_event_loop_without_a_turn_is_ended_for_without_asking_anybody() -> None:
-    worker = Watched(Answer.AWAY)
+    worker = Watched(ProbeResult.AWAY)
     worker.lives(5, WAITS)
 
     assert worker.lives(600, WAITS, blocked=True) == "the event loop has had no turn"

@@ -13,7 +13,7 @@ from yarl import URL
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
 from marq_worker.commands.open_messages import covers, told_by_workers
-from marq_worker.commands.terminal import Column, fitted, seconds
+from marq_worker.commands.terminal import Column, fitted, interval, seconds
 from marq_worker.readable import span
 from marq_worker.web.peers import Members
 
@@ -72,15 +72,24 @@ def test_a_duration_has_at_most_two_units(duration_s: float, said: str) -> None:
     assert span(duration_s) == said
 
 
-@pytest.mark.parametrize(("typed", "found"), [("90", 90), ("1.5m", 90), ("2h", 7_200), ("7d", 604_800)])
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [("90", 90), ("1.5m", 90), ("2h", 7_200), ("7d", 604_800), ("1h30m", 5_400), ("1d12h", 129_600), ("2m0.5s", 120.5)],
+)
 def test_a_duration_is_typed_with_a_unit(typed: str, found: float) -> None:
     assert seconds("--delay", typed) == found
 
 
-@pytest.mark.parametrize("typed", ["", "soon", "-3s", "3w", "1h 2m"])
+@pytest.mark.parametrize("typed", ["", "soon", "-3s", "3w", "1h 2m", "30m1h", "1h30", "h", "1h1h"])
 def test_a_duration_that_is_none_is_named(typed: str) -> None:
     with pytest.raises(ConfigError, match=f"--delay {typed}: expected a duration"):
         seconds("--delay", typed)
+
+
+def test_watch_takes_a_duration_within_limits() -> None:
+    assert (interval(None), interval("2"), interval("1m30s")) == (None, 2, 90)
+    with pytest.raises(ConfigError, match=r"--watch 2h: expected a duration from 0\.1 s to 3600 s"):
+        interval("2h")
 
 
 def part(partition: int, applied: int, **other: object) -> dict[str, object]:

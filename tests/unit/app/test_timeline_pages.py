@@ -14,7 +14,7 @@ from marq.wire.marker_codec import encode
 from marq.wire.markers import Ack, Acquire, Payload, Renew, Source
 from marq.wire.markers_partitions import markers_partition
 from marq_worker.web.dashboard import pages, timeline_reader
-from marq_worker.web.dashboard.timeline_reader import Reading
+from marq_worker.web.dashboard.timeline_reader import TimelineReader
 from marq_worker.web.redaction import Redaction
 
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "marq"}, environment={})
@@ -106,8 +106,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Any:
         async def consumers(queue: str) -> Mapping[str, str]:
             return {}
 
-        reading = Reading(CLIENT, Definitions(), partitions, Redaction(), consumers)
-        story = await reading.message("marq.messages/0/5", "emails", since_ms)
+        reader = TimelineReader(CLIENT, Definitions(), partitions, Redaction(), consumers)
+        story = await reader.message("marq.messages/0/5", "emails", since_ms)
         story |= {"complete": True, "now": None}
         return story | {"status": pages._status(story, None, dead_letters_read=True)}
 

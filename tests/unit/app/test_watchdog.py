@@ -16,14 +16,14 @@ from marq_worker.progress import ProgressReport
 from marq_worker.watchdog import watchdog
 from marq_worker.watchdog.blocked_loop import BlockedLoop
 from marq_worker.watchdog.broker_probe import BrokerProbe, Rebalance
-from marq_worker.watchdog.watchdog import LOOK_SECONDS, Answer, Watchdog
+from marq_worker.watchdog.watchdog import LOOK_SECONDS, ProbeResult, Watchdog
 from marq_worker.worker_exit_codes import EXIT_STALLED
 
 SIGNAL_SECONDS = 30.0
 
 
-def work_waits(subject: Hashable, standing: ProgressReport, last: bool) -> Answer:
-    return Answer.WORK_WAITS
+def work_waits(subject: Hashable, standing: ProgressReport, last: bool) -> ProbeResult:
+    return ProbeResult.WORK_WAITS
 
 
 @pytest.fixture
@@ -152,10 +152,10 @@ async def test_a_defect_in_a_check_is_logged_and_the_next_checks_follow(
     monkeypatch.setattr(watchdog, "SAY_SECONDS", 0.001)
     answers = iter([AssertionError("Unrecognized partition")])
 
-    def ask(subject: Hashable, standing: ProgressReport, last: bool) -> Answer:
+    def ask(subject: Hashable, standing: ProgressReport, last: bool) -> ProbeResult:
         for error in answers:
             raise error
-        return Answer.WORK_WAITS
+        return ProbeResult.WORK_WAITS
 
     standings = {"markers partition 0": ProgressReport((7,), 7)}
     dog = Watchdog(0.02, lambda: standings, ask, watches_loop=False)
@@ -173,10 +173,10 @@ def test_a_probe_that_fails_unexpectedly_is_logged_and_counts_as_no_answer(
 ) -> None:
     probe = BrokerProbe(ClientSettings())
 
-    async def rebalance(_: str) -> Answer:
+    async def rebalance(_: str) -> ProbeResult:
         raise error
 
     monkeypatch.setattr(BrokerProbe, "_rebalance", lambda _, group: rebalance(group))
 
-    assert probe.ask(Rebalance("g"), ProgressReport((7,), 7), False) is Answer.AWAY
+    assert probe.ask(Rebalance("g"), ProgressReport((7,), 7), False) is ProbeResult.AWAY
     assert "its probe failed unexpectedly" in caplog.text

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import signal
 import socket
 import threading
 from types import SimpleNamespace
 
+import faust
 import pytest
 
 from marq_worker.faust_worker import MarqWorker
@@ -47,6 +50,27 @@ def test_a_stop_without_a_signal_has_a_time_limit_too(monkeypatch: pytest.Monkey
 
     assert ended.wait(10)
     assert codes == [1]
+
+
+@pytest.mark.parametrize(("quiet", "lines"), [(False, 1), (True, 0)])
+def test_a_stop_by_a_signal_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, quiet: bool, lines: int
+) -> None:
+    def run(worker: faust.Worker) -> None:
+        worker._schedule_shutdown(signal.SIGTERM)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(faust.Worker, "execute_from_commandline", run)
+    monkeypatch.setattr(faust.Worker, "_schedule_shutdown", lambda worker, number: None)
+    worker = MarqWorker.__new__(MarqWorker)
+    worker.app = SimpleNamespace(exit_code=3, quiet=quiet)
+
+    with caplog.at_level(logging.INFO, "marq.worker"), pytest.raises(SystemExit) as ended:
+        worker.execute_from_commandline()
+
+    assert ended.value.code == 3
+    assert len(caplog.records) == lines
+    assert all(record.getMessage().startswith("stopped by SIGTERM in ") for record in caplog.records)
 
 
 @pytest.mark.parametrize("bind", ["::1", "::", "127.0.0.1"])

@@ -15,7 +15,7 @@ from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.acquire_strategies import MarkerFirst
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.marker_writer import MarkerRecord
-from marq.kafka.queue_positions import NOT_BEHIND, Behind
+from marq.kafka.queue_positions import NOT_BEHIND, LowWatermarks
 from marq.kafka.queue_records import serving
 from marq.kafka.records import Records
 from marq.settings.queue import QueueSettings
@@ -113,7 +113,7 @@ class FakeReader:
                 left -= len(records)
         return found
 
-    async def commit(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> None:
+    async def commit(self, offsets: Mapping[Source, int], behind: LowWatermarks = NOT_BEHIND) -> None:
         if not offsets:
             raise ValueError("aiokafka commits no empty offsets")
         self._check_commit()

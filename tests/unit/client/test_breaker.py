@@ -50,7 +50,7 @@ def make(make_rig, records: int, rules: QueueSettings = RULES, **changes) -> Rig
 
 
 def state(rig: Rig) -> str:
-    return rig.receiver.rules.breakers["q"].state
+    return rig.receiver.gate.breakers["q"].state
 
 
 async def test_it_opens_at_a_failure_rate_and_releases_prefetched_messages(make_rig) -> None:
@@ -111,7 +111,7 @@ async def test_a_failed_trial_restarts_the_pause_and_costs_no_attempt(make_rig) 
         await rig.clock.advance(30)
         await fail(rig, 1)
         assert state(rig) == "open"
-        assert rig.receiver.rules.breakers["q"].openings == openings
+        assert rig.receiver.gate.breakers["q"].openings == openings
     await rig.settled()
 
     assert {counted for counted, _ in released(rig).values()} == {False}
@@ -196,7 +196,7 @@ async def test_a_call_with_many_messages_fails_once(make_rig) -> None:
             raise Down
 
     pool = rig.work_on_batches(handle, max_messages=5, most=20)
-    await rig.settler.until(lambda: "q" in rig.receiver.rules.breakers and state(rig) == "open")
+    await rig.settler.until(lambda: "q" in rig.receiver.gate.breakers and state(rig) == "open")
     await rig.settler.until(lambda: rig.receiver.prefetch.in_flight == 0)
     await pool.stop(0)
 
@@ -238,7 +238,7 @@ async def test_a_test_message_whose_handler_hangs_until_its_lease_is_lost_restar
     await rig.clock.advance(1)
 
     assert (begun, state(rig)) == ([30, 90], "half-open")
-    assert rig.receiver.rules.breakers["q"].openings == 2
+    assert rig.receiver.gate.breakers["q"].openings == 2
     await pool.stop(0)
 
 
@@ -259,7 +259,7 @@ async def test_plain_functions_that_hang_until_their_leases_are_lost_open_it(mak
     go_on.set()
     await rig.settler.until(lambda: len(rig.acked) == 4)
     assert state(rig) == "open"
-    assert rig.receiver.rules.breakers["q"].openings == 1
+    assert rig.receiver.gate.breakers["q"].openings == 1
     await pool.stop(0)
 
 
@@ -368,7 +368,7 @@ async def test_settings_may_take_it_away_or_change_it_while_it_is_open(make_rig)
     taken = await rig.take(4)
 
     assert len(taken) == 4
-    assert not rig.receiver.rules.breakers
+    assert not rig.receiver.gate.breakers
 
 
 async def test_without_the_library_a_start_says_what_to_install_and_a_change_does_no_harm(
@@ -384,5 +384,5 @@ async def test_without_the_library_a_start_says_what_to_install_and_a_change_doe
     rig.add(3)
     await fail(rig, 3)
 
-    assert not rig.receiver.rules.breakers
+    assert not rig.receiver.gate.breakers
     assert caplog.text.count("continuing without a circuit breaker") == 1

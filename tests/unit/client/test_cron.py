@@ -10,7 +10,7 @@ import pytest
 
 import marq
 from marq.settings.cron import check_times, next_time
-from marq.settings.schedule_definitions import Schedule
+from marq.settings.schedule_definitions import Schedule, check_schedule
 
 
 def schedule(cron: str, timezone: str = "UTC") -> Schedule:
@@ -39,6 +39,28 @@ def test_the_next_time_is_after_the_one_that_is_given() -> None:
     assert following(schedule("0 9 * * MON-FRI", "Europe/Berlin"), "2026-01-02T08:00:00+00:00", 2) == [
         "01-05 08:00:00", "01-06 08:00:00",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("@hourly", "01-01 13:00:00"),
+        ("@daily", "01-02 00:00:00"),
+        ("@midnight", "01-02 00:00:00"),
+        ("@weekly", "01-04 00:00:00"),
+        ("@monthly", "02-01 00:00:00"),
+        ("@yearly", "01-01 00:00:00"),
+        ("@annually", "01-01 00:00:00"),
+    ],
+)
+def test_common_times_have_names(name: str, expected: str) -> None:
+    check_schedule({"queue": "reports", "cron": name}, "the schedule", whole=True)
+    assert following(schedule(name), "2026-01-01T12:30:00+00:00", 1) == [expected]
+
+
+def test_a_misspelt_name_is_answered_with_all_names() -> None:
+    with pytest.raises(marq.ConfigError, match=r"or one of @hourly, @daily, .*, not '@dayly'"):
+        check_schedule({"queue": "reports", "cron": "@dayly"}, "the schedule")
 
 
 def test_six_fields_begin_with_seconds() -> None:

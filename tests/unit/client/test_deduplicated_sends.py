@@ -13,7 +13,7 @@ from marq.client.delivery_time import AT_ONCE, When
 from marq.client.receipt import Receipt
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.topics import Topics
-from marq.producer.batches import Counts
+from marq.producer.batches import SendCounts
 from marq.producer.delays import Delays
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import decode
@@ -60,7 +60,7 @@ class Broker:
 
 
 def delays(broker: Broker) -> Delays:
-    return Delays(cast("Cluster", broker), Topics(4, 4, 1_000_000, 1_065_536), LIMIT_S, Counts())
+    return Delays(cast("Cluster", broker), Topics(4, 4, 1_000_000, 1_065_536), LIMIT_S, SendCounts())
 
 
 async def test_messages_that_are_sent_during_a_write_wait_for_it_and_go_together() -> None:

@@ -12,7 +12,7 @@ import pytest
 from marq.core.storage.rows import LeaseRow, State
 from marq.kafka.inspector import Waiting
 from marq.queues import definition_log
-from marq.queues.definition_log import MAX_SCANNED, KafkaDefinitionLog, Unfinished
+from marq.queues.definition_log import MAX_SCANNED, KafkaDefinitionLog, UnfinishedMessages
 from marq.queues.ordered_changes import refusal
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
@@ -64,7 +64,7 @@ class MovingMessage:
         return int(WAITING in self._seen[1:])
 
 
-async def counted(monkeypatch: pytest.MonkeyPatch, message: MovingMessage) -> Unfinished:
+async def counted(monkeypatch: pytest.MonkeyPatch, message: MovingMessage) -> UnfinishedMessages:
     monkeypatch.setattr(definition_log, "Inspector", lambda settings, definitions: message)
     return await KafkaDefinitionLog(ClientSettings()).messages_of("q", Definitions())
 
@@ -91,13 +91,13 @@ async def test_a_message_that_moves_is_counted(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (State.LEASED_IN_ORDER, Unfinished(0, 1, 0)),
-        (State.WAITING_IN_ORDER, Unfinished(0, 1, 0)),
-        (State.DELAYED, Unfinished(0, 0, 1)),
+        (State.LEASED_IN_ORDER, UnfinishedMessages(0, 1, 0)),
+        (State.WAITING_IN_ORDER, UnfinishedMessages(0, 1, 0)),
+        (State.DELAYED, UnfinishedMessages(0, 0, 1)),
     ],
 )
 async def test_messages_are_counted_by_what_has_to_happen_to_them(
-    monkeypatch: pytest.MonkeyPatch, state: State, expected: Unfinished
+    monkeypatch: pytest.MonkeyPatch, state: State, expected: UnfinishedMessages
 ) -> None:
     assert await counted(monkeypatch, MovingMessage(state, source=SENDER)) == expected
 
@@ -109,12 +109,12 @@ async def test_the_next_message_of_a_schedule_does_not_count(monkeypatch: pytest
 async def test_a_finished_message_counts_until_its_consumer_has_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = await counted(monkeypatch, MovingMessage(FINISHED))
 
-    assert found == Unfinished(0, 0, 0, uncommitted=1)
+    assert found == UnfinishedMessages(0, 0, 0, uncommitted=1)
     assert "can't change yet, because 1 finished messages" in refusal("q", "ordering", found)
 
 
 async def test_records_that_were_not_read_may_be_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     found = await counted(monkeypatch, MovingMessage("nowhere", complete=False))
 
-    assert found == Unfinished(0, 0, 0, MAX_SCANNED)
+    assert found == UnfinishedMessages(0, 0, 0, MAX_SCANNED)
     assert str(found).startswith("more than 200,000 records after its consumers' positions")

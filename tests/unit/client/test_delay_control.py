@@ -23,7 +23,7 @@ from marq.wire.markers import (
     Cause,
     Fact,
     Kind,
-    Outcome,
+    RequestOutcome,
     Reschedule,
     Source,
 )
@@ -85,7 +85,7 @@ def fact(kind: Kind, queue: str) -> Fact:
     return Fact(kind, queue, 9, PLACE, [5], [1], [Cause.CANCELLED if kind is Kind.CANCELLED else Cause.EXPIRED])
 
 
-def answer(request: Cancel | Reschedule, outcome: Outcome, queue: str | None = None) -> Answer:
+def answer(request: Cancel | Reschedule, outcome: RequestOutcome, queue: str | None = None) -> Answer:
     return Answer(request.queue if queue is None else queue, request.holder, PLACE, [5], [outcome])
 
 
@@ -106,8 +106,8 @@ async def test_a_marker_about_another_queues_message_at_the_place_is_no_answer(w
     def script(request: Cancel | Reschedule) -> Iterable[Batch]:
         yield fact(Kind.REDELIVERED, "other")
         yield fact(Kind.CANCELLED, "other")
-        yield answer(request, Outcome.TOO_LATE, "other")
-        yield fact(Kind.CANCELLED, "emails") if when is None else answer(request, Outcome.DONE)
+        yield answer(request, RequestOutcome.TOO_LATE, "other")
+        yield fact(Kind.CANCELLED, "emails") if when is None else answer(request, RequestOutcome.DONE)
 
     assert await asked("emails", when, script) == (True, 1)
 
@@ -125,7 +125,7 @@ async def test_a_request_without_a_queue_is_repeated_until_a_tracker_says_that_i
 
     def script(request: Cancel | Reschedule) -> Iterable[Batch]:
         requests.append(request)
-        yield fact(Kind.REDELIVERED, "emails") if len(requests) == 1 else answer(request, Outcome.TOO_LATE)
+        yield fact(Kind.REDELIVERED, "emails") if len(requests) == 1 else answer(request, RequestOutcome.TOO_LATE)
 
     assert await asked(ANY_QUEUE, None, script) == (False, 2)
 
@@ -153,7 +153,7 @@ class Partitions(Log):
             self.written.put_nowait(record.partition)
             if record.partition == self._silent:
                 continue
-            done = [Outcome.DONE] * len(request.offsets)
+            done = [RequestOutcome.DONE] * len(request.offsets)
             value = encode(Answer(request.queue, request.holder, request.source, request.offsets, done))
             for partitions, values in self._readers:
                 if record.partition in partitions:
@@ -178,7 +178,9 @@ class Reader(Log):
 @pytest.mark.parametrize("when", [None, LATER])
 async def test_more_messages_than_fit_into_a_marker_are_requested_with_several(when: When | None) -> None:
     def done(request: Cancel | Reschedule) -> list[Batch]:
-        return [Answer(request.queue, request.holder, PLACE, request.offsets, [Outcome.DONE] * len(request.offsets))]
+        return [
+            Answer(request.queue, request.holder, PLACE, request.offsets, [RequestOutcome.DONE] * len(request.offsets))
+        ]
 
     log = Log(done)
     control = DelayControl(log, Names(), topics(1), log, 5.0)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from marq.client.exception_rules import REJECTED, Failures
 from marq.core.storage.rows import row_key
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings, check_document, queue_settings
+from marq.wire.error_texts import error_of, traceback_of
 from marq.wire.markers import BACKOFF, Reject, Release, Source
 from tests.unit.client.fakes import FakeRecord
 
@@ -84,7 +85,9 @@ async def test_an_exception_releases_by_its_own_backoff_or_rejects(make_rig) -> 
     (released,) = rig.settler.of(Release)
     computed = jittered.delay_ms(1, row_key("q", P0, 2))
     assert dict(zip(released.offsets, released.delays_ms, strict=True)) == {0: 2_000, 1: 9_000, 2: computed, 3: BACKOFF}
-    assert list(rig.settler.of(Reject)[0].reasons) == ["ValueError: no such user"]
+    [reason] = rig.settler.of(Reject)[0].reasons
+    assert error_of(reason) == "ValueError: no such user"
+    assert traceback_of(reason).endswith("raise error\nValueError: no such user")
 
 
 async def test_what_a_handler_says_itself_goes_before_the_rules(make_rig) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.marker_writer import MarkerRecord
-from marq.kafka.queue_positions import NOT_BEHIND, Behind
+from marq.kafka.queue_positions import NOT_BEHIND, LowWatermarks
 from marq.kafka.records import Records
 from marq.wire.large_messages import left_out
 from marq.wire.marker_codec import encode
@@ -246,7 +246,7 @@ async def test_acquires_are_written_while_the_cycle_before_commits_and_are_commi
     rig = make_rig()
     commit = rig.reader.commit
 
-    async def slowly(offsets: Mapping[Source, int], behind: Behind) -> None:
+    async def slowly(offsets: Mapping[Source, int], behind: LowWatermarks) -> None:
         await committing.wait()
         commits.append(dict(offsets))
         await commit(offsets)
@@ -381,7 +381,7 @@ class Overlap:
             self.rig.acquirer.refuse_written = int(self._fates[index] == "answer lost")
         await self._write(batches, limit_s)
 
-    async def commit(self, offsets: Mapping[Source, int], behind: Behind = NOT_BEHIND) -> None:
+    async def commit(self, offsets: Mapping[Source, int], behind: LowWatermarks = NOT_BEHIND) -> None:
         taken = {(each.source, offset) for each in self.rig.acquirer.of(Acquire) for offset in each.offsets}
         if any(offset < offsets.get(source, 0) for source, offset in set(self.sent) - taken):
             self.lost.append(offsets)
@@ -457,7 +457,7 @@ async def test_a_cycle_that_begins_as_its_partitions_are_reassigned_hides_no_ear
     committing = asyncio.Event()
     fetch, commit = rig.reader.fetch, rig.reader.commit
 
-    async def slow_commit(offsets: Mapping[Source, int], behind: Behind) -> None:
+    async def slow_commit(offsets: Mapping[Source, int], behind: LowWatermarks) -> None:
         await committing.wait()
         await commit(offsets)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
-from marq.kafka.committed_offsets import Place
+from marq.kafka.committed_offsets import StartPosition
 from marq.kafka.group_reader import GroupReader, NotCommitted, _Listener
-from marq.kafka.queue_positions import Positions, Progress, topic_id_of
+from marq.kafka.queue_positions import MemberPositions, Positions, topic_id_of
 from marq.kafka.queue_records import serving
 from marq.kafka.records import Records
 from marq.settings.client import ClientSettings
@@ -62,12 +62,12 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_places_that_were_looked_up_before_a_rebalance_do_not_count(monkeypatch, other_queues) -> None:
     asked, gate = [], asyncio.Event()
 
-    async def places(settings, group, served, sources) -> dict[Source, Place]:
+    async def places(settings, group, served, sources) -> dict[Source, StartPosition]:
         asked.append(served.queues)
         if len(asked) == 1:
             await gate.wait()
-            return {P0: Place(100, Positions({"here": 100}))}
-        return {P0: Place(7, Positions({"here": 100, "joins": 7}))}
+            return {P0: StartPosition(100, Positions({"here": 100}))}
+        return {P0: StartPosition(7, Positions({"here": 100, "joins": 7}))}
 
     monkeypatch.setattr("marq.kafka.group_reader.places", places)
     reader = GroupReader(ClientSettings(), "g", serving("t", ["here"], {}))
@@ -92,8 +92,8 @@ async def test_places_that_were_looked_up_before_a_rebalance_do_not_count(monkey
 
 
 async def test_a_read_before_the_start_restarts_but_only_once_per_place(monkeypatch) -> None:
-    async def places(settings, group, served, sources) -> dict[Source, Place]:
-        return {P0: Place(100, Positions({"here": 100}))}
+    async def places(settings, group, served, sources) -> dict[Source, StartPosition]:
+        return {P0: StartPosition(100, Positions({"here": 100}))}
 
     monkeypatch.setattr("marq.kafka.group_reader.places", places)
     reader = GroupReader(ClientSettings(), "g", serving("t", ["here"], {}))
@@ -118,8 +118,8 @@ async def test_a_queues_own_topic_that_is_created_again_is_placed_again_before_i
     ids = {"t": "aaaaaaaaaaaa"}
     committed: dict[TopicPartition, Any] = {}
 
-    async def places(settings, group, served, sources) -> dict[Source, Place]:
-        return {P0: Place(20 if ids["t"] == "aaaaaaaaaaaa" else 0, Positions(), topic_id=ids["t"])}
+    async def places(settings, group, served, sources) -> dict[Source, StartPosition]:
+        return {P0: StartPosition(20 if ids["t"] == "aaaaaaaaaaaa" else 0, Positions(), topic_id=ids["t"])}
 
     async def topic_ids(partitions: object) -> set[tuple[str, str]]:
         return set(ids.items())
@@ -154,8 +154,8 @@ async def test_a_queues_own_topic_that_is_created_again_is_placed_again_before_i
 
 @pytest.mark.parametrize("start", [0, 50])
 async def test_records_lost_since_reading_began_restart_it(monkeypatch, start: int) -> None:
-    async def places(settings, group, served, sources) -> dict[Source, Place]:
-        return {P0: Place(start, Positions({"here": start}))}
+    async def places(settings, group, served, sources) -> dict[Source, StartPosition]:
+        return {P0: StartPosition(start, Positions({"here": start}))}
 
     async def commit(offsets) -> None: ...
 
@@ -185,10 +185,10 @@ async def test_records_lost_since_reading_began_restart_it(monkeypatch, start: i
 
 def test_records_read_again_after_a_loss_do_not_hide_it() -> None:
     """The loss was not noticed yet, because nothing was committed."""
-    progress, served = Progress(), serving("t", ["here"], {})
+    progress, served = MemberPositions(), serving("t", ["here"], {})
     progress.begin(P0, Positions(), 0)
     for end in (100, 85):
-        progress.take({P0: end}, progress.after(served, {P0: end}))
+        progress.take({P0: end}, progress.advanced_to(served, {P0: end}))
 
     fetched = {P0: Records.of([ConsumerRecord("t", 0, 85, 0, 0, b"here", b"v", None, 0, 0, ())])}
 
@@ -199,8 +199,11 @@ async def test_a_place_in_a_log_that_has_lost_records_is_committed_at_once(monke
     """Else the log may have grown past the former offset by the next start, which would skip its new records."""
     committed: list[dict[TopicPartition, int]] = []
 
-    async def places(settings, group, served, sources) -> dict[Source, Place]:
-        return {P0: Place(90, Positions({"here": 90}), lost=True), Source("t", 1): Place(5, Positions({"here": 5}))}
+    async def places(settings, group, served, sources) -> dict[Source, StartPosition]:
+        return {
+            P0: StartPosition(90, Positions({"here": 90}), lost=True),
+            Source("t", 1): StartPosition(5, Positions({"here": 5})),
+        }
 
     async def commit(offsets) -> None:
         committed.append({partition: offset.offset for partition, offset in offsets.items()})

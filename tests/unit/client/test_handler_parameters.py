@@ -191,7 +191,7 @@ def test_a_codec_of_the_decorator_wins_over_the_annotation() -> None:
     def handle(value: SimpleNamespace) -> None: ...
 
     assert codec_of(handle, "q") is marq.JSON
-    assert target_of(handle, marq.TEXT) == ("q", marq.JSON)
+    assert target_of(handle, marq.TEXT) == ("q", marq.JSON, None)
 
 
 def test_without_a_codec_of_the_handler_that_of_the_client_counts() -> None:
@@ -199,7 +199,7 @@ def test_without_a_codec_of_the_handler_that_of_the_client_counts() -> None:
     def handle(message: marq.Message) -> None: ...
 
     assert codec_of(handle, "q") is None
-    assert target_of(handle, marq.TEXT) == ("q", marq.TEXT)
+    assert target_of(handle, marq.TEXT) == ("q", marq.TEXT, None)
 
 
 async def test_a_decorated_handler_can_be_called_and_keeps_local_types() -> None:
@@ -350,7 +350,7 @@ def test_an_object_with_a_method_send_keeps_it() -> None:
 
 
 async def test_a_workers_producer_opens_at_first_use_and_not_after_the_stop() -> None:
-    from marq.client.current_producer import SharedProducer
+    from marq.client.current_producer import HandlersProducer
 
     events: list[str] = []
 
@@ -361,10 +361,10 @@ async def test_a_workers_producer_opens_at_first_use_and_not_after_the_stop() ->
         async def stop(self) -> None:
             events.append("stop")
 
-    shared = SharedProducer(Producer)  # type: ignore[arg-type]
+    shared = HandlersProducer(Producer)  # type: ignore[arg-type]
     await shared.stop()
     assert events == []
-    shared = SharedProducer(Producer)  # type: ignore[arg-type]
+    shared = HandlersProducer(Producer)  # type: ignore[arg-type]
     assert await shared.started() is await shared.started()
     await shared.stop()
     with pytest.raises(marq.MarqError, match="the worker is stopping: nothing was sent"):

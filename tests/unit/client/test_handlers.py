@@ -7,13 +7,15 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable
+from datetime import timedelta
 from types import ModuleType
 
 import pytest
 
 from marq.client.codecs import BYTES, JSON
-from marq.consumer.handlers import HandlerDefinition, check_handler, definitions_of, handler, handlers_in
-from marq.settings.queue import check_document
+from marq.consumer.handlers import HandlerDefinition, by_queue, check_handler, definitions_of, handler, handlers_in
+from marq.settings.queue import CHECKS, check_document, queue_settings
+from marq.settings.queue_options import HandlerOptions
 from marq.wire.errors import ConfigError
 
 
@@ -50,7 +52,7 @@ def test_the_definition_has_what_the_decorator_said() -> None:
     (definition,) = definitions_of(send)
 
     name = f"{__name__}:test_the_definition_has_what_the_decorator_said.<locals>.send"
-    assert definition == HandlerDefinition("emails", send, name, 8, JSON, "background")
+    assert definition == HandlerDefinition("emails", send, name, JSON, {"concurrency": 8, "group": "background"})
 
 
 def test_a_definition_says_of_its_queue_only_what_the_decorator_said(make_module) -> None:
@@ -62,7 +64,7 @@ def test_a_definition_says_of_its_queue_only_what_the_decorator_said(make_module
         def post(message): ...
     """)
 
-    documents = {each.queue: each.document for each in handlers_in(module)}
+    documents = {queue: each.document for queue, each in by_queue(handlers_in(module)).items()}
 
     assert documents == {
         "emails": {"handler": "mail:send"},
@@ -70,6 +72,39 @@ def test_a_definition_says_of_its_queue_only_what_the_decorator_said(make_module
     }
     for document in documents.values():
         check_document(document, "the handler")
+
+
+def test_a_decorator_takes_the_settings_of_a_table_of_marq_toml(make_module) -> None:
+    # given: each key but the handler, and durations as timedeltas
+    given: dict[str, object] = {
+        "lease": timedelta(minutes=2), "max_lease": 600, "max_attempts": 3, "backoff": [timedelta(seconds=1), 5],
+        "errors": {"ValueError": "reject"}, "breaker": False, "dead_letter": True, "group": "post", "topic": "letters",
+        "concurrency": 2, "delay": 0, "delivery": "at-least-once", "transactional": False, "partitions": 2,
+        "paused": False, "ordering": "none", "on_dead_letter": "continue", "start": "earliest",
+        "deduplication_window": 60, "shutdown_timeout": 5, "tracebacks": False,
+    }  # fmt: skip
+    assert given.keys() == HandlerOptions.__annotations__.keys() == CHECKS.keys() - {"handler"}
+
+    @handler("letters", **given)  # type: ignore[arg-type]
+    def post(message: object) -> None: ...
+
+    [definition] = definitions_of(post)
+    plain = {"lease": 120.0, "backoff": [1.0, 5]}
+    assert definition.settings == {**given, **plain}
+    assert queue_settings(definition.settings).lease_ms == 120_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_attempts": 0}, r"@marq\.handler\('emails'\): max_attempts: expected a whole number from 1 to 1000000"),
+        ({"backoff": {"bas": 1}}, r"@marq\.handler\('emails'\): backoff\.bas: unknown key"),
+        ({"lease": "30s"}, r"lease: expected a number of seconds above 0, to 4294967, not '30s'"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_decorator(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        handler("emails", **settings)  # type: ignore[arg-type]
 
 
 def test_bytes_as_they_are_can_be_asked_for() -> None:
@@ -92,14 +127,12 @@ def test_without_parentheses_the_decorator_says_what_to_write() -> None:
 @pytest.mark.parametrize(
     ("keyword", "said"),
     [
-        ("max_retries", r"max_attempts .* is a setting of the queue; write max_attempts = … under \[queues.emails\]"),
-        ("visibility_timeout", "lease .* is a setting of the queue; write lease = …"),
-        ("max_attempts", "max_attempts is a setting of the queue"),
-        ("backoff", "backoff is a setting of the queue"),
+        ("max_retries", "marq calls it max_attempts"),
+        ("visibility_timeout", "marq calls it lease"),
         ("countdown", r"raise marq\.Retry\(delay=…\)"),
-        ("delay", "under \\[queues.emails\\]"),
         ("concurency", "no keyword 'concurency'; did you mean 'concurrency'"),
-        ("leese", r"no keyword 'leese': lease is a setting of the queue; write lease = … under \[queues.emails\]"),
+        ("leese", "no keyword 'leese'; did you mean 'lease'"),
+        ("handler", "unexpected keyword argument 'handler'"),
         ("colour", "unexpected keyword argument 'colour'"),
     ],
 )
@@ -258,7 +291,7 @@ def test_a_handler_counts_once_for_each_of_its_queues(make_module, source: str, 
     found = handlers_in(module, module)
 
     assert len(found) == len(handlers)
-    assert {(each.queue, each.name, each.concurrency) for each in found} == handlers
+    assert {(each.queue, each.name, each.settings.get("concurrency")) for each in found} == handlers
 
 
 def test_two_handlers_for_one_queue_are_both_named(make_module) -> None:

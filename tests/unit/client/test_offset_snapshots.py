@@ -9,7 +9,7 @@ from aiokafka import ConsumerRecord
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from marq.kafka.committed_offsets import Committed, Place, Search
+from marq.kafka.committed_offsets import Committed, StartPosition, StartPositionResolver
 from marq.kafka.offset_snapshots import (
     MAX_METADATA_BYTES,
     UNNAMED_MS,
@@ -21,7 +21,7 @@ from marq.kafka.offset_snapshots import (
     left_over,
     new_snapshot,
 )
-from marq.kafka.queue_positions import Positions, Progress
+from marq.kafka.queue_positions import MemberPositions, Positions
 from marq.kafka.queue_records import serving
 from marq.kafka.records import Records
 from marq.wire.errors import ConfigError
@@ -42,9 +42,9 @@ class Partition:
         self._room_bytes = room_bytes
         self._numbers = count()
 
-    def place(self, queues: list[str], end: int | None = None) -> Place:
+    def place(self, queues: list[str], end: int | None = None) -> StartPosition:
         committed = {} if self.committed is None else {SOURCE: self.committed}
-        place = Search(
+        place = StartPositionResolver(
             NAMES,
             NAMES.named_group("g"),
             serving(NAMES.messages, queues, {}),
@@ -58,10 +58,10 @@ class Partition:
             self.snapshots[place.snapshot.id] = place.snapshot
         return place
 
-    def commit(self, place: Place, queues: list[str], *offsets: int) -> None:
+    def commit(self, place: StartPosition, queues: list[str], *offsets: int) -> None:
         positions = place.positions
         for offset in offsets:
-            positions = positions.after(tuple(sorted(queues)), offset)
+            positions = positions.advanced_to(tuple(sorted(queues)), offset)
             metadata = positions.encode(offset)
             assert len(metadata.encode()) <= max(self._room_bytes, MAX_METADATA_BYTES)
             self.committed = Committed(offset, metadata)
@@ -110,10 +110,10 @@ def test_while_one_queue_catches_up_the_others_stay_where_they_are() -> None:
 def test_a_queue_that_becomes_ordered_while_it_is_served_keeps_the_snapshot() -> None:
     partition = Partition()
     place, queues = partition.place(MANY), tuple(MANY)
-    positions = place.positions.after(queues, 100)
+    positions = place.positions.advanced_to(queues, 100)
 
     for offset in (200, 300):
-        positions = positions.after(queues, offset, {MANY[3]: 150})
+        positions = positions.advanced_to(queues, offset, {MANY[3]: 150})
         partition.committed = Committed(offset, positions.encode(offset))
 
     again = partition.place(MANY)
@@ -121,12 +121,12 @@ def test_a_queue_that_becomes_ordered_while_it_is_served_keeps_the_snapshot() ->
     assert again.start == 150
 
 
-def unmet(place: Place, queues: list[str], *offsets: int) -> list[bytes | None]:
+def unmet(place: StartPosition, queues: list[str], *offsets: int) -> list[bytes | None]:
     """Return the keys of records at these offsets after reading began at a place; all are of the first queue."""
-    progress = Progress()
+    progress = MemberPositions()
     progress.begin(SOURCE, place.positions, place.start)
     read = Records.of([ConsumerRecord(*SOURCE, at, 0, 0, queues[0].encode(), b"v", None, 0, 0, ()) for at in offsets])
-    [found] = progress.unmet(serving(NAMES.messages, queues, {}), {SOURCE: read}).values()
+    [found] = progress.without_received(serving(NAMES.messages, queues, {}), {SOURCE: read}).values()
     return [record.key for record in found]
 
 
@@ -165,7 +165,7 @@ def test_queues_that_are_further_than_the_place_forget_what_the_log_has_lost(que
 
 def test_the_place_of_a_queue_with_ordering_is_not_after_the_end_of_the_log() -> None:
     partition, queues = Partition(), ("a", "b")
-    positions = Positions().after(queues, 100, {"a": 95})
+    positions = Positions().advanced_to(queues, 100, {"a": 95})
     partition.committed = Committed(100, positions.encode(100))
 
     place = partition.place(["a", "b"], end=90)
@@ -186,11 +186,11 @@ def test_a_place_in_a_whole_log_or_one_whose_end_is_unknown_stays(end: int | Non
 
 def test_queues_that_come_one_by_one_from_groups_of_their_own_keep_their_positions() -> None:
     partition = Partition()
-    search = Search(NAMES, "g", serving(NAMES.messages, MANY, {}), [SOURCE], {}, {})
+    resolver = StartPositionResolver(NAMES, "g", serving(NAMES.messages, MANY, {}), [SOURCE], {}, {})
     for number, queue in enumerate(MANY):
         theirs = {SOURCE: Committed(number, Positions({queue: number}).encode(number))}
-        search.consider(NAMES.group(queue), theirs, {})
-    place = search.places()[SOURCE]
+        resolver.consider(NAMES.group(queue), theirs, {})
+    place = resolver.places()[SOURCE]
     assert place.snapshot is not None
     partition.snapshots[place.snapshot.id] = place.snapshot
 

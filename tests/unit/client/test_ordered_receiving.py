@@ -13,7 +13,7 @@ from marq.consumer import cycles, handler_failures, ordered_receiving, receiver,
 from marq.consumer.acquisition import acquisitions
 from marq.consumer.message import Message
 from marq.consumer.ordered_records import delivered_again
-from marq.consumer.resume_questions import Questions
+from marq.consumer.resume_questions import TrackerQueries
 from marq.core.storage.rows import State
 from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord
@@ -63,9 +63,11 @@ class Tracker:
         return
 
 
-def ordered_rig(questions: Questions | None = None, **changes: Any) -> tuple[Rig, Tracker]:
+def ordered_rig(questions: TrackerQueries | None = None, **changes: Any) -> tuple[Rig, Tracker]:
     made, tracker = rig(**{"queue": lambda _: QueueSettings(ordering="key"), **changes}), Tracker()
-    made.receiver.ordering._questions = questions or Questions(tracker.open, tracker, 4, made.clock, made.clock.sleep)
+    made.receiver.ordering._questions = questions or TrackerQueries(
+        tracker.open, tracker, 4, made.clock, made.clock.sleep
+    )
     return made, tracker
 
 
@@ -211,7 +213,7 @@ async def test_positions_are_committed_although_only_other_partitions_are_read()
 async def test_other_queues_of_a_group_keep_the_holder_of_the_assignment() -> None:
     settings = {"a": QueueSettings(ordering="key"), "b": QueueSettings()}
     made, tracker = rig(["a", "b"], queue=settings.__getitem__), Tracker()
-    made.receiver.ordering._questions = Questions(tracker.open, tracker, 4, made.clock, made.clock.sleep)
+    made.receiver.ordering._questions = TrackerQueries(tracker.open, tracker, 4, made.clock, made.clock.sleep)
     made.reader.add(P0, FakeRecord(0, key=b"a"), FakeRecord(1, key=b"b"))
     for buffer in made.receiver.prefetch.buffers.values():
         buffer.handler_demand = 10
@@ -358,7 +360,7 @@ async def test_an_error_that_no_retry_can_repair_ends_the_receiver() -> None:
         raise ConfigError("topic marq.markers: Read is missing")
 
     made, tracker = ordered_rig()
-    made.receiver.ordering._questions = Questions(refuse, tracker, 4, made.clock, made.clock.sleep)
+    made.receiver.ordering._questions = TrackerQueries(refuse, tracker, 4, made.clock, made.clock.sleep)
     made.reader.add(P0, record(0, "a"))
     made.receiver.start()
     # The error ends the wait for messages.
@@ -378,7 +380,7 @@ async def test_an_outage_of_trackers_is_reported_once(caplog: pytest.LogCaptureF
         raise BrokerUnavailable("no broker")
 
     clock, tracker = rig().clock, Tracker()
-    questions = Questions(fail, tracker, 4, clock, clock.sleep)
+    questions = TrackerQueries(fail, tracker, 4, clock, clock.sleep)
 
     async def ask(number: int) -> None:
         async for _ in questions.answers([Resume("q", number, P0, [0], onwards=True)]):

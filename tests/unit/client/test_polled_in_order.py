@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from marq.client.message_token import Token
 from marq.consumer.message import Message
 from marq.consumer.polled_in_order import WAITING_LEASE_MS, PolledInOrder
-from marq.consumer.resume_questions import Questions
+from marq.consumer.resume_questions import TrackerQueries
 from marq.consumer.session import MemberSession
 from marq.core.storage.rows import State
 from marq.settings.client import ClientSettings
@@ -49,7 +49,7 @@ class Polled:
         )
         self.tracker = Tracker()
         receiver, clock = self.rig.receiver, self.rig.clock
-        receiver.ordering._questions = Questions(self.tracker.open, self.tracker, 4, clock, clock.sleep)
+        receiver.ordering._questions = TrackerQueries(self.tracker.open, self.tracker, 4, clock, clock.sleep)
         self.consumer = PolledInOrder("q", ClientSettings.read("memory://", {}, owner="test"))
         session: Any = MemberSession.__new__(MemberSession)
         session.cluster, session.buffer = Time(clock), self.rig.buffer

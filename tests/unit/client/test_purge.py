@@ -240,7 +240,21 @@ async def test_a_purge_takes_over_from_one_that_goes_on_until_the_queue_is_pause
     interrupted(namespace, Purge(5_000, {P0: 150}, {P0: 100}))
     namespace.published_in_pause = Purge(5_000, {P0: 150})
 
-    assert (await purge(namespace)).waiting == 100
+    # The other one has ended the rest.
+    assert (await purge(namespace)).waiting == 50
+
+
+async def test_messages_that_an_earlier_purge_has_ended_are_not_counted_again(namespace: Namespace) -> None:
+    namespace.fill(range(100, 200))
+    # Without a consumer, the queue's position stays where it is.
+    namespace.place = 100
+    first = await purge(namespace)
+    namespace.fill(range(200, 210))
+
+    second = await purge(namespace)
+
+    assert (first.waiting, first.too_late) == (100, 0)
+    assert (second.waiting, second.too_late) == (10, 0)
 
 
 async def test_a_purge_that_is_called_again_while_the_queue_is_paused_completes_the_first(namespace: Namespace) -> None:

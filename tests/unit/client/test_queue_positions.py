@@ -19,7 +19,7 @@ def test_without_a_commit_no_queue_has_had_anything() -> None:
     positions = Positions.decode(None, "")
 
     assert positions.start(["emails"], log_start=7) == 7
-    assert not positions.had("emails", 7)
+    assert not positions.has_received("emails", 7)
 
 
 @pytest.mark.parametrize("metadata", ["", "x", "[]", "{}", '{"at":1,"past":{}}', '{"at":[],"past":{"a":"x"}}'])
@@ -35,8 +35,8 @@ def test_a_queue_that_joins_is_read_from_the_start_and_the_others_get_nothing_tw
     start = committed.start(["emails", "reports"], log_start=10)
 
     assert start == 10
-    assert committed.had("emails", 99)
-    assert not committed.had("reports", 99)
+    assert committed.has_received("emails", 99)
+    assert not committed.has_received("reports", 99)
 
 
 def test_while_a_queue_catches_up_the_others_keep_their_place() -> None:
@@ -56,8 +56,8 @@ def test_a_queue_that_left_and_comes_back_goes_on_where_it_was() -> None:
 
     returned = Positions.decode(100, positions.encode(100))
     assert returned.start(["emails", "reports"], log_start=0) == 40
-    assert returned.had("emails", 39)
-    assert not returned.had("emails", 40)
+    assert returned.has_received("emails", 39)
+    assert not returned.has_received("emails", 40)
 
 
 def test_where_names_of_queues_that_left_take_too_much_room_the_oldest_is_forgotten() -> None:
@@ -96,7 +96,7 @@ def test_a_group_whose_offset_was_set_externally_continues_there() -> None:
 def test_a_member_that_does_not_know_a_queue_commits_nothing_for_it() -> None:
     both = Positions({"emails": 100, "reports": 100})
 
-    after = both.after(["emails"], 200)
+    after = both.advanced_to(["emails"], 200)
     read_back = Positions.decode(200, after.encode(200))
 
     assert read_back.by_queue == {"emails": 200, "reports": 100}
@@ -153,7 +153,7 @@ def test_an_offset_that_an_operator_has_set_is_not_questioned() -> None:
 
 
 def test_a_queue_with_ordering_that_another_group_has_read_further_is_still_known_as_one() -> None:
-    theirs = Positions().after(("orders", "sms"), 40, {"orders": 17})
+    theirs = Positions().advanced_to(("orders", "sms"), 40, {"orders": 17})
     positions = Positions({"orders": 3, "sms": 3})
 
     for queue in theirs.by_queue:

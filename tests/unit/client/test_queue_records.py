@@ -48,6 +48,7 @@ def test_in_its_own_topic_every_record_belongs_to_the_queue(served: Serving) -> 
 DEAD_LETTER = [
     ("tenant", b"x"),
     ("marq-deliver-at", b"1"),
+    ("marq-type", b"welcome"),
     ("marq-ordering-key", b"customer"),
     ("marq-id", b"orders/0/7"),
     ("marq-attempt", b"5"),
@@ -60,10 +61,10 @@ REDELIVERY = DEAD_LETTER[:-1]
 @pytest.mark.parametrize(
     ("source", "headers", "kept"),
     [
-        (OWN, DEAD_LETTER, ["tenant", "marq-deliver-at", "marq-ordering-key"]),
-        (OWN, REDELIVERY, ["tenant", "marq-deliver-at", "marq-ordering-key"]),
+        (OWN, DEAD_LETTER, ["tenant", "marq-deliver-at", "marq-type", "marq-ordering-key"]),
+        (OWN, REDELIVERY, ["tenant", "marq-deliver-at", "marq-type", "marq-ordering-key"]),
         (OWN, [("marq-attempt", b"5")], []),
-        (SHARED, DEAD_LETTER, ["tenant", "marq-deliver-at", "marq-ordering-key", "marq-key"]),
+        (SHARED, DEAD_LETTER, ["tenant", "marq-deliver-at", "marq-type", "marq-ordering-key", "marq-key"]),
         (SHARED, REDELIVERY, [name for name, _ in REDELIVERY]),
         (SHARED, [("marq-attempt", b"5")], ["marq-attempt"]),
     ],

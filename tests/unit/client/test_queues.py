@@ -13,10 +13,11 @@ import pytest
 
 import marq.queues.following
 from marq.queues.definition_log import Entry
-from marq.queues.queues import MAX_TRIES, QueueOptions, Queues
+from marq.queues.queues import MAX_TRIES, Queues
 from marq.queues.schedules import Schedules
 from marq.queues.subscription_start import start_document
 from marq.settings.definitions import Definitions
+from marq.settings.queue_options import QueueOptions
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
 from marq.wire.markers import Source
 from tests.effective import effective

@@ -197,3 +197,13 @@ async def test_a_replay_of_an_ordered_queue_includes_finished_messages_behind_un
     totals = await replayed(namespace, Start(0))
 
     assert (totals.messages, totals.unfinished) == (99, 2)
+
+
+async def test_a_replayed_message_keeps_the_headers_by_which_its_sender_chose_its_handler_and_its_line() -> None:
+    kept = [("marq-type", b"welcome"), ("marq-ordering-key", b"k"), ("tenant", b"a")]
+    record = FakeRecord(1, QUEUE.encode(), headers=[("marq-attempt", b"2"), *kept])
+    replay = replaying._Replaying(SETTINGS, TOPICS, cast("Any", None), Definitions(), QUEUE, "id")
+
+    payload = replay._payload(P3, Records.of([record])[0])
+
+    assert list(payload.headers) == [*kept, ("marq-replayed-from", b"marq.messages/3/1")]

@@ -199,11 +199,11 @@ async def test_calls_that_wait_for_partitions_do_not_fail_one_after_the_other(br
 async def test_the_time_for_earlier_messages_does_not_count_as_waiting_for_partitions(broker: Broker) -> None:
     await broker.queues.change("orders", ordering="key")
     async with broker.producer() as producer:
-        lines = producer._started().lines
+        routes = producer._started().keyed_routes
         called_s = asyncio.get_running_loop().time() - 1_000
-        finding = asyncio.create_task(lines.find("orders", b"k", [], called_s))
+        finding = asyncio.create_task(routes.find("orders", b"k", [], called_s))
         await spin()
-        assert "orders" in lines._waited_since_s
+        assert "orders" in routes._waited_since_s
         place(broker, Placement((1, 2), (1, 2), None, 2))
 
         route, _ = await finding

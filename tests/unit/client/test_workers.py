@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
-from marq import Reject, Retry
+from marq import DecodeError, Reject, Retry
 from marq.consumer.handler_pool import HandlerPool
 from marq.consumer.message import Message
+from marq.core.redeliver_or_dead_letter import release_delay_ms
+from marq.core.storage.rows import row_key
+from marq.settings.queue import QueueSettings
 from marq.wire.markers import BACKOFF
 from tests.unit.client.fakes import LIMIT_S, P0, P1, Rig, spin
 
@@ -158,16 +161,31 @@ async def test_a_failure_is_logged_once_with_its_traceback_and_without_the_paylo
     await pool.stop(1)
 
     (record,) = [each for each in caplog.records if each.name == "marq"]
-    assert record.levelname == "ERROR"
+    assert record.levelname == "WARNING"
+    wait_s = release_delay_ms(1, True, BACKOFF, QueueSettings(), row_key("q", P0, 0)) / 1000
     assert record.getMessage() == (
-        "handler failed: queue=q id=t/0/0 partition=0 offset=0 attempt=1 decided=0 error=KeyError: 'no such customer'"
+        f"queue q: attempt 1 of 5 failed, retry in {wait_s:.3g} s: KeyError: 'no such customer' (t/0/0)"
     )
     assert "in charge" in caplog.text
+    assert "handler_pool" not in (record.exc_text or "")
     assert "payload" not in caplog.text
 
 
-@pytest.mark.parametrize("outcome", [Retry(delay=7), Reject("why")], ids=["Retry", "Reject"])
-async def test_retry_and_reject_are_not_logged_as_failures(make_rig, work, logged, outcome) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "lines"),
+    [
+        (Retry(delay=7), []),
+        (Reject("why"), ["queue q: attempt 1 of 5 was rejected, now a dead letter: why (t/0/0)"]),
+        (
+            DecodeError("not JSON"),
+            ["queue q: attempt 1 of 5 could not be decoded, now a dead letter: not JSON (t/0/0)"],
+        ),
+    ],
+    ids=["Retry", "Reject", "DecodeError"],
+)
+async def test_retry_is_not_logged_and_rejections_are_without_a_traceback(
+    make_rig, work, caplog, outcome, lines
+) -> None:
     rig = make_rig()
     rig.add(1)
 
@@ -181,7 +199,9 @@ async def test_retry_and_reject_are_not_logged_as_failures(make_rig, work, logge
     await rig.settler.until(lambda: bool(rig.released or rig.rejected))
     await pool.stop(1)
 
-    assert logged() == []
+    records = [record for record in caplog.records if record.name == "marq"]
+    assert [record.getMessage() for record in records] == lines
+    assert [record.exc_info for record in records if record.exc_info] == []
 
 
 async def test_a_cancellation_that_is_not_ours_is_an_error_of_the_handler(make_rig, work) -> None:
@@ -286,6 +306,117 @@ async def test_a_pool_whose_task_fails_does_not_wait_for_the_others(make_rig, mo
         with pytest.raises(RuntimeError, match="a defect of the pool"):
             await pool.done()
     await pool.stop(0)
+
+
+# --- what runs, and operators who cancel it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counted", "expected"), [(False, (0, False, "")), (True, (BACKOFF, True, "cancelled by an operator"))]
+)
+async def test_a_handler_that_an_operator_cancels_releases_its_message_and_its_task_goes_on(
+    make_rig, work, counted: bool, expected: tuple[int, bool, str]
+) -> None:
+    rig, waiting, cancelling = make_rig(), Waiting(), []
+    rig.add(1)
+
+    async def handler(messages) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        cancelling.append(task.cancelling())
+        if messages[0].offset == 0:
+            await waiting(messages)
+
+    pool = work(rig, handler)
+    await asyncio.wait_for(waiting.begun.wait(), LIMIT_S)
+    pool.cancel("t/0/1", counted=counted)
+    pool.cancel("t/0/0", counted=counted)
+    pool.cancel("t/0/0", counted=not counted)
+    await rig.settler.until(lambda: bool(rig.released))
+    rig.add([1])
+    await rig.settler.until(lambda: bool(rig.acked))
+    await pool.stop(1)
+
+    assert rig.released == {0: expected}
+    assert (rig.acked, cancelling) == ([1], [0, 0])
+
+
+async def test_a_handler_that_returns_although_an_operator_cancels_it_acks_its_message(make_rig, work) -> None:
+    rig, waiting, cancelling = make_rig(), Waiting(), []
+    rig.add(2)
+
+    async def handler(messages) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        cancelling.append(task.cancelling())
+        if not waiting.begun.is_set():
+            with suppress(asyncio.CancelledError):
+                await waiting(messages)
+        if messages[-1].offset == 2:
+            raise asyncio.CancelledError
+
+    pool = work(rig, handler)
+    await asyncio.wait_for(waiting.begun.wait(), LIMIT_S)
+    pool.cancel("t/0/0", counted=False)
+    await rig.settler.until(lambda: rig.acked == [0, 1])
+    # The operator's cancellation does not apply to the next call.
+    rig.add([2])
+    await rig.settler.until(lambda: bool(rig.released))
+    await pool.stop(1)
+
+    assert rig.released == {2: (BACKOFF, True, "RuntimeError: CancelledError in the handler")}
+    assert set(cancelling) == {0}
+
+
+async def test_a_stop_may_follow_an_operator_s_cancellation(make_rig, work) -> None:
+    rig, waiting = make_rig(), Waiting()
+    rig.add(1)
+    pool = work(rig, waiting)
+    await asyncio.wait_for(waiting.begun.wait(), LIMIT_S)
+
+    pool.cancel("t/0/0", counted=True)
+    await pool.stop(0)
+    await rig.settled()
+
+    # Interrupted either way; the stop is not an attempt.
+    assert list(rig.released) == [0]
+    assert all(task.done() for task in pool.tasks)
+
+
+async def test_a_plain_function_is_not_cancelled_because_its_thread_goes_on(make_rig) -> None:
+    rig, begun, go_on = make_rig(), threading.Event(), threading.Event()
+    rig.add(1)
+
+    def handler(message) -> None:
+        begun.set()
+        go_on.wait(LIMIT_S)
+
+    pool = rig.work(handler)
+    assert await asyncio.to_thread(begun.wait, LIMIT_S)
+    pool.cancel("t/0/0", counted=True)
+    go_on.set()
+    await rig.settler.until(lambda: bool(rig.acked))
+    await pool.stop(1)
+
+    assert (pool.cancellable, rig.released) == (False, {})
+
+
+async def test_what_handlers_do_now_and_for_how_long(make_rig, work) -> None:
+    rig, waiting = make_rig(), Waiting()
+    rig.add(1)
+    pool = work(rig, waiting)
+    before = pool.calls()
+    await asyncio.wait_for(waiting.begun.wait(), LIMIT_S)
+
+    rig.clock.now_s += 7
+    during = pool.calls()
+    waiting.go_on.set()
+    await rig.settler.until(lambda: bool(rig.acked))
+    await spin()
+
+    assert [(message.id, seconds) for message, seconds in during] == [("t/0/0", 7.0)]
+    assert (before, pool.calls(), pool.cancellable) == ([], [], True)
+    await pool.stop(1)
 
 
 # --- how much is at hand ----------------------------------------------------------------------------------------------
@@ -458,7 +589,7 @@ async def test_a_list_that_fails_is_logged_once_with_its_length(make_rig, caplog
     await pool.stop(1)
 
     (record,) = [each for each in caplog.records if "failed" in each.getMessage()]
-    assert "id=t/0/0 partition=0 offset=0 attempt=1 messages=3 decided=0 error=KeyError" in record.getMessage()
+    assert record.getMessage().endswith(": KeyError: 'no such customer' (t/0/0 and 2 more messages)")
 
 
 async def test_messages_whose_lease_ended_before_their_list_began_are_left_out(make_rig) -> None:

@@ -118,7 +118,7 @@ def test_schedules_are_read_and_mistakes_are_named_with_schedule_and_key(tmp_pat
 
     for wrong, said in [
         ("often = true", r"\[schedules.daily\]: often: unknown key"),
-        ("value = 7", r"\[schedules.daily\]: value: expected text"),
+        ("value = 2026-01-01", r"\[schedules.daily\]: value: expected text, or a value for JSON"),
         ('timezone = "Mars/Base"', r"schedule 'daily': timezone: 'Mars/Base' is unknown"),
     ]:
         with pytest.raises(ConfigError, match=said):

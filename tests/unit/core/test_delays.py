@@ -7,7 +7,7 @@ import pytest
 from marq.core import due_messages
 from marq.core.due_index import SPAN_MS
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
-from marq.wire.markers import MAX_TIME_MS, Answer, Batch, Cause, Fact, Kind, Outcome, Source
+from marq.wire.markers import MAX_TIME_MS, Answer, Batch, Cause, Fact, Kind, RequestOutcome, Source
 from marq.wire.names import synthetic_topic
 from tests.unit.core.batches import DRAWN, OTHER, QUEUE, cancel, delay, reschedule
 from tests.unit.core.test_lease_book import T0, Log
@@ -119,7 +119,7 @@ def test_a_late_reschedule_is_answered_when_the_delivery_is_decided() -> None:
     log.fold(told(Kind.DELIVERED, [gone.offset], Cause.DUE))
     log.book.forget_firing()
 
-    assert answers(log) == [(OTHER, [0, 1], [Outcome.TOO_LATE, Outcome.DONE])]
+    assert answers(log) == [(OTHER, [0, 1], [RequestOutcome.TOO_LATE, RequestOutcome.DONE])]
     assert [offset for offset, *_ in fired(log, T0 + HOUR_MS)] == [1]
 
 

@@ -6,8 +6,8 @@ from marq.core.storage.handling_times import BOUNDS_MS, KEPT_TURNS, HandlingTime
 from marq.core.tracker import Tracker
 from marq.settings.queue import QueueSettings
 from marq.wire.marker_codec import encode
-from marq.wire.markers import ANY_QUEUE, Ack, Batch
-from tests.unit.core.batches import QUEUE, SOURCE, ack, acquire
+from marq.wire.markers import ANY_QUEUE, NOW, Ack, Batch
+from tests.unit.core.batches import QUEUE, SOURCE, ack, acquire, payload
 
 T0 = 1_000_000
 
@@ -32,6 +32,28 @@ def test_a_few_messages_of_a_great_ack_stand_for_all() -> None:
     times = folded((0, acquire(many)), (400, ack(many)))
 
     assert times.recent() == {QUEUE: [1_003 if bound == 500 else 0 for bound in (*BOUNDS_MS, None)]}
+
+
+def waited(*batches: tuple[int, Batch]) -> HandlingTimes:
+    """The waiting times that a tracker finds; the senders' clocks are those of :func:`payload`."""
+    tracker = Tracker(lambda queue: QueueSettings(), 42)
+    for offset, (at_ms, batch) in enumerate(batches):
+        tracker.read(encode(batch), payload().timestamp_ms + at_ms, offset)
+    return tracker.waiting
+
+
+def test_a_message_has_waited_from_its_record_to_its_acquire() -> None:
+    many = list(range(10, 1_013))
+    times = waited((70, acquire([1])), (70, acquire([2])), (400, acquire(many)), (500, ack([1])))
+
+    # One ACQUIRE of a millisecond, and a few messages of a large one, which stand for all.
+    assert times.recent() == {QUEUE: [{100: 1, 500: 1_003}.get(bound, 0) for bound in (*BOUNDS_MS, None)]}  # type: ignore[call-overload]
+
+
+def test_messages_that_are_not_due_do_not_wait_and_a_fast_clock_counts_as_no_time() -> None:
+    times = waited((-20, acquire([3])), (10, acquire([4, 5], dues_ms=[NOW, 5])))
+
+    assert times.recent() == {QUEUE: [1, *[0] * len(BOUNDS_MS)]}
 
 
 def test_acks_of_what_is_not_open_count_nothing_and_those_of_several_queues_count_for_theirs() -> None:

@@ -37,11 +37,11 @@ from marq.wire.markers import (
     Delay,
     Discard,
     Dispatch,
-    Outcome,
     Payload,
     Reject,
     Release,
     Renew,
+    RequestOutcome,
     Reschedule,
     Resume,
     Resumed,
@@ -214,13 +214,13 @@ class LeaseMachine(RuleBasedStateMachine):
         Of a question about the messages of several queues, one that was in time counts.
         """
         on_its_way = self.on_its_way()
-        expected: dict[tuple[tuple[str, str], str], Outcome] = {}
+        expected: dict[tuple[tuple[str, str], str], RequestOutcome] = {}
         waiting = []
         for asker, key, moves, in_time in self.plain.asked:
             if moves and in_time and key in on_its_way:
                 waiting.append((asker, key, moves, in_time))
             elif moves or not in_time:
-                outcome = Outcome.DONE if in_time and key in self.plain.open else Outcome.TOO_LATE
+                outcome = RequestOutcome.DONE if in_time and key in self.plain.open else RequestOutcome.TOO_LATE
                 question = asker, key[1]
                 expected[question] = min(outcome, expected.get(question, outcome))
         self.plain.asked = waiting

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marq.wire.error_texts import MAX_TEXT_BYTES, cut_text
 from marq.wire.errors import CorruptMarker, UnknownVersion
-from marq.wire.marker_codec import MAX_TEXT_BYTES, cut_text, decode, encode
+from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import (
     MAX_BATCH_MARKERS,
     Ack,

@@ -25,7 +25,7 @@ from marq.wire.markers import (
     Batch,
     Cause,
     Kind,
-    Outcome,
+    RequestOutcome,
     Resumed,
     Source,
 )
@@ -206,7 +206,7 @@ def test_only_a_message_that_blocks_its_line_can_be_moved_and_cancelled() -> Non
     waiting = State.WAITING_IN_ORDER
     assert log.states() == {1: waiting, 2: State.CANCELLED, 3: waiting, 4: waiting}
     answers = [pair for each in log.book.take_answers() for pair in zip(each.offsets, each.outcomes, strict=True)]
-    assert dict(answers) == {1: Outcome.DONE, 3: Outcome.TOO_LATE, 4: Outcome.TOO_LATE}
+    assert dict(answers) == {1: RequestOutcome.DONE, 3: RequestOutcome.TOO_LATE, 4: RequestOutcome.TOO_LATE}
     # A late ACQUIRE of a former holder still takes nothing.
     assert log.book.open_in(QUEUE, SOURCE)[1].holder == FORMER
 
@@ -338,7 +338,7 @@ def test_a_message_after_its_last_release_waits_for_no_time_and_can_not_be_moved
 
     log.fold(reschedule([1], 5_000, source=SOURCE), cancel([1], source=SOURCE, holder=9))
 
-    assert [answer.outcomes for answer in log.book.take_answers()] == [[Outcome.TOO_LATE]] * 2
+    assert [answer.outcomes for answer in log.book.take_answers()] == [[RequestOutcome.TOO_LATE]] * 2
     assert [fire.offset for fire in log.book.due(T0)] == [1]
     assert log.book.gauges()[QUEUE].rejected == 1
 

@@ -73,6 +73,7 @@ def test_settings_can_be_said_as_a_document_again() -> None:
         "start": "latest",
         "deduplication_window": 3600,
         "shutdown_timeout": 7.5,
+        "tracebacks": False,
     }
 
     assert settings_document(queue_settings(check_document(said, "here"))) == said

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from marq.core.deliveries.redelivery_records import Redelivery, reason, redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow, State
-from marq.wire.marker_codec import MAX_TEXT_BYTES
+from marq.wire.error_texts import MAX_TEXT_BYTES, with_traceback
 from marq.wire.markers import MAX_TIME_MS, NOW, Cause, Payload, Source
 from marq.wire.record_headers import (
     deliver_at_ms,
@@ -226,6 +226,24 @@ def test_a_long_error_is_cut() -> None:
     made = dict(copy_of(fire(state=State.RELEASED, text="x" * 5_000)).headers)
 
     assert made["marq-error"] == b"x" * MAX_TEXT_BYTES
+
+
+def test_a_dead_letter_has_the_traceback_of_its_last_attempt_apart_from_the_error() -> None:
+    text = with_traceback("ValueError: boom", "Traceback: in bill")
+    released = dict(copy_of(fire(Destination.DEAD_LETTERS, State.RELEASED, text=text)).headers)
+    rejected = dict(copy_of(fire(Destination.DEAD_LETTERS, State.REJECTED, text=text)).headers)
+
+    assert (released["marq-error"], released["marq-traceback"]) == (b"ValueError: boom", b"Traceback: in bill")
+    assert (rejected["marq-reason"], rejected["marq-traceback"]) == (b"ValueError: boom", b"Traceback: in bill")
+
+
+def test_a_redelivery_has_no_traceback() -> None:
+    text = with_traceback("ValueError: boom", "Traceback: in bill")
+
+    made = dict(copy_of(fire(state=State.RELEASED, text=text), ("marq-traceback", b"forged")).headers)
+
+    assert made["marq-error"] == b"ValueError: boom"
+    assert "marq-traceback" not in made
 
 
 def test_a_dead_letter_says_why_whence_and_when() -> None:

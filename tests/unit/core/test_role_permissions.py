@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from marq.kafka.role_permissions import ROLES, Kind, Permission, Tools, consumer, grants, sender, worker
+from marq.kafka.role_permissions import ROLES, Permission, ResourceType, Tools, consumer, grants, sender, worker
 from marq.wire.names import Names
 
 NAMES = Names("shop")
@@ -17,7 +17,7 @@ def test_a_sender_may_write_messages_and_nothing_else() -> None:
     written = {permission.name for permission in sender(NAMES) if permission.operation == "Write"}
 
     assert written == {NAMES.messages}
-    assert not [permission for permission in sender(NAMES) if permission.kind is not Kind.TOPIC]
+    assert not [permission for permission in sender(NAMES) if permission.kind is not ResourceType.TOPIC]
 
 
 def test_only_workers_have_permissions_on_changelog_dead_letters_and_tracker_ids() -> None:
@@ -27,7 +27,7 @@ def test_only_workers_have_permissions_on_changelog_dead_letters_and_tracker_ids
         is_worker = role == "worker"
         assert bool(operations(permissions, NAMES.changelog)) is is_worker
         assert ("Write" in operations(permissions, NAMES.dead_letters)) is is_worker
-        ids = {permission.name for permission in permissions if permission.kind is Kind.TRANSACTIONAL_ID}
+        ids = {permission.name for permission in permissions if permission.kind is ResourceType.TRANSACTIONAL_ID}
         # A consumer must not be able to fence a tracker.
         assert ids == allowed_ids.get(role, set())
 
@@ -45,12 +45,14 @@ def test_a_worker_needs_what_its_roles_need() -> None:
     assert operations(handlers, "own") == {"Describe", "DescribeConfigs", "Read"}
     assert not operations(handlers, NAMES.changelog)
     at_most_once = set(worker(NAMES, transactional=True)) - set(worker(NAMES))
-    assert at_most_once == {Permission(Kind.TRANSACTIONAL_ID, "shop-start-", "Write", prefixed=True)}
+    assert at_most_once == {Permission(ResourceType.TRANSACTIONAL_ID, "shop-start-", "Write", prefixed=True)}
 
 
 def test_groups_are_granted_by_prefix() -> None:
     groups = [
-        permission for permission in consumer(NAMES) if permission.kind is Kind.GROUP and permission.operation == "Read"
+        permission
+        for permission in consumer(NAMES)
+        if permission.kind is ResourceType.GROUP and permission.operation == "Read"
     ]
 
     assert {(each.name, each.prefixed) for each in groups} == {
@@ -61,7 +63,9 @@ def test_groups_are_granted_by_prefix() -> None:
 
 def test_resources_with_the_same_operations_share_a_command() -> None:
     permissions = [
-        Permission(Kind.TOPIC, name, operation) for name in ("a", "b") for operation in ("Read", "DescribeConfigs")
+        Permission(ResourceType.TOPIC, name, operation)
+        for name in ("a", "b")
+        for operation in ("Read", "DescribeConfigs")
     ]
 
     assert grants(permissions, "User:x", TOOLS) == [
@@ -75,14 +79,16 @@ def test_resources_with_the_same_operations_share_a_command() -> None:
 @pytest.mark.parametrize("operation", ["Read", "Write"])
 def test_what_includes_describe_is_granted_without_it(operation: str) -> None:
     [command] = grants(
-        [Permission(Kind.TOPIC, "a", "Describe"), Permission(Kind.TOPIC, "a", operation)], "User:x", TOOLS
+        [Permission(ResourceType.TOPIC, "a", "Describe"), Permission(ResourceType.TOPIC, "a", operation)],
+        "User:x",
+        TOOLS,
     )
 
     assert "Describe" not in command
 
 
 def test_a_prefix_and_a_login_are_in_the_command() -> None:
-    right = Permission(Kind.TRANSACTIONAL_ID, "shop-tracker-", "Write", prefixed=True)
+    right = Permission(ResourceType.TRANSACTIONAL_ID, "shop-tracker-", "Write", prefixed=True)
 
     assert grants([right], "User:a b", Tools("kafka:9092", secured=True)) == [
         (

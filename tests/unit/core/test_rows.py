@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from marq.core.storage import rows
 from marq.core.storage.clock import LogClock
 from marq.core.storage.rows import Counts, LeaseRow, State
-from marq.wire.marker_codec import MAX_TEXT_BYTES
+from marq.wire.error_texts import MAX_TEXT_BYTES
 from marq.wire.markers import Payload, Source
 
 _U32, _U63, _U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**64 - 1)

@@ -24,7 +24,7 @@ def delivered(offsets: list[int]) -> Batch:
 
 
 def notes(log: Log) -> list[tuple[list[int], Disposition, int]]:
-    return [(list(note.offsets), note.became, note.holder) for note in log.book.settlements.take_notes()]
+    return [(list(note.offsets), note.became, note.holder) for note in log.book.settled_dead_letters.take_notes()]
 
 
 def test_a_redriven_dead_letter_is_delivered_at_once_as_a_first_attempt() -> None:
@@ -73,12 +73,12 @@ def test_a_deleted_dead_letter_leaves_no_message() -> None:
 def test_notes_are_given_once() -> None:
     log = Log()
     log.fold(discard([3]))
-    assert log.book.settlements.has_notes
+    assert log.book.settled_dead_letters.has_notes
 
     notes(log)
 
     assert notes(log) == []
-    assert not log.book.settlements.has_notes
+    assert not log.book.settled_dead_letters.has_notes
 
 
 def test_thousands_of_scattered_letters_in_any_order_are_never_forgotten() -> None:

@@ -12,7 +12,7 @@ from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import UnknownVersion
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Batch, Cause, Fact, Kind, Outcome, Resumed, Source, Tick
+from marq.wire.markers import Batch, Cause, Fact, Kind, RequestOutcome, Resumed, Source, Tick
 from marq.wire.quarantines import Quarantine, digest
 from tests.unit.core.batches import (
     DRAWN,
@@ -92,7 +92,7 @@ def test_requests_are_answered_after_an_own_tick_has_been_read() -> None:
     partition.tick(T0)
 
     (answer,) = partition.tracker.answers()
-    assert (answer.offsets, answer.outcomes) == ([1, 2], [Outcome.TOO_LATE, Outcome.DONE])
+    assert (answer.offsets, answer.outcomes) == ([1, 2], [RequestOutcome.TOO_LATE, RequestOutcome.DONE])
 
 
 def test_a_resume_is_answered_after_an_own_tick_has_been_read() -> None:

@@ -19,8 +19,9 @@ from marq.owner.payloads import find_payloads
 from marq.settings.cron import Times
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
+from marq.wire.error_texts import with_traceback
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Acquire, Batch, Payload, Source, Tick
+from marq.wire.markers import Acquire, Batch, Cause, Payload, Reject, Source, Tick
 from marq.wire.payload_columns import Columns, encode_headers
 from marq.wire.record_headers import record_id
 
@@ -209,6 +210,26 @@ def test_a_dead_letter_that_is_too_large_loses_its_value_and_is_not_retried_fore
     assert refused == [True, True, False]
     assert values == [b"value", b"value", None]
     assert record_id(fire.source, fire.offset) in reason(fire, payload)
+
+
+def test_a_dead_letter_that_is_too_large_loses_its_traceback_before_its_value(life: Life) -> None:
+    life.turn()
+    life.append(acquire(1))
+    life.now_ms += LEASE_MS // 2
+    life.append(Reject("q", 9, MESSAGES, [0], [with_traceback("boom", "Traceback: in bill")]))
+    tick = life.engine.next_write(life.now_ms)
+    assert tick is not None
+    life.append(*tick.markers)
+    life.engine.committed(tick, life.now_ms)
+    first = life.engine.next_write(life.now_ms)
+    assert first is not None
+
+    assert life.engine.refused_for_size(first)
+
+    second = life.engine.next_write(life.now_ms)
+    assert second is not None
+    [(fire, payload)] = second.due
+    assert (fire.lease.text, fire.cause, payload.value) == ("boom", Cause.REJECTED, b"value")
 
 
 def test_an_unreadable_record_that_is_too_large_for_quarantine_is_cut(life: Life) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from lab.proof import history
 from lab.proof.checker import check
 from lab.proof.history import Event
-from marq.wire.markers import Cause, Delay, Fact, Kind, Outcome, Payload, Source
+from marq.wire.markers import Cause, Delay, Fact, Kind, Payload, RequestOutcome, Source
 from marq.wire.names import schedule_topic, synthetic_topic
 from tests.unit.proof.story import MARKERS, QUEUE, SETTINGS, TRACKER, Broken, Events, events_of, value
 from tests.unit.proof.test_delays import CANCELLER, DRAWN, NAME, DelayedStory, about, content
@@ -44,8 +44,8 @@ def tell(story: StoryOfIds) -> None:
     # Dropped, also after the delivery of the first one; so it can't be cancelled.
     story.send(1, "a")
     story.ask(CANCELLER, 1)
-    story.answer(CANCELLER, 1, Outcome.TOO_LATE)
-    story.told("cancel", CANCELLER, 1, Outcome.TOO_LATE)
+    story.answer(CANCELLER, 1, RequestOutcome.TOO_LATE)
+    story.told("cancel", CANCELLER, 1, RequestOutcome.TOO_LATE)
     # Another id, an id of another key, and the same id when the window has passed.
     story.send(2, "b")
     story.deliver_now(2)

@@ -16,8 +16,8 @@ from marq.wire.markers import (
     Delay,
     Fact,
     Kind,
-    Outcome,
     Payload,
+    RequestOutcome,
     Reschedule,
     Source,
 )
@@ -75,7 +75,7 @@ class DelayedStory(Story):
         )
         self.mark(batch)
 
-    def told(self, op: str, holder: int, number: int, outcome: Outcome) -> None:
+    def told(self, op: str, holder: int, number: int, outcome: RequestOutcome) -> None:
         names = {
             "holder": self.name(holder),
             "queue": QUEUE,
@@ -85,7 +85,7 @@ class DelayedStory(Story):
         }
         self.history.add("asker", "ok", op, **names)
 
-    def answer(self, holder: int, number: int, outcome: Outcome) -> None:
+    def answer(self, holder: int, number: int, outcome: RequestOutcome) -> None:
         self.mark(Answer(QUEUE, holder, DRAWN, [number], [outcome]))
 
     def end(self, number: int, kind: Kind, cause: Cause, source: Source = DRAWN) -> None:
@@ -114,18 +114,18 @@ def tell(story: DelayedStory) -> None:
     send_by_header(story)
     story.ask(CANCELLER, 1)
     story.ask(MOVER, 2, LATER_MS)
-    story.answer(MOVER, 2, Outcome.DONE)
-    story.told("reschedule", MOVER, 2, Outcome.DONE)
+    story.answer(MOVER, 2, RequestOutcome.DONE)
+    story.told("reschedule", MOVER, 2, RequestOutcome.DONE)
     story.tick()
     story.end(1, Kind.CANCELLED, Cause.CANCELLED)
-    story.told("cancel", CANCELLER, 1, Outcome.DONE)
+    story.told("cancel", CANCELLER, 1, RequestOutcome.DONE)
     story.tick(200)
     for number in (0, 3):
         story.end(number, Kind.DELIVERED, Cause.DUE)
         story.arrive(10 + number, number, f"{NAME}/{number}", 4_000 + number)
     story.ask(LATE, 3)
-    story.answer(LATE, 3, Outcome.TOO_LATE)
-    story.told("cancel", LATE, 3, Outcome.TOO_LATE)
+    story.answer(LATE, 3, RequestOutcome.TOO_LATE)
+    story.told("cancel", LATE, 3, RequestOutcome.TOO_LATE)
     story.tick(LATER_MS)
     story.end(2, Kind.DELIVERED, Cause.DUE)
     story.arrive(15, 2, f"{NAME}/2", 4_002)
@@ -292,9 +292,9 @@ def test_a_question_while_the_copy_is_on_its_way_is_too_late_when_the_fact_comes
         for number in (0, 1):
             story.mark(Fact(Kind.DELIVERED, QUEUE, TRACKER, DRAWN, [number], [1], [Cause.DUE]))
             story.arrive(10 + number, number, f"{NAME}/{number}", 4_000 + number)
-        story.answer(MOVER, 1, Outcome.TOO_LATE)
-        story.told("cancel", CANCELLER, 0, Outcome.TOO_LATE)
-        story.told("reschedule", MOVER, 1, Outcome.TOO_LATE)
+        story.answer(MOVER, 1, RequestOutcome.TOO_LATE)
+        story.told("cancel", CANCELLER, 0, RequestOutcome.TOO_LATE)
+        story.told("reschedule", MOVER, 1, RequestOutcome.TOO_LATE)
 
     assert [str(finding) for finding in judged(told, DelayedStory).findings] == []
 
@@ -308,7 +308,7 @@ def test_a_client_that_reads_the_fact_before_its_request_needs_no_answer() -> No
         story.end(0, Kind.DELIVERED, Cause.DUE)
         story.arrive(10, 0, f"{NAME}/0", 4_000)
         story.ask(MOVER, 0, 50)
-        story.told("reschedule", MOVER, 0, Outcome.TOO_LATE)
+        story.told("reschedule", MOVER, 0, RequestOutcome.TOO_LATE)
 
     assert [str(finding) for finding in judged(told, DelayedStory).findings] == []
 
@@ -326,7 +326,7 @@ def test_a_cancel_that_comes_while_a_dead_letter_is_on_its_way_is_too_late() -> 
         headers = [("marq-id", f"{NAME}/0".encode()), ("marq-attempt", b"1"), ("marq-first-sent", b"4000")]
         headers += [("marq-reason", b"large"), ("marq-origin", f"{NAME}/0".encode())]
         story.history.events.append(history.record(DEAD, 0, 1, QUEUE, b"q", value(0), headers, op="dead"))
-        story.told("cancel", CANCELLER, 0, Outcome.TOO_LATE)
+        story.told("cancel", CANCELLER, 0, RequestOutcome.TOO_LATE)
 
     assert [str(finding) for finding in judged(told, DelayedStory).findings] == []
 
@@ -335,12 +335,12 @@ def test_a_repeated_request_may_be_answered_again() -> None:
     def told(story: DelayedStory) -> None:
         story.delay(0)
         story.ask(MOVER, 0, 50)
-        story.answer(MOVER, 0, Outcome.DONE)
+        story.answer(MOVER, 0, RequestOutcome.DONE)
         story.tick(200)
         story.end(0, Kind.DELIVERED, Cause.DUE)
         story.arrive(10, 0, f"{NAME}/0", 4_000)
         story.ask(MOVER, 0, 50)
-        story.answer(MOVER, 0, Outcome.TOO_LATE)
-        story.told("reschedule", MOVER, 0, Outcome.DONE)
+        story.answer(MOVER, 0, RequestOutcome.TOO_LATE)
+        story.told("reschedule", MOVER, 0, RequestOutcome.DONE)
 
     assert [str(finding) for finding in judged(told, DelayedStory).findings] == []

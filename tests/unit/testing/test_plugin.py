@@ -93,3 +93,94 @@ def test_tests_without_an_event_loop_need_no_other_plugin(tmp_path: Path) -> Non
     output = run(tmp_path, SYNC, "-W", "error", "-p", "no:asyncio")
 
     assert "2 passed" in output, output
+
+
+MARQ_TOML = """
+[settings]
+project = "shop"
+handlers = ["shop_tasks"]
+
+[defaults]
+max_attempts = 4
+
+[queues.orders]
+max_attempts = 2
+backoff = [60]
+group = "background"
+
+[queues.audits]
+group = "background"
+topic = "shop.audits"
+"""
+
+TASKS = """
+import marq
+
+seen = []
+
+@marq.handler("orders", lease=45)
+async def bill(order: dict, message: marq.Message[dict]) -> None:
+    seen.append((order["number"], message.attempt))
+    if order["number"] == 13:
+        raise ValueError("unlucky")
+
+@marq.handler("audits")
+async def audit(message: marq.Message) -> None:
+    seen.append(message.value)
+"""
+
+PROJECT = """
+import asyncio, marq, pytest
+
+def run(broker, *handlers, **options):
+    async def send_and_handle():
+        async with marq.Producer(codec=marq.JSON) as producer:
+            await producer.send("orders", {"number": 13})
+            await producer.send("audits", "x")
+        await broker.run(*handlers, **options)
+    asyncio.run(send_and_handle())
+
+def test_the_handlers_of_the_project_run_with_the_settings_of_its_queues(marq_broker):
+    run(marq_broker)
+    import shop_tasks
+    assert shop_tasks.seen == [(13, 1), b'"x"', (13, 2)] or shop_tasks.seen == [b'"x"', (13, 1), (13, 2)]
+    assert len(marq_broker.dead_letters("orders")) == 1
+    async def settings():
+        async with marq.Queues() as queues:
+            return queues["orders"], queues["elsewhere"]
+    orders, elsewhere = asyncio.run(settings())
+    assert (orders.max_attempts, orders.lease, elsewhere.max_attempts) == (2, 45, 4)
+
+def test_one_of_the_handlers_of_a_group_can_run_alone(marq_broker):
+    import shop_tasks
+    run(marq_broker, shop_tasks.audit)
+    assert len(marq_broker.messages("orders")) == 1
+
+def test_a_run_stops_at_the_first_error(marq_broker):
+    import shop_tasks
+    shop_tasks.seen.clear()
+    with pytest.raises(ValueError, match="unlucky"):
+        run(marq_broker, shop_tasks.bill, raise_errors=True)
+    assert shop_tasks.seen == [(13, 1)]
+"""
+
+
+def test_the_broker_has_the_queues_and_handlers_of_the_projects_marq_toml(tmp_path: Path) -> None:
+    (tmp_path / "marq.toml").write_text(MARQ_TOML, encoding="utf-8")
+    (tmp_path / "shop_tasks.py").write_text(TASKS, encoding="utf-8")
+    tests = tmp_path / "tests"
+    tests.mkdir()
+
+    output = run(
+        tests, PROJECT, "-p", "no:asyncio", "-W", "error", "--rootdir", str(tmp_path), "--import-mode=importlib"
+    )
+
+    assert "3 passed" in output, output
+
+
+def test_a_mistake_in_marq_toml_is_named_and_an_option_leaves_the_file_out(tmp_path: Path) -> None:
+    (tmp_path / "marq.toml").write_text("[queues.orders]\nmax_attempt = 2\n", encoding="utf-8")
+    code = "def test_a_service(marq_broker): ..."
+
+    assert "marq.toml: queue 'orders': max_attempt: unknown key" in run(tmp_path, code)
+    assert "1 passed" in run(tmp_path, code, "-o", "marq_toml=")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
@@ -20,6 +21,43 @@ async def test_a_schedule_of_the_settings_sends_as_time_passes() -> None:
         assert len(messages) == 30
         assert all((message.sent_at.hour, message.sent_at.minute) == (9, 0) for message in messages)
         assert [each.name for each in broker.schedules.list()] == ["daily"]
+
+
+@dataclass
+class Report:
+    day: str
+    rows: list[int]
+
+
+async def test_a_schedule_sends_typed_values_with_a_type() -> None:
+    seen: list[object] = []
+
+    @marq.handler("reports", type="report")
+    async def report(value: Report, message: marq.Message[Report]) -> None:
+        seen.append((value, message.type, message.headers))
+
+    table = {"day": "monday", "rows": [1, 2]}
+    daily = {"queue": "reports", "cron": "@daily", "type": "report", "value": table, "headers": {"tenant": "a"}}
+    async with Broker(schedules={"daily": daily}) as broker:
+        # when: a second one is defined at run time, with a value of the handler's type
+        defined = await broker.schedules.define(
+            "hourly", queue="reports", cron="@hourly", type="report", value=Report("last", [3])
+        )
+        assert (defined.value, defined.type) == ('{"day":"last","rows":[3]}', "report")
+        async with broker.worker(report):
+            await broker.advance(timedelta(days=1))
+
+    headers = {"tenant": b"a"}
+    assert (Report("monday", [1, 2]), "report", headers) in seen
+    assert (Report("last", [3]), "report", {}) in seen
+
+
+async def test_a_value_that_json_does_not_have_is_refused() -> None:
+    async with Broker() as broker:
+        with pytest.raises(marq.ConfigError, match=r"schedule 'daily': value: expected text, or .*: JSON has no set"):
+            await broker.schedules.define("daily", queue="reports", cron="@daily", value={1, 2})
+        with pytest.raises(marq.ConfigError, match="type: a type's name must not be empty"):
+            await broker.schedules.define("daily", queue="reports", cron="@daily", type="")
 
 
 async def test_a_drained_queue_may_have_a_schedule() -> None:

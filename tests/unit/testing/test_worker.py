@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import types
+from datetime import timedelta
 from math import inf
 
 import pytest
@@ -90,6 +91,30 @@ async def test_an_error_that_a_handler_did_not_mean_can_be_raised_in_the_test() 
             await broker.run(handle, raise_errors=True)
 
 
+async def test_a_run_stops_at_the_first_error_and_handles_nothing_more() -> None:
+    calls: list[bytes] = []
+
+    @marq.handler("q", concurrency=1)
+    async def handle(message: marq.Message) -> None:
+        calls.append(message.value)
+        if message.value == b"1":
+            raise KeyError("a bug")
+
+    async with Broker() as broker, broker.producer(partitions=1) as producer:
+        await producer.send_many("q", [b"0", b"1", b"2", b"3"])
+        with pytest.raises(KeyError, match="a bug"):
+            await broker.run(handle, raise_errors=True)
+
+        # then: the failed message is released for its next attempt, and the attempts of the others do not count
+        assert calls == [b"0", b"1"]
+        left = [*broker.delayed("q"), *broker.messages("q")]
+        assert sorted(message.value for message in left) == [b"1", b"2", b"3"]
+        calls.clear()
+        await broker.run(marq.handler("q")(lambda message: calls.append(message.attempt)))
+
+    assert sorted(calls) == [1, 1, 2]
+
+
 async def test_a_worker_runs_in_the_background_all_handlers_of_a_module() -> None:
     module, threads = types.ModuleType("handlers"), []
 
@@ -117,6 +142,54 @@ async def test_a_worker_runs_in_the_background_all_handlers_of_a_module() -> Non
         await broker.settle()
         assert len(broker.messages("emails")) == 1
     assert threading.main_thread() not in threads
+
+
+async def test_the_settings_of_a_decorator_apply_unless_those_of_marq_toml_differ() -> None:
+    attempts: list[tuple[str, int]] = []
+
+    @marq.handler("orders", max_attempts=2, backoff=[timedelta(seconds=5)])
+    async def bill(message: marq.Message) -> None:
+        attempts.append((message.queue, message.attempt))
+        raise ValueError("no")
+
+    @marq.handler("refunds", max_attempts=2)
+    async def refund(message: marq.Message) -> None:
+        await bill(message)
+
+    queues = {"refunds": {"max_attempts": 3}}
+    async with Broker(queues=queues, defaults={"max_attempts": 4}) as broker, broker.producer() as producer:
+        await producer.send(["orders", "refunds"], b"x")
+        before = broker.now
+        await broker.run(bill, refund)
+
+        assert sorted(attempts) == [("orders", 1), ("orders", 2), ("refunds", 1), ("refunds", 2), ("refunds", 3)]
+        assert broker.dead_letters("orders")[0].dead_lettered_at - before < timedelta(seconds=6)
+        assert broker.queues["orders"].backoff["delays"] == [5]
+
+
+async def test_settings_of_a_decorator_that_contradict_the_queue_are_refused() -> None:
+    @marq.handler("orders", lease=60)
+    async def bill(message: marq.Message) -> None: ...
+
+    async with Broker(queues={"orders": {"max_lease": 30}}) as broker:
+        with pytest.raises(marq.ConfigError, match=r"max_lease = 30 .* is shorter than lease = 60"):
+            await broker.run(bill)
+
+
+async def test_a_consumer_warns_of_settings_that_only_a_worker_would_publish(caplog: pytest.LogCaptureFixture) -> None:
+    @marq.handler("orders", max_attempts=3, lease=30, concurrency=2)
+    async def bill(message: marq.Message) -> None: ...
+
+    async with Broker() as broker, broker.consumer("orders") as consumer:
+        running = asyncio.create_task(consumer.run(bill))
+        await broker.settle()
+        await consumer.stop()
+        await running
+
+    [warning] = [each.getMessage() for each in caplog.records if "no effect" in each.getMessage()]
+    # then: the lease is that of the queue anyway
+    assert "queue 'orders': max_attempts = 3 of @marq.handler" in warning
+    assert "the queue has max_attempts = 5:" in warning
 
 
 async def test_without_handlers_those_run_that_the_settings_name() -> None:

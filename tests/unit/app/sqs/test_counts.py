@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from marq_worker.sqs import counts
-from marq_worker.sqs.counts import Counts, QueueCounts
+from marq_worker.sqs.counts import MessageCounts, QueueCounts
 
 
 class Statistics:
@@ -23,14 +23,16 @@ class Statistics:
 async def test_released_messages_are_visible() -> None:
     emails = {"waiting": 5, "waiting_for_redelivery": 2, "in_flight": 3, "waiting_for_delivery": 4}
 
-    assert await QueueCounts(Statistics(complete=True, emails=emails)).of("emails") == Counts(7, 3, 4, known=True)
+    assert await QueueCounts(Statistics(complete=True, emails=emails)).of("emails") == MessageCounts(
+        7, 3, 4, known=True
+    )
 
 
 async def test_what_no_tracker_has_counted_is_missing_and_not_an_error() -> None:
     counted = QueueCounts(Statistics(complete=False, emails={"in_flight": 3}))
 
-    assert await counted.of("emails") == Counts(0, 3, 0, known=False)
-    assert await counted.of("unknown") == Counts(0, 0, 0, known=False)
+    assert await counted.of("emails") == MessageCounts(0, 3, 0, known=False)
+    assert await counted.of("unknown") == MessageCounts(0, 0, 0, known=False)
 
 
 @pytest.mark.parametrize(("complete", "asked"), [(True, 1), (False, 2)])

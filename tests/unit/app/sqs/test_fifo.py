@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.client.message_token import Token
-from marq.consumer.lease_questions import Answered
+from marq.consumer.lease_lookup import LeaseStatus
 from marq.core.storage.rows import State
 from marq.wire.markers import Source
 from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.errors import SqsError
-from marq_worker.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, Outcome, Outcomes, move_options, send_options
+from marq_worker.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, Outcomes, SettleRequest, move_options, send_options
 from marq_worker.sqs.handles import Handle
 from marq_worker.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.sqs.receiving import Delivery
@@ -26,7 +26,7 @@ from tests.unit.client.fakes import spin
 TOKEN = Token("orders.fifo", 7, Source("marq.messages", 3), 17)
 HERE, THERE = "http://here:9324", "http://there:9324"
 CONTENT_BASED = QueueAttributes(fifo=True, content_based_deduplication=True)
-IN_FLIGHT = Answered(State.LEASED_IN_ORDER, 1, 5_000)
+IN_FLIGHT = LeaseStatus(State.LEASED_IN_ORDER, 1, 5_000)
 
 
 def handle(url: str, attempt: int = 1) -> Handle:
@@ -79,9 +79,9 @@ def test_a_dead_letter_keeps_its_group_and_has_a_deduplication_id_of_its_own() -
 
 @given(st.integers(1, 2**32 - 1), st.sampled_from([ACK, RENEW, RELEASE]), st.integers(0, 10**9), st.booleans())
 def test_an_outcome_passes_unchanged_between_endpoints(attempt: int, action: str, lease: int, counted: bool) -> None:
-    outcome = Outcome(TOKEN, attempt, action, lease, counted)
+    outcome = SettleRequest(TOKEN, attempt, action, lease, counted)
 
-    assert Outcome.read(outcome.document()) == outcome
+    assert SettleRequest.read(outcome.document()) == outcome
 
 
 class Rig:
@@ -101,7 +101,7 @@ class Rig:
         receiver.settle = self._settle_here  # type: ignore[method-assign]
         return receiver
 
-    async def _settle_here(self, outcome: Outcome) -> bool:
+    async def _settle_here(self, outcome: SettleRequest) -> bool:
         self.log.append(f"here: {outcome.action}")
         return self.held_here
 
@@ -114,7 +114,7 @@ class Rig:
         return [self.held_there] * len(documents) if self.answers else []
 
     # The tracker.
-    async def ask(self, token: Token) -> Answered:
+    async def ask(self, token: Token) -> LeaseStatus:
         self.log.append("asked")
         return self.lease
 
@@ -164,7 +164,7 @@ async def test_an_outcome_is_written_by_token_if_the_endpoint_is_gone(rig: Rig, 
         IN_FLIGHT._replace(state=State.WAITING_IN_ORDER),
     ],
 )
-async def test_a_handle_of_a_former_delivery_changes_nothing(rig: Rig, lease: Answered) -> None:
+async def test_a_handle_of_a_former_delivery_changes_nothing(rig: Rig, lease: LeaseStatus) -> None:
     rig.held_here, rig.lease = False, lease
 
     for settling, shape in (
@@ -179,7 +179,7 @@ async def test_a_handle_of_a_former_delivery_changes_nothing(rig: Rig, lease: An
 
 
 async def test_a_message_that_has_ended_can_be_deleted_again_but_not_hidden(rig: Rig) -> None:
-    rig.held_here, rig.lease = False, Answered(0, 0, 0)
+    rig.held_here, rig.lease = False, LeaseStatus(0, 0, 0)
 
     await rig.outcomes.ack([handle(HERE)])
     await rig.outcomes.release([handle(HERE)], counted=False)

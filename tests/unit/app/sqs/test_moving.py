@@ -17,14 +17,14 @@ from marq.queues.queues import Queues
 from marq.wire.errors import BrokerUnavailable, MessageTooLarge
 from marq.wire.markers import Source
 from marq_worker.sqs import moving
-from marq_worker.sqs.counts import Counts
+from marq_worker.sqs.counts import MessageCounts
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_answers import SOURCE_HEADER
 from marq_worker.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, NOT_COUNTED, NOT_RECEIVED, Mover
 from marq_worker.sqs.receive_limits import OldMessages
 from marq_worker.sqs.receiving import Delivery
 from marq_worker.sqs.sqs_queues import Directory
-from marq_worker.sqs.tasks import SKEW_S, MoveTask, PurgeTask, Tasks
+from marq_worker.sqs.tasks import SKEW_S, MoveTask, PurgeTask, QueueTasks
 from tests.unit.client.test_queues import ListLog
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
@@ -91,7 +91,7 @@ class Rig:
 
     def __init__(self, queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
         self.queues = queues
-        self.tasks = Tasks(queues)
+        self.tasks = QueueTasks(queues)
         self.receiver = Receiver()
         self.errors: dict[int, list[Exception]] = {}
         self.sent: list[tuple[str, int]] = []
@@ -111,8 +111,8 @@ class Rig:
     async def _wait(self, stopping: asyncio.Event, seconds: float) -> None:
         self.waits.append(seconds)
 
-    async def _count(self, queue: str) -> Counts:
-        return Counts(len(self.receiver.waiting), known=True)
+    async def _count(self, queue: str) -> MessageCounts:
+        return MessageCounts(len(self.receiver.waiting), known=True)
 
     async def _send(self, queue: str, delivery: Delivery) -> None:
         number = delivery.token.offset
@@ -236,11 +236,11 @@ async def test_a_move_waits_for_the_messages_of_a_dead_endpoint(rig: Rig, newer:
     """They are in flight there until their leases end."""
     in_flight = [letter(1)]
 
-    async def count(queue: str) -> Counts:
+    async def count(queue: str) -> MessageCounts:
         if rig.receiver.now_s > LEASE_S:
             rig.receiver.waiting += in_flight
             in_flight.clear()
-        return Counts(len(rig.receiver.waiting), in_flight=len(in_flight), known=True)
+        return MessageCounts(len(rig.receiver.waiting), in_flight=len(in_flight), known=True)
 
     rig.mover._count = count
 
@@ -250,8 +250,8 @@ async def test_a_move_waits_for_the_messages_of_a_dead_endpoint(rig: Rig, newer:
 
 
 async def test_a_move_does_not_wait_for_messages_that_clients_have_in_flight_for_longer(rig: Rig) -> None:
-    async def count(queue: str) -> Counts:
-        return Counts(0, in_flight=1, known=True)
+    async def count(queue: str) -> MessageCounts:
+        return MessageCounts(0, in_flight=1, known=True)
 
     rig.mover._count = count
 
@@ -282,9 +282,9 @@ async def test_a_lease_that_ends_before_the_acknowledgement_does_not_end_a_move(
 async def test_messages_that_wait_elsewhere_keep_a_move_running_for_a_while(rig: Rig) -> None:
     counted: list[float] = []
 
-    async def count(queue: str) -> Counts:
+    async def count(queue: str) -> MessageCounts:
         counted.append(rig.receiver.now_s)
-        return Counts(1 if rig.receiver.now_s < 30 else 0, known=True)
+        return MessageCounts(1 if rig.receiver.now_s < 30 else 0, known=True)
 
     rig.mover._count = count
 
@@ -294,11 +294,13 @@ async def test_messages_that_wait_elsewhere_keep_a_move_running_for_a_while(rig:
 
 @pytest.mark.parametrize(
     ("counts", "reason"),
-    [(Counts(1, known=True), NOT_RECEIVED), (Counts(1), NOT_RECEIVED), (Counts(0), NOT_COUNTED)],
+    [(MessageCounts(1, known=True), NOT_RECEIVED), (MessageCounts(1), NOT_RECEIVED), (MessageCounts(0), NOT_COUNTED)],
     ids=["some", "at-least-some", "unknown"],
 )
-async def test_a_move_fails_if_messages_may_be_left_that_do_not_arrive(rig: Rig, counts: Counts, reason: str) -> None:
-    async def count(queue: str) -> Counts:
+async def test_a_move_fails_if_messages_may_be_left_that_do_not_arrive(
+    rig: Rig, counts: MessageCounts, reason: str
+) -> None:
+    async def count(queue: str) -> MessageCounts:
         return counts
 
     rig.mover._count = count

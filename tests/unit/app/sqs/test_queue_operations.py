@@ -11,7 +11,7 @@ import marq.queues.following
 from marq.queues.queues import Queues
 from marq_worker.sqs.access_keys import Grant, Key
 from marq_worker.sqs.aws_json import Call
-from marq_worker.sqs.counts import Counts
+from marq_worker.sqs.counts import MessageCounts
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.move_operations import MoveOperations
 from marq_worker.sqs.operations import Operations
@@ -42,8 +42,8 @@ async def operations(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Operation
         )
 
 
-async def no_messages(queue: str) -> Counts:
-    return Counts(known=True)
+async def no_messages(queue: str) -> MessageCounts:
+    return MessageCounts(known=True)
 
 
 def urls(answer: Mapping[str, Any], member: str) -> list[str]:

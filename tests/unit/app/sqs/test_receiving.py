@@ -21,7 +21,7 @@ from marq.settings.client import ClientSettings
 from marq.testing import Broker
 from marq.wire.markers import Source
 from marq_worker.sqs import receiving
-from marq_worker.sqs.deleted_messages import DELETED_S, MAX_DELETED, Deleted
+from marq_worker.sqs.deleted_messages import DELETED_S, MAX_DELETED, DeletedMessages
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.receiving import (
     LONG_POLL_S,
@@ -66,7 +66,7 @@ def test_a_lease_seems_to_end_earlier_at_another_endpoint_by_the_time_that_its_r
 
 
 def test_only_later_deliveries_of_a_deleted_message_are_ended() -> None:
-    deleted = Deleted()
+    deleted = DeletedMessages()
     deleted.add("a", 2)
 
     assert [deleted.concerns(delivery("a", attempt)) for attempt in (1, 2, 3)] == [False, False, True]
@@ -75,7 +75,7 @@ def test_only_later_deliveries_of_a_deleted_message_are_ended() -> None:
 
 def test_a_deletion_counts_for_a_minute() -> None:
     now_s = 0.0
-    deleted = Deleted(lambda: now_s)
+    deleted = DeletedMessages(lambda: now_s)
     deleted.add("a", 1)
 
     now_s = DELETED_S - 1
@@ -86,7 +86,7 @@ def test_a_deletion_counts_for_a_minute() -> None:
 
 def test_deletions_that_no_longer_count_take_no_memory() -> None:
     now_s = 0.0
-    deleted = Deleted(lambda: now_s)
+    deleted = DeletedMessages(lambda: now_s)
     for number in range(100):
         now_s = float(number)
         deleted.add(str(number), 1)
@@ -95,7 +95,7 @@ def test_deletions_that_no_longer_count_take_no_memory() -> None:
 
 
 def test_the_oldest_deletions_are_forgotten_first() -> None:
-    deleted = Deleted()
+    deleted = DeletedMessages()
     for number in range(MAX_DELETED + 1):
         deleted.add(str(number), 1)
 

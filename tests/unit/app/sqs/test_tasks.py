@@ -13,7 +13,7 @@ from marq.queues.queues import Queues
 from marq_worker.sqs import task_runner
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.task_runner import TaskRunner
-from marq_worker.sqs.tasks import CANCELLING, CLAIM_S, MAX_MOVES, PURGED_S, RENEWAL_S, MoveTask, PurgeTask, Tasks
+from marq_worker.sqs.tasks import CANCELLING, CLAIM_S, MAX_MOVES, PURGED_S, RENEWAL_S, MoveTask, PurgeTask, QueueTasks
 from tests.unit.client.test_queues import ListLog
 
 LIMIT_S = 10
@@ -45,14 +45,14 @@ async def queues(log: ListLog) -> AsyncIterator[Queues]:
 
 
 @pytest.fixture
-def tasks(queues: Queues, clock: Clock) -> Tasks:
-    return Tasks(queues, clock, clock)
+def tasks(queues: Queues, clock: Clock) -> QueueTasks:
+    return QueueTasks(queues, clock, clock)
 
 
 @pytest.fixture
-def other(queues: Queues, clock: Clock) -> Tasks:
+def other(queues: Queues, clock: Clock) -> QueueTasks:
     """The same tasks, seen by another endpoint."""
-    return Tasks(queues, clock, clock)
+    return QueueTasks(queues, clock, clock)
 
 
 def move(task_id: str = "a") -> MoveTask:
@@ -66,7 +66,7 @@ async def refused(call: Callable[[], object]) -> str:
 
 
 async def test_a_task_belongs_to_the_endpoint_that_began_it_until_its_claim_ends(
-    tasks: Tasks, other: Tasks, clock: Clock
+    tasks: QueueTasks, other: QueueTasks, clock: Clock
 ) -> None:
     await tasks.start_move("dead", move())
 
@@ -84,10 +84,10 @@ async def test_a_task_belongs_to_the_endpoint_that_began_it_until_its_claim_ends
 
 @pytest.mark.parametrize("ahead_s", [-3_600, 3_600])
 async def test_endpoints_whose_clocks_differ_leave_each_other_their_claims(
-    tasks: Tasks, queues: Queues, clock: Clock, ahead_s: float
+    tasks: QueueTasks, queues: Queues, clock: Clock, ahead_s: float
 ) -> None:
     """Otherwise, both would run a purge, and each would end that of the other."""
-    other = Tasks(queues, lambda: clock() + ahead_s, clock)
+    other = QueueTasks(queues, lambda: clock() + ahead_s, clock)
     await other.start_move("dead", move())
 
     for _ in range(10):
@@ -105,7 +105,7 @@ async def test_endpoints_whose_clocks_differ_leave_each_other_their_claims(
     assert not await other.claim("dead")
 
 
-async def test_claims_of_forgotten_tasks_take_no_memory(tasks: Tasks, other: Tasks) -> None:
+async def test_claims_of_forgotten_tasks_take_no_memory(tasks: QueueTasks, other: QueueTasks) -> None:
     await other.start_move("dead", move())
     assert tasks.unclaimed() == []
     assert len(tasks._claims) == 1
@@ -117,7 +117,7 @@ async def test_claims_of_forgotten_tasks_take_no_memory(tasks: Tasks, other: Tas
 
 
 async def test_a_released_task_is_continued_at_once_and_a_finished_one_never(
-    tasks: Tasks, other: Tasks, clock: Clock
+    tasks: QueueTasks, other: QueueTasks, clock: Clock
 ) -> None:
     await tasks.start_move("dead", move())
     await tasks.release("dead")
@@ -132,7 +132,7 @@ async def test_a_released_task_is_continued_at_once_and_a_finished_one_never(
     assert tasks.unclaimed() == other.unclaimed() == []
 
 
-async def test_a_queue_has_one_active_move(tasks: Tasks, other: Tasks) -> None:
+async def test_a_queue_has_one_active_move(tasks: QueueTasks, other: QueueTasks) -> None:
     await tasks.start_move("dead", move("a"))
 
     assert await refused(lambda: other.start_move("dead", move("b"))) == "InvalidParameterValue"
@@ -147,7 +147,7 @@ async def test_a_queue_has_one_active_move(tasks: Tasks, other: Tasks) -> None:
 
 
 async def test_of_two_moves_that_start_at_the_same_time_one_is_refused(
-    tasks: Tasks, other: Tasks, log: ListLog
+    tasks: QueueTasks, other: QueueTasks, log: ListLog
 ) -> None:
     """Neither endpoint knows of the other's task when it writes its own."""
     before = log.before_write
@@ -162,7 +162,7 @@ async def test_of_two_moves_that_start_at_the_same_time_one_is_refused(
     assert [task.id for task in other.moves("dead")] == ["first"]
 
 
-async def test_the_last_moves_are_remembered(tasks: Tasks) -> None:
+async def test_the_last_moves_are_remembered(tasks: QueueTasks) -> None:
     for number in range(MAX_MOVES + 2):
         await tasks.start_move("dead", move(str(number)))
         await tasks.count_moved("dead", str(number), 3)
@@ -173,7 +173,7 @@ async def test_the_last_moves_are_remembered(tasks: Tasks) -> None:
     assert {(task.moved, task.state, task.reason) for task in tasks.moves("dead")} == {(7, "FAILED", "why")}
 
 
-async def test_a_queue_is_purged_once_a_minute_and_deleted_at_any_time(tasks: Tasks, clock: Clock) -> None:
+async def test_a_queue_is_purged_once_a_minute_and_deleted_at_any_time(tasks: QueueTasks, clock: Clock) -> None:
     first = PurgeTask(requested_s=clock())
     await tasks.start_purge("emails", first)
     again = PurgeTask(requested_s=clock() + PURGED_S)
@@ -193,7 +193,7 @@ async def test_a_queue_is_purged_once_a_minute_and_deleted_at_any_time(tasks: Ta
     assert tasks.purge("emails") is None
 
 
-async def test_a_purge_by_a_clock_that_is_far_ahead_refuses_no_other(tasks: Tasks, clock: Clock) -> None:
+async def test_a_purge_by_a_clock_that_is_far_ahead_refuses_no_other(tasks: QueueTasks, clock: Clock) -> None:
     purge = PurgeTask(requested_s=clock() + 3_600)
     await tasks.start_purge("emails", purge)
     await tasks.end_purge("emails", purge)
@@ -205,7 +205,7 @@ async def test_a_purge_by_a_clock_that_is_far_ahead_refuses_no_other(tasks: Task
     assert (after.requested_s, after.done) == (clock(), False)
 
 
-async def test_the_pause_before_an_interrupted_purge_is_kept(tasks: Tasks, clock: Clock) -> None:
+async def test_the_pause_before_an_interrupted_purge_is_kept(tasks: QueueTasks, clock: Clock) -> None:
     """The queue is paused by the purge itself when the deletion begins."""
     await tasks.start_purge("emails", PurgeTask(requested_s=clock(), paused=False))
     await tasks.start_purge("emails", PurgeTask(requested_s=clock(), paused=True, deletes=True))
@@ -215,7 +215,7 @@ async def test_the_pause_before_an_interrupted_purge_is_kept(tasks: Tasks, clock
     assert purge.paused is False
 
 
-async def test_members_of_a_newer_version_are_ignored(tasks: Tasks, log: ListLog, queues: Queues) -> None:
+async def test_members_of_a_newer_version_are_ignored(tasks: QueueTasks, log: ListLog, queues: Queues) -> None:
     purge = {"requested_s": 5.0, "deletes": False, "done": False, "imagined": 1}
     log.append(b"sqs-tasks:emails", {"purge": purge, "moves": [{"id": "a", "started_ms": 1, "imagined": 1}]})
     await queues.sync(LIMIT_S)
@@ -230,7 +230,7 @@ async def test_members_of_a_newer_version_are_ignored(tasks: Tasks, log: ListLog
 class Work:
     """Records what a runner runs."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: QueueTasks) -> None:
         self.tasks = tasks
         self.begun: asyncio.Queue[str] = asyncio.Queue()
         self.may_end = asyncio.Event()
@@ -257,7 +257,7 @@ class Work:
 
 
 @pytest.fixture
-def work(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> Work:
+def work(tasks: QueueTasks, monkeypatch: pytest.MonkeyPatch) -> Work:
     monkeypatch.setattr(task_runner, "LOOK_S", 0.01)
     monkeypatch.setattr(task_runner, "RENEWAL_S", 0.01)
     monkeypatch.setattr(task_runner, "STOP_S", 0.01)
@@ -265,7 +265,7 @@ def work(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> Work:
 
 
 @pytest.fixture
-async def runner(tasks: Tasks, work: Work) -> AsyncIterator[TaskRunner]:
+async def runner(tasks: QueueTasks, work: Work) -> AsyncIterator[TaskRunner]:
     runner = TaskRunner(tasks, work.purge, work.move)
     runner.start()
     yield runner
@@ -273,7 +273,7 @@ async def runner(tasks: Tasks, work: Work) -> AsyncIterator[TaskRunner]:
 
 
 async def test_a_runner_purges_before_it_moves_and_tries_again_after_an_error(
-    tasks: Tasks, work: Work, runner: TaskRunner, clock: Clock
+    tasks: QueueTasks, work: Work, runner: TaskRunner, clock: Clock
 ) -> None:
     work.errors = [ZeroDivisionError()]
     await tasks.start_move("dead", move())
@@ -286,7 +286,7 @@ async def test_a_runner_purges_before_it_moves_and_tries_again_after_an_error(
 
 
 async def test_a_stopped_runner_leaves_its_task_to_another(
-    tasks: Tasks, other: Tasks, work: Work, runner: TaskRunner
+    tasks: QueueTasks, other: QueueTasks, work: Work, runner: TaskRunner
 ) -> None:
     await tasks.start_move("dead", move())
     assert await work.next() == "move dead a"
@@ -297,7 +297,7 @@ async def test_a_stopped_runner_leaves_its_task_to_another(
 
 
 async def test_a_stop_does_not_wait_forever_until_tasks_are_released(
-    tasks: Tasks, work: Work, runner: TaskRunner, monkeypatch: pytest.MonkeyPatch
+    tasks: QueueTasks, work: Work, runner: TaskRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the broker does not respond, another endpoint continues them when the claims have expired."""
     monkeypatch.setattr(task_runner, "END_S", 0.01)
@@ -309,7 +309,7 @@ async def test_a_stop_does_not_wait_forever_until_tasks_are_released(
 
 
 async def test_a_runner_that_lost_its_claim_stops(
-    tasks: Tasks, other: Tasks, work: Work, runner: TaskRunner, clock: Clock
+    tasks: QueueTasks, other: QueueTasks, work: Work, runner: TaskRunner, clock: Clock
 ) -> None:
     await tasks.start_move("dead", move())
     assert await work.next() == "move dead a"

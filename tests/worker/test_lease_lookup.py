@@ -9,7 +9,7 @@ import pytest
 
 import marq
 from marq.client import message_token
-from marq.consumer.lease_questions import LeaseQuestions
+from marq.consumer.lease_lookup import LeaseLookup
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import Source
@@ -22,7 +22,7 @@ LIMIT_S = 20
 async def test_a_tracker_knows_what_is_in_flight(broker: EmbeddedBroker, tmp_path: Path) -> None:
     worker = Worker(broker.bootstrap_servers, tmp_path)
     settings = ClientSettings.read(broker.bootstrap_servers, {"prefix": worker.names.prefix}, owner="the test")
-    questions = LeaseQuestions(settings, limit_s=1)
+    questions = LeaseLookup(settings, limit_s=1)
     with pytest.raises(MarqError):
         await questions.is_in_flight(message_token.Token("emails", 1, Source("marq.messages", 0), 0))
     options = {"bootstrap_servers": broker.bootstrap_servers, "prefix": worker.names.prefix}
@@ -38,7 +38,7 @@ async def test_a_tracker_knows_what_is_in_flight(broker: EmbeddedBroker, tmp_pat
 
             await worker.start().ready(2)
 
-            async with LeaseQuestions(settings, limit_s=LIMIT_S) as questions:
+            async with LeaseLookup(settings, limit_s=LIMIT_S) as questions:
                 asked = await asyncio.gather(*[questions.is_in_flight(each) for each in tokens])
                 assert asked == [False, True]
                 await messages[1].release()

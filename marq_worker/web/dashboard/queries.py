@@ -37,13 +37,16 @@ from marq_worker.web.dashboard.descriptions import (
 from marq_worker.web.dashboard.groups import Groups
 from marq_worker.web.dashboard.history import History, add_up, slot_now
 from marq_worker.web.dashboard.timeline import last_place
-from marq_worker.web.dashboard.timeline_reader import Reading
+from marq_worker.web.dashboard.timeline_reader import TimelineReader
+from marq_worker.web.dashboard.waiting_search import WaitingSearch
 from marq_worker.web.message_listing import open_message, sources_of, waiting_described
 from marq_worker.web.peers import path_segment
 from marq_worker.web.statistics import NamespaceStatistics
 
 #: Maximum number of records to read for waiting messages, of all queues that share the topic.
 MAX_SCANNED = 200_000
+#: Time limit for searching them.
+SEARCH_LIMIT_S = 10.0
 #: Number of kinds of errors for which a page shows a sample; each may take a request to the broker.
 MAX_SAMPLES = 20
 #: How long the first page waits for consumers; later answers are shown the next time.
@@ -52,7 +55,7 @@ CONSUMERS_WAIT_S = 0.1
 _SECRET = ("password", "secret", "token", "key", "auth", "user")
 
 
-class Namespace:
+class DashboardQueries:
     """The namespace as a worker sees it: the data of all pages.
 
     Data of trackers comes from all of them; ``complete`` tells whether all have answered.
@@ -133,6 +136,7 @@ class Namespace:
             "statistics": statistics["queues"].get(name),
             "backlog": statistics["backlog"],
             "handled": statistics["handled"].get(name, []),
+            "waited": statistics["waited"].get(name, []),
             "removed_handler": statistics["removed_handlers"].get(name),
             "messages": partitions(
                 topic, {number: end for number, end in ends.items() if reads is None or number in reads},
@@ -152,13 +156,16 @@ class Namespace:
         messages = [{**message, "consumer": consumer_of(message, members)} for message in listed["messages"]]
         return {**listed, "messages": messages}
 
-    async def waiting(self, queue: str, limit: int) -> dict[str, Any]:
-        """Return the messages of a queue that have waited longest."""
+    async def waiting(self, queue: str, limit: int, search: WaitingSearch) -> dict[str, Any]:
+        """Return the waiting messages of a queue that a search asks for, and what was ``searched``."""
         definitions = self._definitions()
-        waiting, complete = await Inspector(self._client, definitions).peek(queue, limit, MAX_SCANNED)
         settings, redaction = definitions.settings(queue), self._statistics.redaction
-        messages = [{**waiting_described(each, settings, redaction), "error": ""} for each in waiting]
-        return {"complete": complete, "messages": messages}
+        found = await Inspector(self._client, definitions).search(
+            queue, limit, MAX_SCANNED, search.fitting(redaction), search.order(), SEARCH_LIMIT_S
+        )
+        messages = [{**waiting_described(each, settings, redaction), "error": ""} for each in found.messages]
+        searched = {"records": found.scanned, "waiting": found.waiting, "matching": found.matching}
+        return {"complete": found.complete, "messages": messages, "searched": searched}
 
     async def check_known(self, queue: str) -> None:
         """Check that a queue is known: by a definition, a consumer, messages or dead letters.
@@ -191,10 +198,10 @@ class Namespace:
         raise UnknownQueue(queue, closest_name(queue, names))
 
     async def message(self, message_id: str, queue: str, since_ms: int | None) -> dict[str, Any]:
-        """Return a message as :meth:`Reading.message`, with its current state (``now``), None if it is not open."""
+        """Return a message like :meth:`TimelineReader.message`, with its current state (``now``; None if not open)."""
         ends, redaction = await self._groups.ends(self._client.names.markers), self._statistics.redaction
-        reading = Reading(self._client, self._definitions(), len(ends), redaction, self._names_of_holders)
-        story = await reading.message(message_id, queue, since_ms)
+        reader = TimelineReader(self._client, self._definitions(), len(ends), redaction, self._names_of_holders)
+        story = await reader.message(message_id, queue, since_ms)
         now = await self.open_message({"place": last_place(story["events"]) or story["id"], "queue": story["queue"]})
         message = now["message"]
         if message is not None and has_several(story):
@@ -236,6 +243,9 @@ class Namespace:
     def dead_counts(self) -> tuple[Mapping[str, int] | None, float | None]:
         """Return the number of dead letters of each queue, and when they were read; None if not yet."""
         return self._index.counts(), self._index.read_at
+
+    async def running(self, query: Mapping[str, str]) -> dict[str, Any]:
+        return await self._statistics.running(self._app, query)
 
     async def schedules(self, query: Mapping[str, str]) -> dict[str, Any]:
         return await self._statistics.schedules(self._app, query)

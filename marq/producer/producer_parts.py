@@ -13,14 +13,14 @@ from marq.producer.batches import Batcher
 from marq.producer.deduplicated_sends import with_id
 from marq.producer.delay_control import DelayControl
 from marq.producer.delays import Delays
-from marq.producer.ordered_sending import Lines
+from marq.producer.ordered_sending import KeyedRoutes
 from marq.producer.routes import Routes
 
 #: The receipt of each message, None if unknown, and the first failure.
 Outcome = tuple[list[Receipt | None], BaseException | None]
 
 
-class Options(NamedTuple):
+class MessageOptions(NamedTuple):
     """The delivery time, ordering key and deduplication id of a message."""
 
     due: When | None
@@ -33,12 +33,12 @@ class Options(NamedTuple):
         return None if self.own_id is None else self.key or self.own_id
 
 
-class Running(NamedTuple):
+class ProducerParts(NamedTuple):
     """The parts of a started producer."""
 
     content: Content
     routes: Routes
-    lines: Lines
+    keyed_routes: KeyedRoutes
     batches: Batcher
     delays: Delays
     delay_control: DelayControl
@@ -47,8 +47,8 @@ class Running(NamedTuple):
         self, queue: str, items: list[Any], headers: list[Header], dues: Sequence[When] | None, key: bytes
     ) -> Outcome:
         """Send messages of one ordering key."""
-        async with self.lines.turn([queue], key) as called_s:
-            find = partial(self.lines.find, queue, key, headers, called_s)
+        async with self.keyed_routes.turn([queue], key) as called_s:
+            find = partial(self.keyed_routes.find, queue, key, headers, called_s)
             route, pairs = await find(delayed=bool(dues))
             self.content.check_many(queue, route.key, items, pairs)
             if dues and items:
@@ -65,11 +65,11 @@ class Running(NamedTuple):
         ids: Sequence[bytes],
     ) -> Outcome:
         """Send messages that have deduplication ids."""
-        async with self.lines.turn([] if key is None else [queue], key or b"") as called_s:
+        async with self.keyed_routes.turn([] if key is None else [queue], key or b"") as called_s:
             if key is None:
                 route = await self.routes.find(queue)
             else:
-                route, headers = await self.lines.find(queue, key, headers, called_s, delayed=True)
+                route, headers = await self.keyed_routes.find(queue, key, headers, called_s, delayed=True)
             self.content.check_many(queue, route.key, items, with_id(headers, max(ids, key=len, default=None)))
             sends = zip(items, ids, dues, strict=True)
             return await self.delays.send_each(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from marq.backend.cluster import cluster_of, marker_writer
 from marq.client.lifecycle import Lifecycle
 from marq.client.message_token import Token
-from marq.consumer.resume_questions import Questions
+from marq.consumer.resume_questions import TrackerQueries
 from marq.consumer.session import STOP_CLIENT_S
 from marq.core.storage.rows import HELD
 from marq.settings.client import ClientSettings
@@ -26,7 +26,7 @@ from marq.wire.markers import Resume, Source
 LIMIT_S = 4.0
 
 
-class Answered(NamedTuple):
+class LeaseStatus(NamedTuple):
     """What a tracker knows about a message: its state (0 if it is not open), its attempt, and its remaining lease."""
 
     state: int
@@ -38,12 +38,12 @@ class Answered(NamedTuple):
         return self.state in HELD
 
 
-_NOT_OPEN = Answered(0, 0, 0)
-_Asked = tuple[Token, asyncio.Future[Answered]]
+_NOT_OPEN = LeaseStatus(0, 0, 0)
+_Asked = tuple[Token, asyncio.Future[LeaseStatus]]
 
 
-class LeaseQuestions(Lifecycle[Questions]):
-    """The questions of one process."""
+class LeaseLookup(Lifecycle[TrackerQueries]):
+    """Looks up messages for one process; concurrent lookups share a question."""
 
     def __init__(self, settings: ClientSettings, limit_s: float = LIMIT_S) -> None:
         super().__init__("the client of lease questions")
@@ -52,18 +52,18 @@ class LeaseQuestions(Lifecycle[Questions]):
         self._waiting: list[_Asked] = []
         self._asking: asyncio.Task[None] | None = None
 
-    async def _open(self, opened: AsyncExitStack) -> Questions:
+    async def _open(self, opened: AsyncExitStack) -> TrackerQueries:
         cluster = cluster_of(self._settings)
         topics = await cluster.topics()
         writer = await opened.enter_async_context(marker_writer(cluster, topics, STOP_CLIENT_S))
         opened.push_async_callback(self._end_asking)
-        return Questions(cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep)
+        return TrackerQueries(cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep)
 
     async def is_in_flight(self, token: Token) -> bool:
         """Return whether a consumer holds a message; same errors as :meth:`ask`."""
         return (await self.ask(token)).is_in_flight
 
-    async def ask(self, token: Token) -> Answered:
+    async def ask(self, token: Token) -> LeaseStatus:
         """Return what a tracker knows about a message.
 
         Raises:
@@ -71,7 +71,7 @@ class LeaseQuestions(Lifecycle[Questions]):
             MarqError: the client is stopped.
         """
         questions = self._started()
-        answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[LeaseStatus] = asyncio.get_running_loop().create_future()
         self._waiting.append((token, answer))
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask_all(questions), name="marq-lease-questions")
@@ -82,7 +82,7 @@ class LeaseQuestions(Lifecycle[Questions]):
             self._asking.cancel()
             await asyncio.wait([self._asking])
 
-    async def _ask_all(self, questions: Questions) -> None:
+    async def _ask_all(self, questions: TrackerQueries) -> None:
         try:
             while self._waiting:
                 asked, self._waiting = self._waiting, []
@@ -92,11 +92,11 @@ class LeaseQuestions(Lifecycle[Questions]):
             _fail(self._waiting, MarqError("the client of lease questions was stopped"))
             self._waiting = []
 
-    async def _ask(self, questions: Questions, asked: Sequence[_Asked]) -> None:
+    async def _ask(self, questions: TrackerQueries, asked: Sequence[_Asked]) -> None:
         error: MarqError = MarqError("the client of lease questions was stopped")
         by_source: dict[tuple[str, Source], list[_Asked]] = {}
-        for each in asked:
-            by_source.setdefault((each[0].queue, each[0].source), []).append(each)
+        for request in asked:
+            by_source.setdefault((request[0].queue, request[0].source), []).append(request)
         # The holder identifies the question.
         holders = {secrets.randbits(62) * 2 + 1: some for some in by_source.values()}
         resumes = [
@@ -107,7 +107,7 @@ class LeaseQuestions(Lifecycle[Questions]):
             async with asyncio.timeout(self._limit_s), aclosing(questions.answers(resumes)) as answers:
                 async for resume, parts in answers:
                     found = {
-                        offset: Answered(*row)
+                        offset: LeaseStatus(*row)
                         for part in parts
                         for offset, *row in zip(part.offsets, part.states, part.attempts, part.waits_ms, strict=True)
                     }

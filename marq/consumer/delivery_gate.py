@@ -18,8 +18,8 @@ from marq.wire.errors import ConfigError
 log = logging.getLogger("marq")
 
 
-class Rules:
-    """The rules of one receiver; it calls ``changed`` when there may be room for more messages.
+class DeliveryGate:
+    """Decides what one receiver may deliver now; it calls ``changed`` when there may be room for more messages.
 
     A queue that is paused, or whose breaker is open, delivers nothing: its prefetched messages are released.
 
@@ -70,7 +70,7 @@ class Rules:
 
     def apply(self, held: HeldBatch) -> None:
         """Apply the current settings to a batch."""
-        settings = self._settings(held.queue)
+        held.settings = settings = self._settings(held.queue)
         if settings.errors:
             known = self._failures.get(held.queue)
             if known is None or known.errors is not settings.errors:

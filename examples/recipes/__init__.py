@@ -1,0 +1,1 @@
+"""The programs of docs/recipes; tests/docs runs each of them."""

@@ -1,0 +1,94 @@
+"""The rows of `marq queues`: the states of the dashboard, and only queues that exist."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from marq.kafka.inspector import Waiting
+from marq.settings.definitions import Definitions, layer_key
+from marq_worker.backlog.consumer_watch import NO_CONSUMER_S
+from marq_worker.commands.open_messages import OpenReport
+from marq_worker.commands.queues import _state, described
+from marq_worker.commands.terminal import Alarm
+from marq_worker.web.dashboard.rows_and_alarms import queue_rows
+from marq_worker.web.partition_statistics import empty_metrics
+
+UNREAD = {"waiting": 3, "no_consumer_seconds": NO_CONSUMER_S, "idle_seconds": NO_CONSUMER_S}
+
+
+def definitions(*queues: str, **settings: Any) -> Definitions:
+    found = Definitions()
+    for queue in queues:
+        found.fold(layer_key("file", queue), settings)
+    return found
+
+
+def row_of(told: OpenReport, known: Definitions, waiting: int = 0, lonely: tuple[str, ...] = ()) -> dict[str, Any]:
+    counted = Waiting(counts=Counter(emails=waiting))
+    [row] = described(known, told, counted, {}, ["emails"], lonely)["queues"]
+    return dict(row)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "settings", "more", "state"),
+    [
+        ({}, {}, {}, "idle"),
+        ({"waiting": 2}, {}, {}, "waiting"),
+        ({"in_flight": 1, "waiting": 2}, {}, {}, "busy"),
+        ({"acked_per_second": 0.5}, {}, {}, "busy"),
+        (UNREAD, {}, {}, "no consumer"),
+        (UNREAD, {"paused": True}, {}, "paused"),
+        ({"in_flight": 1}, {}, {"breaker": "half-open"}, "breaker open"),
+        (UNREAD, {}, {"removed": True}, "handler removed"),
+    ],
+)
+def test_the_command_and_the_dashboard_say_the_same_state(
+    metrics: dict[str, Any], settings: dict[str, Any], more: dict[str, Any], state: str
+) -> None:
+    metrics = {**empty_metrics(), "waiting": 0, "arrived_per_second": 0.0, **metrics}
+    breakers = {"emails": {"state": more.get("breaker", "closed")}}
+    removed = {"emails": {"handler": "tasks:send", "seconds": 60.0}} if "removed" in more else {}
+    statistics = {
+        "queues": {"emails": metrics},
+        "workers": [{"handlers": [{"breakers": breakers}]}],
+        "backlog": {"counted": True},
+        "removed_handlers": removed,
+    }
+    opened = frozenset({"emails"}) if "breaker" in more else frozenset()
+
+    [shown] = queue_rows(statistics, ["emails"], {"emails": settings})
+    row = row_of(
+        OpenReport({"emails": metrics}, removed_handlers=removed, open_breakers=opened),
+        definitions("emails", **settings),
+        int(metrics["waiting"]),
+        ("emails",) if metrics.get("no_consumer_seconds") else (),
+    )
+
+    assert shown["state"] == row["state"] == state
+    assert _state(row) == state
+    assert isinstance(_state(row), Alarm) is (state in ("no consumer", "breaker open", "handler removed"))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "dead", "consumed", "complete", "listed"),
+    [
+        ({"acked": 60}, {}, [], True, False),
+        ({"acked": 60}, {}, ["typo"], True, True),
+        ({"in_flight": 1}, {}, [], True, True),
+        ({"waiting_for_delivery": 1}, {}, [], True, True),
+        ({}, {"typo": 1}, [], True, True),
+        ({"acked": 60}, {}, [], False, True),
+    ],
+    ids=["empty", "with a consumer", "in flight", "delayed", "dead letters", "not all workers answered"],
+)
+def test_an_unknown_queue_is_listed_only_while_it_has_messages(
+    metrics: dict[str, Any], dead: dict[str, int], consumed: list[str], complete: bool, listed: bool
+) -> None:
+    told = OpenReport({"typo": metrics}, complete=complete)
+
+    document = described(definitions("emails"), told, Waiting(), dead, ["emails", "typo"], (), consumed)
+
+    assert [row["queue"] for row in document["queues"]] == ["emails", *(["typo"] if listed else [])]

@@ -1,0 +1,170 @@
+"""What the log says of messages that fail: what happens next, in a limited number of lines."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import marq
+from marq.consumer.failure_log import MAX_LINES, PERIOD_S
+from marq.consumer.message import Message
+from marq.consumer.tracebacks import traceback_text
+from marq.settings.queue import check_document, queue_settings
+from marq.wire.error_texts import error_of, traceback_of
+from tests.unit.client.fakes import P0, FakeRecord, Rig
+
+
+def bill(number: int) -> None:
+    raise ValueError(f"cannot bill order {number}")
+
+
+async def handle(message: Message) -> None:
+    bill(message.offset)
+
+
+def records(caplog: pytest.LogCaptureFixture, least: int = logging.WARNING) -> Sequence[logging.LogRecord]:
+    return [record for record in caplog.records if record.name == "marq" and record.levelno >= least]
+
+
+def attempts(rig: Rig, attempt: int, count: int = 1) -> None:
+    headers = (("marq-attempt", b"%d" % attempt),)
+    rig.reader.add(P0, *[FakeRecord(offset, headers=headers) for offset in range(count)])
+
+
+def with_settings(make_rig: Any, **document: Any) -> Rig:
+    rules = queue_settings(check_document(document, "[queues.q]"))
+    rig: Rig = make_rig(queue=lambda _: rules)
+    return rig
+
+
+async def handled(rig: Rig, handler: Any = handle) -> None:
+    """Let the handler run until something was written."""
+    pool = rig.work(handler)
+    await rig.settler.until(lambda: bool(rig.ended))
+    await pool.stop(1)
+
+
+@pytest.mark.parametrize(
+    ("document", "attempt", "text", "level"),
+    [
+        ({"backoff": [1.25]}, 1, "attempt 1 of 5 failed, retry in 1.25 s", "WARNING"),
+        ({"backoff": [0]}, 4, "attempt 4 of 5 failed, retry in 0 s", "WARNING"),
+        ({}, 5, "attempt 5 of 5 failed, now a dead letter", "ERROR"),
+        ({"backoff": [60], "max_attempts": "unlimited"}, 9, "attempt 9 failed, retry in 60 s", "WARNING"),
+        ({"dead_letter": False}, 5, "attempt 5 of 5 failed, dropped, because dead_letter is false", "ERROR"),
+        ({"errors": {"ValueError": "reject"}}, 1, "attempt 1 of 5 failed, now a dead letter", "ERROR"),
+        ({"errors": {"ValueError": [7]}}, 1, "attempt 1 of 5 failed, retry in 7 s", "WARNING"),
+    ],
+)
+async def test_a_line_says_what_happens_next(make_rig, caplog, document, attempt, text, level) -> None:
+    rig = with_settings(make_rig, **document)
+    attempts(rig, attempt)
+
+    await handled(rig)
+
+    [record] = records(caplog)
+    assert record.getMessage() == f"queue q: {text}: ValueError: cannot bill order 0 (t/0/0)"
+    assert record.levelname == level
+
+
+async def test_a_message_that_its_program_rejects_is_logged(make_rig, caplog) -> None:
+    rig = make_rig()
+    rig.add(1)
+    [message] = await rig.take(1)
+
+    await message.reject("the address is unknown")
+
+    [record] = records(caplog)
+    assert record.getMessage() == (
+        "queue q: attempt 1 of 5 was rejected, now a dead letter: the address is unknown (t/0/0)"
+    )
+
+
+async def test_a_flood_of_failures_is_summed_up_and_shows_each_traceback_once(make_rig, caplog) -> None:
+    rig = make_rig()
+    rig.add(MAX_LINES + 50)
+    pool = rig.work(handle)
+    await rig.settler.until(lambda: len(rig.released) == MAX_LINES + 50)
+    shown = list(records(caplog))
+    rig.clock.now_s += PERIOD_S
+
+    rig.add([MAX_LINES + 50])
+    await rig.settler.until(lambda: len(rig.released) == MAX_LINES + 51)
+    await pool.stop(1)
+
+    assert len(shown) == MAX_LINES
+    assert len([record for record in shown if record.exc_info]) == 1
+    later = [record.getMessage() for record in records(caplog)[MAX_LINES:]]
+    assert later[0] == "failures not shown, because there were too many: messages=50"
+    assert len(later) == 2
+
+
+async def test_only_the_last_attempt_has_its_traceback_without_the_frames_of_marq(make_rig) -> None:
+    for attempt, kept in ((4, False), (5, True)):
+        rig = make_rig()
+        attempts(rig, attempt)
+
+        await handled(rig)
+
+        [(_, _, text)] = rig.released.values()
+        assert error_of(text) == "ValueError: cannot bill order 0"
+        assert bool(traceback_of(text)) is kept
+    assert traceback_of(text).startswith("Traceback (most recent call last):\n")
+    assert "in bill" in traceback_of(text)
+    assert "handler_pool" not in traceback_of(text)
+
+
+async def test_a_queue_can_do_without_tracebacks(make_rig) -> None:
+    rig = with_settings(make_rig, tracebacks=False)
+    attempts(rig, 5)
+
+    await handled(rig)
+
+    assert [text for _, _, text in rig.released.values()] == ["ValueError: cannot bill order 0"]
+
+
+async def test_a_value_that_cannot_be_decoded_leaves_no_traceback_because_it_may_quote_the_value(make_rig) -> None:
+    rig = make_rig()
+    rig.add(1)
+
+    async def decode(message: Message) -> None:
+        try:
+            bill(7)
+        except ValueError as error:
+            raise marq.DecodeError("not JSON") from error
+
+    await handled(rig, decode)
+
+    assert list(rig.rejected.values()) == ["not JSON"]
+
+
+async def test_a_rejection_with_a_cause_keeps_the_traceback_of_the_cause(make_rig) -> None:
+    rig = make_rig()
+    rig.add(1)
+
+    async def reject(message: Message) -> None:
+        try:
+            bill(7)
+        except ValueError as error:
+            raise marq.Reject("no such order") from error
+
+    await handled(rig, reject)
+
+    [text] = rig.rejected.values()
+    assert error_of(text) == "no such order"
+    assert traceback_of(text).endswith("ValueError: cannot bill order 7")
+
+
+def test_a_traceback_that_raises_is_empty() -> None:
+    class Unprintable(Exception):
+        @property
+        def __notes__(self) -> list[str]:
+            raise RuntimeError
+
+    with pytest.raises(Unprintable) as raised:
+        raise Unprintable
+    assert isinstance(traceback_text(raised.value), str)
+    assert traceback_text(ValueError("never raised")) == ""
