@@ -138,23 +138,25 @@ class Handlers:
         kind = message.type if handled.types else None
         return handled.handler or handled.handlers[0] if kind not in handled.types else handled.types[kind]
 
-    def calls(self) -> list[dict[str, Any]]:
+    def calls(self, wanted: tuple[str, str] | None = None) -> list[dict[str, Any]]:
         """Return what handlers do now, those first that have run for longest; may be called in any thread.
 
+        ``wanted``: only that with the message of this queue and id, even if many others have run for longer.
         ``cancellable``: not if it is a plain function, which runs in a thread.
         """
         session = self.session
         calls = [
             {
                 "queue": message.queue,
-                "handler": self.group.queues[message.queue].handler,
+                "handler": self._name_of(message),
                 "id": message.id,
                 "attempt": message.attempt,
                 "seconds": round(seconds, 3),
-                "cancellable": pool.cancellable,
+                "cancellable": pool.cancellable(message),
             }
             for pool in (() if session is None else list(session.pools))
             for message, seconds in pool.calls()
+            if wanted is None or (message.queue, message.id) == wanted
         ]
         return heapq.nlargest(MAX_CALLS, calls, key=lambda call: call["seconds"])
 

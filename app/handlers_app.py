@@ -102,14 +102,11 @@ class HandlersApp(MarqApp):
 
         A thread calls this, so that it is known what runs while a handler blocks the event loop.
         """
-        calls = self.handlers.calls()
-        if wanted := question.get("cancel"):
-            calls = [call for call in calls if (call["queue"], call["id"]) == (wanted["queue"], wanted["id"])]
-            if calls:
-                cancel = functools.partial(
-                    self.handlers.cancel, wanted["queue"], wanted["id"], counted=wanted["counted"]
-                )
-                self.running_loop.call_soon_threadsafe(cancel)
+        wanted = question.get("cancel")
+        calls = self.handlers.calls(wanted and (wanted["queue"], wanted["id"]))
+        if wanted and calls:
+            cancel = functools.partial(self.handlers.cancel, wanted["queue"], wanted["id"], counted=wanted["counted"])
+            self.running_loop.call_soon_threadsafe(cancel)
         return {"calls": calls}
 
     def _blocker(self, task: asyncio.Task[Any] | None) -> str:

@@ -306,7 +306,7 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
         count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
         # Not only for these queues, because more queues may join the group.
         codecs = cache(partial(codec_of, handler))
-        queues = {*running.queues, *(each.queue for each in definitions_of(handler))}
+        queues = {*running.queues, *(each.queue for each in definitions_of(handler) if each.type is None)}
         has_codec = any(codecs(queue) is not None for queue in queues)
         buffer, acks = running.buffer, running.receiver.acks
         pool = HandlerTasks(buffer, acks, bound(handler), count, codecs if has_codec else None, middleware)

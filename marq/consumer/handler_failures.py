@@ -189,14 +189,18 @@ def _release_interrupted(message: Message) -> Consequence:
     return after_release(message, 0, "was interrupted", counted=counted)
 
 
+def waits_for_handler(message: Message) -> bool:
+    """Return whether a message that no handler here is for is released, for other workers, or else dead-lettered."""
+    return uncounted(message._record.headers) < MAX_UNCOUNTED and not message._held.at_most_once
+
+
 def _release_without_handler(message: Message, error: NoHandler) -> Consequence:
     """Release a message that no handler here is for, or dead-letter it if that has been so for long."""
     held, offset = message._held, message._offset
-    times = uncounted(message._record.headers)
-    if times >= MAX_UNCOUNTED or held.at_most_once:
+    if not waits_for_handler(message):
         held.reject(offset, error.text)
         return after_rejection(message, "has no handler")
-    delay_ms = min(1_000 << min(times, 10), MAX_NO_HANDLER_MS)
+    delay_ms = min(1_000 << min(uncounted(message._record.headers), 10), MAX_NO_HANDLER_MS)
     held.release(offset, delay_ms, counted=False, error=error.text)
     return after_release(message, delay_ms, "has no handler", counted=False)
 

@@ -89,7 +89,7 @@ class HandlerPool(ABC, Generic[Work]):
         self._interrupted: dict[int, HandlerCall] = {}
         #: Tasks whose current call an operator has cancelled, and whether the attempt counts; also in _interrupted.
         self._cancels: dict[int, bool] = {}
-        #: When each task began the burst that its current call is part of: not each call, which would take time.
+        #: When each task began its current call.
         self._begun_s = [0.0] * concurrency
         self._stopping = False
         #: Whether a stop has cancelled the tasks.
@@ -164,10 +164,9 @@ class HandlerPool(ABC, Generic[Work]):
         """The messages that handlers have now."""
         return [message for work in self._current if work is not None for message in self._messages(work)]
 
-    @property
-    def cancellable(self) -> bool:
-        """Whether calls can be cancelled: plain functions run in threads, which can't be."""
-        return self._threads is None
+    def cancellable(self, message: Message) -> bool:
+        """Return whether the call with a message can be cancelled: plain functions run in threads, which can't be."""
+        return not in_thread(self._function, message)
 
     def calls(self) -> list[tuple[Message, float]]:
         """Return the messages that handlers have now, and for how many seconds; may be called in any thread."""
@@ -182,10 +181,10 @@ class HandlerPool(ABC, Generic[Work]):
     def cancel(self, message_id: str, *, counted: bool) -> None:
         """Cancel the call that has a message, if it still runs, as an operator wants; ``counted``: it is a failure."""
         for index, work in enumerate(self._current):
-            if work is None or not self.cancellable or self._cancelled or index in self._interrupted:
+            if work is None or self._cancelled or index in self._interrupted or self.tasks[index].done():
                 continue
             messages = self._messages(work)
-            if any(message.id == message_id for message in messages) and not self.tasks[index].done():
+            if any(message.id == message_id for message in messages) and self.cancellable(messages[0]):
                 log.warning("handler is cancelled by an operator: %s", _describe(messages))
                 self._interrupted[index], self._cancels[index] = HandlerCall(messages), counted
                 self.tasks[index].cancel(handler_failures.CANCELLED_BY_OPERATOR)
@@ -357,7 +356,7 @@ class HandlerTasks(HandlerPool[Message]):
     async def _work(self, index: int) -> None:
         buffer, acks, handler = self._buffer, self._acks, self._handler
         made, make = buffer.ready.made, buffer.ready.make
-        current, interrupted, codecs = self._current, self._interrupted, self._codecs
+        current, begun, interrupted, codecs = self._current, self._begun_s, self._interrupted, self._codecs
         clock, pop, finish = acks.clock, made.popleft, settlement.finish
         burst = 1
         while not (self._stopping or buffer.closed):
@@ -365,7 +364,7 @@ class HandlerTasks(HandlerPool[Message]):
                 acks.flush_soon()
                 await buffer.wait()
                 continue
-            self._begun_s[index] = begun_s = clock()
+            begun_s = clock()
             buffer.taken.set()
             left = burst
             self._latest = index
@@ -373,7 +372,8 @@ class HandlerTasks(HandlerPool[Message]):
                 left -= 1
                 message = pop()
                 held = message._held
-                if held.expires_s <= clock():
+                now_s = clock()
+                if held.expires_s <= now_s:
                     continue
                 # Right before the call, so that a crash abandons only messages that a handler was about to process.
                 if held.starts is not None:
@@ -385,6 +385,7 @@ class HandlerTasks(HandlerPool[Message]):
                     buffer.taken.set()
                 if codecs is not None:
                     held.codec = codecs(held.queue) or held.codec
+                begun[index] = now_s
                 current[index] = message
                 try:
                     await handler(message)

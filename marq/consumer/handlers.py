@@ -273,11 +273,12 @@ def definitions_for(function: object, queues: Collection[str]) -> dict[str, Hand
     """Return the definition of a function for each of these queues, or {} if it is not decorated.
 
     Raises:
-        ConfigError: it is decorated, but not for all of them.
+        ConfigError: it is decorated, but not for all of them, or for one type of their messages only.
     """
-    definitions = {each.queue: each for each in definitions_of(function)}
+    # For a queue, that without a type comes last.
+    definitions = {each.queue: each for each in sorted(definitions_of(function), key=lambda each: each.type is None)}
     for each in definitions.values():
-        if each.type is not None:
+        if each.queue in queues and each.type is not None:
             raise ConfigError(
                 f"{each.name} handles only messages of type {each.type!r} of queue {each.queue!r}, and a consumer would"
                 " call it with all of them: run it in a worker, or pass a function that looks at message.type"

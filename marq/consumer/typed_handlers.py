@@ -3,7 +3,8 @@
 A message whose type has no handler goes to the handler without a type. If there is none, it is not an error of the
 message: in a rolling deployment, workers with the old code receive messages of a new type. So it is released, for
 workers that have the handler, and the attempt does not count. After ``MAX_UNCOUNTED`` releases in a row, about an hour
-and a half, it becomes a dead letter: by then, no worker will get the handler.
+and a half, it becomes a dead letter: by then, no worker will get the handler. A queue that delivers at most once
+redelivers nothing, so there it becomes one at once.
 
 Only queues with typed handlers look at the header. All others call their handler directly.
 """
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 
 from marq.client.codecs import Codec, CodecsByType
 from marq.client.outcomes import NoHandler
+from marq.consumer.handler_failures import waits_for_handler
 from marq.consumer.handler_parameters import Handler, bound, is_coroutine_function, name_of
 from marq.consumer.message import Message
 from marq.consumer.repeated_warnings import RepeatedWarning
@@ -88,11 +90,16 @@ class TypedHandlers:
 
     async def _refuse(self, message: Message) -> NoReturn:
         kind = message.type
+        # Otherwise it becomes a dead letter now, whose line says so.
+        if waits_for_handler(message):
+            self._warn(kind, message)
+        raise NoHandler(_no_handler(kind, self._types))
+
+    def _warn(self, kind: str | None, message: Message) -> None:
         if kind not in self._missing and len(self._missing) < MAX_WARNED_TYPES:
             self._missing[kind] = RepeatedWarning(_WARNING)
         if kind in self._missing:
             self._missing[kind].write(asyncio.get_running_loop().time(), self._queue, kind, message.id)
-        raise NoHandler(_no_handler(kind, self._types))
 
 
 def _no_handler(kind: str | None, types: str) -> str:

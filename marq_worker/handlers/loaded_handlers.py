@@ -41,18 +41,20 @@ def load_handlers(group: HandlerGroup) -> dict[str, QueueHandler]:
 
 def load_handlers_of(queue: str, handled: HandledQueue) -> QueueHandler:
     """Import the handlers of a queue."""
-    functions: dict[str | None, Handler] = {kind: load_handler(queue, name) for kind, name in handled.types.items()}
+    functions: dict[str | None, Handler] = {
+        kind: load_handler(queue, name, kind) for kind, name in handled.types.items()
+    }
     if handled.handler is not None:
         functions[None] = load_handler(queue, handled.handler)
     return handler_for(queue, functions)
 
 
-def load_handler(queue: str, name: str) -> Handler:
-    """Import a handler of a queue, ``module:function``."""
+def load_handler(queue: str, name: str, kind: str | None = None) -> Handler:
+    """Import a handler of a queue, ``module:function``, for a type of its messages."""
     handler: Handler = load_function(queue, name)  # type: ignore[assignment]
     try:
         check_handler(handler)
-        codec_of(handler, queue)
+        codec_of(handler, queue, kind)
     except ConfigError as error:
         raise ConfigError(f"queue {queue!r}: its handler {name!r} can't be used: {error}") from error
     return handler

@@ -7,6 +7,7 @@ from pathlib import Path
 import faust
 import pytest
 
+from marq.consumer.typed_handlers import TypedHandlers
 from marq.wire.errors import ConfigError
 from marq_worker.agents.queue_consumer import declare
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
@@ -14,6 +15,7 @@ from marq_worker.handlers.handler_modules import check_exists
 from marq_worker.handlers.loaded_handlers import (
     load_handler,
     load_handlers,
+    load_handlers_of,
     load_modules,
     modules_around,
     modules_in,
@@ -234,6 +236,30 @@ def test_a_queue_whose_handler_can_not_be_had_is_left_out_with_a_line_in_the_log
     assert "queue 'broken': its handler 'nowhere_at_all:handle' can't be imported" in caplog.text
     with pytest.raises(ConfigError, match="queue 'broken'"):
         load_handlers(HandlerGroup("handlers", {"broken": nowhere}))
+
+
+def test_the_handler_of_a_type_needs_only_the_codec_of_its_decorator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+import marq
+
+class Order: ...
+
+class Codec:
+    def encode(self, value): return b""
+    def decode(self, data): return Order()
+
+@marq.handler("q", type="a", codec=Codec())
+async def handle(order: Order): ...
+"""
+    (tmp_path / "typed_with_a_codec.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    handler = load_handlers_of("q", HandledQueue(None, 1, types={"a": "typed_with_a_codec:handle"}))
+
+    assert isinstance(handler, TypedHandlers)
+    assert type(handler.codec_of("a")).__name__ == "Codec"
 
 
 async def test_a_worker_lists_the_queue_consumer_and_reads_nothing_for_it() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from marq.wire.markers import Source
-from marq_worker.agents.queue_consumer import Handlers
+from marq_worker.agents.queue_consumer import MAX_CALLS, Handlers
 from marq_worker.app.handlers_app import HandlersApp
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
 from marq_worker.handlers.worker_pipes import Reporter, reports
@@ -102,7 +102,10 @@ async def test_the_worker_is_told_what_handlers_do_and_may_cancel_one(
         asked.append(("letters", identity, counted))
         done.set()
 
-    pool = SimpleNamespace(queue="letters", cancellable=True, calls=lambda: [(message, 4.0)], cancel=cancel)
+    # Others have run for longer, so that the worker is not told of the message otherwise.
+    others = [SimpleNamespace(queue="letters", id=f"t/1/{number}", attempt=1) for number in range(MAX_CALLS)]
+    running = [(message, 4.0), *((other, 5.0) for other in others if wanted is not None)]
+    pool = SimpleNamespace(queue="letters", cancellable=lambda _: True, calls=lambda: running, cancel=cancel)
     group = HandlerGroup("mail", {"letters": HandledQueue("tasks:write", 1)})
     handlers = Handlers(group)
     handlers.session = SimpleNamespace(pools=[pool])  # type: ignore[assignment]
@@ -118,3 +121,14 @@ async def test_the_worker_is_told_what_handlers_do_and_may_cancel_one(
             "cancellable": True}  # fmt: skip
     assert told == {"calls": [] if wanted == "t/0/2" else [call]}
     assert asked == cancelled
+
+
+@pytest.mark.parametrize(("untyped", "other"), [("tasks:other", "tasks:other"), (None, "tasks:bill")])
+async def test_each_call_is_named_by_the_handler_of_its_type(untyped: str | None, other: str) -> None:
+    messages = [SimpleNamespace(queue="mail", id=kind, attempt=1, type=kind) for kind in ("bill", "welcome", "new")]
+    pool = SimpleNamespace(cancellable=lambda _: True, calls=lambda: [(message, 4.0) for message in messages])
+    types = {"bill": "tasks:bill", "welcome": "tasks:welcome"}
+    handlers = Handlers(HandlerGroup("mail", {"mail": HandledQueue(untyped, 1, types=types)}))
+    handlers.session = SimpleNamespace(pools=[pool])  # type: ignore[assignment]
+
+    assert [call["handler"] for call in handlers.calls()] == ["tasks:bill", "tasks:welcome", other]

@@ -37,6 +37,16 @@ def test_a_worker_introduces_itself() -> None:
     assert first.endswith(": namespace shop on kafka:9092, project billing, roles handlers, tracker, web")
 
 
+def test_a_worker_names_the_handlers_of_all_types() -> None:
+    types = {"bill": "tasks:bill", "welcome": "tasks:welcome"}
+    queues = {"mail": HandledQueue(None, 8, types=types), "news": HandledQueue("tasks:other", 8, types=types)}
+
+    assert list(introduction(SETTINGS, {"handlers": HandlerGroup("handlers", queues)}, ""))[1:] == [
+        "queue mail: tasks:bill, tasks:welcome, concurrency 8, group handlers",
+        "queue news: tasks:other, tasks:bill, tasks:welcome, concurrency 8, group handlers",
+    ]
+
+
 def test_a_worker_with_many_queues_lists_some() -> None:
     groups = {"handlers": group("handlers", *[f"queue-{number:04d}" for number in range(1_000)])}
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from marq import DecodeError, Reject, Retry
-from marq.consumer.handler_pool import HandlerPool
+from marq.consumer.handler_pool import BURST_S, HandlerPool
 from marq.consumer.message import Message
 from marq.core.redeliver_or_dead_letter import release_delay_ms
 from marq.core.storage.rows import row_key
@@ -393,12 +393,13 @@ async def test_a_plain_function_is_not_cancelled_because_its_thread_goes_on(make
 
     pool = rig.work(handler)
     assert await asyncio.to_thread(begun.wait, LIMIT_S)
+    [(message, _)] = pool.calls()
     pool.cancel("t/0/0", counted=True)
     go_on.set()
     await rig.settler.until(lambda: bool(rig.acked))
     await pool.stop(1)
 
-    assert (pool.cancellable, rig.released) == (False, {})
+    assert (pool.cancellable(message), rig.released) == (False, {})
 
 
 async def test_what_handlers_do_now_and_for_how_long(make_rig, work) -> None:
@@ -415,8 +416,25 @@ async def test_what_handlers_do_now_and_for_how_long(make_rig, work) -> None:
     await spin()
 
     assert [(message.id, seconds) for message, seconds in during] == [("t/0/0", 7.0)]
-    assert (before, pool.calls(), pool.cancellable) == ([], [], True)
+    assert (before, pool.calls(), pool.cancellable(during[0][0])) == ([], [], True)
     await pool.stop(1)
+
+
+async def test_the_time_of_a_call_is_without_the_calls_before_it(make_rig) -> None:
+    rig, seen = make_rig(), list[float]()
+    rig.add(100)
+
+    async def handler(message: Message) -> None:
+        # A task takes several messages in a row, without a pause.
+        [(_, seconds)] = pool.calls()
+        seen.append(seconds)
+        rig.clock.now_s += BURST_S / 10
+
+    pool = rig.work(handler)
+    await rig.settler.until(lambda: len(rig.acked) == 100)
+    await pool.stop(1)
+
+    assert seen == [0.0] * 100
 
 
 # --- how much is at hand ----------------------------------------------------------------------------------------------

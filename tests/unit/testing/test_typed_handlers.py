@@ -202,6 +202,19 @@ async def test_an_at_most_once_queue_dead_letters_a_type_without_a_handler_becau
         ]
 
 
+async def test_no_wait_is_announced_for_a_message_that_is_delivered_at_most_once(
+    calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    welcome = calls.handler(type="welcome", delivery="at-most-once")
+    async with Broker() as broker, broker.producer() as producer, broker.worker(welcome):
+        await producer.send("mail", b"x", type="goodbye")
+        await broker.settle()
+        assert len(broker.dead_letters("mail")) == 1
+
+    [line] = [each.getMessage() for each in caplog.records if "no handler" in each.getMessage()]
+    assert line.startswith("queue mail: attempt 1 of 5 has no handler, now a dead letter: ")
+
+
 @pytest.mark.parametrize("deployed", [True, False])
 async def test_in_an_ordered_queue_a_type_without_a_handler_holds_up_only_its_key(calls: Calls, deployed: bool) -> None:
     welcome, goodbye = calls.handler(type="welcome"), calls.handler(type="goodbye")
@@ -321,6 +334,42 @@ async def test_a_lost_lease_cancels_a_coroutine_and_not_the_thread_of_the_same_q
     assert sum("runs in a thread" in text for text in lost) == 1
 
 
+async def test_an_operator_cancels_a_coroutine_and_not_the_thread_of_the_same_queue() -> None:
+    release, entered = threading.Event(), threading.Event()
+    begun, done = asyncio.Event(), list[str]()
+
+    @marq.handler("mail", type="plain")
+    def plain(message: marq.Message) -> None:
+        entered.set()
+        release.wait(30)
+        done.append("plain")
+
+    @marq.handler("mail", type="coroutine", max_attempts=1)
+    async def coroutine(message: marq.Message) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with Broker() as broker, broker.producer() as producer, broker.worker(plain, coroutine) as worker:
+        await producer.send(plain, b"x")
+        await producer.send(coroutine, b"x")
+        await broker.advance(0, settle=False)
+        await asyncio.wait_for(begun.wait(), 30)
+        await asyncio.to_thread(entered.wait, 30)
+        [pool] = worker._groups[0]._session.pools
+        calls = {message.type: message for message, _ in pool.calls()}
+        assert {kind: pool.cancellable(message) for kind, message in calls.items()} == {
+            "plain": False,
+            "coroutine": True,
+        }
+        for message in calls.values():
+            pool.cancel(message.id, counted=True)
+        release.set()
+        await broker.drain("mail")
+        assert [letter.type for letter in broker.dead_letters("mail")] == ["coroutine"]
+
+    assert done == ["plain"]
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -358,6 +407,46 @@ async def test_a_type_is_a_printable_name(wrong: Any) -> None:
             await producer.send("mail", b"x", type=wrong)
         with pytest.raises(marq.ConfigError, match=r"'marq-type': names beginning with 'marq-' are reserved; .* type="):
             await producer.send("mail", b"x", headers={TYPE_HEADER: "x"})
+
+
+class Opaque:
+    """What pydantic can't decode."""
+
+
+class OpaqueCodec:
+    def encode(self, value: Opaque) -> bytes:
+        return b""
+
+    def decode(self, data: bytes) -> Opaque:
+        return Opaque()
+
+
+@pytest.mark.parametrize(
+    "decorators",
+    [
+        [{"queue": "mail"}, {"queue": "news", "type": "a"}],
+        [{"queue": "news", "type": "a"}, {"queue": "mail"}],
+        [{"queue": "mail"}, {"queue": "mail", "type": "a"}],
+        [{"queue": "mail", "type": "a"}, {"queue": "mail"}],
+    ],
+)
+async def test_a_consumer_looks_only_at_the_decorator_that_is_for_all_messages_of_its_queue(
+    decorators: list[dict[str, Any]],
+) -> None:
+    called = asyncio.Event()
+
+    async def note(value: Opaque) -> None:
+        called.set()
+
+    for each in decorators:
+        marq.handler(**each, codec=OpaqueCodec())(note)
+    async with Broker() as broker, broker.producer() as producer, broker.consumer("mail") as consumer:
+        await producer.send("mail", b"x")
+        running = asyncio.create_task(consumer.run(note))
+        waiting = asyncio.create_task(called.wait())
+        await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        assert waiting.done(), running
+        running.cancel()
 
 
 async def test_a_function_with_several_types_needs_to_be_told_which(calls: Calls) -> None:
