@@ -341,7 +341,9 @@ class Handler:
         else:
             rejects = kind is ValueError or message._held.at_most_once
             op = "reject" if rejects else "release"
-            await self._teller.settle(op, message, lambda: fail(message, kind("by its number"), op))
+            # Differs between attempts, as errors do: dead letters are grouped all the same.
+            text = f"fails at attempt {message.attempt}" if self._manner == "demo" else "by its number"
+            await self._teller.settle(op, message, lambda: fail(message, kind(text), op))
 
     def _kind_of(self, message: marq.Message) -> Any:
         """Return the outcome of a message; None to acknowledge it."""

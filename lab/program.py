@@ -348,7 +348,7 @@ class BenchClient(Program):
                 break
             if not running or time.monotonic() > until_s:
                 raise RunError(f"{self.name} {'wrote nothing' if running else 'failed'}: {self.log_tail()}")
-            time.sleep(POLL_SECONDS / 4)
+            time.sleep(POLL_SECONDS)
         line: dict[str, Any] = json.loads(self._lines.popleft())
         return line
 

@@ -20,7 +20,7 @@ from marq_worker.config.settings import LogFormat
 TELLTALES = ("aiokafka.conn", "aiokafka.producer.producer")
 #: Loggers whose lines say how a worker works inside. Our own services are among them: Faust logs under their modules'
 #: names, and we under "marq".
-FOREIGN = ("faust", "mode", "aiokafka", "aiohttp", "marq_worker", "app", "agents", "tables")
+FOREIGN = ("faust", "mode", "aiokafka", "aiohttp", "marq_worker")
 #: Field names in our log lines; anything else with an equals sign is text.
 _FIELDS = (
     "queue", "group", "topic", "id", "partition", "offset", "offsets", "first_offset", "attempt", "messages", "batches",

@@ -16,7 +16,7 @@ from marq.consumer.failure_log import Consequence
 from marq.core.redeliver_or_dead_letter import is_exhausted, release_delay_ms
 from marq.core.storage.rows import row_key
 from marq.settings.queue import BLOCK, UNLIMITED_ATTEMPTS
-from marq.wire.error_texts import with_traceback
+from marq.wire.error_texts import plain_error, with_traceback
 from marq.wire.errors import error_text
 from marq.wire.markers import BACKOFF
 from marq.wire.record_headers import uncounted
@@ -152,7 +152,7 @@ def _cause_of(error: Reject | Retry) -> BaseException | None:
 def _text_and_traceback(message: Message, text: str, error: BaseException | None, call: HandlerCall) -> str:
     """Return the text of a last attempt: only a dead letter shows the traceback, and retries would carry it along."""
     if error is None or not message._held.settings.tracebacks:
-        return text
+        return plain_error(text)
     return with_traceback(text, call.traceback(error))
 
 
@@ -207,4 +207,4 @@ def _release_without_handler(message: Message, error: NoHandler) -> Consequence:
 
 def text_of(error: BaseException) -> str:
     """Return an exception's class and text."""
-    return f"{type(error).__name__}: {error_text(error)}"
+    return plain_error(f"{type(error).__name__}: {error_text(error)}")

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from marq.consumer import handler_failures
+from marq.wire.error_texts import plain_error
 from marq.wire.markers import Ack
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def release(message: Message, delay_ms: int) -> None:
 def reject(message: Message, reason: str) -> None:
     """Dead-letter a message, unless it has an outcome."""
     if message._held.decide(message._offset):
-        message._held.reject(message._offset, reason)
+        message._held.reject(message._offset, plain_error(reason))
         consequence = handler_failures.after_rejection(message, "was rejected")
         message._held.acks.failures.write([message], consequence, reason)
 

@@ -17,8 +17,13 @@ _CUT = "…\n"
 
 
 def with_traceback(error: str, traceback: str) -> str:
-    """Return an error followed by its traceback."""
-    return f"{error.replace(SEPARATOR, ' ')}{SEPARATOR}{cut_traceback(traceback)}" if traceback else error
+    """Return an error followed by its traceback, if there is one."""
+    return plain_error(error) + (f"{SEPARATOR}{cut_traceback(traceback)}" if traceback else "")
+
+
+def plain_error(error: str) -> str:
+    """Return an error without a separator, after which the rest would be taken for a traceback."""
+    return error.replace(SEPARATOR, " ") if SEPARATOR in error else error
 
 
 def error_of(text: str) -> str:

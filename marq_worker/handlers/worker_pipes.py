@@ -94,8 +94,8 @@ async def reports(pipe: int, silence_s: float = SILENCE_SECONDS) -> AsyncIterato
 
 log = logging.getLogger("marq.worker")
 
-#: How long to wait for an answer, and its maximum size.
-ANSWER_LIMIT_S, MAX_ANSWER_BYTES = 1.0, 1 << 20
+#: How long to wait for an answer, less than another worker waits for ours; and its maximum size.
+ANSWER_LIMIT_S, MAX_ANSWER_BYTES = 0.4, 1 << 20
 
 
 class Questions:
@@ -154,8 +154,8 @@ def follow_parent(pipe: int, stop_limit_s: float, answer: Answer) -> None:
 
 
 def _wait(pipe: int, stop_limit_s: float, answer: Answer) -> None:
-    # A parent that closes the socket with an answer unread resets it.
-    with suppress(OSError), socket.socket(fileno=pipe) as parent, parent.makefile("rb") as questions:
+    # A parent that closes the socket with an answer unread resets it; one that dies may have written half a question.
+    with suppress(OSError, ValueError), socket.socket(fileno=pipe) as parent, parent.makefile("rb") as questions:
         for line in questions:
             question = json.loads(line)
             try:

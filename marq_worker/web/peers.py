@@ -104,6 +104,9 @@ async def tell(
         async with client.post(
             address, headers=headers, timeout=ClientTimeout(total=COMMAND_SECONDS), allow_redirects=False
         ) as response:
+            if response.status < 500 and response.content_type != "application/json":
+                # Of the login, or an older worker: nothing was done.
+                raise ConfigError(f"worker {url} refused ({response.status}): {(await response.text())[:200]}")
             answer: dict[str, Any] = await response.json()
     except (ClientError, TimeoutError, ValueError) as error:
         raise MarqError(

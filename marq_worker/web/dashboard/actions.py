@@ -21,7 +21,7 @@ from marq.wire.errors import ConfigError
 from marq_worker.web.dashboard.actor import Actor, DeadLetterSelection
 from marq_worker.web.dashboard.forms import MAX_IDS, read_pause
 from marq_worker.web.dashboard.tasks import Reached, Tasks
-from marq_worker.web.dashboard.worker_commands import CANCEL, QUIET, UNQUIET
+from marq_worker.web.dashboard.worker_commands import CANCEL, COMMAND_FIELDS, QUIET, UNQUIET
 
 #: One line of JSON for each action, whether it was done or rejected.
 audit_log = logging.getLogger("marq.audit")
@@ -308,6 +308,9 @@ class AuditedActions:
 
     async def carry_out(self, command: str, query: Mapping[str, str], who: Mapping[str, str]) -> Mapping[str, Any]:
         """Carry out a command here that another worker passes on; raise as :meth:`WorkerCommands.send`."""
+        # Other names would overwrite what the audit log says.
+        if unknown := query.keys() - COMMAND_FIELDS:
+            raise ConfigError(f"command {command}: unknown field {min(unknown)!r}")
         with audited(command, who, **query):
             return await self.actor.carry_out(command, query)
 

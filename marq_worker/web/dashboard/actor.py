@@ -23,7 +23,7 @@ from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import ANY_QUEUE, Release, Source
 from marq.wire.names import log_name
-from marq_worker.setting_values import read_value, write_value
+from marq_worker.setting_values import NAMED, read_value, write_value
 from marq_worker.web.dashboard.sending import OperatorSender
 from marq_worker.web.dashboard.tasks import Emptied, Reached
 from marq_worker.web.dashboard.worker_commands import WorkerCommands
@@ -144,16 +144,14 @@ class Actor:
 
     async def setting(self, queue: str, key: str) -> str:
         """Return the current value of a setting as text; empty for none."""
-        if key not in CHECKS:
-            raise ConfigError(f"unknown setting {key!r}; expected one of {', '.join(CHECKS)}")
+        _check_changeable(queue, key)
         await self._queues.start()
         value = settings_document(self._queues.definitions.settings(queue)).get(key)
         return "" if value is None else write_value(value)
 
     async def change_setting(self, queue: str, key: str, text: str) -> None:
         """Change a setting as ``marq queue --set`` does, or for an empty text undo the change, as ``--unset``."""
-        if key not in CHECKS:
-            raise ConfigError(f"unknown setting {key!r}; expected one of {', '.join(CHECKS)}")
+        _check_changeable(queue, key)
         changes: dict[str, Any] = {key: None}
         if text:
             changes = {key: read_value(key, text, f"queue {queue!r}:")}
@@ -167,7 +165,9 @@ class Actor:
         if schedule is None:
             raise ConfigError(f"schedule {name!r} does not exist any more, so nothing was sent")
         return await self.sender.send_value(
-            schedule.queue, schedule.value.encode(), {"headers": dict(schedule.headers)}
+            schedule.queue,
+            schedule.value.encode(),
+            {"headers": dict(schedule.headers), "type": schedule.type or None},
         )
 
     async def switch_schedule(self, name: str, *, enabled: bool) -> None:
@@ -249,3 +249,14 @@ class Actor:
 def _release(queue: str, holder: int, source: Source, offsets: Sequence[int]) -> Release:
     count = len(offsets)
     return Release(queue, holder, source, offsets, [0] * count, counted=False, errors=[RELEASED_BY_OPERATOR] * count)
+
+
+def _check_changeable(queue: str, key: str) -> None:
+    """Raise ConfigError unless operators may change a setting on a page."""
+    if key not in CHECKS:
+        raise ConfigError(f"unknown setting {key!r}; expected one of {', '.join(CHECKS)}")
+    if key in NAMED:
+        # A login for pages must not decide which code runs, or who receives which messages.
+        raise ConfigError(
+            f"queue {queue!r}: {key} can't be changed on a page; use marq queue {queue} --set {key}=VALUE"
+        )

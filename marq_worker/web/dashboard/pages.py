@@ -265,7 +265,7 @@ class Pages:
         workers = statistics["workers"]
         versions = {version for worker in workers if (version := worker["process"]["version"]) is not None}
         return {
-            "complete": statistics["complete"],
+            "complete": statistics["complete"] and running["complete"],
             "versions": sorted(versions),
             "workers": workers,
             "running": running["calls"][:MAX_CALLS],

@@ -50,10 +50,12 @@ class OperatorSender:
         letter = await self._letter(queue, message_id)
         # Refuse it here, too: the text may have lost something on its way through the page.
         self._text(letter)
-        options: dict[str, Any] = {"headers": letter.headers}
+        if "value" not in form:
+            raise ConfigError(f"dead letter {message_id}: the form has no value, so nothing was sent")
+        options: dict[str, Any] = {"headers": letter.headers, "type": letter.type}
         if (key := ordering_key(letter._record.headers)) is not None:
             options["ordering_key"] = key
-        sent = await self._send(form.get("to") or queue, lines(form.get("value", "")), options)
+        sent = await self._send(form.get("to") or queue, lines(form["value"]), options)
         if form.get("keep"):
             return sent
         try:

@@ -19,6 +19,8 @@ from marq_worker.web.peers import TrackersGroup, tell
 QUIET, UNQUIET, CANCEL = "quiet", "unquiet", "cancel-handler"
 #: The path of commands, and the parameter that names the worker.
 COMMANDS_PATH, WORKER = "api/commands", "worker"
+#: All parameters of commands.
+COMMAND_FIELDS = frozenset({WORKER, "queue", "id", "counted"})
 
 
 class Commanded(Protocol):

@@ -15,14 +15,14 @@ async def test_a_setting_is_changed_shown_and_undone() -> None:
     async with Broker(queues={"emails": {"max_attempts": 3, "backoff": [1, 5]}}) as broker:
         actor = Actor(Mock(), Mock(), broker.queues, Mock(), Mock(), Mock())
 
-        first = [await actor.setting("emails", key) for key in ("max_attempts", "group", "backoff")]
-        for key, text in (("max_attempts", "unlimited"), ("lease", "90"), ("group", "mail")):
+        first = [await actor.setting("emails", key) for key in ("max_attempts", "deduplication_window", "backoff")]
+        for key, text in (("max_attempts", "unlimited"), ("lease", "90"), ("deduplication_window", "60")):
             await actor.change_setting("emails", key, text)
         changed = broker.queues["emails"]
         await actor.change_setting("emails", "max_attempts", "")
 
-        assert first == ["3", "", "{ delays = [1, 5], jitter = false }"]
-        assert (changed.max_attempts, changed.lease, changed.group) == ("unlimited", 90, "mail")
+        assert first == ["3", "300", "{ delays = [1, 5], jitter = false }"]
+        assert (changed.max_attempts, changed.lease, changed.deduplication_window) == ("unlimited", 90, 60)
         # marq.toml applies again, and the other changes stay.
         assert (broker.queues["emails"].max_attempts, broker.queues["emails"].lease) == (3, 90)
 
@@ -33,6 +33,10 @@ async def test_a_setting_is_changed_shown_and_undone() -> None:
         ("leese", "5", "unknown setting 'leese'; expected one of lease"),
         ("lease", "0", "queue .emails.: lease"),
         ("lease", "soon", "expected a duration such as"),
+        # A login for pages must not decide which code runs.
+        ("handler", "tasks:send", "handler can't be changed on a page"),
+        ("topic", "payroll", "topic can't be changed on a page"),
+        ("group", "mail", "group can't be changed on a page"),
         ("max_lease", "1", "max_lease = 1 .* is shorter than lease"),
     ],
 )

@@ -97,6 +97,18 @@ async def test_an_edited_dead_letter_is_a_new_message_with_its_headers_and_key_a
     assert await stage.ordering_keys("orders") == [b"c7"]
 
 
+async def test_an_edited_dead_letter_keeps_its_type_and_nothing_is_sent_without_a_value(stage: Stage) -> None:
+    identity = await stage.dead(b"old", type="welcome")
+
+    with pytest.raises(ConfigError, match="the form has no value, so nothing was sent"):
+        await stage.sender.resend("orders", identity, {})
+    await stage.sender.resend("orders", identity, {"value": "new"})
+
+    async with stage.broker.consumer("orders") as consumer:
+        [message] = await consumer.receive(wait=60)
+    assert (message.type, message.body) == ("welcome", b"new")
+
+
 async def test_an_edited_dead_letter_is_kept_and_sent_elsewhere_on_request(stage: Stage) -> None:
     identity = await stage.dead(b"old")
 
@@ -143,7 +155,7 @@ async def test_an_error_after_the_message_was_sent_names_it(stage: Stage, monkey
 
 async def test_a_schedule_is_run_besides_its_times(stage: Stage) -> None:
     await stage.broker.schedules.define(
-        "daily", queue="reports", cron="0 9 * * *", value="grüße", headers={"kind": "report"}
+        "daily", queue="reports", cron="0 9 * * *", value="grüße", headers={"kind": "report"}, type="yearly"
     )
     actor = Actor(stage.client, stage.dead_letters, stage.broker.queues, AsyncMock(), Mock(), stage.sender)
 
@@ -152,6 +164,8 @@ async def test_a_schedule_is_run_besides_its_times(stage: Stage) -> None:
     [sent] = stage.broker.messages("reports")
     assert (sent.body, sent.headers) == ("grüße".encode(), {"kind": b"report"})
     assert told == {"sent": sent.id, "to": "reports", "bytes": 7}
+    async with stage.broker.consumer("reports") as consumer:
+        assert [message.type for message in await consumer.receive(wait=60)] == ["yearly"]
     with pytest.raises(ConfigError, match="schedule 'hourly' does not exist"):
         await actor.run_schedule("hourly")
 

@@ -110,7 +110,7 @@ async def test_a_command_without_the_signature_of_an_operator_is_refused(
     monkeypatch.setenv("MARQ_WEB_OPERATORS", "alice:another password")
     stranger = Credentials.of(load_settings())
 
-    with pytest.raises(MarqError, match="it is unknown whether it was done"):
+    with pytest.raises(ConfigError, match=r"refused \(401\)"):
         await peer.pages_of_another(stranger).send(peer.address, "quiet", {}, "alice")
     token = {"Authorization": f"Bearer {stranger.peer_token}"}
     answer = await peer.session.post(f"{peer.address}/api/commands/quiet?worker={peer.address}", headers=token)
@@ -128,6 +128,16 @@ async def test_a_command_that_was_meant_for_another_worker_is_refused(peer: Peer
     assert answer.status == 400
     assert f"this command is for worker '{HERE}'" in (await answer.json())["error"]
     assert peer.worker.quiet is None
+
+
+async def test_a_command_with_other_fields_is_refused_because_the_audit_log_would_show_them(peer: Peer) -> None:
+    address = f"/api/commands/quiet?worker={peer.address}&from=10.0.0.9"
+    headers = Credentials.of(load_settings()).sign_command("alice", URL(address).raw_path_qs)
+
+    answer = await peer.session.post(URL(peer.address + URL(address).raw_path_qs, encoded=True), headers=headers)
+
+    assert (answer.status, peer.worker.quiet) == (400, None)
+    assert "unknown field 'from'" in (await answer.json())["error"]
 
 
 async def test_a_worker_says_why_it_refuses(peer: Peer) -> None:

@@ -32,6 +32,11 @@ def test_an_error_and_its_traceback_are_found_again(error: str, traceback: str) 
     assert traceback_of(text) == traceback.encode("utf-8", "replace").decode()
 
 
+def test_a_separator_in_an_error_does_not_begin_a_traceback() -> None:
+    assert traceback_of(with_traceback("no\x1esuch customer", "")) == ""
+    assert error_of(with_traceback("no\x1esuch customer", "File 1")) == "no such customer"
+
+
 def test_a_text_without_a_traceback_is_the_error() -> None:
     assert with_traceback("boom", "") == "boom"
     assert (error_of("boom"), traceback_of("boom")) == ("boom", "")
