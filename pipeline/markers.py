@@ -179,7 +179,7 @@ def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, An
     if isinstance(batch, Acquire | Renew | Dispatch):
         common["lease_ms"] = batch.lease_ms
     if isinstance(batch, Renew) and batch.exactly:
-        common["cause"] = "EXACTLY"
+        columns["cause"] = ["EXACTLY"] * len(batch.offsets)
     if isinstance(batch, Acquire):
         common["in_order"] = batch.in_order
         if batch.dues_ms is not None:

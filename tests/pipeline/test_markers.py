@@ -14,6 +14,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from marq.wire.error_texts import error_of
 from marq.wire.errors import MarqError
 from marq.wire.marker_codec import VERSION, decode, encode
 from marq.wire.markers import (
@@ -93,6 +94,8 @@ def _said(batch: Any, index: int) -> Row:
         }
     if isinstance(batch, Acquire | Renew | Dispatch):
         said["lease_ms"] = batch.lease_ms
+    if isinstance(batch, Renew) and batch.exactly:
+        said["cause"] = "EXACTLY"
     if isinstance(batch, Acquire):
         said["in_order"] = batch.in_order
         said["line"] = _line(batch, index) if batch.in_order else None
@@ -103,9 +106,9 @@ def _said(batch: Any, index: int) -> Row:
     if isinstance(batch, Release):
         delay = batch.delays_ms[index]
         said |= {"delay_ms": None if delay < 0 else min(delay, LAST_MS), "counted": batch.counted}
-        said |= {"text": batch.errors[index] or None, "cause": "LAST" if delay == LAST_RELEASE else None}
+        said |= {"text": error_of(batch.errors[index]) or None, "cause": "LAST" if delay == LAST_RELEASE else None}
     if isinstance(batch, Reject):
-        said["text"] = batch.reasons[index]
+        said["text"] = error_of(batch.reasons[index])
     if isinstance(batch, Fact):
         said |= {"attempt": min(batch.attempts[index], MOST_ATTEMPTS), "cause": Cause(batch.causes[index]).name}
     if kind == "ANSWERED":
@@ -157,6 +160,8 @@ def garbage(draw: st.DrawFn) -> bytes | None:
 
 @settings(max_examples=60)
 @example(Ack("q", 1, Source("orders@0123456789ab", 0), (0,)), None)
+@example(Renew("q", 1, Source("t", 0), (0,), 5, exactly=True), None)
+@example(Reject("q", 1, Source("t", 0), (0, 1), ("\x1e", "error\x1eits traceback")), None)
 @given(batches, garbage())
 def test_garbage_is_one_row_with_its_bytes_and_what_is_wrong_and_its_neighbours_count(
     batch: Batch, data: bytes | None
