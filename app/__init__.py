@@ -24,8 +24,8 @@ def create_app() -> "MarqApp":
     """Create the application of this process, and import only what that one needs."""
     import uvloop
 
-    from marq_worker.config.settings import load_client_settings, load_settings
-    from marq_worker.handlers.handlers_process import VARIABLE, HandlersProcess
+    from marq_worker.config.settings import HANDLERS_PROCESS, load_client_settings, load_settings
+    from marq_worker.handlers.handlers_process import HandlersProcess
 
     # The loop that Faust runs. uvloop's timers and sockets use less CPU time than those of asyncio's own loop.
     asyncio.set_event_loop(uvloop.new_event_loop())
@@ -38,7 +38,7 @@ def create_app() -> "MarqApp":
         app = create_handlers_app(settings, client, process)
         # Only now: after a failed import, Faust imports this module again, and without the variable it would start a
         # worker, with more processes, instead of a handler process.
-        del os.environ[VARIABLE]
+        del os.environ[HANDLERS_PROCESS]
         return app
     # Commands, pages and tables are half of the imports: a handler process starts 0.3 s sooner without them.
     from marq_worker.app.worker_app import create_worker_app

@@ -11,9 +11,6 @@ from marq.wire.errors import ConfigError
 from marq_worker.config.settings import HANDLERS_PROCESS
 from marq_worker.handlers.handler_groups import HandlerGroup
 
-#: The group and the pipes of a process.
-VARIABLE = HANDLERS_PROCESS
-
 
 @dataclass(frozen=True, slots=True)
 class HandlersProcess:
@@ -31,7 +28,7 @@ class HandlersProcess:
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> HandlersProcess | None:
         """Read the parameters from the environment; None for a worker."""
-        text = environment.get(VARIABLE)
+        text = environment.get(HANDLERS_PROCESS)
         if text is None:
             return None
         document = json.loads(text)

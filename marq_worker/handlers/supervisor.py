@@ -22,9 +22,9 @@ from mode import Service
 
 from marq.client.background import failure_of
 from marq.wire.errors import ConfigError, MarqError
-from marq_worker.config.settings import read_environment
+from marq_worker.config.settings import HANDLERS_PROCESS, read_environment
 from marq_worker.handlers.handler_groups import HandlerGroup
-from marq_worker.handlers.handlers_process import VARIABLE, HandlersProcess
+from marq_worker.handlers.handlers_process import HandlersProcess
 from marq_worker.handlers.worker_pipes import SILENCE_SECONDS, Questions, reports
 from marq_worker.process_usage import is_stopped
 from marq_worker.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
@@ -294,7 +294,7 @@ class _GroupProcess:
             self._process = process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=DEVNULL,
-                env={**self._environment, VARIABLE: document.encode()},
+                env={**self._environment, HANDLERS_PROCESS: document.encode()},
                 pass_fds=(questions.fileno(), writing),
             )
         except OSError as error:

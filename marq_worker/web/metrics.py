@@ -196,27 +196,20 @@ def _queues(snapshot: WorkerMetrics) -> Iterator[Metric]:
     ends = (([queue], end_s) for queue, end_s in snapshot.pause_ends.items())
     yield _gauge("marq_queue_pause_end_timestamp_seconds", what, ["queue"], ends)
     yield from _backlog(snapshot)
-    lateness = snapshot.lateness
-    yield HistogramMetricFamily(
-        "marq_redelivery_lateness_seconds",
-        "Time from due to sent, for redelivered, delayed and dead-lettered messages.",
-        list(lateness.buckets()),
-        lateness.sum_ms / 1000,
-    )
-    handling = snapshot.handling
-    yield HistogramMetricFamily(
-        "marq_message_handling_seconds",
-        "Time from delivery to acknowledgement, estimated from samples.",
-        list(handling.buckets()),
-        handling.sum_ms / 1000,
-    )
-    waiting = snapshot.waiting
-    yield HistogramMetricFamily(
-        "marq_message_wait_seconds",
-        "Time from sending to delivery, estimated from samples.",
-        list(waiting.buckets()),
-        waiting.sum_ms / 1000,
-    )
+    for name, what, times in (
+        (
+            "marq_redelivery_lateness_seconds",
+            "Time from due to sent, for redelivered, delayed and dead-lettered messages.",
+            snapshot.lateness,
+        ),
+        (
+            "marq_message_handling_seconds",
+            "Time from delivery to acknowledgement, estimated from samples.",
+            snapshot.handling,
+        ),
+        ("marq_message_wait_seconds", "Time from sending to delivery, estimated from samples.", snapshot.waiting),
+    ):
+        yield HistogramMetricFamily(name, what, list(times.buckets()), times.sum_ms / 1000)
 
 
 def _backlog(snapshot: WorkerMetrics) -> Iterator[Metric]:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from marq.wire.errors import ConfigError, MarqError
+from marq_worker.config.settings import HANDLERS_PROCESS
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
-from marq_worker.handlers.handlers_process import VARIABLE, HandlersProcess
+from marq_worker.handlers.handlers_process import HandlersProcess
 from marq_worker.handlers.supervisor import (
     FIRST_PAUSE_S,
     LONG_LIFE_S,
@@ -110,7 +111,7 @@ if started_before.exists():
     raise SystemExit({EXIT_FENCED})
 started_before.touch()
 if os.fork() == 0:
-    os.read(json.loads(os.environ[{VARIABLE!r}])["pipe"], 1)
+    os.read(json.loads(os.environ[{HANDLERS_PROCESS!r}])["pipe"], 1)
 """
     monkeypatch.setattr("marq_worker.handlers.supervisor.FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr("marq_worker.handlers.supervisor.REPORTS_END_S", 0.01)
@@ -227,7 +228,7 @@ async def test_a_process_reports_whether_it_is_quiet_which_it_is_as_soon_as_its_
 _ANSWERING = f"""
 import json, os, time
 from marq_worker.handlers.worker_pipes import follow_parent
-document = json.loads(os.environ[{VARIABLE!r}])
+document = json.loads(os.environ[{HANDLERS_PROCESS!r}])
 calls = [{{"id": f"t/0/{{number}}", "handler": "mail:send", "cancellable": number > 0}} for number in range(3)]
 
 def answer(question):
@@ -349,7 +350,7 @@ def test_a_process_has_the_workers_log_level_and_no_web_server() -> None:
 def test_a_process_reads_what_it_is_told_from_its_environment() -> None:
     told = HandlersProcess(group("a", "emails", topic="t"), 7, 8)
 
-    assert HandlersProcess.read({VARIABLE: told.encode(), "PATH": "/bin"}) == told
+    assert HandlersProcess.read({HANDLERS_PROCESS: told.encode(), "PATH": "/bin"}) == told
     assert HandlersProcess.read({"PATH": "/bin"}) is None
 
 
@@ -361,13 +362,17 @@ for _ in range(2):
     try:
         from marq_worker.app import app
     except OSError:  # there is no such pipe
-        print({VARIABLE!r} in os.environ)
+        print({HANDLERS_PROCESS!r} in os.environ)
 """
     # The event loop has the lowest numbers.
     told = HandlersProcess(group("a", "emails", topic="t"), 1_000, 1_001).encode()
 
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, VARIABLE: told}, capture_output=True, text=True, timeout=180
+        [sys.executable, "-c", program],
+        env={**os.environ, HANDLERS_PROCESS: told},
+        capture_output=True,
+        text=True,
+        timeout=180,
     )
 
     assert done.stdout == "True\n" * 2, done.stderr
@@ -379,7 +384,7 @@ async def test_a_process_that_starts_while_its_worker_is_quiet_is_told_so_once_i
     program = f"""
 import json, os, signal
 signal.signal(signal.SIGTSTP, lambda *_: os._exit({EXIT_FENCED}))
-document = json.loads(os.environ[{VARIABLE!r}])
+document = json.loads(os.environ[{HANDLERS_PROCESS!r}])
 os.write(document["reports"], b"{{}}\\n")
 # Until the worker ends.
 os.read(document["pipe"], 1)
