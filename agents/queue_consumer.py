@@ -19,11 +19,11 @@ from faust.types import TP, StreamT
 from marq.backend.cluster import cluster_of
 from marq.client.current_producer import HandlersProducer
 from marq.consumer.handlers_session import HandlersSession
-from marq.consumer.lifespan import Resources, lifespans_in
-from marq.consumer.message import Message
-from marq.consumer.middleware import middleware_in
+from marq.handlers.lifespan import Resources, lifespans_in
+from marq.handlers.middleware import middleware_in
 from marq.kafka.offset_snapshots import check_room
 from marq.kafka.topics import Topics
+from marq.leases.message import Message
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from marq.consumer.held_batch import HeldBatch
 from marq.core import due_messages
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
+from marq.leases.held import HeldBatch
 from marq.wire import marker_codec
 from marq.wire.markers import Batch, Cause
 

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from marq.client.outcomes import DecodeError, Reject, Retry
     from marq.client.receipt import Receipt
     from marq.consumer.consumer import Consumer
-    from marq.consumer.handlers import handler
-    from marq.consumer.lifespan import lifespan
-    from marq.consumer.message import Message
-    from marq.consumer.middleware import CallNext, middleware
     from marq.dead_letters.dead_letters import DeadLetters, Deleted, Redriven
+    from marq.handlers.decorator import handler
+    from marq.handlers.lifespan import lifespan
+    from marq.handlers.middleware import CallNext, middleware
+    from marq.leases.message import Message
     from marq.producer.producer import Producer, SendManyFailed
     from marq.producer.sync import SyncProducer
     from marq.queues.queues import Queues
@@ -66,7 +66,7 @@ __all__ = [
 _HOMES = {
     "BYTES": "marq.client.codecs",
     "BrokerUnavailable": "marq.wire.errors",
-    "CallNext": "marq.consumer.middleware",
+    "CallNext": "marq.handlers.middleware",
     "Codec": "marq.client.codecs",
     "ConfigError": "marq.wire.errors",
     "Consumer": "marq.consumer.consumer",
@@ -77,7 +77,7 @@ _HOMES = {
     "JSON": "marq.client.codecs",
     "LeaseLost": "marq.wire.errors",
     "MarqError": "marq.wire.errors",
-    "Message": "marq.consumer.message",
+    "Message": "marq.leases.message",
     "MessageTooLarge": "marq.wire.errors",
     "Model": "marq.client.codecs",
     "Producer": "marq.producer.producer",
@@ -92,9 +92,9 @@ _HOMES = {
     "TEXT": "marq.client.codecs",
     "DecodeError": "marq.client.outcomes",
     "UnknownQueue": "marq.wire.errors",
-    "handler": "marq.consumer.handlers",
-    "lifespan": "marq.consumer.lifespan",
-    "middleware": "marq.consumer.middleware",
+    "handler": "marq.handlers.decorator",
+    "lifespan": "marq.handlers.lifespan",
+    "middleware": "marq.handlers.middleware",
 }
 
 if not TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any
 
 from marq.client.outcomes import Reject, Retry
 from marq.consumer.consumer import Consumer
-from marq.consumer.message import Message
-from marq.consumer.middleware import CallNext
+from marq.handlers.middleware import CallNext
+from marq.leases.message import Message
 from marq.producer.producer import Producer
 
 try:

@@ -18,10 +18,10 @@ from typing import Any
 from marq.client import hooks
 from marq.client.outcomes import Reject, Retry
 from marq.client.receipt import Receipt
-from marq.consumer import settlement
+from marq.client.send_targets import target_of
 from marq.consumer.consumer import Consumer
-from marq.consumer.handlers import target_of
-from marq.consumer.message import Message
+from marq.leases import settlement
+from marq.leases.message import Message
 from marq.producer.producer import Producer
 from marq.wire.names import is_synthetic
 

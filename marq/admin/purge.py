@@ -42,7 +42,6 @@ from marq.admin.purge_extent import (
 from marq.backend.cluster import cluster_of, marker_writer
 from marq.client.receipt import Receipt
 from marq.consumer.acquisition import acquisitions
-from marq.consumer.receiver_settings import ReceiverSettings
 from marq.core.storage.acquired_ranges import AcquiredRanges, acquired_in
 from marq.core.storage.rows import State
 from marq.dead_letters.dead_letters import DeadLetters
@@ -51,6 +50,7 @@ from marq.kafka.log_reader import LogReader
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.records import Records
 from marq.kafka.topics import Topics, ensure_topics
+from marq.leases.receiver_settings import ReceiverSettings
 from marq.producer.producer import Producer
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings

@@ -14,11 +14,11 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from marq.client.background import failure_of
-from marq.consumer.failure_log import FailureLog
-from marq.consumer.held_batch import HeldBatch, Released, Renewed
 from marq.consumer.one_per_key import Lines
-from marq.consumer.repeated_warnings import RepeatedWarning
 from marq.kafka.marker_writer import MarkerWriter, marker_records
+from marq.kafka.repeated_warnings import RepeatedWarning
+from marq.leases.failure_log import FailureLog
+from marq.leases.held import HeldBatch, Released, Renewed
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import ANY_QUEUE, LAST, Ack, Reject, Release, Renew, Source
 

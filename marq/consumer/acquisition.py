@@ -19,10 +19,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from marq.consumer.line_places import Reading
-from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
+from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.purged_offsets import Purge
 from marq.wire.large_messages import size_bytes, without_value
 from marq.wire.markers import (

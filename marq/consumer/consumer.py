@@ -12,7 +12,7 @@ from marq.client import message_token
 from marq.client.codecs import Codec, check_codec
 from marq.client.hooks import point
 from marq.client.lifecycle import Lifecycle
-from marq.consumer.handler_parameters import Handler, bound
+from marq.client.send_targets import Handler, definitions_of
 from marq.consumer.handler_pool import (
     DEFAULT_BATCH_CONCURRENCY,
     DEFAULT_BATCH_MESSAGES,
@@ -20,23 +20,17 @@ from marq.consumer.handler_pool import (
     BatchHandlerTasks,
     HandlerTasks,
 )
-from marq.consumer.handlers import (
-    DEFAULT_CONCURRENCY,
-    check_handler,
-    codec_of,
-    definitions_for,
-    definitions_of,
-    warn_of_unpublished,
-)
 from marq.consumer.membership import Membership
-from marq.consumer.message import Message, T_co
-from marq.consumer.middleware import Middleware, check_middleware
-from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.session import MemberSession, join
-from marq.consumer.settlement import ack, ack_by_token, put_back
 from marq.consumer.starts import started, still_leased
+from marq.handlers.decorator import DEFAULT_CONCURRENCY, check_handler, codec_of, definitions_for, warn_of_unpublished
+from marq.handlers.middleware import Middleware, check_middleware
+from marq.handlers.parameters import bound
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.topics import Topics
+from marq.leases.message import Message, T_co
+from marq.leases.receiver_settings import ReceiverSettings
+from marq.leases.settlement import ack, ack_by_token, put_back
 from marq.settings.client import ClientOptions, ClientSettings, whole_number
 from marq.settings.definitions import Definitions
 from marq.settings.durations import Duration, duration_ms

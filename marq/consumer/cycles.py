@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from marq.consumer.acquisition import Acquisition
 from marq.consumer.line_places import Reading
-from marq.consumer.repeated_warnings import RepeatedWarning
 from marq.kafka.acquire_strategies import AcquireStrategy
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
+from marq.kafka.repeated_warnings import RepeatedWarning
 from marq.wire.markers import Source
 
 #: Maximum number of cycles: one writes its ACQUIREs while the previous one commits. More run only while

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from marq.consumer.acquisition import Acquisition
 from marq.consumer.cycles import Taking
-from marq.consumer.held_batch import HeldBatch
-from marq.consumer.message import Message
-from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.settlement import put_back
 from marq.consumer.starts import is_suspect, runs_apart
+from marq.leases.held import HeldBatch
+from marq.leases.message import Message
+from marq.leases.receiver_settings import ReceiverSettings
+from marq.leases.settlement import put_back
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.names import EXPIRED_HEADER
 

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from marq.client.exception_rules import Failures
-from marq.consumer.circuit_breaker import QueueBreaker
-from marq.consumer.held_batch import HeldBatch
-from marq.consumer.message import Message
 from marq.consumer.prefetch import Prefetch
-from marq.consumer.settlement import put_back
+from marq.leases.circuit_breaker import QueueBreaker
+from marq.leases.held import HeldBatch
+from marq.leases.message import Message
+from marq.leases.settlement import put_back
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
 

@@ -20,17 +20,18 @@ from typing import Any, Generic, TypeVar
 
 from marq.client.codecs import Codec
 from marq.client.outcomes import Outcome, Reject, Retry
-from marq.consumer import handler_failures, middleware, settlement
 from marq.consumer.ack_batcher import AckBatcher
-from marq.consumer.circuit_breaker import HandlerCall
-from marq.consumer.failure_log import Consequence
-from marq.consumer.handler_parameters import is_coroutine_function
-from marq.consumer.held_batch import HeldBatch
-from marq.consumer.message import Message
-from marq.consumer.middleware import Middleware
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.starts import started
-from marq.consumer.typed_handlers import TypedHandlers, called_name, in_thread
+from marq.handlers import middleware
+from marq.handlers.middleware import Middleware
+from marq.handlers.parameters import is_coroutine_function
+from marq.handlers.typed import TypedHandlers, called_name, in_thread
+from marq.leases import handler_failures, settlement
+from marq.leases.circuit_breaker import HandlerCall
+from marq.leases.failure_log import Consequence
+from marq.leases.held import HeldBatch
+from marq.leases.message import Message
 from marq.wire.errors import LeaseLost, error_text
 
 log = logging.getLogger("marq")

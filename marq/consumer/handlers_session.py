@@ -12,18 +12,19 @@ from typing import Any
 from marq.backend.cluster import Cluster
 from marq.client.current_producer import HandlersProducer
 from marq.client.outcomes import DecodeError
-from marq.consumer.handler_parameters import Handler, bound, name_of
+from marq.client.send_targets import Handler, definitions_of
 from marq.consumer.handler_pool import HandlerPool, HandlerTasks
-from marq.consumer.handlers import codec_of, definitions_of
-from marq.consumer.lifespan import Resources
-from marq.consumer.middleware import Middleware
-from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.session import ConsumerSession
-from marq.consumer.typed_handlers import TypedHandlers
+from marq.handlers.decorator import codec_of
+from marq.handlers.lifespan import Resources
+from marq.handlers.middleware import Middleware
+from marq.handlers.parameters import bound, name_of
+from marq.handlers.typed import TypedHandlers
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.group_reader import Reader
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
+from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError

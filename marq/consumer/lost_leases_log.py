@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from marq.consumer.held_batch import HeldBatch
+from marq.leases.held import HeldBatch
 
 log = logging.getLogger("marq")
 

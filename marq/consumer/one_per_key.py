@@ -12,16 +12,16 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from marq.consumer.held_batch import HeldBatch, Released
 from marq.consumer.line_links import LineOrder
 from marq.consumer.line_places import Open, Place
-from marq.consumer.message import Message
 from marq.consumer.ordered_records import delivered_again, is_leased, line_keys, row_of
-from marq.consumer.settlement import put_back
 from marq.core.redeliver_or_dead_letter import is_exhausted, release_delay_ms
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.core.storage.rows import row_key
 from marq.kafka.records import Records, Row
+from marq.leases.held import HeldBatch, Released
+from marq.leases.message import Message
+from marq.leases.settlement import put_back
 from marq.settings.queue import BLOCK
 from marq.wire.markers import LAST, Cause, Source
 from marq.wire.record_headers import origin

@@ -20,17 +20,17 @@ from typing import Any
 
 from marq.client.background import failure_of, until_set
 from marq.consumer.acquisition import Acquisition, acquisitions_again
-from marq.consumer.held_batch import HeldBatch
 from marq.consumer.line_places import Place, Reading
-from marq.consumer.message import Message
 from marq.consumer.one_per_key import Lines
 from marq.consumer.purged_lines import PurgedLines
-from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.resume_questions import TrackerQueries, open_messages, questions_about
+from marq.consumer.tracker_queries import TrackerQueries, open_messages, questions_about
 from marq.consumer.waiting_limit import BlockedReads, WaitingLimit
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
+from marq.leases.held import HeldBatch
+from marq.leases.message import Message
+from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import BLOCKED_WAIT_MS, Resume, Resumed, Source
 from marq.wire.ordered_holders import ordered_holder

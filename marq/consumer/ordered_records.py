@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from marq.consumer.held_batch import HeldBatch
 from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow, State
 from marq.kafka.header_columns import OneHeader
 from marq.kafka.records import Records, Row
+from marq.leases.held import HeldBatch
 from marq.wire.markers import Cause, Payload, Source
 from marq.wire.names import ORDERING_KEY_HEADER
 from marq.wire.record_headers import ordering_key

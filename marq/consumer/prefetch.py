@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from marq.consumer.held_batch import HeldBatch
-from marq.consumer.message import Message
-from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.settlement import put_back
+from marq.leases.held import HeldBatch
+from marq.leases.message import Message
+from marq.leases.receiver_settings import ReceiverSettings
+from marq.leases.settlement import put_back
 
 if TYPE_CHECKING:
     from marq.consumer.handler_pool import HandlerPool

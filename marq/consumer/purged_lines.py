@@ -12,8 +12,8 @@ from math import inf
 from typing import Any
 
 from marq.consumer.one_per_key import Lines
-from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.resume_questions import open_messages, questions_about
+from marq.consumer.tracker_queries import open_messages, questions_about
+from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.purged_offsets import Purge
 from marq.wire.markers import Resume, Resumed
 

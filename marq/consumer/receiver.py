@@ -8,7 +8,7 @@
    the messages. Both may be one transaction (:mod:`marq.kafka.acquire_strategies`).
 4. **Deliver** to handlers and waiting calls (:mod:`marq.consumer.deliveries`), except messages that are due later. A
    cycle that fails before that delivers nothing and is retried. Crash: the lease expires; the tracker redelivers.
-5. **Settle**: outcomes are written in batches of some milliseconds (:mod:`marq.consumer.settlement`,
+5. **Settle**: outcomes are written in batches of some milliseconds (:mod:`marq.leases.settlement`,
    :mod:`marq.consumer.ack_batcher`). Crash before they are durable: a processed message is redelivered, which is the
    duplicate that at-least-once delivery allows.
 
@@ -35,16 +35,16 @@ from marq.consumer.fetching import Fetching
 from marq.consumer.line_places import Reading
 from marq.consumer.ordered_receiving import Ordering
 from marq.consumer.prefetch import Prefetch, PrefetchBuffer
-from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.renewal import Renewal
-from marq.consumer.resume_questions import TrackerQueries
-from marq.consumer.settlement import put_back
 from marq.consumer.starts import Starts
+from marq.consumer.tracker_queries import TrackerQueries
 from marq.kafka.acquire_strategies import AcquireStrategy
 from marq.kafka.group_reader import NotCommitted, Reader
 from marq.kafka.marker_writer import MarkerWriter
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
+from marq.leases.receiver_settings import ReceiverSettings
+from marq.leases.settlement import put_back
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import Source

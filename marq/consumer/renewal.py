@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from math import floor, inf
 
 from marq.client.background import failure_of
-from marq.consumer.held_batch import HeldBatch
 from marq.consumer.lost_leases_log import LostLeasesLog
-from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.repeated_warnings import RepeatedWarning
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter, marker_records
+from marq.kafka.repeated_warnings import RepeatedWarning
+from marq.leases.held import HeldBatch
+from marq.leases.receiver_settings import ReceiverSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Renew, Source
 

@@ -15,18 +15,18 @@ from typing import Any
 from marq.backend.cluster import Cluster, DefinitionsView, WriterConnection, cluster_of
 from marq.client.background import failure_of, until_set
 from marq.client.lifecycle import to_its_end
-from marq.consumer import settlement
 from marq.consumer.handler_pool import HandlerPool
 from marq.consumer.membership import Membership, unreadable
-from marq.consumer.message import Message
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
-from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.resume_questions import TrackerQueries
+from marq.consumer.tracker_queries import TrackerQueries
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.group_reader import Reader
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
+from marq.leases import settlement
+from marq.leases.message import Message
+from marq.leases.receiver_settings import ReceiverSettings
 from marq.queues.tracker_watch import watch_for_tracker
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions

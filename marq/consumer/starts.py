@@ -21,12 +21,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from math import ceil
 
 from marq.client.background import failure_of
-from marq.consumer.message import Message
 from marq.consumer.prefetch import Prefetch
-from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.repeated_warnings import RepeatedWarning
-from marq.consumer.settlement import put_back
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter, marker_records
+from marq.kafka.repeated_warnings import RepeatedWarning
+from marq.leases.message import Message
+from marq.leases.receiver_settings import ReceiverSettings
+from marq.leases.settlement import put_back
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Dispatch, Renew, Source
 from marq.wire.record_headers import expired

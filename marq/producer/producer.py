@@ -17,8 +17,7 @@ from marq.client.lifecycle import CodecClient, Lifecycle
 from marq.client.message_checks import Content, Header, Headers, check_queues, encode, with_type
 from marq.client.receipt import Receipt
 from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
-from marq.consumer.decorated import Target
-from marq.consumer.handlers import target_of
+from marq.client.send_targets import Target, target_of
 from marq.producer.batches import Batcher, SendCounts
 from marq.producer.deduplicated_sends import check_id, check_ids, with_id
 from marq.producer.delay_control import DelayControl

@@ -21,8 +21,7 @@ from marq.client.codecs import Codec, V, check_codec
 from marq.client.message_checks import encode
 from marq.client.receipt import Receipt
 from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
-from marq.consumer.decorated import Target
-from marq.consumer.handlers import target_of
+from marq.client.send_targets import Target, target_of
 from marq.producer.producer import One, Producer, Several
 from marq.producer.thread import ProducerThread
 from marq.settings.client import ClientOptions

@@ -11,8 +11,8 @@ from typing import Any, Self, Unpack
 from marq.client.codecs import Codec, check_codec
 from marq.client.message_checks import SentHeader, header_value
 from marq.consumer.consumer import Consumer
-from marq.consumer.lifespan import Lifespan, is_lifespan
 from marq.core.storage.rows import HELD, State
+from marq.handlers.lifespan import Lifespan, is_lifespan
 from marq.producer.producer import Producer
 from marq.queues.ordered_changes import order_changes, refusal
 from marq.queues.queues import Queues

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from marq.client.codecs import Codec, decode
 from marq.consumer.ack_batcher import AckBatcher
-from marq.consumer.held_batch import HeldBatch
-from marq.consumer.message import Message
 from marq.kafka.records import Records
+from marq.leases.held import HeldBatch
+from marq.leases.message import Message
 from marq.wire.markers import Record, Source
 from marq.wire.names import (
     DEAD_LETTERED_AT_HEADER,

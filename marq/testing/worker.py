@@ -14,13 +14,13 @@ from typing import Any, Self
 
 from marq.client.current_producer import HandlersProducer
 from marq.client.outcomes import NoHandler, Outcome
-from marq.consumer.handler_parameters import Handler
-from marq.consumer.handlers import HandlerDefinition, by_queue, check_handler, definitions_of, handlers_in
+from marq.client.send_targets import Handler, HandlerDefinition, definitions_of
 from marq.consumer.handlers_session import HandlersSession, QueueHandler, handler_for
-from marq.consumer.lifespan import Lifespan, Resources, lifespans_in
-from marq.consumer.message import Message
-from marq.consumer.middleware import CallNext, Middleware, middleware_in
+from marq.handlers.decorator import by_queue, check_handler, handlers_in
+from marq.handlers.lifespan import Lifespan, Resources, lifespans_in
+from marq.handlers.middleware import CallNext, Middleware, middleware_in
 from marq.kafka.queue_records import serving
+from marq.leases.message import Message
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.settings.combinations import check_queue, check_topic

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterable
 from types import ModuleType
 
-from marq.consumer.handler_parameters import Handler
-from marq.consumer.handlers import QueueHandlers, by_queue, check_handler, codec_of, definitions_of, handlers_in
+from marq.client.send_targets import Handler, definitions_of
 from marq.consumer.handlers_session import QueueHandler, handler_for
-from marq.consumer.lifespan import lifespans_in
-from marq.consumer.middleware import middleware_in
+from marq.handlers.decorator import QueueHandlers, by_queue, check_handler, codec_of, handlers_in
+from marq.handlers.lifespan import lifespans_in
+from marq.handlers.middleware import middleware_in
 from marq.wire.errors import ConfigError
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
 from marq_worker.handlers.handler_modules import load_function, load_module

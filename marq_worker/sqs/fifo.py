@@ -22,10 +22,7 @@ from marq.client import message_token
 from marq.client.message_checks import Header
 from marq.client.message_token import Token
 from marq.client.send_options import SendOptions
-from marq.consumer.lease_lookup import LeaseLookup
-from marq.consumer.message import Message
-from marq.consumer.polled_consumer import PolledConsumer, TokenSettler
-from marq.consumer.polled_in_order import PolledInOrder, own_headers
+from marq.leases.message import Message
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq.wire.names import DEDUPLICATION_ID_HEADER, ORDERING_KEY_HEADER
@@ -33,8 +30,11 @@ from marq.wire.names import SEQUENCE_HEADER as MARQ_SEQUENCE_HEADER
 from marq.wire.record_headers import sequence_text
 from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.lease_lookup import LeaseLookup
 from marq_worker.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.sqs.peers import Peers
+from marq_worker.sqs.polled_consumer import PolledConsumer, TokenSettler
+from marq_worker.sqs.polled_in_order import PolledInOrder, own_headers
 from marq_worker.sqs.receiving import Delivery, QueueReceiver
 from marq_worker.sqs.settling import DeliveryHandle
 

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple, Self
 from marq.client import message_token
 from marq.client.background import until_set
 from marq.client.message_token import Token
-from marq.consumer.message import Message
-from marq.consumer.polled_consumer import PolledConsumer, TokenSettler, described
+from marq.leases.message import Message
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq_worker.sqs.deleted_messages import DeletedMessages
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.peers import Peers
+from marq_worker.sqs.polled_consumer import PolledConsumer, TokenSettler, described
 
 log = logging.getLogger("marq.sqs")
 

@@ -14,8 +14,6 @@ from mode import Service
 
 from marq.admin.purge import purge
 from marq.admin.purge_extent import Extent, extent_now
-from marq.consumer.lease_lookup import LeaseLookup
-from marq.consumer.polled_consumer import TokenSettler
 from marq.kafka.topics import ensure_topics, topic_id
 from marq.producer.shared import SharedProducer
 from marq.queues.queues import Queues
@@ -30,6 +28,7 @@ from marq_worker.sqs.counts import QueueCounts
 from marq_worker.sqs.dead_letters import DeadLetterSender
 from marq_worker.sqs.fifo import FifoReceiver, Outcomes
 from marq_worker.sqs.handles import Handles
+from marq_worker.sqs.lease_lookup import LeaseLookup
 from marq_worker.sqs.message_ids import MessageIds
 from marq_worker.sqs.message_limits import MAX_MESSAGE_BYTES
 from marq_worker.sqs.message_operations import MessageOperations
@@ -37,6 +36,7 @@ from marq_worker.sqs.move_operations import MoveOperations
 from marq_worker.sqs.moving import Mover
 from marq_worker.sqs.operations import Operations
 from marq_worker.sqs.peers import Peers
+from marq_worker.sqs.polled_consumer import TokenSettler
 from marq_worker.sqs.queue_operations import QueueOperations
 from marq_worker.sqs.receive_limits import OldMessages, ReceiveLimits
 from marq_worker.sqs.receiving import QueueReceiver, Receivers

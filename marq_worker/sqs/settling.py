@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from marq.client.message_token import Token
-from marq.consumer.polled_consumer import TokenSettler
 from marq_worker.sqs.characters import is_fifo
+from marq_worker.sqs.polled_consumer import TokenSettler
 
 
 class DeliveryHandle(Protocol):

@@ -12,10 +12,10 @@ from collections import OrderedDict
 from typing import Any
 
 from marq.client.message_token import Token
-from marq.consumer.lease_lookup import LeaseLookup
 from marq.wire.errors import BrokerUnavailable
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.handles import Handle
+from marq_worker.sqs.lease_lookup import LeaseLookup
 
 log = logging.getLogger("marq.sqs")
 

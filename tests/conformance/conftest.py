@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 
 import marq
-from marq.consumer.polled_consumer import TokenSettler
 from marq.settings.client import ClientSettings
 from marq.testing import Broker
 from marq_worker.broker.embedded import EmbeddedBroker
+from marq_worker.sqs.polled_consumer import TokenSettler
 from tests.conformance.backend import QUEUES, Backend, KafkaBackend, MemoryBackend, settings
 from tests.worker.conftest import pytest_runtest_makereport
 from tests.worker.harness import Namespace, Worker

@@ -10,10 +10,10 @@ import pytest_asyncio
 import marq
 from marq.client import message_token
 from marq.client.message_token import Token
-from marq.consumer.lease_lookup import LeaseLookup
-from marq.consumer.polled_in_order import PolledInOrder
 from marq.settings.client import ClientSettings
 from marq.wire.markers import Acquire, Release, Renew
+from marq_worker.sqs.lease_lookup import LeaseLookup
+from marq_worker.sqs.polled_in_order import PolledInOrder
 from tests.conformance.backend import LIMIT_S, Backend
 
 LONG_MS = 36_000_000

@@ -21,7 +21,7 @@ import marq
 from marq.backend.cluster import cluster_of
 from marq.client.current_producer import HandlersProducer
 from marq.consumer.handlers_session import HandlersSession
-from marq.consumer.lifespan import Resources
+from marq.handlers.lifespan import Resources
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import confirmed_key, layer_key

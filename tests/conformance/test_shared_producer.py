@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import marq
-from marq.consumer.polled_consumer import PolledConsumer
 from marq.producer.shared import SharedProducer
+from marq_worker.sqs.polled_consumer import PolledConsumer
 from tests.conformance.backend import LIMIT_S
 
 

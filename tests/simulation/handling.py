@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from lab.proof import history
 from marq.client.outcomes import Reject, Retry
-from marq.consumer import settlement
-from marq.consumer.message import Message
 from marq.consumer.one_per_key import line_keys
 from marq.kafka.records import Records
+from marq.leases import settlement
+from marq.leases.message import Message
 from marq.wire.errors import BrokerUnavailable, LeaseLost
 from tests.simulation.oracle import Violation
 

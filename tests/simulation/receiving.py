@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from marq.consumer import acquisition
 from marq.consumer.cycles import Taking
-from marq.consumer.message import Message
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
-from marq.consumer.receiver_settings import ReceiverSettings
-from marq.consumer.resume_questions import TrackerQueries
 from marq.consumer.session import ConsumerSession
+from marq.consumer.tracker_queries import TrackerQueries
 from marq.kafka.acquire_strategies import AcquireStrategy, MarkerFirst, Transactional
 from marq.kafka.marker_writer import FRAME_BYTES
 from marq.kafka.records import Records
+from marq.leases.message import Message
+from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.topic_configs import room_for_markers
 from marq.wire.markers import Payload, Source, payload_bytes
 from tests.simulation.asking import open_reader

@@ -9,11 +9,11 @@ import pytest
 
 import marq
 from marq.client import message_token
-from marq.consumer.lease_lookup import LeaseLookup
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import Source
 from marq_worker.broker.embedded import EmbeddedBroker
+from marq_worker.sqs.lease_lookup import LeaseLookup
 from tests.worker.harness import Worker, eventually, take
 
 LIMIT_S = 20

@@ -7,7 +7,7 @@ from pathlib import Path
 import faust
 import pytest
 
-from marq.consumer.typed_handlers import TypedHandlers
+from marq.handlers.typed import TypedHandlers
 from marq.wire.errors import ConfigError
 from marq_worker.agents.queue_consumer import declare
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup

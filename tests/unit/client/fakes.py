@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from marq.consumer.handler_pool import BatchHandlerTasks, HandlerPool, HandlerTasks
-from marq.consumer.message import Message
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
-from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.acquire_strategies import MarkerFirst
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.queue_positions import NOT_BEHIND, LowWatermarks
 from marq.kafka.queue_records import serving
 from marq.kafka.records import Records
+from marq.leases.message import Message
+from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import decode

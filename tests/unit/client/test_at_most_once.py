@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from marq.consumer.message import Message
 from marq.consumer.starts import started
 from marq.kafka.marker_writer import MarkerRecord
+from marq.leases.message import Message
 from marq.settings.queue import AT_LEAST_ONCE, AT_MOST_ONCE, QueueSettings
 from marq.wire.markers import MAX_BATCH_MARKERS, Acquire, Dispatch, Release, Source
 from tests.unit.client.fakes import FakeRecord, Rig, spin

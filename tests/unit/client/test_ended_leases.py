@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from marq.consumer.polled_consumer import PolledConsumer
 from marq.settings.client import ClientSettings
 from marq.testing import Broker
 from marq.testing.cluster import MemoryWriter
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Renew
 from marq.wire.record_headers import expired
+from marq_worker.sqs.polled_consumer import PolledConsumer
 
 LEASE_S = 2
 

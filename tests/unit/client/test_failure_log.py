@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import marq
-from marq.consumer.failure_log import MAX_LINES, PERIOD_S
-from marq.consumer.message import Message
-from marq.consumer.tracebacks import traceback_text
+from marq.leases.failure_log import MAX_LINES, PERIOD_S
+from marq.leases.message import Message
+from marq.leases.tracebacks import traceback_text
 from marq.settings.queue import check_document, queue_settings
 from marq.wire.error_texts import error_of, traceback_of
 from tests.unit.client.fakes import P0, FakeRecord, Rig

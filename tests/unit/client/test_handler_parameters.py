@@ -15,8 +15,9 @@ import pytest
 from pydantic import BaseModel
 
 import marq
-from marq.consumer.handler_parameters import bound, parameters, payload_codec
-from marq.consumer.handlers import check_handler, codec_of, definitions_of, target_of
+from marq.client.send_targets import definitions_of, target_of
+from marq.handlers.decorator import check_handler, codec_of
+from marq.handlers.parameters import bound, parameters, payload_codec
 from marq.testing import Broker
 
 if TYPE_CHECKING:

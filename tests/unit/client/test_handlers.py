@@ -13,7 +13,8 @@ from types import ModuleType
 import pytest
 
 from marq.client.codecs import BYTES, JSON
-from marq.consumer.handlers import HandlerDefinition, by_queue, check_handler, definitions_of, handler, handlers_in
+from marq.client.send_targets import HandlerDefinition, definitions_of
+from marq.handlers.decorator import by_queue, check_handler, handler, handlers_in
 from marq.settings.queue import CHECKS, check_document, queue_settings
 from marq.settings.queue_options import HandlerOptions
 from marq.wire.errors import ConfigError
@@ -27,7 +28,7 @@ def make_module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
         module = ModuleType(name)
         monkeypatch.setitem(sys.modules, name, module)
         exec(
-            compile("import marq.consumer.handlers as marq\n" + textwrap.dedent(source), name, "exec"), module.__dict__
+            compile("import marq.handlers.decorator as marq\n" + textwrap.dedent(source), name, "exec"), module.__dict__
         )
         return module
 

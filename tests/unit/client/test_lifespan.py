@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from marq.consumer import lifespan as lifespan_module
-from marq.consumer.lifespan import Resources, lifespan, lifespans_in
+from marq.handlers import lifespan as lifespan_module
+from marq.handlers.lifespan import Resources, lifespan, lifespans_in
 from marq.wire.errors import ConfigError, MarqError
 
 LIMIT_S = 30

@@ -7,9 +7,9 @@ import pytest
 
 import marq
 from marq.client import message_token
-from marq.consumer import settlement
-from marq.consumer.held_batch import HeldBatch
 from marq.kafka.records import Records
+from marq.leases import settlement
+from marq.leases.held import HeldBatch
 from marq.wire.errors import ConfigError, LeaseLost
 from marq.wire.markers import Ack, Release, Renew, Source
 from tests.unit.client.fakes import FakeRecord, spin

@@ -10,7 +10,7 @@ import pytest
 
 import marq
 import marq.testing
-from marq.consumer.middleware import middleware, middleware_in, surround
+from marq.handlers.middleware import middleware, middleware_in, surround
 from marq.wire.errors import ConfigError, MarqError
 
 

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from marq.client.outcomes import Reject
-from marq.consumer import cycles, handler_failures, ordered_receiving, receiver, resume_questions, waiting_limit
+from marq.consumer import cycles, ordered_receiving, receiver, waiting_limit
+from marq.consumer import tracker_queries as resume_questions
 from marq.consumer.acquisition import acquisitions
-from marq.consumer.message import Message
 from marq.consumer.ordered_records import delivered_again
-from marq.consumer.resume_questions import TrackerQueries
+from marq.consumer.tracker_queries import TrackerQueries
 from marq.core.storage.rows import State
 from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.records import Records, Row
+from marq.leases import handler_failures
+from marq.leases.message import Message
 from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable, ConfigError

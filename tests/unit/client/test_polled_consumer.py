@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from marq.consumer.polled_consumer import described
 from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow, State
 from marq.kafka.records import Row
 from marq.wire.markers import Cause, Headers, Payload, Source
+from marq_worker.sqs.polled_consumer import described
 
 DAY_MS = 86_400_000
 SENT_MS = 1_700_000_000_000

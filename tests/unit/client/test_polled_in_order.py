@@ -8,15 +8,15 @@ from math import inf
 from typing import Any, TypeVar
 
 from marq.client.message_token import Token
-from marq.consumer.message import Message
-from marq.consumer.polled_in_order import WAITING_LEASE_MS, PolledInOrder
-from marq.consumer.resume_questions import TrackerQueries
 from marq.consumer.session import MemberSession
+from marq.consumer.tracker_queries import TrackerQueries
 from marq.core.storage.rows import State
+from marq.leases.message import Message
 from marq.settings.client import ClientSettings
 from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import Renew
+from marq_worker.sqs.polled_in_order import WAITING_LEASE_MS, PolledInOrder
 from tests.unit.client.fakes import LIMIT_S, P0, Clock, Rig, rig, spin
 from tests.unit.client.test_ordered_receiving import Tracker, record
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from marq.consumer import settlement
 from marq.kafka.queue_records import serving
+from marq.leases import settlement
 from marq.wire.errors import LeaseLost
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Renew, Source

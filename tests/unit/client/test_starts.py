@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from marq.consumer.message import Message
-from marq.consumer.settlement import hold
 from marq.consumer.starts import NOTED_AFTER_S
 from marq.kafka.marker_writer import MarkerRecord
+from marq.leases.message import Message
+from marq.leases.settlement import hold
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Acquire, Renew, Source

@@ -138,13 +138,13 @@ def code() -> None:
 async def consume() -> None:
     async with marq.Consumer("a", codec=marq.JSON) as consumer:
         async for message in consumer:
-            reveal_type(message)  # R: marq.consumer.message.Message[Any]
+            reveal_type(message)  # R: marq.leases.message.Message[Any]
             reveal_type(message.value)  # R: Any
             reveal_type(message.body)  # R: bytes
             reveal_type(message.key)  # R: bytes | None
             reveal_type(message.headers)  # R: dict[str, bytes | None]
             await message.release(countdown=5)  # E: arg-type
-        reveal_type(await consumer.receive())  # R: list[marq.consumer.message.Message[Any]]
+        reveal_type(await consumer.receive())  # R: list[marq.leases.message.Message[Any]]
         await consumer.run(handle)
         await consumer.run(handle_both)
         await consumer.run(handle_in_a_thread)

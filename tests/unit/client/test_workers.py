@@ -13,9 +13,9 @@ import pytest
 
 from marq import DecodeError, Reject, Retry
 from marq.consumer.handler_pool import BURST_S, HandlerPool
-from marq.consumer.message import Message
 from marq.core.redeliver_or_dead_letter import release_delay_ms
 from marq.core.storage.rows import row_key
+from marq.leases.message import Message
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import BACKOFF
 from tests.unit.client.fakes import LIMIT_S, P0, P1, Rig, spin
@@ -297,7 +297,7 @@ async def test_a_pool_whose_task_fails_does_not_wait_for_the_others(make_rig, mo
 
     async def handler(_: object) -> None: ...
 
-    monkeypatch.setattr("marq.consumer.settlement.finish", defective)
+    monkeypatch.setattr("marq.leases.settlement.finish", defective)
     rig = make_rig()
     rig.add(1)
     pool = rig.work(handler, concurrency=2)

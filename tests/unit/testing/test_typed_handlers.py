@@ -13,8 +13,8 @@ import pytest
 
 import marq
 from marq.client.outcomes import NoHandler
-from marq.consumer.handler_failures import MAX_NO_HANDLER_MS, MAX_UNCOUNTED
-from marq.consumer.typed_handlers import MAX_WARNED_TYPES
+from marq.handlers.typed import MAX_WARNED_TYPES
+from marq.leases.handler_failures import MAX_NO_HANDLER_MS, MAX_UNCOUNTED
 from marq.testing import Broker
 from marq.wire.names import TYPE_HEADER
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.client.message_token import Token
-from marq.consumer.lease_lookup import LeaseStatus
 from marq.core.storage.rows import State
 from marq.wire.markers import Source
 from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, Outcomes, SettleRequest, move_options, send_options
 from marq_worker.sqs.handles import Handle
+from marq_worker.sqs.lease_lookup import LeaseStatus
 from marq_worker.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.sqs.receiving import Delivery
 from tests.unit.client.fakes import spin

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 import marq
 from marq.client.message_token import Token
-from marq.consumer.message import Message
-from marq.consumer.polled_consumer import PolledConsumer, TokenSettler
 from marq.consumer.prefetch import PrefetchBuffer
+from marq.leases.message import Message
 from marq.settings.client import ClientSettings
 from marq.testing import Broker
 from marq.wire.markers import Source
 from marq_worker.sqs import receiving
 from marq_worker.sqs.deleted_messages import DELETED_S, MAX_DELETED, DeletedMessages
 from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.polled_consumer import PolledConsumer, TokenSettler
 from marq_worker.sqs.receiving import (
     LONG_POLL_S,
     Delivery,

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from marq.consumer.tracebacks import of_handler
 from marq.kafka.outage_log import SUMMARY_S
+from marq.leases.tracebacks import of_handler
 from marq.wire.errors import error_text
 
 if TYPE_CHECKING:
-    from marq.consumer.message import Message
+    from marq.leases.message import Message
 
 log = logging.getLogger("marq")
 

@@ -13,11 +13,9 @@ from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from marq.client.codecs import Codec, codec_for
-from marq.consumer.message import Message
+from marq.client.send_targets import Handler
+from marq.leases.message import Message
 from marq.wire.errors import ConfigError
-
-#: A handler as users write it; :func:`bound` turns it into a function that takes a message.
-Handler = Callable[[Any], Any] | Callable[[Any, Any], Any]
 
 EXPECTED = (
     "expected a function that takes a message, its value, or both, such as (message: marq.Message), (order: Order) or"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from marq.client.hooks import point
 from marq.client.outcomes import DecodeError, NoHandler, Reject, Retry
-from marq.consumer.circuit_breaker import HandlerCall
-from marq.consumer.failure_log import Consequence
 from marq.core.redeliver_or_dead_letter import is_exhausted, release_delay_ms
 from marq.core.storage.rows import row_key
+from marq.leases.circuit_breaker import HandlerCall
+from marq.leases.failure_log import Consequence
 from marq.settings.queue import BLOCK, UNLIMITED_ATTEMPTS
 from marq.wire.error_texts import plain_error, with_traceback
 from marq.wire.errors import error_text
@@ -22,7 +22,7 @@ from marq.wire.markers import BACKOFF
 from marq.wire.record_headers import uncounted
 
 if TYPE_CHECKING:
-    from marq.consumer.message import Message
+    from marq.leases.message import Message
 
 #: After this many uncounted releases in a row, the next interrupted attempt counts. Otherwise a message whose handlers
 #: are always interrupted, as in a deployment that keeps crashing, would be redelivered forever.

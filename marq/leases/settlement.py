@@ -1,7 +1,7 @@
 """Acks, releases, rejects and renewals of messages.
 
 Messages, handler pools, the receiver and calls with a token all come here. The first call that decides the outcome of a
-message counts (:meth:`marq.consumer.held_batch.HeldBatch.decide`). When a handler returns, the message is acked without
+message counts (:meth:`marq.leases.held.HeldBatch.decide`). When a handler returns, the message is acked without
 recording a decision: only code that keeps the message could decide later, and the batcher drops a second ACK.
 """
 
@@ -12,17 +12,17 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from marq.consumer import handler_failures
+from marq.leases import handler_failures
 from marq.wire.error_texts import plain_error
 from marq.wire.markers import Ack
 
 if TYPE_CHECKING:
     from marq.client.message_token import Token
     from marq.consumer.ack_batcher import AckBatcher
-    from marq.consumer.circuit_breaker import HandlerCall
-    from marq.consumer.held_batch import HeldBatch
-    from marq.consumer.message import Message
     from marq.consumer.renewal import Renewal
+    from marq.leases.circuit_breaker import HandlerCall
+    from marq.leases.held import HeldBatch
+    from marq.leases.message import Message
 
 _held = attrgetter("_held")
 

@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from marq.client.hooks import point
-from marq.consumer.handler_parameters import is_coroutine_function, name_of
-from marq.consumer.handlers import accepts, mark, marked_in
-from marq.consumer.message import Message
+from marq.handlers.decorator import accepts, mark, marked_in
+from marq.handlers.parameters import is_coroutine_function, name_of
+from marq.leases.message import Message
 from marq.wire.errors import ConfigError, MarqError
 
 #: The second argument of a middleware: calls the next one, and finally the handler.

@@ -17,10 +17,11 @@ from typing import Any, NoReturn
 
 from marq.client.codecs import Codec, CodecsByType
 from marq.client.outcomes import NoHandler
-from marq.consumer.handler_failures import waits_for_handler
-from marq.consumer.handler_parameters import Handler, bound, is_coroutine_function, name_of
-from marq.consumer.message import Message
-from marq.consumer.repeated_warnings import RepeatedWarning
+from marq.client.send_targets import Handler
+from marq.handlers.parameters import bound, is_coroutine_function, name_of
+from marq.kafka.repeated_warnings import RepeatedWarning
+from marq.leases.handler_failures import waits_for_handler
+from marq.leases.message import Message
 from marq.wire.errors import ConfigError
 from marq.wire.names import TYPE_HEADER
 from marq.wire.record_headers import last_value

@@ -22,13 +22,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from marq.consumer.tracebacks import traceback_text
+from marq.leases.tracebacks import traceback_text
 from marq.settings.breaker_thresholds import Breaker
 from marq.wire.errors import ConfigError
 from marq.wire.record_headers import uncounted
 
 if TYPE_CHECKING:
-    from marq.consumer.message import Message
+    from marq.leases.message import Message
 
 log = logging.getLogger("marq")
 

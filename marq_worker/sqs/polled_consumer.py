@@ -16,12 +16,12 @@ from marq.client.lifecycle import Lifecycle
 from marq.client.message_token import Token
 from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.consumer import Consumer
-from marq.consumer.message import Message
-from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.session import STOP_ACKS_S, STOP_CLIENT_S
-from marq.consumer.settlement import put_back
 from marq.consumer.starts import started, still_leased
 from marq.kafka.topics import Topics
+from marq.leases.message import Message
+from marq.leases.receiver_settings import ReceiverSettings
+from marq.leases.settlement import put_back
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings

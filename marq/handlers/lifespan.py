@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
-from marq.consumer.handler_failures import INTERRUPTIONS
-from marq.consumer.handler_parameters import name_of
-from marq.consumer.handlers import accepts, mark, marked_in
+from marq.handlers.decorator import accepts, mark, marked_in
+from marq.handlers.parameters import name_of
+from marq.leases.handler_failures import INTERRUPTIONS
 from marq.wire.errors import ConfigError, MarqError, error_text
 
 Lifespan = Callable[[], AsyncIterator[Any]]

@@ -13,15 +13,15 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import FrameType, ModuleType
-from typing import Any, NamedTuple, Unpack, cast
+from typing import Any, Unpack, cast
 
 from marq.client.codecs import Codec, check_codec
 from marq.client.current_producer import current_producer
 from marq.client.receipt import Receipt
-from marq.consumer.decorated import Decorate
-from marq.consumer.handler_parameters import EXPECTED, Handler, keep, name_of, parameters, payload_codec
+from marq.client.send_targets import ATTRIBUTE, Decorate, Handler, HandlerDefinition, definitions_of, target_of
+from marq.handlers.parameters import EXPECTED, keep, name_of, parameters, payload_codec
 from marq.settings.durations import plain
 from marq.settings.hints import OURS, UnknownOption, refuse
 from marq.settings.queue import QueueSettings, check_document, queue_settings, settings_document
@@ -33,30 +33,7 @@ log = logging.getLogger("marq")
 
 DEFAULT_CONCURRENCY = 64
 
-_ATTRIBUTE = "__marq_handlers__"
 _KEYWORDS = ("type", "codec", *HandlerOptions.__annotations__)
-
-
-@dataclass(frozen=True, slots=True)
-class HandlerDefinition:
-    """A function that handles a queue; ``name`` is ``module:qualname``, as in ``handler`` of marq.toml.
-
-    Without a ``codec`` in the decorator, the annotated type determines it, if there is one. ``settings`` are the other
-    settings of the queue in the decorator, as in its table of marq.toml. ``type``: the type of the messages that it
-    handles; None: those that no other handler is for.
-    """
-
-    queue: str
-    function: Handler
-    name: str
-    codec: Codec | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    type: str | None = None
-
-    @property
-    def what(self) -> str:
-        """What it handles, for errors."""
-        return f"queue {self.queue!r}" if self.type is None else f"queue {self.queue!r}, type {self.type!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,61 +144,6 @@ def handler(
         return function
 
     return cast("Decorate", decorate)
-
-
-def definitions_of(function: object) -> tuple[HandlerDefinition, ...]:
-    """Return the definitions of a decorated function or bound method, even if another decorator wraps it."""
-    try:
-        definitions = getattr(function, _ATTRIBUTE, ())
-    except Exception:  # a proxy of another library may raise anything
-        return ()
-    if not isinstance(definitions, tuple) or not callable(function):
-        return ()
-    # Other decorators copy attributes to their wrappers, and methods show those of their function.
-    return tuple(replace(each, function=function) for each in definitions if isinstance(each, HandlerDefinition))
-
-
-class SendTarget(NamedTuple):
-    """Where ``send`` sends, the codec of the values, and their type."""
-
-    queue: str
-    codec: Codec | None
-    type: str | None
-
-
-def target_of(function: object, codec: Codec | None, kind: str | None = None) -> SendTarget:
-    """Return the queue of a decorated function, the codec of its values, else ``codec``, and the type of its messages.
-
-    ``kind`` is the type that the caller has named.
-
-    Raises:
-        ConfigError: it is not decorated, is decorated for several queues or types, or not for this type.
-    """
-    definitions = definitions_of(function)
-    if not definitions:
-        raise ConfigError(
-            "a queue's name is text (str), or several a list of names, or a function with @marq.handler, not"
-            f" {function!r}"
-        )
-    first, *others = definitions
-    if any(each.queue != first.queue for each in others):
-        queues = ", ".join(dict.fromkeys(repr(each.queue) for each in definitions))
-        raise ConfigError(
-            f"{first.name} handles several queues ({queues}), so its queue is ambiguous: name one, as in"
-            f" producer.send({first.queue!r}, value)"
-        )
-    by_type = {each.type: each for each in definitions}
-    definition = by_type.get(kind) if kind is not None or None in by_type or others else first
-    if definition is None:
-        types = ", ".join(repr(each) for each in by_type if each is not None) or "none"
-        problem = (
-            "handles several types, so the type is ambiguous" if kind is None else f"does not handle type {kind!r}"
-        )
-        raise ConfigError(
-            f"{first.name} {problem} (its types: {types}): name one of them, or the queue and a type, as in"
-            f" producer.send({first.queue!r}, value, type=…)"
-        )
-    return SendTarget(definition.queue, definition.codec or codec, definition.type)
 
 
 def codec_of(function: Handler, queue: str, kind: str | None = None) -> Codec | None:
@@ -367,11 +289,11 @@ def _check_decorated(queue: str, function: object) -> None:
 
 def _attach(definition: HandlerDefinition) -> None:
     function = definition.function
-    before = getattr(function, _ATTRIBUTE, ())
+    before = getattr(function, ATTRIBUTE, ())
     if any((each.queue, each.type) == (definition.queue, definition.type) for each in before):
         raise ConfigError(f"{definition.what}: {definition.name} is decorated twice for it")
     try:
-        setattr(function, _ATTRIBUTE, (*before, definition))
+        setattr(function, ATTRIBUTE, (*before, definition))
         # A callable object may have a method of that name.
         if not hasattr(type(function), "send"):
             function.send = _sending(function)  # type: ignore[union-attr]

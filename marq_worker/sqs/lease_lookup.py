@@ -1,6 +1,6 @@
 """Asks trackers whether messages are in flight: for programs that settle by token and must know if the outcome counts.
 
-The question is a RESUME of single messages, which changes nothing (:mod:`marq.consumer.resume_questions`). It costs a
+The question is a RESUME of single messages, which changes nothing (:mod:`marq.consumer.tracker_queries`). It costs a
 write, and a read of the markers until the answer arrives. Concurrent questions are asked together.
 """
 
@@ -15,8 +15,8 @@ from typing import NamedTuple
 from marq.backend.cluster import cluster_of, marker_writer
 from marq.client.lifecycle import Lifecycle
 from marq.client.message_token import Token
-from marq.consumer.resume_questions import TrackerQueries
 from marq.consumer.session import STOP_CLIENT_S
+from marq.consumer.tracker_queries import TrackerQueries
 from marq.core.storage.rows import HELD
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, MarqError

@@ -11,10 +11,10 @@ from marq.client import message_token
 from marq.client.codecs import Codec, CodecsByType, decode
 from marq.client.hooks import point
 from marq.client.outcomes import DecodeError, Reject, Retry
-from marq.consumer import handler_failures, settlement
-from marq.consumer.held_batch import HeldBatch
 from marq.core.deliveries.dead_letter_records import text_of
 from marq.kafka.records import Row
+from marq.leases import handler_failures, settlement
+from marq.leases.held import HeldBatch
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.hints import Hinted, Unknown, refuse
 from marq.wire.errors import LeaseLost, MarqError

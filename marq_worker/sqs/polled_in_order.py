@@ -15,14 +15,14 @@ from math import inf
 from typing import NamedTuple
 
 from marq.client.message_token import Token
-from marq.consumer import settlement
-from marq.consumer.message import Message
-from marq.consumer.polled_consumer import PolledConsumer
-from marq.consumer.receiver_settings import ReceiverSettings
 from marq.kafka.topics import Topics
+from marq.leases import settlement
+from marq.leases.message import Message
+from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 from marq.wire.names import RESERVED_HEADER
+from marq_worker.sqs.polled_consumer import PolledConsumer
 
 #: The lease of messages that are not delivered yet; the consumer renews it. After a crash they wait for its end, so it
 #: is short, even if the queue's own lease lasts hours.

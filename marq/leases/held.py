@@ -20,9 +20,9 @@ from marq.wire.markers import BLOCKED_MS, LAST, Source
 
 if TYPE_CHECKING:
     from marq.consumer.ack_batcher import AckBatcher
-    from marq.consumer.circuit_breaker import QueueBreaker
     from marq.consumer.one_per_key import Lines
     from marq.consumer.starts import Starts
+    from marq.leases.circuit_breaker import QueueBreaker
 
 # Shared empty containers, replaced on the first write. With thousands of queues, nearly every message has its own
 # batch, and a garbage collection of all their containers would take longer than everything else.

@@ -1,0 +1,1 @@
+"""What a consumer holds: leased messages, and what becomes of them."""
