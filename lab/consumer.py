@@ -339,7 +339,7 @@ class Handler:
                 await asyncio.sleep(SLOW_SECONDS)
             await self._teller.settle("ack", message, message.ack)
         else:
-            rejects = kind is ValueError or message._held.at_most_once
+            rejects = kind is ValueError or message._batch.at_most_once
             op = "reject" if rejects else "release"
             # Differs between attempts, as errors do: dead letters are grouped all the same.
             text = f"fails at attempt {message.attempt}" if self._manner == "demo" else "by its number"
@@ -363,7 +363,7 @@ def _worker_recorder() -> Recorder:
 
 async def handle(message: marq.Message) -> None:
     """Acknowledge a message, in a worker's handler process."""
-    recorder, lease = _worker_recorder(), message._held
+    recorder, lease = _worker_recorder(), message._batch
     names = {"holder": history.holder_name(lease.holder), "queue": lease.queue}
     names["source"] = history.log_name(lease.source)
     # Its ACQUIRE is durable by now, or the message would not be here.

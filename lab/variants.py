@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from marq.consumer.writer import OutcomeWriter
 from marq.core import due_messages
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
-from marq.leases.held import HeldBatch
+from marq.leases.held import Ended, LeasedBatch
 from marq.wire import marker_codec
 from marq.wire.markers import Batch, Cause
 
@@ -51,12 +52,11 @@ def install_planted() -> None:
 
 def install_hasty() -> None:
     """Plant a defect for the test of the checker: deliver the next message of a key before the ack is durable."""
-    ack = HeldBatch.ack
+    ack = LeasedBatch.ack
 
-    def ack_and_go_on(held: HeldBatch, offset: int) -> None:
-        ack(held, offset)
-        if held.lines is not None:
-            held.lines._end([offset])
-            held.lines.feed.settled()
+    def ack_and_go_on(batch: LeasedBatch, offset: int) -> None:
+        ack(batch, offset)
+        if batch.in_order and isinstance(batch.keeper, OutcomeWriter):
+            batch.keeper._listener.settled([Ended(batch, [offset], [], [])])
 
-    HeldBatch.ack = ack_and_go_on  # type: ignore[method-assign]
+    LeasedBatch.ack = ack_and_go_on  # type: ignore[method-assign]

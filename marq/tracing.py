@@ -149,7 +149,7 @@ async def _processed(work: Message | list[Message], call_next: Callable[[Any], A
         return
     with _process([work]), _in_handler(work):
         await call_next(work)
-        if work._offset not in work._held.decided:
+        if work._offset not in work._batch.decided:
             # The ack that follows the return of a handler, done a moment earlier so that it has a span.
             with _span("ack", "settle", work.queue, SpanKind.CLIENT, _of(work)):
                 settlement.ack(work)
@@ -228,7 +228,7 @@ def _fail(original: Any) -> Any:
     """Trace what follows an exception: a release, or a reject if the exception or the queue's rules require one."""
 
     def fail(message: Message, error: BaseException, *more: Any) -> Any:
-        held = message._held
+        held = message._batch
         if message._offset in held.decided:
             return original(message, error, *more)
         # The handler's span is over by then; that of a block is not.

@@ -41,7 +41,7 @@ from marq.admin.purge_extent import (
 )
 from marq.backend.cluster import cluster_of, marker_writer
 from marq.client.receipt import Receipt
-from marq.consumer.acquisition import acquisitions
+from marq.consumer.acquire import acquisitions
 from marq.core.storage.acquired_ranges import AcquiredRanges, acquired_in
 from marq.core.storage.rows import State
 from marq.dead_letters.dead_letters import DeadLetters

@@ -10,11 +10,26 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from marq.wire.errors import MarqError
 
 log = logging.getLogger("marq")
+
+
+class Time(Protocol):
+    """The clocks of a process, and how it waits: real, or virtual in tests."""
+
+    @property
+    def now_s(self) -> Callable[[], float]:
+        """Returns the seconds of a monotonic clock."""
+
+    @property
+    def wall_s(self) -> Callable[[], float]:
+        """Returns the seconds since 1970, for display only."""
+
+    @property
+    def sleep(self) -> Callable[[float], Awaitable[None]]: ...
 
 
 def failure_of(task: asyncio.Task[Any], *, stopping: bool) -> BaseException | None:

@@ -22,7 +22,7 @@ from marq.consumer.handler_pool import (
 )
 from marq.consumer.membership import Membership
 from marq.consumer.session import MemberSession, join
-from marq.consumer.starts import started, still_leased
+from marq.consumer.starts import still_leased
 from marq.handlers.decorator import DEFAULT_CONCURRENCY, check_handler, codec_of, definitions_for, warn_of_unpublished
 from marq.handlers.middleware import Middleware, check_middleware
 from marq.handlers.parameters import bound
@@ -30,7 +30,7 @@ from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.topics import Topics
 from marq.leases.message import Message, T_co
 from marq.leases.receiver_settings import ReceiverSettings
-from marq.leases.settlement import ack, ack_by_token, put_back
+from marq.leases.settlement import ack, put_back
 from marq.settings.client import ClientOptions, ClientSettings, whole_number
 from marq.settings.definitions import Definitions
 from marq.settings.durations import Duration, duration_ms
@@ -202,7 +202,7 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
         while not buffer.closed:
             message = buffer.take(now_s)
             if message is not None:
-                if await started([message]):
+                if await running.receiver.starts.started([message]):
                     running.receiver.starts.returned([message])
                     return message
                 now_s = running.cluster.now_s()
@@ -246,7 +246,7 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
             running.raise_error()
         try:
             async with asyncio.timeout_at(max(until_s, clock() + DISPATCH_S)):
-                messages = await started(messages)
+                messages = await running.receiver.starts.started(messages)
         except TimeoutError:
             return []
         if messages and lease_ms is not None:
@@ -302,8 +302,8 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
         codecs = cache(partial(codec_of, handler))
         queues = {*running.queues, *(each.queue for each in definitions_of(handler) if each.type is None)}
         has_codec = any(codecs(queue) is not None for queue in queues)
-        buffer, acks = running.buffer, running.receiver.acks
-        pool = HandlerTasks(buffer, acks, bound(handler), count, codecs if has_codec else None, middleware)
+        chosen = codecs if has_codec else None
+        pool = HandlerTasks(running.buffer, running.receiver, bound(handler), count, chosen, middleware)
         running.checks.append(check)
         try:
             await running.work(pool, self._shutdown_timeout_s)
@@ -339,7 +339,7 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
         size = whole_number("max_messages", max_messages, most=MAX_MAX_IN_FLIGHT)
         count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
         running = self._started()
-        pool = BatchHandlerTasks(running.buffer, running.receiver.acks, handler, count, size, self._max_in_flight)
+        pool = BatchHandlerTasks(running.buffer, running.receiver, handler, count, size, self._max_in_flight)
         await running.work(pool, self._shutdown_timeout_s)
 
     @point("ack_many")
@@ -359,11 +359,11 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
         for message in held:
             ack(message)
         receiver = running.receiver
-        for each in tokens:
-            ack_by_token(each, receiver.renewal, receiver.acks)
+        for token in tokens:
+            receiver.writer.ack_by_token(token)
         # Each message is acked by the session that received it: another consumer's, or one before a restart.
-        for batcher in dict.fromkeys([receiver.acks, *(message._held.acks for message in held)]):
-            await batcher.settled()
+        for keeper in dict.fromkeys([receiver.writer, *(message._batch.keeper for message in held)]):
+            await keeper.settled()
         now_s = running.cluster.now_s()
         lost = [message.id for message, expiry_s in zip(held, expiries, strict=True) if expiry_s <= now_s]
         if lost:
@@ -379,4 +379,4 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
             BrokerUnavailable: the consumer was stopped first.
         """
         if self._running is not None:
-            await self._running.receiver.acks.settled()
+            await self._running.receiver.writer.settled()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
+from marq.client.background import Time
 from marq.client.exception_rules import Failures
 from marq.consumer.prefetch import Prefetch
 from marq.leases.circuit_breaker import QueueBreaker
-from marq.leases.held import HeldBatch
+from marq.leases.held import LeasedBatch
 from marq.leases.message import Message
+from marq.leases.receiver_settings import ReceiverSettings
 from marq.leases.settlement import put_back
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
@@ -19,7 +21,7 @@ log = logging.getLogger("marq")
 
 
 class DeliveryGate:
-    """Decides what one receiver may deliver now; it calls ``changed`` when there may be room for more messages.
+    """Decides what one receiver may deliver now; it sets ``changed`` when there may be room for more messages.
 
     A queue that is paused, or whose breaker is open, delivers nothing: its prefetched messages are released.
 
@@ -29,17 +31,15 @@ class DeliveryGate:
 
     def __init__(
         self,
-        settings: Callable[[str], QueueSettings],
+        settings: ReceiverSettings,
         queues: Sequence[str],
         prefetch: Prefetch,
-        clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]],
-        changed: Callable[[], None],
+        time: Time,
+        changed: asyncio.Event,
     ) -> None:
-        self._settings = settings
+        self._settings = settings.queue
         self._prefetch = prefetch
-        self._clock = clock
-        self._sleep = sleep
+        self._clock, self._sleep = time.now_s, time.sleep
         self._changed = changed
         self._failures: dict[str, Failures] = {}
         #: The breaker of each queue that has one.
@@ -49,7 +49,7 @@ class DeliveryGate:
         self._paused: frozenset[str] = frozenset()
         self._unpaused: Sequence[str] = queues
         for queue in queues:
-            self._make(queue, settings(queue))
+            self._make(queue, settings.queue(queue))
 
     def stop(self) -> None:
         for pause in self._pauses:
@@ -59,32 +59,33 @@ class DeliveryGate:
         """Pause and resume the served queues, as their settings say.
 
         If all queues are paused, nothing is read. Otherwise messages of paused queues are acquired and left with the
-        tracker (:mod:`marq.consumer.acquisition`), because messages of other queues come after them.
+        tracker (:mod:`marq.consumer.acquire`), because messages of other queues come after them.
         """
         before = self._paused
         self._paused = frozenset(queue for queue in queues if self._settings(queue).paused)
         self._unpaused = [queue for queue in queues if queue not in self._paused]
         for queue in self._paused - before:
             put_back(self._prefetch.take_of(queue))
-        self._changed()
+        self._changed.set()
 
-    def apply(self, held: HeldBatch) -> None:
+    def apply(self, batch: LeasedBatch) -> None:
         """Apply the current settings to a batch."""
-        held.settings = settings = self._settings(held.queue)
+        settings = self._settings(batch.queue)
+        batch.apply(settings)
         if settings.errors:
-            known = self._failures.get(held.queue)
+            known = self._failures.get(batch.queue)
             if known is None or known.errors is not settings.errors:
-                known = self._failures[held.queue] = Failures(settings.errors)
-            held.errors = known
-        held.breaker = self._breaker(held.queue, settings)
+                known = self._failures[batch.queue] = Failures(settings.errors)
+            batch.errors = known
+        batch.breaker = self._breaker(batch.queue, settings)
 
-    def admitted(self, held: HeldBatch, messages: Sequence[Message]) -> Sequence[Message]:
+    def admitted(self, batch: LeasedBatch, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages that may be delivered now; release the others."""
-        if held.queue in self._paused:
+        if batch.queue in self._paused:
             # They were acquired before the receiver knew of the pause.
             put_back(messages)
             return []
-        breaker = held.breaker
+        breaker = batch.breaker
         if breaker is None:
             return messages
         count = breaker.admit(messages)
@@ -92,9 +93,9 @@ class DeliveryGate:
             put_back([message], breaker.delay_ms(message))
         return messages[:count]
 
-    def restricts(self, held: HeldBatch) -> bool:
+    def restricts(self, batch: LeasedBatch) -> bool:
         """Whether some messages of a batch may not be delivered now."""
-        return held.breaker is not None or held.queue in self._paused
+        return batch.breaker is not None or batch.queue in self._paused
 
     def room(self, most: int, pending: int) -> int:
         """Return how many messages to fetch now, at most ``most``, in addition to the ``pending`` ones."""
@@ -147,4 +148,4 @@ class DeliveryGate:
     async def _end_pause(self, breaker: QueueBreaker) -> None:
         while left_s := breaker.pause_left_s:
             await self._sleep(left_s)
-        self._changed()
+        self._changed.set()

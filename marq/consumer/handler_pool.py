@@ -20,9 +20,8 @@ from typing import Any, Generic, TypeVar
 
 from marq.client.codecs import Codec
 from marq.client.outcomes import Outcome, Reject, Retry
-from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.prefetch import PrefetchBuffer
-from marq.consumer.starts import started
+from marq.consumer.receiver import Receiver
 from marq.handlers import middleware
 from marq.handlers.middleware import Middleware
 from marq.handlers.parameters import is_coroutine_function
@@ -30,7 +29,7 @@ from marq.handlers.typed import TypedHandlers, called_name, in_thread
 from marq.leases import handler_failures, settlement
 from marq.leases.circuit_breaker import HandlerCall
 from marq.leases.failure_log import Consequence
-from marq.leases.held import HeldBatch
+from marq.leases.held import LeasedBatch
 from marq.leases.message import Message
 from marq.wire.errors import LeaseLost, error_text
 
@@ -51,7 +50,7 @@ Work = TypeVar("Work")
 #: Of a call whose messages were settled before it failed, or whose leases had ended.
 _WITHOUT_CONSEQUENCE = Consequence("handler failed after its message was settled, or its lease had ended")
 
-_held: Callable[[Message], HeldBatch] = attrgetter("_held")
+_batch: Callable[[Message], LeasedBatch] = attrgetter("_batch")
 
 
 class HandlerPool(ABC, Generic[Work]):
@@ -63,7 +62,7 @@ class HandlerPool(ABC, Generic[Work]):
     def __init__(
         self,
         buffer: PrefetchBuffer,
-        acks: AckBatcher,
+        receiver: Receiver,
         handler: Callable[[Work], Any] | TypedHandlers,
         concurrency: int,
         demand: int,
@@ -71,7 +70,7 @@ class HandlerPool(ABC, Generic[Work]):
         chain: Sequence[Middleware] = (),
     ) -> None:
         self._buffer = buffer
-        self._acks = acks
+        self._writer, self._starts = receiver.writer, receiver.starts
         self._demand = demand
         self._codecs = codecs
         self._threads: ThreadPoolExecutor | None = None
@@ -171,7 +170,7 @@ class HandlerPool(ABC, Generic[Work]):
 
     def calls(self) -> list[tuple[Message, float]]:
         """Return the messages that handlers have now, and for how many seconds; may be called in any thread."""
-        now_s, pairs = self._acks.clock(), zip(self._current, self._begun_s, strict=True)
+        now_s, pairs = self._writer.now_s(), zip(self._current, self._begun_s, strict=True)
         return [
             (message, max(0.0, now_s - begun_s))
             for work, begun_s in pairs
@@ -248,12 +247,12 @@ class HandlerPool(ABC, Generic[Work]):
 
     # --- ended leases -------------------------------------------------------------------------------------------------
 
-    def lose(self, held: HeldBatch, offsets: Sequence[int]) -> None:
+    def lose(self, batch: LeasedBatch, offsets: Sequence[int]) -> None:
         """Cancel the handlers of messages whose lease has ended."""
-        lost = set(offsets) - held.decided
+        lost = set(offsets) - batch.decided
         for index, work in enumerate(self._current):
             if work is not None:
-                messages = [message for message in self._messages(work) if message._held is held]
+                messages = [message for message in self._messages(work) if message._batch is batch]
                 if members := [message for message in messages if message.offset in lost]:
                     self._interrupt(index, self._messages(work), members)
 
@@ -271,7 +270,7 @@ class HandlerPool(ABC, Generic[Work]):
                 log.warning("lease lost, its handler is cancelled: %s", _describe(lost))
                 task.cancel(f"the lease expired: {_describe(lost)}")
         # At once, because the thread may never return. When it does, its result does not count.
-        self._interrupted[index].counts(lost[0]._held.breaker)
+        self._interrupted[index].counts(lost[0]._batch.breaker)
 
     def _resumed(self, index: int) -> HandlerCall | None:
         """Return a task's call if it lost a lease, and undo the cancellation."""
@@ -315,7 +314,7 @@ class HandlerPool(ABC, Generic[Work]):
         if not followed:
             if not isinstance(error, Outcome):
                 messages = [message for message, _ in consequences]
-                self._acks.failures.write(messages, _WITHOUT_CONSEQUENCE, error, traceback=True)
+                self._writer.failures.write(messages, _WITHOUT_CONSEQUENCE, error, traceback=True)
             return
         consequence = followed[0][1]
         if isinstance(error, Retry) and not consequence.final:
@@ -324,7 +323,7 @@ class HandlerPool(ABC, Generic[Work]):
         messages = [message for message, _ in followed]
         # A traceback shows code but no values, so payloads stay out of the log.
         traceback = not isinstance(error, Outcome)
-        self._acks.failures.write(messages, consequence, _shown(error), traceback=traceback)
+        self._writer.failures.write(messages, consequence, _shown(error), traceback=traceback)
 
     def _is_running(self, index: int) -> bool:
         """Return whether a task is running, so that nothing closes its coroutine, as the end of the event loop does."""
@@ -340,14 +339,14 @@ class HandlerTasks(HandlerPool[Message]):
     def __init__(
         self,
         buffer: PrefetchBuffer,
-        acks: AckBatcher,
+        receiver: Receiver,
         handler: Callable[[Message], Any] | TypedHandlers,
         concurrency: int,
         codecs: Callable[[str], Codec | None] | None = None,
         chain: Sequence[Middleware] = (),
     ) -> None:
         # Twice the concurrency, so that the next message is ready when a handler returns.
-        super().__init__(buffer, acks, handler, concurrency, 2 * concurrency, codecs, chain)
+        super().__init__(buffer, receiver, handler, concurrency, 2 * concurrency, codecs, chain)
         #: The task that began last.
         self._latest = -1
 
@@ -355,14 +354,14 @@ class HandlerTasks(HandlerPool[Message]):
         return [work]
 
     async def _work(self, index: int) -> None:
-        buffer, acks, handler = self._buffer, self._acks, self._handler
+        buffer, writer, starts, handler = self._buffer, self._writer, self._starts, self._handler
         made, make = buffer.ready.made, buffer.ready.make
         current, begun, interrupted, codecs = self._current, self._begun_s, self._interrupted, self._codecs
-        clock, pop, finish = acks.clock, made.popleft, settlement.finish
+        clock, pop, finish = writer.now_s, made.popleft, settlement.finish
         burst = 1
         while not (self._stopping or buffer.closed):
             if not (made or make()):
-                acks.flush_soon()
+                writer.flush_soon()
                 await buffer.wait()
                 continue
             begun_s = clock()
@@ -372,20 +371,20 @@ class HandlerTasks(HandlerPool[Message]):
             while left and (made or make()) and not (self._stopping or buffer.closed):
                 left -= 1
                 message = pop()
-                held = message._held
+                batch = message._batch
                 now_s = clock()
-                if held.expires_s <= now_s:
+                if batch.expires_s <= now_s:
                     continue
                 # Right before the call, so that a crash abandons only messages that a handler was about to process.
-                if held.starts is not None:
+                if batch.starts_first:
                     # The previous message is finished: the end of its lease must not cancel this wait.
                     current[index] = None
-                    if not await held.starts.start([message]):
+                    if not await starts.start([message]):
                         continue
                     # The starts of the next messages of this burst are noted only if something has woken the watch.
                     buffer.taken.set()
                 if codecs is not None:
-                    held.codec = codecs(held.queue) or held.codec
+                    batch.codec = codecs(batch.queue) or batch.codec
                 begun[index] = now_s
                 current[index] = message
                 try:
@@ -416,31 +415,31 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
     def __init__(
         self,
         buffer: PrefetchBuffer,
-        acks: AckBatcher,
+        receiver: Receiver,
         handler: BatchHandler,
         concurrency: int,
         max_messages: int,
         most: int,
     ) -> None:
-        super().__init__(buffer, acks, handler, concurrency, min(2 * concurrency * max_messages, most))
+        super().__init__(buffer, receiver, handler, concurrency, min(2 * concurrency * max_messages, most))
         self._max_messages = max_messages
 
     def _messages(self, work: list[Message]) -> Sequence[Message]:
         return work
 
     async def _work(self, index: int) -> None:
-        buffer, acks = self._buffer, self._acks
+        buffer, writer = self._buffer, self._writer
         while not (self._stopping or buffer.closed):
             batch = self._take()
             if not batch:
-                acks.flush_soon()
+                writer.flush_soon()
                 await buffer.wait()
                 continue
             # Right before the call, as in HandlerTasks.
-            batch = await started(batch)
+            batch = await self._starts.started(batch)
             if not batch:
                 continue
-            self._begun_s[index] = acks.clock()
+            self._begun_s[index] = writer.now_s()
             self._current[index] = batch
             buffer.taken.set()
             try:
@@ -456,9 +455,9 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
 
     def _take(self) -> list[Message]:
         """Take the available messages whose leases have not ended."""
-        batch, now_s = self._buffer.ready.take(self._max_messages), self._acks.clock()
-        ended = {held for held in set(map(_held, batch)) if held.expires_s <= now_s}
-        return [message for message in batch if message._held not in ended] if ended else batch
+        batch, now_s = self._buffer.ready.take(self._max_messages), self._writer.now_s()
+        ended = {leased for leased in set(map(_batch, batch)) if leased.expires_s <= now_s}
+        return [message for message in batch if message._batch not in ended] if ended else batch
 
 
 def _shown(error: BaseException) -> BaseException | str:

@@ -120,16 +120,16 @@ class HandlersSession(ConsumerSession):
         """Connect, and open the resources."""
         await super().connect()
         with self._producer.current():
-            self.receiver.acks.state = await self._resources.open(self.receiver.fail)
+            self.receiver.writer.state = await self._resources.open(self.receiver.fail)
 
     def start(self) -> None:
         super().start()
         for queue, handler in self._handlers.items():
             concurrency = self._definitions.settings(queue).concurrency
-            buffer, acks = self.prefetch.buffers[queue], self.receiver.acks
+            buffer = self.prefetch.buffers[queue]
             with self._producer.current():
                 call = handler if isinstance(handler, TypedHandlers) else bound(handler)
-                self.add(HandlerTasks(buffer, acks, call, concurrency, chain=self._chain))
+                self.add(HandlerTasks(buffer, self.receiver, call, concurrency, chain=self._chain))
 
     def shutdown_s_of(self, pool: HandlerPool[Any], shutdown_s: float) -> float:
         # As the settings are now: a change applies to processes that run already.

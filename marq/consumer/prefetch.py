@@ -7,15 +7,12 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
-from marq.leases.held import HeldBatch
+from marq.leases.held import LeasedBatch
 from marq.leases.message import Message
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.leases.settlement import put_back
-
-if TYPE_CHECKING:
-    from marq.consumer.handler_pool import HandlerPool
 
 log = logging.getLogger("marq")
 
@@ -23,6 +20,23 @@ log = logging.getLogger("marq")
 AT_ONCE = 64
 #: How many seconds of work to prefetch, and how fast the window forgets an earlier pace.
 PREFETCH_S, MEMORY_S = 1.0, 1.0
+
+
+class Pool(Protocol):
+    """Tasks that take messages from a buffer."""
+
+    tasks: list[asyncio.Task[None]]
+
+    @property
+    def busy_tasks(self) -> Sequence[asyncio.Task[None]]:
+        """The tasks that are in a handler now."""
+
+    @property
+    def running(self) -> list[Message]:
+        """The messages that handlers have now."""
+
+    def lose(self, batch: LeasedBatch, offsets: Sequence[int]) -> None:
+        """Cancel the handlers of messages whose leases have ended."""
 
 
 class PrefetchWindow:
@@ -156,7 +170,7 @@ class PrefetchBuffer:
         self.handler_demand = 0
         self.call_demand = 0
         self.window = PrefetchWindow()
-        self.pools: list[HandlerPool[Any]] = []
+        self.pools: list[Pool] = []
         #: When a handler or a call last took a message or waited for one.
         self.wanted_s = 0.0
         self.closed = False
@@ -177,7 +191,7 @@ class PrefetchBuffer:
         self.wanted_s = now_s
         while ready.make():
             message = ready.made.popleft()
-            if message._held.expires_s > now_s:
+            if message._batch.expires_s > now_s:
                 return message
         return None
 
@@ -191,7 +205,7 @@ class PrefetchBuffer:
     def drop_expired(self, now_s: float) -> None:
         """Drop the first messages if their leases have ended; they no longer count as in flight."""
         ready = self.ready
-        while ready.make() and ready.made[0]._held.expires_s <= now_s:
+        while ready.make() and ready.made[0]._batch.expires_s <= now_s:
             ready.made.popleft()
 
     async def wait(self) -> None:
@@ -292,7 +306,7 @@ class Prefetch:
         return max(0, self.in_flight - len(self._suspects) - sum([len(buffer.ready) for buffer in self.distinct]))
 
     @property
-    def pools(self) -> list[HandlerPool[Any]]:
+    def pools(self) -> list[Pool]:
         """The handler pools of all buffers."""
         return [pool for buffer in self.distinct for pool in buffer.pools]
 
@@ -322,7 +336,7 @@ class Prefetch:
                 buffer.held -= 1
                 self.waiting.set()
             else:
-                put_back([message], int(message._held.lease_s * 1000))
+                put_back([message], int(message._batch.lease_s * 1000))
         self._next_suspects()
 
     def _next_suspects(self) -> None:
@@ -330,10 +344,10 @@ class Prefetch:
         waiting, here = self._suspects, self._suspects_here
         while waiting:
             message, apart = waiting[0]
-            if message._offset in message._held.open:
+            if message._offset in message._batch.open:
                 # With every suspect, so that ended ones do not fill the memory; from the end, because one step for each
                 # message that ends must not pass all of them.
-                while here and here[-1]._offset not in here[-1]._held.open:
+                while here and here[-1]._offset not in here[-1]._batch.open:
                     here.pop()
                 if here and (apart or self._alone):
                     return
@@ -372,12 +386,12 @@ class Prefetch:
         if self._suspects:
             self._next_suspects()
 
-    def lost(self, held: HeldBatch, offsets: Sequence[int]) -> None:
+    def lost(self, batch: LeasedBatch, offsets: Sequence[int]) -> None:
         """Tell the handler pools which leases have ended, and drop messages that no handler has begun."""
-        buffer = self.buffers[held.queue]
+        buffer = self.buffers[batch.queue]
         buffer.drop_expired(self._clock())
         for pool in tuple(buffer.pools):
-            pool.lose(held, offsets)
+            pool.lose(batch, offsets)
 
     def close(self) -> None:
         for buffer in self.distinct:
@@ -389,13 +403,13 @@ class Prefetch:
         Return how long the next one may wait, or None if none waits.
         """
         while self._suspects:
-            held = self._suspects[0][0]._held
-            left_s = held.taken_s + held.lease_s / 2 - self._clock()
+            batch = self._suspects[0][0]._batch
+            left_s = batch.taken_s + batch.lease_s / 2 - self._clock()
             if left_s > 0:
                 return left_s
-            put_back([self._suspects.popleft()[0]], int(held.lease_s * 1000))
-            self.buffers[held.queue].held += 1
-            log.info("suspect has waited, released: queue=%s", held.queue)
+            put_back([self._suspects.popleft()[0]], int(batch.lease_s * 1000))
+            self.buffers[batch.queue].held += 1
+            log.info("suspect has waited, released: queue=%s", batch.queue)
         self.waiting.clear()
         return None
 
@@ -427,10 +441,10 @@ def _release_excess(buffer: PrefetchBuffer, now_s: float) -> None:
     count, keep = 0, max(buffer.handler_demand, buffer.call_demand)
     while len(buffer.ready) > keep:
         ready = buffer.ready.all()
-        held = ready[-1]._held
-        if now_s - held.taken_s <= held.lease_s:
+        batch = ready[-1]._batch
+        if now_s - batch.taken_s <= batch.lease_s:
             break
-        put_back([ready.pop()], int(held.lease_s * 1000))
+        put_back([ready.pop()], int(batch.lease_s * 1000))
         count += 1
     if count:
         log.info("handlers are slow, released prefetched messages: queue=%s messages=%d", buffer.queue, count)

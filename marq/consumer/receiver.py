@@ -6,14 +6,14 @@
    them again, which takes over the lease; nothing is lost or duplicated.
 3. **Commit** the offset after the last record read. The marker goes first: a crash between commit and marker would lose
    the messages. Both may be one transaction (:mod:`marq.kafka.acquire_strategies`).
-4. **Deliver** to handlers and waiting calls (:mod:`marq.consumer.deliveries`), except messages that are due later. A
-   cycle that fails before that delivers nothing and is retried. Crash: the lease expires; the tracker redelivers.
-5. **Settle**: outcomes are written in batches of some milliseconds (:mod:`marq.leases.settlement`,
-   :mod:`marq.consumer.ack_batcher`). Crash before they are durable: a processed message is redelivered, which is the
+4. **Deliver** to handlers and waiting calls, except messages that are due later. A cycle that fails before that
+   delivers nothing and is retried. Crash: the lease expires; the tracker redelivers.
+5. **Settle**: outcomes are written in batches of some milliseconds (:mod:`marq.leases.held`,
+   :mod:`marq.consumer.writer`). Crash before they are durable: a processed message is redelivered, which is the
    duplicate that at-least-once delivery allows.
 
-While handlers work on one batch, the next cycles run (docs/decisions/0026), and leases are renewed. For queues with
-ordering see :mod:`marq.consumer.ordered_receiving`.
+While handlers work on one batch, the next cycles run (docs/decisions/0026), and leases are renewed. Which messages of
+queues with ordering are delivered, asked about or acquired again is decided in :mod:`marq.consumer.ordering`.
 """
 
 from __future__ import annotations
@@ -21,38 +21,51 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import repeat
+from math import inf
+from typing import Any, NamedTuple
 
-from marq.client.background import failure_of
-from marq.consumer.ack_batcher import AckBatcher
-from marq.consumer.acquisition import AcquiredOffsets, Acquisition
-from marq.consumer.cycles import BeforeFailed, Cycle, Cycles, FetchedRecords, Taking, ended
-from marq.consumer.deliveries import Deliveries
+from marq.client.background import Time, failure_of
+from marq.consumer.acquire import AcquiredOffsets, Acquisition, acquisitions_again
 from marq.consumer.delivery_gate import DeliveryGate
-from marq.consumer.fetching import Fetching
-from marq.consumer.line_places import Reading
-from marq.consumer.ordered_receiving import Ordering
+from marq.consumer.ordering import Acquired, Again, Beginning, Ordering, Question, RereadRecords, Run, Steps
 from marq.consumer.prefetch import Prefetch, PrefetchBuffer
-from marq.consumer.renewal import Renewal
-from marq.consumer.starts import Starts
-from marq.consumer.tracker_queries import TrackerQueries
+from marq.consumer.starts import Starts, is_suspect, runs_apart
+from marq.consumer.tracker_queries import TrackerQueries, questions_about
+from marq.consumer.writer import OutcomeWriter
 from marq.kafka.acquire_strategies import AcquireStrategy
 from marq.kafka.group_reader import NotCommitted, Reader
-from marq.kafka.marker_writer import MarkerWriter
+from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
+from marq.kafka.repeated_warnings import RepeatedWarning
+from marq.leases.held import Ended, LeasedBatch, Lost
+from marq.leases.message import Message
 from marq.leases.receiver_settings import ReceiverSettings
-from marq.leases.settlement import put_back
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import BrokerUnavailable, MarqError
-from marq.wire.markers import Source
+from marq.wire.markers import Resume, Resumed, Source
+from marq.wire.names import EXPIRED_HEADER
 
 log = logging.getLogger("marq")
 
+#: Maximum number of records of one fetch.
+MAX_CYCLE_RECORDS = 6_000
+#: While this many records are kept back, further ones of their sources are dropped, and read again later.
+MAX_HELD_RECORDS = 6_000
+#: Maximum number of cycles: one writes its ACQUIREs while the previous one commits. More run only while
+#: ``BUSY_RECORDS`` wait, because a small cycle costs as much as a large one.
+MAX_CYCLES, MAX_CYCLES_BUSY, BUSY_RECORDS = 2, 4, 1_000
+#: Without prefetching, cycles run one at a time and begin at least this many seconds apart: calls that arrive meanwhile
+#: share the next cycle.
+MAX_CYCLES_ON_DEMAND, ON_DEMAND_S = 1, 0.015
 #: Pause after a failed cycle, doubled each time.
 FIRST_RETRY_S, MAX_RETRY_S = 0.1, 5.0
+#: Pause after a source could not be resumed.
+RESUME_RETRY_S = 0.1
 #: Maximum number of holders of messages in flight that a member reports to its group, newest first.
 MAX_TOLD_HOLDERS = 16
 #: How long a rebalance waits for cycles in progress.
@@ -74,60 +87,29 @@ class Receiver:
         strategy: AcquireStrategy,
         writer: MarkerWriter,
         settings: ReceiverSettings,
+        time: Time,
         *,
         transactional: AcquireStrategy | None = None,
         buffer: PrefetchBuffer | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         new_holder: Callable[[], int] = lambda: secrets.randbits(64),
-        questions: TrackerQueries | None = None,
+        queries: TrackerQueries | None = None,
     ) -> None:
         self._serving = serving
         self._reader = reader
         self._strategy, self._transactional = strategy, transactional or strategy
         self._settings = settings
-        self._clock, self._sleep, self._new_holder = clock, sleep, new_holder
+        self._time, self._now_s, self._new_holder = time, time.now_s, new_holder
+        self._queries = queries
         self.error: MarqError | None = None
         #: Set with the error.
         self.failed = asyncio.Event()
-        self.prefetch = Prefetch(serving.queues, settings, clock, buffer)
-        self.gate = DeliveryGate(settings.queue, serving.queues, self.prefetch, clock, sleep, self.demand)
-        self.acks = AckBatcher(
-            writer,
-            markers_partitions=settings.markers_partitions,
-            limit_bytes=settings.limit_bytes,
-            finished=self.finished,
-            failed=self.fail,
-            clock=clock,
-            wall=wall,
-        )
-        self.renewal = Renewal(
-            writer,
-            settings,
-            queues=lambda: self._serving.queues,
-            finished=self.finished,
-            before=self.prefetch.release_unwanted,
-            lost=self.prefetch.lost,
-            failed=self.fail,
-            clock=clock,
-            sleep=sleep,
-        )
-        self.starts = Starts(writer, settings, self.prefetch, failed=self.fail, clock=clock, sleep=sleep)
-        self.deliveries = Deliveries(self, settings, clock)
-        self.ordering = Ordering(
-            settings,
-            questions,
-            deliver=self.deliveries.deliver_first,
-            acquire=self._acquire_again,
-            verify=reader.verify,
-            changed=self.demand,
-            resumed=self._resumed,
-            failed=self.fail,
-            clock=clock,
-            sleep=sleep,
-            new_holder=new_holder,
-        )
+        #: Set when there may be room to fetch.
+        self._changed = asyncio.Event()
+        self.prefetch = Prefetch(serving.queues, settings, time.now_s, buffer)
+        self.gate = DeliveryGate(settings, serving.queues, self.prefetch, time, self._changed)
+        self.writer = OutcomeWriter(writer, settings, time, self)
+        self.starts = Starts(writer, settings, self.prefetch, time, self)
+        self.ordering = Ordering(settings)
         #: Where the last successful cycle of this assignment ended.
         self._committed_to: dict[Source, int] = {}
         self._holder = new_holder()
@@ -140,56 +122,58 @@ class Receiver:
         self._cycles = Cycles(on_demand=not settings.prefetch)
         #: How many calls wait for the cycles to end; no other cycle may start meanwhile.
         self._held_up = 0
-        self._changed = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
-        self._fetching = Fetching(reader, self._changed, lambda: self._assignment)
+        self._fetching: asyncio.Task[None] | None = None
+        #: Questions to trackers that have no answer yet.
+        self._asking: set[asyncio.Task[None]] = set()
+        #: When to poll again at the latest, in the event loop's time; None before the first call.
+        self._poll_by_s: float | None = None
+        #: When the writer's task looks at the ordering again.
+        self._next_step_s = inf
         self._stopping = False
 
     def start(self) -> None:
         self.apply_pauses()
-        self.acks.start()
-        self.renewal.start()
+        self.writer.start()
         self.starts.begin()
-        self.ordering.start()
-        self._reading = asyncio.create_task(self._run_cycles(), name="marq-receiver")
-        self._reading.add_done_callback(self._reading_ended)
+        self._reading = asyncio.create_task(self._run(), name="marq-receiver")
+        self._reading.add_done_callback(self._ended)
 
     async def stop_reading(self, limit_s: float, handlers: asyncio.Task[float] | None = None) -> None:
         """Stop fetching and dispatching; wait for cycles for up to ``limit_s``, and longer while ``handlers`` run."""
         self._stopping = True
         await self.starts.stop()
-        await self.ordering.stop()
         self.gate.stop()
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-        await self._fetching.stop()
-        put_back(self.ordering.undelivered)
+        self.ordering.stopped = True
+        tasks = [task for task in (self._reading, self._fetching, *self._asking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.ordering.release_waiting()
         if cycles := self._cycles.tasks:
             # A slow broker may write an ACQUIRE after its cycle was given up. Its lease would end and count an attempt
             # that no handler saw. A RELEASE does not help until the ACQUIRE is confirmed: it could be written first.
             _, left = await asyncio.wait(cycles, timeout=limit_s)
             while left and handlers is not None and not handlers.done():
                 await asyncio.wait([*left, handlers], return_when=asyncio.FIRST_COMPLETED)
-                left = {each for each in left if not each.done()}
-            for task in left:
-                task.cancel()
+                left = {task for task in left if not task.done()}
+            for cycle in left:
+                cycle.cancel()
             await asyncio.gather(*cycles, return_exceptions=True)
-            put_back(self.ordering.undelivered)
+            self.ordering.release_waiting()
 
     async def stop(self, limit_s: float) -> bool:
         """Write the outcomes and end; return whether all were written within ``limit_s``."""
         self.prefetch.close()
         until_s = asyncio.get_running_loop().time() + limit_s
-        # Leases must not end while their outcomes wait for a slow broker: the tracker would redeliver the messages.
-        written = await self.acks.stop(limit_s)
+        written = await self.writer.stop(limit_s)
         if self.ordering.moved and self._committed_to:
             with suppress(NotCommitted, TimeoutError):
                 async with asyncio.timeout_at(until_s):
-                    await self._reader.commit(self._committed_to, self.ordering.behind((), self._committed_to))
+                    lows = self.ordering.low_watermarks((), self._committed_to)
+                    await self._reader.commit(self._committed_to, lows)
         # A stop does not wait for a lease: the broker may be gone.
         await self.starts.end(max(until_s - asyncio.get_running_loop().time(), 0))
-        await self.renewal.stop()
         return written
 
     def fail(self, error: BaseException) -> None:
@@ -203,6 +187,13 @@ class Receiver:
         self._changed.set()
         self.prefetch.close()
 
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # An assignment that ends cancels the questions of its sources.
+        stopping = self._stopping or task in self._asking
+        self._asking.discard(task)
+        if (error := failure_of(task, stopping=stopping)) is not None:
+            self.fail(error)
+
     def demand(self) -> None:
         """Check again whether there is room to fetch."""
         self._changed.set()
@@ -210,9 +201,14 @@ class Receiver:
     def apply_pauses(self) -> None:
         """Pause and resume queues as their settings say."""
         self.gate.apply_pauses(self._serving.queues)
-        self.ordering.serve(self._serving.queues)
+        self.ordering.serve(self._serving.queues, self._now_s())
+        self._take_steps()
 
     # --- assignment ---------------------------------------------------------------------------------------------------
+
+    def served(self) -> Iterable[str]:
+        """Return the queues that are served now."""
+        return self._serving.queues
 
     async def serve(self, serving: Serving, begin: Callable[[Serving], None]) -> None:
         """Serve other queues; messages in flight of the former ones are finished as before.
@@ -254,7 +250,7 @@ class Receiver:
     def holders(self) -> Sequence[int]:
         if not self._next_holders:
             # A repeated join request must report the same holders: other metadata would start another rebalance.
-            self._next_holders = [self._new_holder(), *self.renewal.holders(MAX_TOLD_HOLDERS)]
+            self._next_holders = [self._new_holder(), *self.writer.held.holders(MAX_TOLD_HOLDERS)]
         return self._next_holders
 
     def _forget(self) -> None:
@@ -263,16 +259,17 @@ class Receiver:
         self._acquired.clear()
         self._fetched.clear()
         self._committed_to.clear()
-        put_back(self.ordering.give_up())
+        self.ordering.give_up()
+        for task in self._asking:
+            task.cancel()
         for queue in self.ordering.queues:
-            put_back(self.prefetch.take_of(queue))
+            for message in self.prefetch.take_of(queue):
+                message._batch.put_back([message._offset])
         self._changed.set()
 
-    def _reading_ended(self, task: asyncio.Task[None]) -> None:
-        if (error := failure_of(task, stopping=self._stopping)) is not None:
-            self.fail(error)
+    # --- the loop -----------------------------------------------------------------------------------------------------
 
-    async def _run_cycles(self) -> None:
+    async def _run(self) -> None:
         """Fetch the next batch while earlier cycles are in progress."""
         while not self._stopping:
             self._changed.clear()
@@ -281,15 +278,17 @@ class Receiver:
                 continue
             room = 0 if self._held_up else self._room()
             if not room:
-                await self._fetching.wait()
-            elif rest_s := self._cycles.rest_s(self._clock()):
-                await self._sleep(rest_s)
+                await self._stay_in_group()
+            elif rest_s := self._cycles.rest_s(self._now_s()):
+                await self._time.sleep(rest_s)
             elif self._fetched:
                 self._fetched.hold(self.ordering.unresumed(self._serving, self._fetched.records))
+                self._take_steps()
                 if self._fetched:
                     self._start_cycle(room)
             else:
-                await self._fetching.fetch(self._fetched)
+                await self._fetch_or_change()
+                self._poll_by_s = self._deadline_s()
 
     def _room(self) -> int:
         """Return how many messages to acquire now."""
@@ -298,14 +297,32 @@ class Receiver:
         room = min(self.gate.room(most, pending + waiting), most - self.prefetch.in_flight - pending)
         return max(0, room) if self.ordering.has_room else 0
 
-    def _start_cycle(self, room: int) -> None:
-        records = self._fetched.cut(self.ordering.reads.step(room))
-        self._begin_cycle(records, self._take(records), min(room, sum(map(len, records.values()))))
+    async def _stay_in_group(self) -> None:
+        """Wait until something has changed, and stay in the group."""
+        if self._poll_by_s is None:
+            self._poll_by_s = self._deadline_s()
+        # Changes do not move the deadline: a consumer that is full and busy would leave its group.
+        left_s = self._poll_by_s - asyncio.get_running_loop().time()
+        if left_s > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+            return
+        await self._reader.keep_alive()
+        self._poll_by_s = self._deadline_s()
 
-    def _begin_cycle(self, records: Mapping[Source, Records], taking: Taking, pending: int) -> Cycle:
+    def _deadline_s(self) -> float:
+        return asyncio.get_running_loop().time() + self._reader.keep_alive_s
+
+    def _start_cycle(self, room: int) -> None:
+        records = self._fetched.cut(self.ordering.step(room))
+        self._begin_cycle(records, self._batch_of(records), min(room, sum(map(len, records.values()))))
+
+    def _begin_cycle(self, records: Mapping[Source, Records], batch: AcquireBatch, pending: int) -> Cycle:
         before = self._cycles[-1].task if self._cycles else None
-        task = asyncio.create_task(self._cycle(records, taking, self._assignment, before), name="marq-cycle")
-        self._cycles.begin(cycle := Cycle(records, self._assignment, pending, task), self._clock())
+        task = asyncio.create_task(self._cycle(records, batch, self._assignment, before), name="marq-cycle")
+        cycle = Cycle(records, self._assignment, pending, task)
+        self._cycles.begin(cycle, self._now_s())
         return cycle
 
     async def _end_cycle(self) -> None:
@@ -323,7 +340,11 @@ class Receiver:
         self._pause_s = min(self._pause_s * 2, MAX_RETRY_S)
 
     async def _cycle(
-        self, records: Mapping[Source, Records], taking: Taking, assignment: int, before: asyncio.Task[bool] | None
+        self,
+        records: Mapping[Source, Records],
+        batch: AcquireBatch,
+        assignment: int,
+        before: asyncio.Task[bool] | None,
     ) -> bool:
         """Take steps 2 to 4 for one fetched batch; return False if it will be read again.
 
@@ -333,30 +354,56 @@ class Receiver:
             if self._stopping:
                 # No ACQUIRE has been written yet.
                 return False
-            sent_s = self._clock()
+            sent_s = self._now_s()
             try:
-                await taking.strategy.acquire(taking.markers, taking.limit_s)
+                await batch.strategy.acquire(batch.markers, batch.limit_s)
                 await ended(before)
                 # A rebalance gave up waiting for this cycle: another consumer may have the partitions.
                 if assignment != self._assignment:
                     raise NotCommitted("the partitions were reassigned in the meantime")
-                await self._commit(taking)
+                await self._commit(batch)
             except (BrokerUnavailable, NotCommitted) as error:
                 # Some messages may be in flight now without a committed offset. They are read again, and acquiring
                 # them again takes over their leases.
                 if not isinstance(error, BeforeFailed):  # The previous cycle has logged the cause.
-                    self._cycles.failed.write(self._clock(), taking, error)
+                    self._cycles.failed.write(self._now_s(), batch, error)
                 if self._stopping:
-                    self.deliveries.release_ordered(taking, sent_s)
+                    self._release_ordered(batch, sent_s)
                 # If the previous cycle fails, too, it goes back for both: this one would go back later, and less far.
                 with suppress(BeforeFailed):
                     await ended(before)
                     self._go_back(records)
+                self.ordering.not_acquired(batch.again, self._now_s())
+                self._take_steps()
                 return False
-            self.deliveries.deliver(taking, sent_s)
+            self._deliver_acquired(batch, sent_s)
             return True
         finally:
             self._changed.set()
+
+    # --- 1. fetch -----------------------------------------------------------------------------------------------------
+
+    async def _fetch_or_change(self) -> None:
+        """Fetch and add records; return early if records that were kept back may be acquired."""
+        if self._fetching is None and not self._fetched.held:
+            await self._fetch()
+            return
+        task = self._fetching = self._fetching or asyncio.create_task(self._fetch(), name="marq-fetch")
+        changed = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait([task, changed], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+        if task.done():
+            self._fetching = None
+            task.result()
+
+    async def _fetch(self) -> None:
+        assignment = self._assignment
+        records = await self._reader.fetch(MAX_CYCLE_RECORDS)
+        # After a reassignment, reading restarts at the committed offsets, so these records would arrive twice.
+        if assignment == self._assignment:
+            self._fetched.put(records)
 
     def _go_back(self, records: Mapping[Source, Records]) -> None:
         """Read again from where the cycle of these records began, at once: a call may wait for the next fetch."""
@@ -365,50 +412,424 @@ class Receiver:
         self._acquired.rewind(self._serving, starts)
         self._reader.rewind(starts)
 
-    async def _commit(self, taking: Taking) -> None:
-        """Step 3: commit the offsets after all records that were read, other queues' included."""
-        offsets = taking.offsets or self._committed_to
-        behind = self.ordering.behind(taking.readings, offsets, partial=bool(taking.offsets))
-        try:
-            await taking.strategy.commit(taking.markers, offsets, taking.limit_s, behind)
-        except BaseException:
-            self.ordering.uncommitted()
-            raise
-        self._committed_to.update(taking.offsets)
+    # --- 2. acquire ---------------------------------------------------------------------------------------------------
 
-    def _take(self, records: Mapping[Source, Records]) -> Taking:
-        readings: list[Reading] = []
-        settings, serving = self._settings, self._serving
-        taken = self._acquired.acquisitions(serving, records, self._holder, settings, self.ordering, readings)
-        return self._taking(list(taken), {source: read.offsets[-1] + 1 for source, read in records.items()}, readings)
+    def _batch_of(self, records: Mapping[Source, Records]) -> AcquireBatch:
+        acquisitions, reread = self._acquired.acquisitions(
+            self._serving, records, self._holder, self._settings, self.ordering
+        )
+        ends = {source: read.offsets[-1] + 1 for source, read in records.items()}
+        return self._acquire_batch(acquisitions, ends, reread)
 
-    def _taking(
-        self, acquisitions: Sequence[Acquisition], ends: Mapping[Source, int], readings: Sequence[Reading]
-    ) -> Taking:
+    def _acquire_batch(
+        self,
+        acquisitions: Sequence[Acquisition],
+        ends: Mapping[Source, int],
+        reread: Sequence[RereadRecords] = (),
+        again: Again | None = None,
+    ) -> AcquireBatch:
         settings = self._settings
-        at_most_once = any(settings.queue(each.queue).delivery == AT_MOST_ONCE for each in acquisitions)
-        limit_s = min([each.lease_ms for each in acquisitions], default=settings.default_lease_ms) / 1000
-        markers = [marker for each in acquisitions for marker in each.records()]
+        at_most_once = any(settings.queue(taken.queue).delivery == AT_MOST_ONCE for taken in acquisitions)
+        limit_s = min([taken.lease_ms for taken in acquisitions], default=settings.default_lease_ms) / 1000
+        markers = [marker for taken in acquisitions for marker in taken.records()]
         # One strategy for both steps: some leave the ACQUIRE to the commit.
         strategy = self._transactional if at_most_once else self._strategy
-        return Taking(strategy, acquisitions, markers, ends, limit_s, readings)
+        return AcquireBatch(strategy, acquisitions, markers, ends, limit_s, reread, again or {})
 
-    async def _acquire_again(self, acquisitions: Sequence[Acquisition]) -> bool:
-        """Acquire messages with a place in their lines; if there are none, only commit. Return whether it succeeded."""
-        # Before an assignment's first commit, only messages of former ones can have ended: nothing to commit again.
-        if self._held_up or self._stopping or not self._committed_to:
-            return False
-        cycle = self._begin_cycle({}, self._taking(acquisitions, {}, ()), 0)
-        await asyncio.wait([cycle.task])
-        return not cycle.task.cancelled() and cycle.task.result()
+    # --- 3. commit ----------------------------------------------------------------------------------------------------
 
-    def _resumed(self, source: Source) -> None:
-        read_on = self._fetched.let_go(source)
-        if read_on is not None:
-            self._reader.rewind({source: read_on})
-        self._changed.set()
+    async def _commit(self, batch: AcquireBatch) -> None:
+        """Commit the offsets after all records that were read, other queues' included."""
+        offsets = batch.offsets or self._committed_to
+        lows = self.ordering.low_watermarks(batch.reread, offsets, partial=bool(batch.offsets))
+        try:
+            await batch.strategy.commit(batch.markers, offsets, batch.limit_s, lows)
+        except BaseException:
+            self.ordering.uncommitted(self._now_s())
+            raise
+        self._committed_to.update(batch.offsets)
 
-    def finished(self, queue: str, count: int) -> None:
+    # --- 4. deliver ---------------------------------------------------------------------------------------------------
+
+    def _deliver_acquired(self, batch: AcquireBatch, sent_s: float) -> None:
+        """Deliver what a cycle has acquired; leases begin at ``sent_s``, which is before their ACQUIRE was sent."""
+        now_s = self._now_s()
+        ordered: list[Acquired] = []
+        for taken in batch.acquisitions:
+            if taken.keys is not None:
+                ordered.append(Acquired(taken.keys, self._hold(taken, sent_s), taken.messages, taken.again))
+            elif not taken.messages:
+                continue
+            elif now_s >= sent_s + taken.lease_ms / 1000:
+                # The offsets are committed, so they are not read again: the tracker redelivers them.
+                log.warning("the lease expired before the messages were acquired, they will be redelivered: %s", taken)
+            else:
+                records = taken.messages
+                self._deliver(Run(self._hold(taken, sent_s), records.offsets, records.values))
+        if ordered or batch.reread:
+            self.ordering.acquired(ordered, batch.reread, now_s)
+            self._take_steps()
+
+    def _release_ordered(self, batch: AcquireBatch, sent_s: float) -> None:
+        """Release messages of ordered queues that a failed cycle may have acquired; their attempts do not count.
+
+        The next reader finds them open, even if their offsets are not committed. In other queues, the next reader reads
+        messages with uncommitted offsets again and takes over their leases. After a RELEASE, it would deliver them
+        twice.
+        """
+        for taken in batch.acquisitions:
+            if taken.keys is not None:
+                self._hold(taken, sent_s).put_back(taken.messages.offsets)
+
+    def _hold(self, taken: Acquisition, sent_s: float) -> LeasedBatch:
+        records, settings = taken.messages, self._settings
+        codec = settings.codecs.get(taken.queue, settings.codec)
+        batch = LeasedBatch(
+            self.writer, taken.queue, taken.source, taken.holder, records, sent_s, taken.lease_ms / 1000, codec,
+            taken.own_topic,
+        )  # fmt: skip
+        batch.unseen = True
+        if taken.keys is not None:
+            batch.in_order, batch.waiting = True, set(batch.open)
+        self.gate.apply(batch)
+        batch.starts_first = batch.at_most_once or (settings.prefetch and records.has_header(EXPIRED_HEADER))
+        self.writer.add(batch)
+        return batch
+
+    def _deliver(self, run: Run) -> None:
+        """Buffer the messages that may be delivered now; the others count as in flight until they are released."""
+        batch, offsets, values = run
+        gate, prefetch, count = self.gate, self.prefetch, len(offsets)
+        messages: Iterable[Message] = map(Message, repeat(batch), offsets, values)
+        if gate.restricts(batch):
+            messages = gate.admitted(batch, list(messages))
+            count = len(messages)
+        if not batch.starts_first:
+            prefetch.add(batch.queue, messages, count, len(offsets))
+            return
+        attempts = self._settings.queue(batch.queue).max_attempts
+        suspects, others = list[tuple[Message, bool]](), list[Message]()
+        for message in messages:
+            if is_suspect(message):
+                suspects.append((message, runs_apart(message, attempts)))
+            else:
+                others.append(message)
+        prefetch.add(batch.queue, others, len(others), len(offsets))
+        prefetch.add_suspects(suspects)
+
+    # --- 5. settle ----------------------------------------------------------------------------------------------------
+
+    def left(self, queue: str, count: int) -> None:
+        """Note that messages are no longer in flight."""
         self.prefetch.finished(queue, count)
         self.gate.finished(queue)
         self._changed.set()
+
+    def settled(self, ended: Sequence[Ended]) -> None:
+        """Continue after outcomes of ordered messages have become durable."""
+        self.ordering.settled(ended, self._now_s())
+        self._take_steps()
+        self._changed.set()
+
+    def lost(self, lost: Lost) -> None:
+        """Note that leases have ended."""
+        batch, offsets, in_flight = lost
+        self.ordering.lost(batch, offsets, self._now_s())
+        self.prefetch.lost(batch, offsets)
+        # Last: a breaker's test message that its handler lost is a failure; `left` would only admit another.
+        if in_flight:
+            self.left(batch.queue, in_flight)
+        self._take_steps()
+
+    def renewing(self, now_s: float) -> None:
+        """Release messages that should not be renewed."""
+        self.prefetch.release_unwanted(now_s)
+
+    def hold(self, messages: Iterable[Message], lease_ms: int, *, ends: bool = False, started: bool = False) -> None:
+        """Lease messages for ``lease_ms`` from now on, and renew them for as long again unless the lease ``ends``.
+
+        ``started``: a program sees them when that is durable, so their attempts count.
+        """
+        parts: dict[LeasedBatch, list[Message]] = {}
+        for message in messages:
+            if message._offset in message._batch.open:
+                parts.setdefault(message._batch, []).append(message)
+        for batch, members in parts.items():
+            offsets = [message._offset for message in members]
+            part = batch.part(offsets, self._now_s(), lease_ms, started=started)
+            part.ends = ends
+            self.ordering.moved_to(batch, part, offsets)
+            for message in members:
+                message._batch = part
+            self.writer.add(part)
+
+    def detach(self, messages: Iterable[Message]) -> None:
+        """Leave messages to the holders of their tokens: their leases are not renewed."""
+        for message in messages:
+            batch, offset = message._batch, message._offset
+            if offset in batch.open:
+                batch.open.discard(offset)
+                self.left(batch.queue, 1)
+
+    # --- ordering -----------------------------------------------------------------------------------------------------
+
+    def pass_time(self, now_s: float) -> float:
+        """Do what is due for queues with ordering; return when something is due next."""
+        self._next_step_s = -inf
+        self._take_steps()
+        self._next_step_s = inf if self._stopping else self.ordering.next_due_s
+        return self._next_step_s
+
+    def _take_steps(self) -> None:
+        """Do what the ordering wants now."""
+        if self._stopping:
+            return
+        steps = self.ordering.next_steps(self._now_s())
+        if steps is not None:
+            self._take(steps)
+        if self.ordering.next_due_s < self._next_step_s:
+            self.writer.wake()
+
+    def _take(self, steps: Steps) -> None:
+        for run in steps.deliver:
+            self._deliver(run)
+        if steps.resume:
+            self._ask(self._resume(steps.resume))
+        if steps.ask:
+            self._ask(self._ask_about(steps.ask))
+        if steps.acquire or steps.commit:
+            self._acquire_again(steps)
+
+    def _acquire_again(self, steps: Steps) -> None:
+        """Acquire messages that keep their places; if there are none, only commit."""
+        # Before an assignment's first commit, only messages of former ones can have ended: nothing to commit again.
+        if self._held_up or not self._committed_to:
+            self.ordering.not_acquired(steps.acquire, self._now_s())
+            return
+        settings = self._settings
+        taken = [
+            acquisition
+            for keys, retries in steps.acquire.items()
+            for acquisition in acquisitions_again(keys, retries, settings)
+        ]
+        self._begin_cycle({}, self._acquire_batch(taken, {}, again=steps.acquire), 0)
+        # The cycle must be waited for.
+        self._changed.set()
+
+    def _ask(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="marq-ask")
+        self._asking.add(task)
+        task.add_done_callback(self._ended)
+
+    async def _resume(self, beginnings: Sequence[Beginning]) -> None:
+        assert self._queries is not None, "a receiver of queues with ordering can ask"
+        # The holder identifies a question.
+        asked = {self._new_holder() or 1: begin for begin in beginnings}
+        questions = [
+            Resume(begin.queue, holder, begin.source, [begin.offset], onwards=True) for holder, begin in asked.items()
+        ]
+        async for question, parts in self._queries.answers(questions):
+            begin, now_s = asked[question.holder], self._now_s()
+            answer: Sequence[Resumed] | None = parts
+            try:
+                # It also says that no other member reads the source, so the answer covers all earlier deliveries.
+                await self._reader.verify({begin.source})
+            except NotCommitted as error:
+                # It is asked again, unless the source belongs to another member by now.
+                log.info("source not resumed: topic=%s partition=%d %s", *begin.source, error)
+                await self._time.sleep(RESUME_RETRY_S)
+                answer = None
+            if self.ordering.resumed(begin, answer, self._new_holder(), now_s):
+                read_on = self._fetched.let_go(begin.source)
+                if read_on is not None:
+                    self._reader.rewind({begin.source: read_on})
+                self._changed.set()
+
+    async def _ask_about(self, questions: Sequence[Question]) -> None:
+        assert self._queries is not None, "a receiver of queues with ordering can ask"
+        asked: dict[int, Question] = {}
+        resumes: list[Resume] = []
+        for question in questions:
+            queue, source = question.keys.queue, question.keys.source
+            for resume in questions_about(queue, source, question.offsets, self._new_holder):
+                asked[resume.holder] = question
+                resumes.append(resume)
+        async for resume, parts in self._queries.answers(resumes):
+            self.ordering.answered(asked[resume.holder], parts, self._now_s())
+            self._take_steps()
+            self._changed.set()
+
+
+# --- cycles -----------------------------------------------------------------------------------------------------------
+
+
+class BeforeFailed(NotCommitted):
+    """The previous cycle failed, and reads again for both cycles."""
+
+
+class AcquireBatch(NamedTuple):
+    """What a cycle acquires and then commits; ``limit_s`` applies to each of these two steps."""
+
+    strategy: AcquireStrategy
+    acquisitions: Sequence[Acquisition]
+    markers: Sequence[MarkerRecord]
+    #: Empty for messages that are acquired again: nothing new was read.
+    offsets: Mapping[Source, int]
+    limit_s: float
+    reread: Sequence[RereadRecords]
+    again: Again
+
+    def __str__(self) -> str:
+        return " ".join(f"partition={source.partition} end={offset}" for source, offset in self.offsets.items())
+
+
+class Cycle(NamedTuple):
+    """Steps 2 to 4 for some records, of which at most ``pending`` will be delivered."""
+
+    records: Mapping[Source, Records]
+    assignment: int
+    pending: int
+    task: asyncio.Task[bool]
+
+
+class Cycles(deque[Cycle]):
+    """Cycles in progress, in the order in which their records were read; ``on_demand``: nothing is prefetched."""
+
+    def __init__(self, *, on_demand: bool = False) -> None:
+        super().__init__()
+        self._on_demand = on_demand
+        #: When the last one began.
+        self._began_s = -inf
+        self.failed = RepeatedWarning("cycle failed, reading again: %s error=%s")
+
+    def begin(self, cycle: Cycle, now_s: float) -> None:
+        self._began_s = now_s
+        self.append(cycle)
+
+    def rest_s(self, now_s: float) -> float:
+        """Return for how long no other cycle may begin."""
+        return max(0.0, self._began_s + ON_DEMAND_S - now_s) if self._on_demand else 0.0
+
+    @property
+    def tasks(self) -> list[asyncio.Task[bool]]:
+        return [cycle.task for cycle in self]
+
+    @property
+    def pending(self) -> int:
+        """The maximum number of messages that will be delivered."""
+        return sum([cycle.pending for cycle in self])
+
+    def starts(self, records: Mapping[Source, Records], assignment: int) -> dict[Source, int]:
+        """Return where the cycles of an assignment began to read: the cycle with these records, and all later ones."""
+        starts: dict[Source, int] = {}
+        # If several have read a partition, the earliest counts.
+        for cycle in reversed(self):
+            if cycle.assignment == assignment:
+                starts |= {source: read.offsets[0] for source, read in cycle.records.items()}
+            if cycle.records is records:
+                break
+        return starts
+
+    def have_to_end(self, waiting: int) -> bool:
+        """Whether the first cycle has ended, or must end before the ``waiting`` records get a cycle."""
+        if self._on_demand:
+            # Nothing is fetched meanwhile, either: the next fetch returns more records at once.
+            return len(self) >= MAX_CYCLES_ON_DEMAND
+        most = MAX_CYCLES_BUSY if waiting >= BUSY_RECORDS else MAX_CYCLES
+        return bool(self) and (self[0].task.done() or (waiting > 0 and len(self) >= most))
+
+
+async def ended(before: asyncio.Task[bool] | None) -> None:
+    """Wait for the previous cycle.
+
+    Raises:
+        BeforeFailed: its records will be read again.
+    """
+    if before is None:
+        return
+    await asyncio.wait([before])
+    if before.cancelled() or before.exception() is not None or not before.result():
+        raise BeforeFailed("the records before it were not committed")
+
+
+class FetchedRecords:
+    """Records that were fetched and not yet acquired, in order for each source partition.
+
+    They are neither leased nor committed, so the receiver may fetch far more than it has room for. This matters if most
+    records of a topic belong to other queues; ``serving`` tells which ones are ours.
+    """
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._records: dict[Source, Records] = {}
+        #: Records of sources from which nothing may be acquired yet.
+        self._held: dict[Source, Records] = {}
+        #: Held sources whose later records were dropped, with the offset of the first dropped one.
+        self._dropped: dict[Source, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._records)
+
+    @property
+    def count(self) -> int:
+        """The number of records, including those of other queues."""
+        return sum(map(len, self._records.values()))
+
+    def put(self, records: Mapping[Source, Records]) -> None:
+        """Add records that follow the present ones."""
+        for source, read in records.items():
+            if source in self._held or source in self._dropped:
+                self._hold(source, read)
+            else:
+                before = self._records.get(source)
+                self._records[source] = Records.joined([before, read]) if before is not None else read
+
+    def hold(self, sources: Iterable[Source]) -> None:
+        """Keep back the records of these sources."""
+        for source in sources:
+            self._hold(source, self._records.pop(source))
+
+    def _hold(self, source: Source, read: Records) -> None:
+        # A source that can't be resumed for hours must not stop the others.
+        if source in self._dropped or sum(map(len, self._held.values())) >= MAX_HELD_RECORDS:
+            self._dropped.setdefault(source, read.offsets[0])
+        else:
+            before = self._held.get(source)
+            self._held[source] = Records.joined([before, read]) if before is not None else read
+
+    def let_go(self, source: Source) -> int | None:
+        """Stop keeping back the records of a source; return the offset from which to read again, if any."""
+        if source in self._held:
+            self._records[source] = self._held.pop(source)
+        return self._dropped.pop(source, None)
+
+    @property
+    def held(self) -> bool:
+        """Whether records are kept back."""
+        return bool(self._held or self._dropped)
+
+    @property
+    def records(self) -> Mapping[Source, Records]:
+        return self._records
+
+    def clear(self) -> dict[Source, int]:
+        """Forget all records; return where reading has to continue."""
+        kept = {source: read.offsets[0] for source, read in (self._records | self._held).items()}
+        starts = self._dropped | kept
+        self._records, self._held, self._dropped = {}, {}, {}
+        return starts
+
+    def cut(self, room: int) -> dict[Source, Records]:
+        """Take records with at most ``room`` messages of ours, and the other records between and after them."""
+        taken: dict[Source, Records] = {}
+        left: dict[Source, Records] = {}
+        for source, read in self._records.items():
+            count = len(read)
+            end = count if count <= room else self._serving.end(source, read, room)
+            if end:
+                taken[source] = read if end == count else read[:end]
+                room -= end if end == count <= room else self._serving.count(source, taken[source])
+            if end < count:
+                left[source] = read[end:]
+        self._records = left
+        return taken

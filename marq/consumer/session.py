@@ -24,7 +24,6 @@ from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.group_reader import Reader
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
-from marq.leases import settlement
 from marq.leases.message import Message
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.queues.tracker_watch import watch_for_tracker
@@ -84,14 +83,10 @@ class ConsumerSession:
             strategy,
             writer,
             settings,
+            cluster,
             transactional=transactional,
             buffer=buffer,
-            clock=cluster.now_s,
-            wall=cluster.wall_s,
-            sleep=cluster.sleep,
-            questions=TrackerQueries(
-                cluster.markers_reader, writer, topics.markers_partitions, cluster.now_s, cluster.sleep
-            ),
+            queries=TrackerQueries(cluster, writer, topics.markers_partitions),
         )
         self.prefetch = self.receiver.prefetch
 
@@ -382,7 +377,7 @@ class MemberSession(ConsumerSession):
     async def wait(self, count: int) -> None:
         """Ask for ``count`` messages, and return when some may be available."""
         buffer = self.buffer
-        self.receiver.acks.flush_soon()
+        self.receiver.writer.flush_soon()
         buffer.call_demand += count
         self.receiver.demand()
         try:
@@ -396,18 +391,19 @@ class MemberSession(ConsumerSession):
             await self.wait(count)
         return messages
 
-    async def hold(self, messages: Sequence[Message], lease_ms: int, *, ends: bool = False) -> None:
+    async def hold(
+        self, messages: Sequence[Message], lease_ms: int, *, ends: bool = False, started: bool = False
+    ) -> None:
         """Lease messages for ``lease_ms`` from now on, and renew them for as long again unless the lease ``ends``.
 
         The lease is durable on return.
         """
-        settlement.hold(messages, lease_ms, self.receiver.renewal, ends=ends)
-        await self.receiver.acks.settled()
+        self.receiver.hold(messages, lease_ms, ends=ends, started=started)
+        await self.receiver.writer.settled()
 
     def detach(self, messages: Sequence[Message]) -> None:
         """Leave messages to the holders of their tokens: their leases are not renewed."""
-        for queue, count in settlement.detach(messages).items():
-            self.receiver.finished(queue, count)
+        self.receiver.detach(messages)
 
     async def end(self, shutdown_s: float, *, release: bool) -> None:
         """Stop and leave the group; after :meth:`hurry` it does not wait for handlers any longer."""

@@ -17,11 +17,12 @@ This is part of step 4 of :mod:`marq.consumer.receiver`. Concurrent callers shar
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 
-from marq.client.background import failure_of
+from marq.client.background import Time, failure_of
 from marq.consumer.prefetch import Prefetch
+from marq.consumer.writer import Listener
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter, marker_records
 from marq.kafka.repeated_warnings import RepeatedWarning
 from marq.leases.message import Message
@@ -37,20 +38,9 @@ RETRY_S = 0.2
 NOTED_AFTER_S = 0.1
 
 
-async def started(messages: list[Message]) -> list[Message]:
-    """Return the messages that user code may see now, in their order.
-
-    Returns all of them without waiting, unless the start of one has to be written first.
-    """
-    for message in messages:
-        if message._held.starts is not None:
-            return await message._held.starts.start(messages)
-    return messages
-
-
 def is_suspect(message: Message) -> bool:
     """Return whether the previous lease of a message has expired: its handler may have ended the process."""
-    return not message._held.at_most_once and expired(message._record.headers) > 0
+    return not message._batch.at_most_once and expired(message._record.headers) > 0
 
 
 def runs_apart(suspect: Message, max_attempts: int) -> bool:
@@ -70,24 +60,21 @@ class _StartBatch:
 
 
 class Starts:
-    """Writes the starts of one consumer's messages; it calls ``failed`` with the error if it cannot go on."""
+    """Writes the starts of one consumer's messages; ``listener`` learns if it cannot go on."""
 
     def __init__(
         self,
         writer: MarkerWriter,
         settings: ReceiverSettings,
         prefetch: Prefetch,
-        *,
-        failed: Callable[[BaseException], None],
-        clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]],
+        time: Time,
+        listener: Listener,
     ) -> None:
         self._writer = writer
         self._settings = settings
         self._prefetch = prefetch
-        self._failed = failed
-        self._clock = clock
-        self._sleep = sleep
+        self._listener = listener
+        self._clock, self._sleep = time.now_s, time.sleep
         #: The batch that is being written, then the one that callers add to.
         self._batches: list[_StartBatch] = []
         self._task: asyncio.Task[None] | None = None
@@ -112,13 +99,22 @@ class Starts:
 
     def _watch_ended(self, task: asyncio.Task[None]) -> None:
         if (error := failure_of(task, stopping=self._stopped)) is not None:
-            self._failed(error)
+            self._listener.fail(error)
 
     def returned(self, messages: Sequence[Message]) -> None:
         """Note that a call returns messages to user code."""
         if self._watches:
             self._returned += messages
             self._prefetch.taken.set()
+
+    async def started(self, messages: list[Message]) -> list[Message]:
+        """Return the messages that user code may see now, in their order.
+
+        Returns all of them without waiting, unless the start of one has to be written first.
+        """
+        if any(message._batch.starts_first for message in messages):
+            return await self.start(messages)
+        return messages
 
     async def start(self, messages: Sequence[Message]) -> list[Message]:
         """Write the starts that must come first, and return all messages that user code may see now.
@@ -242,7 +238,7 @@ class Starts:
         # Each once: during an outage, messages of handlers come again and again.
         late = list(dict.fromkeys([each for each in messages if _lacks_start(each) and is_leased(each, now_s)]))
         for message in late:
-            message._held.note_unconfirmed_start(message._offset)
+            message._batch.note_unconfirmed_start(message._offset)
         try:
             if late:
                 await self._write(late, limit_s)
@@ -255,39 +251,39 @@ class Starts:
 
     async def _write(self, messages: Sequence[Message], limit_s: float) -> None:
         """Write the starts of messages, and note that they are durable."""
-        held = [(message._held, message._offset) for message in messages]
+        started = [(message._batch, message._offset) for message in messages]
         await self._writer.write(list(self._records(messages)), limit_s)
-        for batch, offset in held:
+        for batch, offset in started:
             batch.note_start(offset)
 
     def _records(self, messages: Sequence[Message]) -> Iterator[MarkerRecord]:
         now_s = self._clock()
         groups: dict[tuple[str, int, Source, bool], list[Message]] = {}
         for message in messages:
-            held = message._held
-            groups.setdefault((held.queue, held.holder, held.source, held.at_most_once), []).append(message)
+            batch = message._batch
+            groups.setdefault((batch.queue, batch.holder, batch.source, batch.at_most_once), []).append(message)
         for (queue, holder, source, at_most_once), group in groups.items():
             expiries_s = [message._expiry_s for message in group]
             offsets = sorted({message.offset for message in group})
             # The shortest: longer leases stay as they are, and a longer start would hide the other messages for that
             # time if this process died.
             left_ms = ceil((min(expiries_s) - now_s) * 1000)
-            batch: Dispatch | Renew = Renew(queue, holder, source, offsets, max(left_ms, 0), started=True)
+            marker: Dispatch | Renew = Renew(queue, holder, source, offsets, max(left_ms, 0), started=True)
             if at_most_once:
-                batch = Dispatch(queue, holder, source, offsets, self._settings.lease_of(queue))
-            yield from marker_records(batch, self._settings.markers_partitions, self._settings.limit_bytes)
+                marker = Dispatch(queue, holder, source, offsets, self._settings.lease_of(queue))
+            yield from marker_records(marker, self._settings.markers_partitions, self._settings.limit_bytes)
 
 
 def _lacks_start(message: Message) -> bool:
     """Return whether a message is open, and its attempt would not count if its lease expired."""
-    held, offset = message._held, message._offset
-    return offset in held.open and offset not in held.decided and not held.at_most_once and not held.counts(offset)
+    batch, offset = message._batch, message._offset
+    return offset in batch.open and offset not in batch.decided and not batch.at_most_once and not batch.counts(offset)
 
 
 def _comes_first(message: Message) -> bool:
     """Return whether user code may see a message only when its start is durable."""
-    held = message._held
-    return held.at_most_once or (held.starts is not None and is_suspect(message))
+    batch = message._batch
+    return batch.at_most_once or (batch.starts_first and is_suspect(message))
 
 
 def still_leased(messages: Sequence[Message], now_s: float) -> list[Message]:
@@ -297,9 +293,9 @@ def still_leased(messages: Sequence[Message], now_s: float) -> list[Message]:
     """
     for message in messages:
         if not is_leased(message, now_s):
-            message._held.release(message._offset, 0, counted=False)
+            message._batch.release(message._offset, 0, counted=False)
     return [message for message in messages if is_leased(message, now_s)]
 
 
 def is_leased(message: Message, now_s: float) -> bool:
-    return message._expiry_s > now_s and message.offset in message._held.open
+    return message._expiry_s > now_s and message.offset in message._batch.open

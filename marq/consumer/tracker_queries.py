@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
+from typing import Protocol
 
-from marq.consumer.line_places import Open
-from marq.core.storage.rows import IN_ORDER, State
+from marq.client.background import Time
 from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
 from marq.wire.errors import BrokerUnavailable, CorruptMarker
 from marq.wire.marker_codec import decode
-from marq.wire.markers import BLOCKED_WAIT_MS, Kind, Resume, Resumed, Source, offset_runs
+from marq.wire.markers import Kind, Resume, Resumed, Source, offset_runs
 from marq.wire.markers_partitions import markers_partition
 
 log = logging.getLogger("marq")
@@ -32,22 +32,26 @@ _WRITE_LIMIT_S, _STOP_S = 10.0, 1.0
 _KIND_AT = 3
 
 
+class Brokers(Time, Protocol):
+    """The brokers and their clock, as :class:`marq.backend.cluster.Cluster`."""
+
+    async def markers_reader(self, partitions: Collection[int]) -> MarkersReader:
+        """Return a reader of markers that are written to some partitions from now on."""
+
+
 class TrackerQueries:
     """Sends the questions of one receiver; an outage of trackers is reported once, however many questions it delays."""
 
     def __init__(
         self,
-        open_reader: Callable[[Collection[int]], Awaitable[MarkersReader]],
+        brokers: Brokers,
         writer: MarkerWriter,
         markers_partitions: int,
-        clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]],
     ) -> None:
-        self._open_reader = open_reader
+        self._open_reader = brokers.markers_reader
         self._writer = writer
         self._markers_partitions = markers_partitions
-        self._clock = clock
-        self._sleep = sleep
+        self._clock, self._sleep = brokers.now_s, brokers.sleep
         #: Whether a missing answer, or a broker error, was reported since the last answer.
         self._reported = self._failed = False
 
@@ -128,15 +132,3 @@ def _is_whole(parts: dict[int, Resumed]) -> bool:
 
 def _parts(parts: dict[int, Resumed]) -> list[Resumed]:
     return [parts[left] for left in sorted(parts, reverse=True)]
-
-
-def open_messages(parts: Sequence[Resumed], now_s: float) -> dict[int, Open | None]:
-    """Return the messages in an answer that came at ``now_s``, by offset; None for those that do not keep a place."""
-    found: dict[int, Open | None] = {}
-    for each in parts:
-        for index, (offset, state) in enumerate(zip(each.offsets, each.states, strict=True)):
-            until_s = now_s + each.waits_ms[index] / 1000
-            blocks = each.waits_ms[index] == BLOCKED_WAIT_MS
-            opened = Open(state == State.LEASED_IN_ORDER, each.attempts[index], until_s, each.errors[index], blocks)
-            found[offset] = opened if state in IN_ORDER else None
-    return found

@@ -129,7 +129,7 @@ class QueueBreaker:
 
     def finished(self) -> None:
         """Allow another test message if the current one ended without success or failure."""
-        if self._test is not None and self._test.offset not in self._test._held.open:
+        if self._test is not None and self._test.offset not in self._test._batch.open:
             self._test = None
 
     def succeeded(self, messages: Sequence[Message]) -> None:

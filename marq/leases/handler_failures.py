@@ -46,31 +46,31 @@ def fail(message: Message, error: BaseException, call: HandlerCall | None = None
 
     ``call`` if its handler was called with other messages, too.
     """
-    held, offset = message._held, message._offset
-    if not held.decide(offset):
+    batch, offset = message._batch, message._offset
+    if not batch.decide(offset):
         return None
     call = call or HandlerCall([message])
     if isinstance(error, Reject):
         # A codec's error may quote the value.
         cause = None if isinstance(error, DecodeError) else _cause_of(error)
-        held.reject(offset, _text_and_traceback(message, error.reason, cause, call))
+        batch.reject(offset, _text_and_traceback(message, error.reason, cause, call))
         return after_rejection(message, "could not be decoded" if isinstance(error, DecodeError) else "was rejected")
     if isinstance(error, NoHandler):
         return _release_without_handler(message, error)
-    if held.at_most_once:
+    if batch.at_most_once:
         return _reject_failed(message, error, call)
     if isinstance(error, Retry):
         cause = _cause_of(error)
         delay_ms = BACKOFF if error.delay_ms is None else error.delay_ms
         if cause is None:
-            held.release(offset, delay_ms)
+            batch.release(offset, delay_ms)
             return after_release(message, delay_ms, "ended with Retry")
         return _release_failed(message, delay_ms, cause, call)
     if isinstance(error, INTERRUPTIONS):
         return _release_interrupted(message)
-    policy = None if held.errors is None else held.errors.said_of(error)
+    policy = None if batch.errors is None else batch.errors.said_of(error)
     if isinstance(policy, str):
-        held.reject(offset, _text_and_traceback(message, text_of(error), error, call))
+        batch.reject(offset, _text_and_traceback(message, text_of(error), error, call))
         return after_rejection(message, "failed")
     delay_ms = BACKOFF if policy is None else policy.delay_ms(message.attempt, _seed(message))
     return _release_failed(message, delay_ms, error, call)
@@ -85,9 +85,9 @@ def fail_all(
     """
     consequences: list[tuple[Message, Consequence | None]] = []
     for message in messages:
-        if only_open and message._offset not in message._held.open:
+        if only_open and message._offset not in message._batch.open:
             # Its lease has ended, so there is nothing to release.
-            call.counts(message._held.breaker)
+            call.counts(message._batch.breaker)
             consequences.append((message, None))
         else:
             consequences.append((message, fail(message, error, call)))
@@ -106,11 +106,11 @@ def cancel(messages: Iterable[Message], *, counted: bool) -> None:
     The circuit breaker does not learn of it, because it says nothing about the service that handlers need.
     """
     for message in messages:
-        held, offset = message._held, message._offset
-        if not counted or held.at_most_once:
-            interrupt([message] if offset in held.open else ())
-        elif offset in held.open and held.decide(offset):
-            held.release(offset, BACKOFF, counted=True, error=CANCELLED_BY_OPERATOR)
+        batch, offset = message._batch, message._offset
+        if not counted or batch.at_most_once:
+            interrupt([message] if offset in batch.open else ())
+        elif offset in batch.open and batch.decide(offset):
+            batch.release(offset, BACKOFF, counted=True, error=CANCELLED_BY_OPERATOR)
 
 
 def after_rejection(message: Message, what: str) -> Consequence:
@@ -120,7 +120,7 @@ def after_rejection(message: Message, what: str) -> Consequence:
 
 def after_release(message: Message, delay_ms: int, what: str = "failed", *, counted: bool = True) -> Consequence:
     """Return what follows a release, as the tracker will decide if the queue's settings do not change meanwhile."""
-    attempt, settings = message.attempt, message._held.settings
+    attempt, settings = message.attempt, message._batch.settings
     if is_exhausted(attempt, counted, settings):
         return Consequence(f"{_attempt(message)} {what}, {_end(message)}", final=True)
     wait_ms = release_delay_ms(attempt, counted, delay_ms, settings, _seed(message))
@@ -129,12 +129,12 @@ def after_release(message: Message, delay_ms: int, what: str = "failed", *, coun
 
 
 def _attempt(message: Message) -> str:
-    most = message._held.settings.max_attempts
+    most = message._batch.settings.max_attempts
     return f"attempt {message.attempt}" + ("" if most == UNLIMITED_ATTEMPTS else f" of {most}")
 
 
 def _end(message: Message) -> str:
-    settings = message._held.settings
+    settings = message._batch.settings
     if settings.ordered and settings.on_dead_letter == BLOCK:
         return "blocks its ordering key until an operator acts"
     return "now a dead letter" if settings.dead_letter else "dropped, because dead_letter is false"
@@ -142,7 +142,7 @@ def _end(message: Message) -> str:
 
 def _seed(message: Message) -> bytes:
     """Return the seed that the tracker uses for the queue's own backoff."""
-    return row_key(message._held.queue, message._held.source.log, message._offset)
+    return row_key(message._batch.queue, message._batch.source.log, message._offset)
 
 
 def _cause_of(error: Reject | Retry) -> BaseException | None:
@@ -151,33 +151,33 @@ def _cause_of(error: Reject | Retry) -> BaseException | None:
 
 def _text_and_traceback(message: Message, text: str, error: BaseException | None, call: HandlerCall) -> str:
     """Return the text of a last attempt: only a dead letter shows the traceback, and retries would carry it along."""
-    if error is None or not message._held.settings.tracebacks:
+    if error is None or not message._batch.settings.tracebacks:
         return plain_error(text)
     return with_traceback(text, call.traceback(error))
 
 
 def _release_failed(message: Message, delay_ms: int, error: BaseException, call: HandlerCall) -> Consequence:
-    breaker, counted = message._held.breaker, True
+    breaker, counted = message._batch.breaker, True
     if breaker is not None:
         counted = call.counts(breaker)
         if breaker.pause_left_s:
             delay_ms = max(delay_ms, breaker.delay_ms(message))
     text = text_of(error)
-    if is_exhausted(message.attempt, counted, message._held.settings):
+    if is_exhausted(message.attempt, counted, message._batch.settings):
         text = _text_and_traceback(message, text, error, call)
-    message._held.release(message._offset, delay_ms, counted=counted, error=text)
+    message._batch.release(message._offset, delay_ms, counted=counted, error=text)
     return after_release(message, delay_ms, counted=counted)
 
 
 def _reject_failed(message: Message, error: BaseException, call: HandlerCall) -> Consequence:
     """Dead-letter a message of a queue that delivers at most once, because it must not be redelivered."""
     interrupted = isinstance(error, INTERRUPTIONS)
-    if message._held.breaker is not None and not interrupted:
-        call.counts(message._held.breaker)
+    if message._batch.breaker is not None and not interrupted:
+        call.counts(message._batch.breaker)
     if interrupted:
-        message._held.reject(message._offset, "interrupted: it may have been processed in part")
+        message._batch.reject(message._offset, "interrupted: it may have been processed in part")
         return after_rejection(message, "was interrupted")
-    message._held.reject(message._offset, _text_and_traceback(message, text_of(error), error, call))
+    message._batch.reject(message._offset, _text_and_traceback(message, text_of(error), error, call))
     return after_rejection(message, "failed")
 
 
@@ -185,23 +185,23 @@ def _release_interrupted(message: Message) -> Consequence:
     """Release a message whose handler was cancelled, as by a shutdown; the attempt does not count."""
     counted = uncounted(message._record.headers) >= MAX_UNCOUNTED
     error = f"interrupted, as {MAX_UNCOUNTED} times before" if counted else ""
-    message._held.release(message._offset, 0, counted=counted, error=error)
+    message._batch.release(message._offset, 0, counted=counted, error=error)
     return after_release(message, 0, "was interrupted", counted=counted)
 
 
 def waits_for_handler(message: Message) -> bool:
     """Return whether a message that no handler here is for is released, for other workers, or else dead-lettered."""
-    return uncounted(message._record.headers) < MAX_UNCOUNTED and not message._held.at_most_once
+    return uncounted(message._record.headers) < MAX_UNCOUNTED and not message._batch.at_most_once
 
 
 def _release_without_handler(message: Message, error: NoHandler) -> Consequence:
     """Release a message that no handler here is for, or dead-letter it if that has been so for long."""
-    held, offset = message._held, message._offset
+    batch, offset = message._batch, message._offset
     if not waits_for_handler(message):
-        held.reject(offset, error.text)
+        batch.reject(offset, error.text)
         return after_rejection(message, "has no handler")
     delay_ms = min(1_000 << min(uncounted(message._record.headers), 10), MAX_NO_HANDLER_MS)
-    held.release(offset, delay_ms, counted=False, error=error.text)
+    batch.release(offset, delay_ms, counted=False, error=error.text)
     return after_release(message, delay_ms, "has no handler", counted=False)
 
 

@@ -14,7 +14,7 @@ from marq.client.outcomes import DecodeError, Reject, Retry
 from marq.core.deliveries.dead_letter_records import text_of
 from marq.kafka.records import Row
 from marq.leases import handler_failures, settlement
-from marq.leases.held import HeldBatch
+from marq.leases.held import LeasedBatch
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.hints import Hinted, Unknown, refuse
 from marq.wire.errors import LeaseLost, MarqError
@@ -42,11 +42,11 @@ class Message(Hinted, Generic[T_co]):
     that :meth:`Consumer.run` or a worker called.
     """
 
-    __slots__ = ("_held", "_offset", "_raw", "_value")
+    __slots__ = ("_batch", "_offset", "_raw", "_value")
     _value: Any
 
-    def __init__(self, held: HeldBatch, offset: int, raw: bytes | None) -> None:
-        self._held = held
+    def __init__(self, batch: LeasedBatch, offset: int, raw: bytes | None) -> None:
+        self._batch = batch
         self._offset = offset
         self._raw = raw
 
@@ -57,7 +57,7 @@ class Message(Hinted, Generic[T_co]):
 
     @property
     def queue(self) -> str:
-        return self._held.queue
+        return self._batch.queue
 
     @property
     def value(self) -> T_co:
@@ -66,7 +66,7 @@ class Message(Hinted, Generic[T_co]):
         Raises:
             DecodeError: the codec can't decode it. If a handler lets it propagate, the message is dead-lettered.
         """
-        codec = self._held.codec
+        codec = self._batch.codec
         # The codec comes from the handler's annotation, so the value has that type.
         return (self._raw or b"") if codec is None else self._decoded(codec)  # type: ignore[return-value]
 
@@ -79,7 +79,7 @@ class Message(Hinted, Generic[T_co]):
     def key(self) -> bytes | None:
         """The sender's record key; None if the key only names the queue."""
         record = self._record
-        return dict(record.headers).get(KEY_HEADER, record.key if self._held.own_topic else None)
+        return dict(record.headers).get(KEY_HEADER, record.key if self._batch.own_topic else None)
 
     @property
     def headers(self) -> dict[str, bytes | None]:
@@ -89,7 +89,7 @@ class Message(Hinted, Generic[T_co]):
     @property
     def attempt(self) -> int:
         """The number of this delivery, starting at 1."""
-        return 1 if self._held.records.headers is None else self._origin.attempt
+        return 1 if self._batch.records.headers is None else self._origin.attempt
 
     @property
     def last_error(self) -> str | None:
@@ -122,8 +122,8 @@ class Message(Hinted, Generic[T_co]):
     @property
     def lease_expires_at(self) -> datetime:
         """When the lease ends unless the consumer renews it, by this machine's clock (UTC)."""
-        acks = self._held.acks
-        return datetime.fromtimestamp(acks.wall() + self._expiry_s - acks.clock(), UTC)
+        keeper = self._batch.keeper
+        return datetime.fromtimestamp(keeper.wall_s() + self._expiry_s - keeper.now_s(), UTC)
 
     @property
     def state(self) -> Any:
@@ -131,11 +131,11 @@ class Message(Hinted, Generic[T_co]):
 
         It is None for messages of a :class:`Consumer`.
         """
-        return self._held.acks.state
+        return self._batch.keeper.state
 
     @property
     def partition(self) -> int:
-        return self._held.source.partition
+        return self._batch.source.partition
 
     @property
     def offset(self) -> int:
@@ -144,8 +144,8 @@ class Message(Hinted, Generic[T_co]):
     @property
     def token(self) -> str:
         """A short string that lets another process ack the message: ``await consumer.ack(token)``."""
-        held = self._held
-        return message_token.encode(message_token.Token(held.queue, held.holder, held.source, self._offset))
+        batch = self._batch
+        return message_token.encode(message_token.Token(batch.queue, batch.holder, batch.source, self._offset))
 
     @point("ack")
     async def ack(self, *, wait: bool = True) -> None:
@@ -157,7 +157,7 @@ class Message(Hinted, Generic[T_co]):
         expiry_s = self._expiry_s
         first = settlement.ack(self)
         if wait:
-            await self._held.acks.settled()
+            await self._batch.keeper.settled()
         if first or not wait:
             self._check_lease("ack", expiry_s)
 
@@ -170,7 +170,7 @@ class Message(Hinted, Generic[T_co]):
             MarqError: the queue is an at-most-once queue.
         """
         refuse("release", unknown)
-        if self._held.at_most_once:
+        if self._batch.at_most_once:
             raise MarqError(
                 f"queue {self.queue!r}, message {self.id}: the queue delivers at most once, so a"
                 " delivered message can't be released; reject() makes it a dead letter"
@@ -204,7 +204,7 @@ class Message(Hinted, Generic[T_co]):
             LeaseLost: the lease ended before the renewal was durable.
         """
         refuse("renew", unknown)
-        lease_ms = int(self._held.lease_s * 1000) if seconds is None else duration_ms("seconds", seconds, least_ms=1)
+        lease_ms = int(self._batch.lease_s * 1000) if seconds is None else duration_ms("seconds", seconds, least_ms=1)
         self._check_lease("renew", self._expiry_s)
         settlement.renew(self, lease_ms)
         if wait:
@@ -225,7 +225,7 @@ class Message(Hinted, Generic[T_co]):
         if consequence is not None and consequence.final:
             # The exception itself propagates, except Reject.
             text = error.reason if isinstance(error, Reject) else handler_failures.text_of(error)
-            self._held.acks.failures.write([self], consequence, text)
+            self._batch.keeper.failures.write([self], consequence, text)
         return isinstance(error, Retry | Reject)
 
     def __repr__(self) -> str:
@@ -250,25 +250,25 @@ class Message(Hinted, Generic[T_co]):
 
     @property
     def _record(self) -> Row:
-        return self._held.record(self._offset)
+        return self._batch.record(self._offset)
 
     @property
     def _origin(self) -> Origin:
         record = self._record
-        return origin(self._held.source, record.offset, record.timestamp, record.headers)
+        return origin(self._batch.source, record.offset, record.timestamp, record.headers)
 
     @property
     def _expiry_s(self) -> float:
-        return self._held.expiry_s(self._offset)
+        return self._batch.expiry_s(self._offset)
 
     async def _settled(self, call: str) -> None:
         # A renew moves the expiry; the earlier one counts.
         expiry_s = self._expiry_s
-        await self._held.acks.settled()
+        await self._batch.keeper.settled()
         self._check_lease(call, max(expiry_s, self._expiry_s))
 
     def _check_lease(self, call: str, expiry_s: float) -> None:
-        late_s = self._held.acks.clock() - expiry_s
+        late_s = self._batch.keeper.now_s() - expiry_s
         if late_s >= 0:
             raise LeaseLost(
                 f"queue {self.queue!r}, message {self.id}, attempt {self.attempt}: its lease expired {late_s:.1f} s"

@@ -234,9 +234,9 @@ class Passage:
 
     def _write(self) -> bool:
         """Let outcomes be written now; return whether there were any."""
-        unwritten = [each.acks for each in self._receivers.values() if each.acks.unwritten]
-        for acks in unwritten:
-            acks.flush_soon()
+        unwritten = [receiver.writer for receiver in self._receivers.values() if receiver.writer.unwritten]
+        for writer in unwritten:
+            writer.flush_soon()
         return bool(unwritten)
 
     def _busy(self) -> set[asyncio.Task[Any]]:

@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from marq.client.codecs import Codec, decode
-from marq.consumer.ack_batcher import AckBatcher
 from marq.kafka.records import Records
-from marq.leases.held import HeldBatch
+from marq.leases.held import Keeper, LeasedBatch
 from marq.leases.message import Message
 from marq.wire.markers import Record, Source
 from marq.wire.names import (
@@ -23,7 +22,7 @@ from marq.wire.names import (
 )
 
 #: Placeholder for messages that are never settled.
-_NO_ACK_BATCHER = cast("AckBatcher", None)
+_NO_KEEPER = cast("Keeper", None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +102,7 @@ def _parts(
     own_topic: bool = False,
 ) -> dict[str, Any]:
     """Return the fields of a message as a consumer would see them."""
-    lease = HeldBatch(_NO_ACK_BATCHER, queue, source, 0, Records.of([record]), 0, 0, own_topic=own_topic)
+    lease = LeasedBatch(_NO_KEEPER, queue, source, 0, Records.of([record]), 0, 0, own_topic=own_topic)
     message = Message(lease, record.offset, record.value)
     return {
         "queue": queue,

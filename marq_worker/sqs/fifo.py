@@ -30,11 +30,9 @@ from marq.wire.names import SEQUENCE_HEADER as MARQ_SEQUENCE_HEADER
 from marq.wire.record_headers import sequence_text
 from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.errors import SqsError
-from marq_worker.sqs.lease_lookup import LeaseLookup
 from marq_worker.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.sqs.peers import Peers
-from marq_worker.sqs.polled_consumer import PolledConsumer, TokenSettler
-from marq_worker.sqs.polled_in_order import PolledInOrder, own_headers
+from marq_worker.sqs.polling import LeaseLookup, PolledConsumer, PolledInOrder, TokenSettler, own_headers
 from marq_worker.sqs.receiving import Delivery, QueueReceiver
 from marq_worker.sqs.settling import DeliveryHandle
 

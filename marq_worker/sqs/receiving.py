@@ -28,7 +28,7 @@ from marq.wire.errors import MarqError
 from marq_worker.sqs.deleted_messages import DeletedMessages
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.peers import Peers
-from marq_worker.sqs.polled_consumer import PolledConsumer, TokenSettler, described
+from marq_worker.sqs.polling import PolledConsumer, TokenSettler, described
 
 log = logging.getLogger("marq.sqs")
 

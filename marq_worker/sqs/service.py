@@ -28,7 +28,6 @@ from marq_worker.sqs.counts import QueueCounts
 from marq_worker.sqs.dead_letters import DeadLetterSender
 from marq_worker.sqs.fifo import FifoReceiver, Outcomes
 from marq_worker.sqs.handles import Handles
-from marq_worker.sqs.lease_lookup import LeaseLookup
 from marq_worker.sqs.message_ids import MessageIds
 from marq_worker.sqs.message_limits import MAX_MESSAGE_BYTES
 from marq_worker.sqs.message_operations import MessageOperations
@@ -36,7 +35,7 @@ from marq_worker.sqs.move_operations import MoveOperations
 from marq_worker.sqs.moving import Mover
 from marq_worker.sqs.operations import Operations
 from marq_worker.sqs.peers import Peers
-from marq_worker.sqs.polled_consumer import TokenSettler
+from marq_worker.sqs.polling import LeaseLookup, TokenSettler
 from marq_worker.sqs.queue_operations import QueueOperations
 from marq_worker.sqs.receive_limits import OldMessages, ReceiveLimits
 from marq_worker.sqs.receiving import QueueReceiver, Receivers

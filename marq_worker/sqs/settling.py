@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from marq.client.message_token import Token
 from marq_worker.sqs.characters import is_fifo
-from marq_worker.sqs.polled_consumer import TokenSettler
+from marq_worker.sqs.polling import TokenSettler
 
 
 class DeliveryHandle(Protocol):

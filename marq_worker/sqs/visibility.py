@@ -15,7 +15,7 @@ from marq.client.message_token import Token
 from marq.wire.errors import BrokerUnavailable
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.handles import Handle
-from marq_worker.sqs.lease_lookup import LeaseLookup
+from marq_worker.sqs.polling import LeaseLookup
 
 log = logging.getLogger("marq.sqs")
 

@@ -12,7 +12,7 @@ import marq
 from marq.settings.client import ClientSettings
 from marq.testing import Broker
 from marq_worker.broker.embedded import EmbeddedBroker
-from marq_worker.sqs.polled_consumer import TokenSettler
+from marq_worker.sqs.polling import TokenSettler
 from tests.conformance.backend import QUEUES, Backend, KafkaBackend, MemoryBackend, settings
 from tests.worker.conftest import pytest_runtest_makereport
 from tests.worker.harness import Namespace, Worker

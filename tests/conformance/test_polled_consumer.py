@@ -10,7 +10,7 @@ import marq
 from marq.client import message_token
 from marq.client.message_token import Token
 from marq.wire.markers import Acquire, Renew, Source
-from marq_worker.sqs.polled_consumer import MAX_SHORTFALL_S, PolledConsumer, TokenSettler
+from marq_worker.sqs.polling import MAX_SHORTFALL_S, PolledConsumer, TokenSettler
 from tests.conformance.backend import LIMIT_S
 
 LEASE_S = 2

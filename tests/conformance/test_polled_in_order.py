@@ -12,8 +12,7 @@ from marq.client import message_token
 from marq.client.message_token import Token
 from marq.settings.client import ClientSettings
 from marq.wire.markers import Acquire, Release, Renew
-from marq_worker.sqs.lease_lookup import LeaseLookup
-from marq_worker.sqs.polled_in_order import PolledInOrder
+from marq_worker.sqs.polling import LeaseLookup, PolledInOrder
 from tests.conformance.backend import LIMIT_S, Backend
 
 LONG_MS = 36_000_000

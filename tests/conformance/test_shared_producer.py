@@ -6,7 +6,7 @@ import asyncio
 
 import marq
 from marq.producer.shared import SharedProducer
-from marq_worker.sqs.polled_consumer import PolledConsumer
+from marq_worker.sqs.polling import PolledConsumer
 from tests.conformance.backend import LIMIT_S
 
 

@@ -65,7 +65,7 @@ class Consumer(Actor):
     def _start(self) -> None:
         self.session.start()
         [buffer] = self.session.prefetch.distinct
-        self.session.add(HandlerTasks(buffer, self.receiver.acks, Handlers(self).handle, self._concurrency))
+        self.session.add(HandlerTasks(buffer, self.receiver, Handlers(self).handle, self._concurrency))
         self._background = [asyncio.create_task(each) for each in (self._follow_group(), self._follow_definitions())]
 
     def suffers(self) -> bool:

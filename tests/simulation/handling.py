@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.proof import history
 from marq.client.outcomes import Reject, Retry
-from marq.consumer.one_per_key import line_keys
+from marq.consumer.ordering import ordering_keys
 from marq.kafka.records import Records
 from marq.leases import settlement
 from marq.leases.message import Message
@@ -34,7 +34,7 @@ class Handlers:
         self._running: dict[Message, None] = {}
 
     async def handle(self, message: Message) -> None:
-        if message._held.lines is None:
+        if not message._batch.in_order:
             await self._handle(message)
             return
         self._check_line(message)
@@ -47,9 +47,10 @@ class Handlers:
     def _check_line(self, message: Message) -> None:
         """Check that no other message of its line is in flight in this consumer."""
         for other in self._running:
-            held = other._held
+            held, keys = other._batch, self._consumer.receiver.ordering._of(other._batch)
             # A late ack of an earlier attempt may have ended the other message.
-            same = held.lines is message._held.lines and other.offset in held.lines._places
+            same = keys is self._consumer.receiver.ordering._of(message._batch) and keys is not None
+            same = same and other.offset in keys._retries
             same = same and _line_of(other) == _line_of(message)
             if same and other.offset in held.open and other.offset not in held.decided and not self._world.blind:
                 # Not raised here: the library would take it for the handler's exception.
@@ -58,7 +59,7 @@ class Handlers:
 
     async def _handle(self, message: Message) -> None:
         consumer, world, rng = self._consumer, self._world, self._world.rng
-        held, row, queue = message._held, message._record, message.queue
+        held, row, queue = message._batch, message._record, message.queue
         name, log = history.name_of(held.source, message.offset), world.markers_of(held.source)
         world.history.add(
             consumer.name, "ok", "deliver", group=consumer.group.kafka_name,
@@ -91,13 +92,13 @@ class Handlers:
                 world.history.add(consumer.name, "ok", "hang", queue=queue, record=name)
             stubborn = rng.random() < 0.8
             await self._work(message, rng.randint(0, lease_ms), stubborn=stubborn)
-            if rng.random() < world.renew_share and message.offset in message._held.open:
+            if rng.random() < world.renew_share and message.offset in message._batch.open:
                 # Also for longer than the library does: an earlier RENEW that comes late does not shorten the lease.
                 await self._renew(message, lease_ms * (1 if message.offset % 3 else 3))
             await self._work(message, rng.randint(0, 2 * lease_ms), stubborn=stubborn)
         else:
             await self._work(message, rng.randint(0, 60))
-        if message.offset in message._held.decided:
+        if message.offset in message._batch.decided:
             # The consumer was stopped, and has released it.
             return
         if rng.random() < 0.5:
@@ -116,11 +117,11 @@ class Handlers:
             try:
                 await asyncio.sleep(left_s)
             except asyncio.CancelledError:
-                if message.offset in message._held.open:
+                if message.offset in message._batch.open:
                     # The consumer is stopped, and settles the message.
                     self._tell_failed(message)
                     raise
-                if not stubborn or message._held.at_most_once:
+                if not stubborn or message._batch.at_most_once:
                     raise
                 if self._world.faults.forgotten:
                     # In a task of its own, or messages would wait for the handler until they can't be renewed.
@@ -129,7 +130,7 @@ class Handlers:
 
     async def _end_late(self, message: Message, end_s: float) -> None:
         await asyncio.sleep(end_s - self._consumer.loop.time())
-        if message.offset not in message._held.decided:
+        if message.offset not in message._batch.decided:
             await self._ack(message)
 
     async def _renew(self, message: Message, lease_ms: int) -> None:
@@ -144,8 +145,8 @@ class Handlers:
         delay_ms = rng.choice([0, 0, rng.randint(1, 400), None])
         delay_s = None if delay_ms is None else delay_ms / 1000
         world.stats["released"] += 1
-        how = 1.0 if message._held.at_most_once else rng.random()
-        if how < 0.3 and message._held.decide(message.offset):
+        how = 1.0 if message._batch.at_most_once else rng.random()
+        if how < 0.3 and message._batch.decide(message.offset):
             # As the library does with messages that no handler has seen.
             settlement.put_back([message], delay_ms or 0)
             self._tell_later("release", message)
@@ -182,13 +183,13 @@ class Handlers:
 
     def _tell_failed(self, message: Message) -> None:
         """Note what the library makes of an exception."""
-        self._tell_later("reject" if message._held.at_most_once else "release", message)
+        self._tell_later("reject" if message._batch.at_most_once else "release", message)
 
     def _tell_later(self, op: str, message: Message) -> None:
         """Note an outcome that follows from how the handler ends, and when it is durable."""
         began_ms = self._note("invoke", op, message)
         # If its lease was over, there may be nothing to release.
-        known = op == "ack" or message.offset in message._held.open
+        known = op == "ack" or message.offset in message._batch.open
         self._keep(self._told(op, message, began_ms, message._expiry_s, known))
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
@@ -198,7 +199,7 @@ class Handlers:
 
     async def _told(self, op: str, message: Message, began_ms: int, expiry_s: float, known: bool) -> None:
         try:
-            await message._held.acks.settled()
+            await message._batch.keeper.settled()
         except BrokerUnavailable:
             known = False
         lost = {"lost": [message.offset]} if op == "ack" and self._consumer.loop.time() >= expiry_s else {}
@@ -206,7 +207,7 @@ class Handlers:
 
     def _note(self, type_: str, op: str, message: Message, began_ms: int | None = None, **fields: Any) -> int:
         """Note an operation, and how long it took since ``began_ms``; return the current time."""
-        held, now_ms = message._held, self._consumer.monotonic_ms()
+        held, now_ms = message._batch, self._consumer.monotonic_ms()
         if began_ms is not None:
             fields["took_ms"] = now_ms - began_ms
         self._consumer.note(type_, op, held.holder, held.queue, held.source, [message.offset], **fields)
@@ -219,6 +220,6 @@ def _violate(violation: Violation) -> None:
 
 def _line_of(message: Message) -> bytes | int:
     """Return the ordering key of a message, or its offset without one."""
-    held = message._held
-    [key] = line_keys(Records.of([held.record(message.offset)]), own_topic=held.own_topic)
+    held = message._batch
+    [key] = ordering_keys(Records.of([held.record(message.offset)]), own_topic=held.own_topic)
     return message.offset if key is None else key

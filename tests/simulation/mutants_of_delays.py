@@ -12,7 +12,7 @@ _TRACKER, _RESTORATION, _FIRES = (
     _CORE + "storage.image_from_rows",
     _CORE + "redeliver_or_dead_letter",
 )
-_ACQUISITION, _DELAYING = "marq.consumer.acquisition", _SIMULATION + "delaying"
+_ACQUISITION, _DELAYING = "marq.consumer.acquire", _SIMULATION + "delaying"
 
 DELAY_MUTANTS: tuple[Mutant, ...] = (
     # --- delay --------------------------------------------------------------------------------------------------------

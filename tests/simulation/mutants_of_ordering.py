@@ -5,8 +5,7 @@ from __future__ import annotations
 from tests.simulation.mutant import ORDERING, Mutant, mutant
 
 _CONSUMER, _CORE = "marq.consumer.", "marq.core."
-_LINES, _LINE_ORDER = _CONSUMER + "one_per_key", _CONSUMER + "line_links"
-_ORDERING, _ACK_BATCHER = _CONSUMER + "ordered_receiving", _CONSUMER + "ack_batcher"
+_ORDERING, _WRITER = _CONSUMER + "ordering", _CONSUMER + "writer"
 _LEASES, _DUE_INDEX, _TRANSITIONS = _CORE + "lease_book", _CORE + "due_index", _CORE + "transitions"
 _POSITIONS = "marq.kafka.queue_positions"
 
@@ -15,19 +14,19 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         ORDERING,
         "the next message is delivered before the outcome of the previous one is durable",
-        _ACK_BATCHER,
+        _WRITER,
         "order concurrent",
+        ("            self._listener.settled(outcomes.ended)\n", "            pass\n"),
         (
-            "        self._extend(renewals, now_s)\n        _settle(settled)\n",
-            "        self._extend(renewals, now_s)\n",
+            "        records, pause_s = self._records(",
+            "        self._listener.settled(outcomes.ended)\n        records, pause_s = self._records(",
         ),
-        ("        pause_s = FIRST", "        _settle(settled)\n        pause_s = FIRST"),
         marker_slow=0.5,
     ),
     mutant(
         ORDERING,
         "all messages with the same key are delivered at once",
-        _LINE_ORDER,
+        _ORDERING,
         "order exclusion concurrent",
         (
             "            if previous is None:\n                firsts.append(offset)\n",
@@ -38,16 +37,19 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         ORDERING,
         "a release ends a message",
-        _LINES,
+        _ORDERING,
         "order lost not-drained stuck",
-        ("                self._released(each)\n", "                self._end([each.offset])\n"),
+        (
+            "                self._is_lost(batch, release.offset, now_s)\n",
+            "                self._end([release.offset], now_s)\n",
+        ),
     ),
     mutant(
         ORDERING,
         "the lines of a former assignment go on",
-        _ORDERING,
-        "order exclusion attempts unexplained concurrent",
-        ("            lines.active = False\n", "            pass\n"),
+        _CONSUMER + "receiver",
+        "order exclusion attempts unexplained concurrent stuck",
+        ("        self.ordering.give_up()\n", "        pass\n"),
     ),
     # --- a new reader -------------------------------------------------------------------------------------------------
     mutant(
@@ -55,42 +57,45 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
         "open messages in an answer are mistaken for new ones",
         _ORDERING,
         "order exclusion attempts unexplained",
-        ("parts[0].acquired, opened, own_topic", "(), {}, own_topic"),
+        ("holder, parts[0].acquired, opened)", "holder, (), {})"),
     ),
     mutant(
         ORDERING,
         "finished messages that are read again are taken for new ones",
         _ORDERING,
         "order attempts unexplained",
-        ("parts[0].acquired, opened, own_topic", "(), opened, own_topic"),
+        ("holder, parts[0].acquired, opened)", "holder, (), opened)"),
     ),
     mutant(
         ORDERING,
         "open messages in an answer are taken for finished ones",
         _ORDERING,
         "lost not-drained stuck order",
-        ("parts[0].acquired, opened, own_topic", "parts[0].acquired, {}, own_topic"),
+        ("holder, parts[0].acquired, opened)", "holder, parts[0].acquired, {})"),
     ),
     mutant(
         ORDERING,
         "a reader does not wait for the lease of another holder",
-        _LINES,
+        _ORDERING,
         "exclusion",
-        ("opened.until_s, True, opened.leased\n", "0.0, False, False\n"),
+        (
+            "(row.offset, None)) is not None:\n                self._ask_later(retry, message, now_s)\n",
+            "(row.offset, None)) is not None:\n                retry.asks = False\n",
+        ),
     ),
     mutant(
         ORDERING,
         "a reader asks about another holder's lease, and does not wait for its end",
-        _LINES,
+        _ORDERING,
         "exclusion",
-        ("        elif left_s > 0:\n", "        elif False:\n"),
+        ("        waits = message.until_s > now_s\n", "        waits = False\n"),
     ),
     mutant(
         ORDERING,
         "the holder of ordered messages is random",
         _ORDERING,
         "order exclusion stuck lost not-drained attempts",
-        ("ordered_holder(parts[0].asked_at, self._new_holder())", "self._new_holder()"),
+        ("ordered_holder(parts[0].asked_at, random)", "random"),
     ),
     mutant(
         ORDERING,
@@ -106,19 +111,19 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         ORDERING,
         "the end of what was read is committed instead of the lowest open message",
-        _LINES,
+        _ORDERING,
         "lost not-drained stuck no-copy order",
-        ("        return min(next(iter(self._values), end), end)\n", "        return end\n"),
+        ("        return next(iter(self._values), inf)\n", "        return inf\n"),
     ),
     # --- attempts -----------------------------------------------------------------------------------------------------
     mutant(
         ORDERING,
         "a lease that has ended does not count as an attempt",
-        _LINES,
-        "attempts",
+        _ORDERING,
+        "attempts unexplained",
         (
-            "            self._attempt(place, used + 1, error, expired=True)\n",
-            "            self._attempt(place, max(1, used), error, expired=True)\n",
+            "            self._attempt(retry, used + 1, error, cause=Cause.EXPIRED)\n",
+            "            self._attempt(retry, max(1, used), error, cause=Cause.EXPIRED)\n",
         ),
     ),
     # --- the tracker --------------------------------------------------------------------------------------------------

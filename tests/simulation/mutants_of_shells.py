@@ -29,13 +29,12 @@ from tests.simulation.mutant import (
 
 _SIMULATION = "tests.simulation."
 _READING, _OWNER = _SIMULATION + "reading", _SIMULATION + "tracker"
-_DELIVERIES = "marq.consumer.deliveries"
 _ENGINE = "marq.owner.engine"
 _STARTING, _GROUP = _SIMULATION + "starting", _SIMULATION + "group"
-_RECEIVER, _RENEWAL = "marq.consumer.receiver", "marq.consumer.renewal"
-_ACK_BATCHER, _STARTS = "marq.consumer.ack_batcher", "marq.consumer.starts"
+_RECEIVER, _HELD = "marq.consumer.receiver", "marq.leases.held"
+_WRITER_LOOP, _STARTS = "marq.consumer.writer", "marq.consumer.starts"
 _HANDLER_POOL = "marq.consumer.handler_pool"
-_ACQUISITION, _STRATEGIES = "marq.consumer.acquisition", "marq.kafka.acquire_strategies"
+_ACQUISITION, _STRATEGIES = "marq.consumer.acquire", "marq.kafka.acquire_strategies"
 _WRITING, _TABLE = _SIMULATION + "writing", _SIMULATION + "table"
 
 SHELL_MUTANTS = (
@@ -46,10 +45,10 @@ SHELL_MUTANTS = (
         _RECEIVER,
         "lost not-drained",
         (
-            "                await taking.strategy.acquire(taking.markers, taking.limit_s)\n",
+            "                await batch.strategy.acquire(batch.markers, batch.limit_s)\n",
             (
-                "                await self._reader.commit(taking.offsets)\n"
-                "                await taking.strategy.acquire(taking.markers, taking.limit_s)\n"
+                "                await self._reader.commit(batch.offsets)\n"
+                "                await batch.strategy.acquire(batch.markers, batch.limit_s)\n"
             ),
         ),
     ),
@@ -203,9 +202,9 @@ SHELL_MUTANTS = (
     mutant(
         LEASE_LOST,
         "a lease is counted from the delivery of its messages",
-        _DELIVERIES,
+        _RECEIVER,
         "lease-not-noticed",
-        ("holder, records, sent_s, lease_s,", "holder, records, self._clock(), lease_s,"),
+        ("records, sent_s, taken.lease_ms / 1000", "records, self._now_s(), taken.lease_ms / 1000"),
         acquire_slow=0.5,
         renew_slow=0.4,
         forgotten=0.5,
@@ -213,9 +212,9 @@ SHELL_MUTANTS = (
     mutant(
         LEASE_LOST,
         "a lease is counted by the settings at the moment of handing out",
-        _DELIVERIES,
-        "lease-not-noticed",
-        ("acquisition.source, acquisition.lease_ms / 1000", "acquisition.source, settings.lease_of(queue) / 1000"),
+        _RECEIVER,
+        "lease-not-noticed unexplained",
+        ("sent_s, taken.lease_ms / 1000, codec", "sent_s, settings.lease_of(taken.queue) / 1000, codec"),
         settings_every_ms=100.0,
         acquire_slow=0.5,
         renew_slow=0.5,
@@ -224,7 +223,7 @@ SHELL_MUTANTS = (
     mutant(
         LEASE_LOST,
         "a RENEW that failed keeps the lease",
-        _RENEWAL,
+        _WRITER_LOOP,
         "lease-not-noticed",
         ("len(shares), error)\n            return False\n", "len(shares), error)\n"),
         renew_failed=0.5,
@@ -233,9 +232,9 @@ SHELL_MUTANTS = (
     mutant(
         LEASE_LOST,
         "a RENEW that came too late revives the lease",
-        _RENEWAL,
+        _HELD,
         "lease-not-noticed",
-        ("            if done_s < lease.expires_s:\n", "            if True:\n"),
+        ("            if done_s < batch.expires_s:\n", "            if True:\n"),
         renew_slow=0.5,
         renew_failed=0.6,
         slow_commit=0.8,
@@ -247,8 +246,8 @@ SHELL_MUTANTS = (
         _HANDLER_POOL,
         "dispatched",
         (
-            ("                    if not await held.starts.start([message]):\n                        continue\n"),
-            "                    asyncio.ensure_future(held.starts.start([message]))\n",
+            ("                    if not await starts.start([message]):\n                        continue\n"),
+            "                    asyncio.ensure_future(starts.start([message]))\n",
         ),
     ),
     mutant(
@@ -283,7 +282,7 @@ SHELL_MUTANTS = (
         "the attempts of prefetched messages count",
         _ACQUISITION,
         "blamed",
-        ("            counted or not settings.prefetch,\n", "            True,\n"),
+        ("            counted or not (settings.prefetch or keys is not None),\n", "            True,\n"),
         killer=1.0,
     ),
     mutant(
@@ -299,7 +298,7 @@ SHELL_MUTANTS = (
         "a suspect is handled before its start is durable",
         _STARTS,
         "unblamed",
-        ("return held.at_most_once or (held.starts is not None and is_suspect(message))", "return held.at_most_once"),
+        ("return batch.at_most_once or (batch.starts_first and is_suspect(message))", "return batch.at_most_once"),
         killer=1.0,
     ),
     mutant(
@@ -335,14 +334,14 @@ SHELL_MUTANTS = (
     mutant(
         TIME,
         "leases are not renewed",
-        _RENEWAL,
+        _HELD,
         "unexplained",
         ("            if not early and now_s", "            if False and now_s"),
     ),
     mutant(
         MARKER_FIRST,
         "an outcome that was not written is confirmed",
-        _ACK_BATCHER,
+        _WRITER_LOOP,
         "not-durable",
         ("            await asyncio.sleep(pause_s)\n", "            break\n"),
     ),
@@ -459,12 +458,12 @@ SHELL_MUTANTS = (
         _RECEIVER,
         "delivered-twice not-open lost from-nowhere not-drained",
         (
-            "                await self._commit(taking)\n",
+            "                await self._commit(batch)\n",
             (
-                "                if type(taking.strategy).__name__ == 'Transactional':\n"
-                "                    self.deliveries.deliver(taking, sent_s)\n"
-                "                    taking = taking._replace(acquisitions=[])\n"
-                "                await self._commit(taking)\n"
+                "                if type(batch.strategy).__name__ == 'Transactional':\n"
+                "                    self._deliver_acquired(batch, sent_s)\n"
+                "                    batch = batch._replace(acquisitions=[])\n"
+                "                await self._commit(batch)\n"
             ),
         ),
     ),

@@ -7,12 +7,12 @@ from tests.simulation.mutant import SUBSCRIPTIONS, Mutant, mutant
 _CORE, _STORAGE = "marq.core.", "marq.core.storage."
 _LEASES, _REPLIES = _CORE + "lease_book", _CORE + "request_answers"
 _ROWS, _RESTORATION = _STORAGE + "rows", _STORAGE + "image_from_rows"
-_ACK_BATCHER = "marq.consumer.ack_batcher"
+_HELD = "marq.leases.held"
 _DELAYING, _WRITING = "tests.simulation.delaying", "tests.simulation.writing"
 
 #: Acknowledges messages of an own topic without their queue, as only those of the messages topic may be.
 _NO_QUEUE = (
-    "        alone = leases[0].queue if len({lease.queue for lease in leases}) == 1 else queue\n",
+    "        alone = batches[0].queue if len({batch.queue for batch in batches}) == 1 else queue\n",
     '        alone = ""\n',
 )
 
@@ -57,14 +57,14 @@ SUBSCRIPTION_MUTANTS: tuple[Mutant, ...] = (
         {
             _LEASES: (("offset not in shared or opened.leases[offset].holder == batch.holder", "True"),),
             # Marq's own consumers name the queue there.
-            _ACK_BATCHER: (_NO_QUEUE,),
+            _HELD: (_NO_QUEUE,),
         },
         frozenset({"book-differs", "from-nowhere"}),
     ),
     mutant(
         SUBSCRIPTIONS,
         "consumers acknowledge messages of an own topic without their queue",
-        _ACK_BATCHER,
+        _HELD,
         "lost not-drained from-nowhere",
         _NO_QUEUE,
     ),

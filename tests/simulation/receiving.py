@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from marq.consumer import acquisition
-from marq.consumer.cycles import Taking
+from marq.consumer import acquire
+from marq.consumer.ordering import Steps
 from marq.consumer.prefetch import PrefetchBuffer
-from marq.consumer.receiver import Receiver
+from marq.consumer.receiver import AcquireBatch, Receiver
 from marq.consumer.session import ConsumerSession
 from marq.consumer.tracker_queries import TrackerQueries
 from marq.kafka.acquire_strategies import AcquireStrategy, MarkerFirst, Transactional
@@ -54,18 +54,19 @@ class SimulatedReceiver(Receiver):
             transactional if transactional is not None and consumer.starting.always else strategy,
             writer,
             settings,
+            brokers := _Brokers(consumer),
             transactional=transactional,
             buffer=PrefetchBuffer(consumer.name),
-            clock=consumer.loop.time,
-            wall=lambda: consumer.wall_ms() / 1000,
             new_holder=lambda: world.rng.getrandbits(64),
-            questions=TrackerQueries(
-                partial(open_reader, consumer), writer, len(world.markers), consumer.loop.time, asyncio.sleep
-            ),
+            queries=TrackerQueries(brokers, writer, len(world.markers)),
         )
         self._consumer = consumer
         # Records with the headers of another attempt fit in the markers topic.
-        self.ordering._settings = replace(settings, limit_bytes=room_for_markers(settings.limit_bytes))
+        self._settings_again = replace(settings, limit_bytes=room_for_markers(settings.limit_bytes))
+
+    def _acquire_again(self, steps: Steps) -> None:
+        self._settings = self._settings_again
+        super()._acquire_again(steps)
 
     def suspects_run_at_once(self) -> None:
         """Let no suspect wait for others, or for its start, in worlds in which handlers hang."""
@@ -75,20 +76,21 @@ class SimulatedReceiver(Receiver):
 
         add = self.prefetch.add_suspects
         self.starts.start = at_once  # type: ignore[method-assign]
-        self.prefetch.add_suspects = lambda suspects: add([(each, False) for each, _ in suspects])  # type: ignore[method-assign]
+        self.starts.started = at_once  # type: ignore[method-assign]
+        self.prefetch.add_suspects = lambda suspects: add([(message, False) for message, _ in suspects])  # type: ignore[method-assign]
 
     @property
     def busy(self) -> bool:
         """Whether it has messages, or outcomes to write."""
         waiting = self._fetched or self._fetched.held
-        return bool(self.prefetch.in_flight or self.acks.unwritten or self._cycles or waiting)
+        return bool(self.prefetch.in_flight or self.writer.unwritten or self._cycles or waiting)
 
     def fail(self, error: BaseException) -> None:
         """End the world, because nothing that happens in it may end a receiver."""
         raise error
 
     async def _cycle(
-        self, records: Mapping[Source, Records], taking: Taking, assignment: int, before: asyncio.Task[bool] | None
+        self, records: Mapping[Source, Records], batch: AcquireBatch, assignment: int, before: asyncio.Task[bool] | None
     ) -> bool:
         consumer, holder, began_ms = self._consumer, self._holder, self._consumer.monotonic_ms()
         taken = {
@@ -97,7 +99,7 @@ class SimulatedReceiver(Receiver):
             for queue, own in self._serving.own(source, read)
         }
         if not records:
-            taken = {(each.queue, each.source): list(each.offsets) for each in taking.acquisitions}
+            taken = {(each.queue, each.source): list(each.offsets) for each in batch.acquisitions}
 
         def note(type_: str, **fields: int) -> None:
             """Note how a cycle begins or ends: from the ACQUIRE to the commit."""
@@ -106,9 +108,9 @@ class SimulatedReceiver(Receiver):
                     consumer.note(type_, "commit", holder, queue, source, offsets, **fields)
 
         note("invoke")
-        delivered = await super()._cycle(records, taking, assignment, before)
+        delivered = await super()._cycle(records, batch, assignment, before)
         if delivered:
-            delayed = sum(len(each.taken) - len(each.messages) for each in taking.acquisitions)
+            delayed = sum(len(each.taken) - len(each.messages) for each in batch.acquisitions)
             consumer.world.stats["delayed_by_header"] += delayed
             # No handler has seen any of them yet.
             note("ok", took_ms=consumer.monotonic_ms() - began_ms)
@@ -117,7 +119,7 @@ class SimulatedReceiver(Receiver):
             consumer.world.stats["acquire_not_certain" if consumer.starting is None else "start_not_certain"] += 1
         return delivered
 
-    def _take(self, records: Mapping[Source, Records]) -> Taking:
+    def _batch_of(self, records: Mapping[Source, Records]) -> AcquireBatch:
         rows = [row for read in records.values() for row in read]
         largest = max(payload_bytes(Payload(0, 1, row.key, row.headers, row.value)) for row in rows)
         world = self._consumer.world
@@ -127,9 +129,19 @@ class SimulatedReceiver(Receiver):
         else:
             # The number of headers takes two bytes, even if it is 0.
             room = (room_for_markers(largest) + 2) * world.rng.choice(ROOMS)
-        fixed = FRAME_BYTES + acquisition._HEAD_BYTES + acquisition._ADDED_BYTES
+        fixed = FRAME_BYTES + acquire._HEAD_BYTES + acquire._ADDED_BYTES
         self._settings = replace(self._settings, limit_bytes=fixed + room)
-        return super()._take(records)
+        return super()._batch_of(records)
+
+
+class _Brokers:
+    """The clocks of a consumer's process, and its readers of markers."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.now_s = consumer.loop.time
+        self.wall_s = lambda: consumer.wall_ms() / 1000
+        self.sleep = asyncio.sleep
+        self.markers_reader = partial(open_reader, consumer)
 
 
 class Session(ConsumerSession):

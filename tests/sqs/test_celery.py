@@ -18,7 +18,7 @@ import pytest
 
 from lab.program import Program, stop_all
 from marq_worker.sqs.handles import Handles
-from marq_worker.sqs.polled_consumer import MAX_SHORTFALL, MAX_SHORTFALL_S
+from marq_worker.sqs.polling import MAX_SHORTFALL, MAX_SHORTFALL_S
 from tests.sqs import environments
 from tests.worker.harness import Worker, eventually
 

@@ -13,7 +13,7 @@ from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import Source
 from marq_worker.broker.embedded import EmbeddedBroker
-from marq_worker.sqs.lease_lookup import LeaseLookup
+from marq_worker.sqs.polling import LeaseLookup
 from tests.worker.harness import Worker, eventually, take
 
 LIMIT_S = 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -62,6 +63,13 @@ class Clock:
                 first[1].set_result(None)
                 await spin()
         self.now_s = end_s
+
+
+class Times:
+    """The clocks of a process whose monotonic one the test sets."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.now_s, self.wall_s, self.sleep = clock, time.time, clock.sleep
 
 
 @dataclass
@@ -230,17 +238,13 @@ class Rig:
 
     def work(self, handler: Callable[[Any], Any], concurrency: int = 1, queue: str = "q") -> HandlerTasks:
         """Start workers of a handler that takes one message."""
-        return self._started(
-            HandlerTasks(self.receiver.prefetch.buffers[queue], self.receiver.acks, handler, concurrency)
-        )
+        return self._started(HandlerTasks(self.receiver.prefetch.buffers[queue], self.receiver, handler, concurrency))
 
     def work_on_batches(
         self, handler: Callable[[Any], Any], concurrency: int = 1, max_messages: int = 100, most: int = 1_000
     ) -> BatchHandlerTasks:
         """Start workers of a handler that takes lists of messages."""
-        return self._started(
-            BatchHandlerTasks(self.buffer, self.receiver.acks, handler, concurrency, max_messages, most)
-        )
+        return self._started(BatchHandlerTasks(self.buffer, self.receiver, handler, concurrency, max_messages, most))
 
     def _started(self, pool: AnyPool) -> AnyPool:
         pool.start()
@@ -249,7 +253,7 @@ class Rig:
 
     async def settled(self) -> None:
         """Return when all outcomes are written that were decided so far."""
-        await self.receiver.acks.settled()
+        await self.receiver.writer.settled()
 
     async def take(self, count: int, queue: str = "q") -> list[Message]:
         """Take messages, as a waiting call does."""
@@ -285,9 +289,8 @@ def rig(queues: Sequence[str] = ("q",), leases_ms: Mapping[str, int] | None = No
         MarkerFirst(acquirer, reader),
         settler,
         ReceiverSettings(**settings),
+        Times(clock),
         transactional=MarkerFirst(once, reader),
-        clock=clock,
-        sleep=clock.sleep,
         new_holder=lambda: next(holders),
     )
     return Rig(receiver, reader, acquirer, settler, clock, once)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from marq.consumer.starts import started
 from marq.kafka.marker_writer import MarkerRecord
 from marq.leases.message import Message
 from marq.settings.queue import AT_LEAST_ONCE, AT_MOST_ONCE, QueueSettings
@@ -64,7 +63,7 @@ async def test_what_is_delivered_at_most_once_is_acquired_and_committed_in_one(m
     rig = make_rig(queue=lambda _: QueueSettings(delivery=AT_MOST_ONCE))
     rig.reader.add(P0, FakeRecord(5), FakeRecord(6))
 
-    messages = await started(await rig.take(2))
+    messages = await rig.receiver.starts.started(await rig.take(2))
 
     assert [message.offset for message in messages] == [5, 6]
     assert [list(each.offsets) for each in rig.once.of(Acquire)] == [[5, 6]]
@@ -76,7 +75,7 @@ async def test_all_other_queues_are_started_as_the_consumer_says(make_rig: Calla
     rig = make_rig()
     rig.reader.add(P0, FakeRecord(5))
 
-    await started(await rig.take(1))
+    await rig.receiver.starts.started(await rig.take(1))
 
     assert len(rig.acquirer.of(Acquire)) == 1
     assert rig.once.of(Acquire) == []
@@ -140,7 +139,7 @@ async def test_nothing_is_dispatched_after_a_stop(rig: Rig) -> None:
     messages = await rig.take(2)
     await rig.receiver.stop_reading(1)
 
-    assert await started(messages) == []
+    assert await rig.receiver.starts.started(messages) == []
 
     await rig.settler.until(lambda: sorted(rig.released) == [0, 1])
     assert dispatches(rig) == []
@@ -149,7 +148,7 @@ async def test_nothing_is_dispatched_after_a_stop(rig: Rig) -> None:
 async def test_a_call_that_is_cancelled_releases_what_it_would_have_returned(rig: Rig) -> None:
     messages = await rig.take(2)
     rig.settler.gate.clear()
-    call = asyncio.create_task(started(messages))
+    call = asyncio.create_task(rig.receiver.starts.started(messages))
     await spin()
 
     call.cancel()
@@ -163,7 +162,7 @@ async def test_a_call_that_is_cancelled_releases_what_it_would_have_returned(rig
 async def test_a_stop_in_the_same_turn_of_the_event_loop_ends_a_call_that_is_about_to_dispatch(rig: Rig) -> None:
     messages = await rig.take(2)
 
-    call = asyncio.create_task(started(messages))
+    call = asyncio.create_task(rig.receiver.starts.started(messages))
     await asyncio.gather(asyncio.sleep(0), rig.receiver.stop_reading(1))
 
     async with asyncio.timeout(60):
@@ -200,9 +199,9 @@ async def test_the_end_of_a_lease_that_is_done_with_does_not_end_a_worker_that_w
 
 async def test_a_message_whose_lease_ends_before_it_is_dispatched_is_not_seen_but_its_neighbours_are(rig: Rig) -> None:
     first, second = await rig.take(2)
-    second._held.renewed_until(second.offset, rig.clock() + 600)
+    second._batch.own_expiry_s = {second.offset: rig.clock() + 600}
     rig.settler.refuse = 1_000_000
-    call = asyncio.create_task(started([first, second]))
+    call = asyncio.create_task(rig.receiver.starts.started([first, second]))
     await spin()
     await rig.clock.advance(40)
 
@@ -216,7 +215,7 @@ async def test_a_message_whose_lease_ends_before_it_is_dispatched_is_not_seen_bu
 async def test_a_dispatch_that_is_not_known_to_be_durable_is_repeated(rig: Rig) -> None:
     messages = await rig.take(1)
     rig.settler.refuse_written = 1
-    call = asyncio.create_task(started(messages))
+    call = asyncio.create_task(rig.receiver.starts.started(messages))
     await spin()
 
     await rig.clock.advance(1)
@@ -229,7 +228,7 @@ async def test_more_messages_than_fit_into_a_marker_are_dispatched_with_several(
     rig = make_rig(queue=lambda _: QueueSettings(delivery=AT_MOST_ONCE), max_in_flight=MAX_BATCH_MARKERS + 1)
     rig.add(MAX_BATCH_MARKERS + 1)
 
-    messages = await started(await rig.take(MAX_BATCH_MARKERS + 1))
+    messages = await rig.receiver.starts.started(await rig.take(MAX_BATCH_MARKERS + 1))
 
     assert len(messages) == MAX_BATCH_MARKERS + 1
     assert sorted(map(len, dispatches(rig))) == [1, MAX_BATCH_MARKERS]
@@ -259,7 +258,7 @@ async def test_of_several_queues_that_are_taken_together_only_those_that_deliver
     rig = make_rig(["once", "often"], queue=lambda name: QueueSettings(delivery=deliveries[name]))
     rig.reader.add(P0, FakeRecord(0, key=b"often"), FakeRecord(1, key=b"once"), FakeRecord(2, key=b"often"))
 
-    messages = await started([*await rig.take(2, "often"), *await rig.take(1, "once")])
+    messages = await rig.receiver.starts.started([*await rig.take(2, "often"), *await rig.take(1, "once")])
 
     assert [message.offset for message in messages] == [0, 2, 1]
     assert [(each.queue, list(each.offsets)) for each in rig.settler.of(Dispatch)] == [("once", [1])]

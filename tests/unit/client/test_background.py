@@ -12,7 +12,7 @@ from marq.testing import Broker
 from marq.wire.errors import BrokerUnavailable, MarqError
 from tests.unit.client.fakes import LIMIT_S, P1, Rig, spin
 
-TASKS = ["marq-receiver", "marq-acks", "marq-renewal", "marq-expiry", "marq-ordering"]
+TASKS = ["marq-receiver", "marq-writer"]
 
 
 def task(name: str) -> asyncio.Task[object]:
@@ -48,29 +48,27 @@ async def test_a_call_that_waits_for_its_outcome_learns_that_the_outcome_is_not_
     acking = asyncio.create_task(message.ack())
     await spin()
 
-    task("marq-acks").cancel()
+    task("marq-writer").cancel()
 
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(BrokerUnavailable):
             await acking
 
 
-@pytest.mark.parametrize("name", ["marq-renewal", "marq-expiry"])
-async def test_a_receiver_ends_with_an_error_when_the_renewal_of_leases_fails(make_rig, caplog, name) -> None:
+@pytest.mark.parametrize(("defective", "name"), [("renewing", "marq-renewal"), ("lost", "marq-writer")])
+async def test_a_receiver_ends_with_an_error_when_the_renewal_of_leases_fails(
+    make_rig, monkeypatch, caplog, defective, name
+) -> None:
     def defect(*_: object) -> None:
         raise ZeroDivisionError
 
     rig = make_rig()
     rig.add(1)
     await rig.take(1)
-    renewal = rig.receiver.renewal
-    if name == "marq-renewal":
-        renewal._before = defect
-        await rig.clock.advance(10)
-    else:
-        renewal._lost = defect
+    monkeypatch.setattr(rig.receiver, defective, defect)
+    if defective == "lost":
         rig.settler.gate.clear()
-        await rig.clock.advance(30)
+    await rig.clock.advance(30)
 
     assert await ended(rig) == "receiving stopped: ZeroDivisionError()"
     assert f"task stopped after an unexpected error: {name}" in caplog.text
@@ -81,7 +79,7 @@ async def test_neither_a_stop_nor_a_lease_that_ends_earlier_is_an_error(make_rig
     rig = make_rig(leases_ms=leases_ms)
     rig.add(1)
     await rig.take(1)
-    watch = task("marq-expiry")
+    writing = task("marq-writer")
     leases_ms["q"] = 10_000
     rig.add(1, P1)
     await rig.take(1)
@@ -91,7 +89,7 @@ async def test_neither_a_stop_nor_a_lease_that_ends_earlier_is_an_error(make_rig
     await rig.receiver.stop(1)
     await spin()
 
-    assert watch.cancelled()
+    assert writing.done()
     assert rig.receiver.error is None
 
 
@@ -134,7 +132,7 @@ async def test_an_error_of_the_receiver_does_not_wait_for_a_handler_that_hangs(c
         await producer.send("emails", b"")
         session = consumer._running
         if worker:
-            session.add(HandlerTasks(session.buffer, session.receiver.acks, hanging, 1))
+            session.add(HandlerTasks(session.buffer, session.receiver, hanging, 1))
             running = asyncio.create_task(session.done())
         else:
             running = asyncio.create_task(consumer.run(hanging))

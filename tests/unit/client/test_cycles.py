@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from marq.consumer import cycles as module
-from marq.consumer.cycles import MAX_CYCLES, ON_DEMAND_S, Cycle, Cycles, FetchedRecords
+from marq.consumer import receiver as module
+from marq.consumer.receiver import MAX_CYCLES, ON_DEMAND_S, Cycle, Cycles, FetchedRecords
 from marq.kafka.queue_records import serving
 from marq.kafka.records import Records
 from tests.unit.client.fakes import P0, P1, FakeRecord

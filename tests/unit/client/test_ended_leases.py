@@ -14,7 +14,7 @@ from marq.testing.cluster import MemoryWriter
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Renew
 from marq.wire.record_headers import expired
-from marq_worker.sqs.polled_consumer import PolledConsumer
+from marq_worker.sqs.polling import PolledConsumer
 
 LEASE_S = 2
 

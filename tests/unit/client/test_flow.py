@@ -407,7 +407,7 @@ class Overlap:
 @pytest.fixture
 def overlaps(make_rig, monkeypatch) -> Iterator[Overlap]:
     """Each combination of fates, in one partition and in two."""
-    monkeypatch.setattr("marq.consumer.cycles.MAX_CYCLES", OVERLAPPING)
+    monkeypatch.setattr("marq.consumer.receiver.MAX_CYCLES", OVERLAPPING)
     monkeypatch.setattr("marq.consumer.receiver.FIRST_RETRY_S", 0)
     monkeypatch.setattr("marq.consumer.receiver.REVOKE_LIMIT_S", 0)
     return (
@@ -451,7 +451,7 @@ async def test_a_stop_while_cycles_fail_commits_nothing_beyond_what_is_acquired(
 
 
 async def test_a_cycle_that_begins_as_its_partitions_are_reassigned_hides_no_earlier_one(make_rig, monkeypatch) -> None:
-    monkeypatch.setattr("marq.consumer.cycles.MAX_CYCLES", 4)
+    monkeypatch.setattr("marq.consumer.receiver.MAX_CYCLES", 4)
     monkeypatch.setattr("marq.consumer.receiver.FIRST_RETRY_S", 0)
     rig = make_rig()
     committing = asyncio.Event()
@@ -490,10 +490,10 @@ async def test_acks_of_several_queues_are_one_batch_and_late_ones_say_whose_they
     rig = make_rig(["a", "b", "c"])
     rig.reader.add(P0, FakeRecord(0, b"a"), FakeRecord(1, b"b"), FakeRecord(2, b"a"), FakeRecord(3, b"c"))
     taken = [*await rig.take(2, "a"), *await rig.take(1, "b"), *await rig.take(1, "c")]
-    taken[-1]._held.expires_s = rig.clock()
+    taken[-1]._batch.expires_s = rig.clock()
 
     for message in reversed(taken):
-        message._held.ack(message.offset)
+        message._batch.ack(message.offset)
     await rig.settled()
 
     acks = {each.queue: list(each.offsets) for each in rig.settler.of(Ack)}
@@ -535,7 +535,7 @@ async def test_a_loop_that_takes_one_message_after_another_soon_finds_many_at_ha
         rig.clock.now_s += 0.0001
         await message.ack(wait=False)
         if not rig.buffer.ready:
-            rig.receiver.acks.flush_soon()
+            rig.receiver.writer.flush_soon()
 
     assert len(rig.acquirer.of(Acquire)) < 40
 
@@ -636,10 +636,10 @@ async def test_messages_without_a_receive_call_are_released_after_a_lease(make_r
     rig.buffer.call_demand = 0
 
     rig.clock.now_s += 20
-    await rig.receiver.renewal.renew()
+    await rig.receiver.writer.renew()
     assert len(rig.buffer.ready) == 3
     rig.clock.now_s += 20
-    await rig.receiver.renewal.renew()
+    await rig.receiver.writer.renew()
 
     assert not rig.buffer.ready
     await rig.settler.until(lambda: bool(rig.settler.of(Release)))
@@ -655,10 +655,10 @@ async def test_excess_prefetch_of_a_slow_handler_is_released_uncounted_after_a_l
     rig.buffer.call_demand, rig.buffer.handler_demand = 0, 4
 
     rig.clock.now_s += 20
-    await rig.receiver.renewal.renew()
+    await rig.receiver.writer.renew()
     assert len(rig.buffer.ready) == 10
     rig.clock.now_s += 20
-    await rig.receiver.renewal.renew()
+    await rig.receiver.writer.renew()
 
     await rig.settler.until(lambda: bool(rig.settler.of(Release)))
     (release,) = rig.settler.of(Release)
@@ -693,4 +693,4 @@ async def test_a_lease_that_is_made_longer_while_its_marker_is_written_is_still_
     (message,) = await rig.take(1)
 
     assert [each.lease_ms for each in rig.acquirer.of(Acquire)] == [10_000]
-    assert message._held.expires_s == rig.clock() + 10
+    assert message._batch.expires_s == rig.clock() + 10

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from marq.consumer.ordered_records import line_keys
+
 from marq.kafka.records import Records
 from marq.wire.names import MAX_HEADERS
 from marq.wire.payload_columns import encode_headers

@@ -245,7 +245,7 @@ async def test_a_stop_releases_prefetched_messages_before_the_cycles_in_progress
         await stalled.wait()
         stopping = asyncio.create_task(consumer.stop())
         await spin()
-        await session.receiver.acks.settled()
+        await session.receiver.writer.settled()
         in_flight = broker.in_flight("q")
         go_on.set()
         await stopping

@@ -52,7 +52,7 @@ async def working(make_rig, handler, **changes):
 async def lose(rig: Rig, after_s: float = 30) -> None:
     """Let the leases run out."""
     rig.clock.now_s += after_s
-    await rig.receiver.renewal.renew()
+    await rig.receiver.writer.renew()
 
 
 async def add(rig: Rig, offset: int) -> None:
@@ -155,7 +155,7 @@ async def test_a_stop_at_the_same_moment_wins_and_releases_uncounted(make_rig) -
     rig, pool = await working(make_rig, Handler())
 
     rig.clock.now_s += 30
-    rig.receiver.renewal._lose_expired(rig.clock())
+    rig.receiver.writer.lose_expired()
     await pool.stop(0)
 
     await rig.settler.until(lambda: bool(rig.released))
@@ -302,7 +302,7 @@ async def test_a_handler_that_has_decided_itself_is_not_cancelled(make_rig) -> N
     await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
 
     rig.clock.now_s += 30
-    rig.receiver.renewal._lose_expired(rig.clock())
+    rig.receiver.writer.lose_expired()
     await spin()
 
     assert handler.cancelled == []
@@ -366,9 +366,10 @@ async def test_a_message_whose_own_lease_is_the_shorter_one_is_lost_with_that(ma
     rig, pool = await working(make_rig, handler)
     (message,) = [each for each in pool._current if each is not None]
     # Its own RENEW came after the shared one.
-    message._held.renewed_until(0, rig.clock() + 5)
+    message._batch.renewed_until(0, rig.clock() + 5)
 
-    rig.receiver.renewal._lose_expired(rig.clock() + 5)
+    rig.clock.now_s += 5
+    rig.receiver.writer.lose_expired()
     await spin()
 
     assert handler.cancelled == [0]
@@ -420,7 +421,8 @@ async def test_what_is_still_held_of_a_list_that_lost_a_lease_comes_back_after_t
     gate.set()
     await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
 
-    rig.receiver.renewal._lose_expired(rig.clock() + 10)
+    rig.clock.now_s += 10
+    rig.receiver.writer.lose_expired()
     await rig.settler.until(lambda: bool(rig.released))
     await pool.stop(1)
 

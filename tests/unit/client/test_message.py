@@ -8,8 +8,7 @@ import pytest
 import marq
 from marq.client import message_token
 from marq.kafka.records import Records
-from marq.leases import settlement
-from marq.leases.held import HeldBatch
+from marq.leases.held import LeasedBatch
 from marq.wire.errors import ConfigError, LeaseLost
 from marq.wire.markers import Ack, Release, Renew, Source
 from tests.unit.client.fakes import FakeRecord, spin
@@ -72,16 +71,16 @@ async def test_renew_never_makes_a_lease_shorter(held) -> None:
     rig, (message, *_) = held
 
     await message.renew(5)
-    rig.clock.now_s += 29
 
-    await message.ack()
     assert rig.settler.of(Renew) == []
+    rig.clock.now_s += 29
+    await message.ack()
 
 
 async def test_a_token_finishes_the_message_and_ends_its_renewal(held) -> None:
     rig, (message, *_) = held
 
-    settlement.ack_by_token(message_token.decode(message.token), rig.receiver.renewal, rig.receiver.acks)
+    rig.receiver.writer.ack_by_token(message_token.decode(message.token))
     await rig.settled()
 
     assert rig.acked == [0]
@@ -138,7 +137,7 @@ async def test_the_key_is_the_senders_also_where_the_queue_took_its_place(
     make_rig, own_topic, key, headers, expected
 ) -> None:
     records = Records.of([FakeRecord(0, key=key, headers=headers)])
-    lease = HeldBatch(make_rig(started=False).receiver.acks, "q", P0, 1, records, 0.0, 30.0, own_topic=own_topic)
+    lease = LeasedBatch(make_rig(started=False).receiver.writer, "q", P0, 1, records, 0.0, 30.0, own_topic=own_topic)
 
     message = marq.Message(lease, 0, b"v")
 
@@ -156,11 +155,11 @@ async def test_messages_held_for_a_lease_of_their_own_are_renewed_by_it(make_rig
     rig = make_rig()
     rig.add(4)
     short, long, other, lost = await rig.take(4)
-    lost._held.open.discard(lost.offset)
+    lost._batch.open.discard(lost.offset)
 
-    settlement.hold([short, lost], 3_000, rig.receiver.renewal)
+    rig.receiver.hold([short, lost], 3_000)
     await rig.settled()
-    settlement.hold([long], 120_000, rig.receiver.renewal)
+    rig.receiver.hold([long], 120_000)
     await rig.settled()
 
     renewed = [(list(each.offsets), each.lease_ms) for each in rig.settler.of(Renew)]

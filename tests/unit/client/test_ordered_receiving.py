@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import pytest
 
 from marq.client.outcomes import Reject
-from marq.consumer import cycles, ordered_receiving, receiver, waiting_limit
-from marq.consumer import tracker_queries as resume_questions
-from marq.consumer.acquisition import acquisitions
-from marq.consumer.ordered_records import delivered_again
+from marq.consumer import ordering, receiver, tracker_queries
+from marq.consumer.acquire import acquisitions
+from marq.consumer.ordering import delivered_again
+from marq.consumer.starts import NOTED_AFTER_S
 from marq.consumer.tracker_queries import TrackerQueries
 from marq.core.storage.rows import State
 from marq.kafka.log_reader import MarkersReader
@@ -26,7 +26,7 @@ from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import BLOCKED_WAIT_MS, LAST, MAX_BATCH_MARKERS, Acquire, Cause, Resume, Resumed
 from marq.wire.record_headers import origin
-from tests.unit.client.fakes import LIMIT_S, P0, P1, FakeRecord, Rig, rig, spin
+from tests.unit.client.fakes import LIMIT_S, P0, P1, Clock, FakeRecord, Rig, Times, rig, spin
 
 KEY = "marq-ordering-key"
 
@@ -65,11 +65,25 @@ class Tracker:
         return
 
 
-def ordered_rig(questions: TrackerQueries | None = None, **changes: Any) -> tuple[Rig, Tracker]:
+class Brokers(Times):
+    """The clocks of a process, and its readers of markers."""
+
+    def __init__(self, clock: Clock, open_reader: Callable[[Collection[int]], Awaitable[MarkersReader]]) -> None:
+        super().__init__(clock)
+        self.markers_reader = open_reader
+
+
+def queries(
+    tracker: Tracker,
+    clock: Clock,
+    open_reader: Callable[[Collection[int]], Awaitable[MarkersReader]] | None = None,
+) -> TrackerQueries:
+    return TrackerQueries(Brokers(clock, open_reader or tracker.open), tracker, 4)
+
+
+def ordered_rig(**changes: Any) -> tuple[Rig, Tracker]:
     made, tracker = rig(**{"queue": lambda _: QueueSettings(ordering="key"), **changes}), Tracker()
-    made.receiver.ordering._questions = questions or TrackerQueries(
-        tracker.open, tracker, 4, made.clock, made.clock.sleep
-    )
+    made.receiver._queries = queries(tracker, made.clock)
     return made, tracker
 
 
@@ -124,7 +138,7 @@ async def test_a_stop_releases_messages_uncounted_whose_cycle_fails_meanwhile(fa
 
 @pytest.mark.parametrize("kept", [0, 4])
 async def test_a_source_that_cannot_be_resumed_stops_no_other_and_misses_nothing(monkeypatch, kept: int) -> None:
-    monkeypatch.setattr(cycles, "MAX_HELD_RECORDS", kept)
+    monkeypatch.setattr(receiver, "MAX_HELD_RECORDS", kept)
     made, tracker = ordered_rig()
     made.buffer.handler_demand = 100
     write, resumable = tracker.write, asyncio.Event()
@@ -162,7 +176,7 @@ async def test_an_ack_after_a_rebalance_that_left_nothing_to_commit_does_not_end
     made.reader.reassign()
 
     await message.ack()
-    await made.clock.advance(2 * ordered_receiving.COMMIT_S)
+    await made.clock.advance(2 * ordering.COMMIT_S)
 
     assert made.receiver.error is None
     made.reader.add(P0, record(1, "a"))
@@ -180,12 +194,12 @@ async def test_positions_whose_commit_failed_are_committed_again_later_or_at_the
     await message.ack()
     await spin()
     made.reader.refuse_commits = 1
-    await made.clock.advance(ordered_receiving.COMMIT_S)
+    await made.clock.advance(ordering.COMMIT_S)
     assert made.reader.refuse_commits == 0
     assert made.reader.behind[("q", P0)] == 0
 
     if not at_stop:
-        await made.clock.advance(2 * ordered_receiving.COMMIT_S)
+        await made.clock.advance(2 * ordering.COMMIT_S)
         assert made.reader.behind[("q", P0)] == 1
     await made.receiver.stop_reading(1)
     await made.receiver.stop(1)
@@ -205,7 +219,7 @@ async def test_positions_are_committed_although_only_other_partitions_are_read()
     await made.take(1)
     assert made.reader.committed[P1] == 1
 
-    await made.clock.advance(2 * ordered_receiving.COMMIT_S)
+    await made.clock.advance(2 * ordering.COMMIT_S)
 
     assert made.reader.behind[("q", P0)] == 1
     await made.receiver.stop_reading(1)
@@ -215,7 +229,7 @@ async def test_positions_are_committed_although_only_other_partitions_are_read()
 async def test_other_queues_of_a_group_keep_the_holder_of_the_assignment() -> None:
     settings = {"a": QueueSettings(ordering="key"), "b": QueueSettings()}
     made, tracker = rig(["a", "b"], queue=settings.__getitem__), Tracker()
-    made.receiver.ordering._questions = TrackerQueries(tracker.open, tracker, 4, made.clock, made.clock.sleep)
+    made.receiver._queries = queries(tracker, made.clock)
     made.reader.add(P0, FakeRecord(0, key=b"a"), FakeRecord(1, key=b"b"))
     for buffer in made.receiver.prefetch.buffers.values():
         buffer.handler_demand = 10
@@ -240,12 +254,11 @@ async def test_a_message_that_keeps_its_place_for_long_costs_no_memory_for_those
     await asyncio.gather(*[message.ack() for message in others])
 
     assert len(made.acked) == count - 1
-    [lines] = made.receiver.ordering._lines.values()
-    assert {name: len(each) for name, each in vars(lines).items() if isinstance(each, dict | set)} == {
-        "_opened": 0, "_values": 1, "_held": 1, "_delivered": 1, "_places": 0, "_settling": 0, "_doubted": 0,
-        "_done": 0,
+    [keys] = made.receiver.ordering._keys.values()
+    assert {name: len(each) for name, each in vars(keys).items() if isinstance(each, dict | set)} == {
+        "_unread": 0, "_values": 1, "_batches": 1, "_delivered": 1, "_retries": 0, "_doubted": 0, "_done": 0,
     }  # fmt: skip
-    order = lines._order
+    order = keys._order
     assert [len(each) for each in (order._keys, order._last, order._after, order._before)] == [1, 1, 0, 0]
     await made.receiver.stop_reading(1)
     await made.receiver.stop(1)
@@ -265,7 +278,7 @@ async def test_an_uncounted_release_by_the_former_consumer_leaves_the_last_attem
     # A shutdown, a paused queue or an open circuit breaker has interrupted it.
     tracker.open_messages = {0: (State.WAITING_IN_ORDER, last, 0)}
     for _ in range(10):
-        await made.clock.advance(ordered_receiving.MAX_ASK_S / 10)
+        await made.clock.advance(ordering.MAX_ASK_S / 10)
         await spin(100)
     assert made.released == {}
     [message] = await made.take(1)
@@ -285,7 +298,7 @@ async def test_an_uncounted_release_by_the_former_consumer_counts_no_attempt_and
     await spin(100)
 
     tracker.open_messages = {0: (State.WAITING_IN_ORDER, attempt, 0)}
-    await made.clock.advance(ordered_receiving.MAX_ASK_S)
+    await made.clock.advance(ordering.MAX_ASK_S)
     [message] = await made.take(1)
 
     assert (message.attempt, message.last_error) == (attempt, None)
@@ -325,7 +338,7 @@ async def test_a_handler_that_fails_after_its_lease_has_ended_does_not_end_the_n
     made.reader.add(P0, record(0, "a"))
     made.receiver.start()
     [first] = await made.take(1)
-    first._held.note_start(first.offset)
+    first._batch.note_start(first.offset)
     tracker.open_messages = {0: (State.LEASED_IN_ORDER, 1, 0)}
     await made.clock.advance(31)
     [second] = await made.take(1)
@@ -338,8 +351,29 @@ async def test_a_handler_that_fails_after_its_lease_has_ended_does_not_end_the_n
     await made.receiver.stop(1)
 
 
+async def test_the_attempt_of_a_start_that_is_being_written_counts_for_the_next_delivery() -> None:
+    """Found by seed 16: the start reached the log after the answer, so the next delivery had the same attempt."""
+    made, tracker = ordered_rig(max_lease_ms=30_000)
+    made.reader.add(P0, record(0, "a"))
+    made.receiver.start()
+    [first] = await made.take(1)
+    made.receiver.starts.returned([first])
+    await spin()
+    made.settler.gate.clear()
+    await made.clock.advance(NOTED_AFTER_S)
+
+    tracker.open_messages = {0: (State.LEASED_IN_ORDER, 0, 0)}
+    await made.clock.advance(31)
+
+    [second] = await made.take(1)
+    assert (second.offset, second.attempt) == (0, 2)
+    made.settler.gate.set()
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
 async def test_what_waits_is_bounded_by_its_bytes(monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(waiting_limit, "MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr(ordering, "MAX_WAITING_BYTES", 100)
     made, _ = ordered_rig()
     made.reader.add(P0, *[record(offset, "a", size=60) for offset in range(2)])
     made.buffer.handler_demand = 10
@@ -362,7 +396,7 @@ async def test_an_error_that_no_retry_can_repair_ends_the_receiver() -> None:
         raise ConfigError("topic marq.markers: Read is missing")
 
     made, tracker = ordered_rig()
-    made.receiver.ordering._questions = TrackerQueries(refuse, tracker, 4, made.clock, made.clock.sleep)
+    made.receiver._queries = queries(tracker, made.clock, refuse)
     made.reader.add(P0, record(0, "a"))
     made.receiver.start()
     # The error ends the wait for messages.
@@ -382,7 +416,7 @@ async def test_an_outage_of_trackers_is_reported_once(caplog: pytest.LogCaptureF
         raise BrokerUnavailable("no broker")
 
     clock, tracker = rig().clock, Tracker()
-    questions = TrackerQueries(fail, tracker, 4, clock, clock.sleep)
+    questions = queries(tracker, clock, fail)
 
     async def ask(number: int) -> None:
         async for _ in questions.answers([Resume("q", number, P0, [0], onwards=True)]):
@@ -401,8 +435,8 @@ async def test_an_outage_of_trackers_is_reported_once(caplog: pytest.LogCaptureF
 
 
 async def test_more_messages_than_fit_into_a_question_are_asked_about(monkeypatch: Any) -> None:
-    assert resume_questions.MAX_ASKED <= MAX_BATCH_MARKERS
-    monkeypatch.setattr(resume_questions, "MAX_ASKED", 4)
+    assert tracker_queries.MAX_ASKED <= MAX_BATCH_MARKERS
+    monkeypatch.setattr(tracker_queries, "MAX_ASKED", 4)
     made, tracker = ordered_rig()
     tracker.open_messages = dict.fromkeys(range(10), (State.WAITING_IN_ORDER, 2, 0))
     made.reader.add(P0, *[record(offset, f"{offset}") for offset in range(10)])
@@ -425,7 +459,7 @@ async def test_a_message_in_its_backoff_is_asked_about_less_often_than_one_that_
     made.receiver.start()
     for _ in range(20):
         await spin(100)
-        await made.clock.advance(ordered_receiving.MAX_ASK_S)
+        await made.clock.advance(ordering.MAX_ASK_S)
 
     asked = len([each for each in tracker.asked if not each.onwards])
     assert most - 2 <= asked <= most
@@ -468,7 +502,7 @@ async def test_a_message_that_no_longer_blocks_its_key_becomes_a_dead_letter_of_
     made.buffer.handler_demand = 1
     made.receiver.start()
     await spin(100)
-    await made.clock.advance(ordered_receiving.MAX_ASK_S)
+    await made.clock.advance(ordering.MAX_ASK_S)
 
     await made.settler.until(lambda: bool(made.released))
     assert made.released == {0: (LAST, True, "")}

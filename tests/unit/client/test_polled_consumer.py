@@ -12,7 +12,7 @@ from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow, State
 from marq.kafka.records import Row
 from marq.wire.markers import Cause, Headers, Payload, Source
-from marq_worker.sqs.polled_consumer import described
+from marq_worker.sqs.polling import described
 
 DAY_MS = 86_400_000
 SENT_MS = 1_700_000_000_000
@@ -55,6 +55,6 @@ def test_a_message_is_available_since_its_first_delivery(
     held = SimpleNamespace(
         queue="emails", holder=1, source=P0, record=lambda offset: Row(offset, timestamp_ms, b"emails", b"x", headers)
     )
-    message: Any = SimpleNamespace(_held=held, _offset=7, body=b"x", headers={})
+    message: Any = SimpleNamespace(_batch=held, _offset=7, body=b"x", headers={})
 
     assert described(message).available_ms == available_ms

@@ -9,16 +9,15 @@ from typing import Any, TypeVar
 
 from marq.client.message_token import Token
 from marq.consumer.session import MemberSession
-from marq.consumer.tracker_queries import TrackerQueries
 from marq.core.storage.rows import State
 from marq.leases.message import Message
 from marq.settings.client import ClientSettings
 from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
-from marq.wire.markers import Renew
-from marq_worker.sqs.polled_in_order import WAITING_LEASE_MS, PolledInOrder
+from marq.wire.markers import Acquire, Renew
+from marq_worker.sqs.polling import WAITING_LEASE_MS, PolledInOrder
 from tests.unit.client.fakes import LIMIT_S, P0, Clock, Rig, rig, spin
-from tests.unit.client.test_ordered_receiving import Tracker, record
+from tests.unit.client.test_ordered_receiving import Tracker, queries, record
 
 T = TypeVar("T")
 VISIBLE_MS = 600_000
@@ -49,7 +48,7 @@ class Polled:
         )
         self.tracker = Tracker()
         receiver, clock = self.rig.receiver, self.rig.clock
-        receiver.ordering._questions = TrackerQueries(self.tracker.open, self.tracker, 4, clock, clock.sleep)
+        receiver._queries = queries(self.tracker, clock)
         self.consumer = PolledInOrder("q", ClientSettings.read("memory://", {}, owner="test"))
         session: Any = MemberSession.__new__(MemberSession)
         session.cluster, session.buffer = Time(clock), self.rig.buffer
@@ -126,7 +125,9 @@ async def test_a_message_that_no_poll_returned_keeps_its_attempt_in_an_outage() 
     # Neither the lease for the poll nor a renewal can be written.
     poll = asyncio.create_task(polled.poll())
     await spin(100)
-    polled.tracker.open_messages = {0: (State.LEASED_IN_ORDER, 1, 0)}
+    assert [batch.counted for batch in polled.rig.acquirer.of(Acquire)] == [False]
+    # So none is used up when the lease ends.
+    polled.tracker.open_messages = {0: (State.LEASED_IN_ORDER, 0, 0)}
     await polled.rig.clock.advance(WAITING_LEASE_MS / 1000 + 1)
     polled.rig.settler.gate.set()
     await spin(100)
@@ -142,6 +143,7 @@ async def test_a_message_that_a_poll_returned_loses_an_attempt_with_its_lease() 
     polled = Polled()
     polled.rig.reader.add(P0, record(0, "a"))
     await polled.poll()
+    assert [batch.started for batch in polled.rig.settler.of(Renew)] == [True]
     polled.tracker.open_messages = {0: (State.LEASED_IN_ORDER, 1, 0)}
     await polled.rig.clock.advance(VISIBLE_MS / 1000 + 1)
 
@@ -160,7 +162,7 @@ async def test_a_purge_that_spares_messages_in_flight_leaves_a_delivered_message
     assert await polled.consumer.poll(10) == []
 
     assert polled.rig.acked == []
-    assert polled.consumer.find(Token("q", first._held.holder, P0, 0), 1) is first
+    assert polled.consumer.find(Token("q", first._batch.holder, P0, 0), 1) is first
     await polled.consumer.ack_held(first)
     await polled.stop()
 
@@ -180,7 +182,7 @@ async def test_a_delivered_message_that_was_purged_does_not_block_its_key() -> N
     [following] = await poll
 
     assert following.offset == 1
-    assert polled.consumer.find(Token("q", first._held.holder, P0, 0), 1) is None
+    assert polled.consumer.find(Token("q", first._batch.holder, P0, 0), 1) is None
     assert polled.rig.acked == [0]
     await polled.stop()
 

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from marq.kafka.queue_records import serving
-from marq.leases import settlement
 from marq.wire.errors import LeaseLost
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Renew, Source
@@ -26,7 +25,7 @@ async def test_one_marker_for_each_partition_renews_all_that_is_held(make_rig) -
     await messages[1].ack()
 
     rig.clock.now_s += 10
-    assert await rig.receiver.renewal.renew()
+    assert await rig.receiver.writer.renew()
 
     renewed = {each.source: list(each.offsets) for each in rig.settler.of(Renew)}
     finished = messages[1]
@@ -38,7 +37,7 @@ async def test_one_marker_for_each_partition_renews_all_that_is_held(make_rig) -
 async def test_a_renewed_lease_counts_from_before_its_marker_was_sent(make_rig) -> None:
     rig, (message, *_) = await holding(make_rig)
     rig.clock.now_s += 29
-    await rig.receiver.renewal.renew()
+    await rig.receiver.writer.renew()
 
     rig.clock.now_s += 29
     await message.ack()
@@ -57,7 +56,7 @@ async def test_a_stop_renews_leases_until_the_last_outcome_is_written(make_rig) 
 
     rig.settler.write = write_slowly
     await messages[0].ack(wait=False)
-    rig.receiver.acks.flush_soon()
+    rig.receiver.writer.flush_soon()
     await spin()
     # Its outcome waits behind the write of the first one.
     await messages[1].ack(wait=False)
@@ -66,7 +65,7 @@ async def test_a_stop_renews_leases_until_the_last_outcome_is_written(make_rig) 
     await spin()
     for _ in range(4):
         await rig.clock.advance(10)
-    leased_until_s = messages[1]._held.expires_s
+    leased_until_s = messages[1]._batch.expires_s
 
     writable.set()
     assert await stopping
@@ -82,7 +81,7 @@ async def test_a_renewal_that_fails_keeps_nothing(make_rig) -> None:
     rig.settler.refuse = 1
     rig.clock.now_s += 10
 
-    assert not await rig.receiver.renewal.renew()
+    assert not await rig.receiver.writer.renew()
 
     rig.clock.now_s += 20
     with pytest.raises(LeaseLost):
@@ -96,7 +95,7 @@ async def test_messages_that_wait_in_the_prefetch_are_renewed_too(make_rig) -> N
     await rig.take(1)
 
     rig.clock.now_s += 10
-    await rig.receiver.renewal.renew()
+    await rig.receiver.writer.renew()
 
     assert [list(each.offsets) for each in rig.settler.of(Renew)] == [[0, 1, 2]]
 
@@ -107,7 +106,7 @@ async def test_a_message_that_renewed_itself_for_longer_is_not_cut_short(make_ri
     rig.settler.written.clear()
 
     rig.clock.now_s += 10
-    await rig.receiver.renewal.renew()
+    await rig.receiver.writer.renew()
 
     renewed = [(each.source.partition, offset) for each in rig.settler.of(Renew) for offset in each.offsets]
     assert (message.partition, message.offset) not in renewed
@@ -126,7 +125,7 @@ async def test_a_longer_renewal_of_one_message_counts_whichever_of_two_is_confir
 
     rig.settler.write = write_shared_slowly
     rig.clock.now_s += 10
-    renewal = asyncio.create_task(rig.receiver.renewal.renew())
+    renewal = asyncio.create_task(rig.receiver.writer.renew())
     await spin()
     await message.renew(300)
     ends_s = rig.clock.now_s + 300
@@ -135,14 +134,14 @@ async def test_a_longer_renewal_of_one_message_counts_whichever_of_two_is_confir
     assert await renewal
 
     assert message._expiry_s == ends_s
-    assert message._held.expires_s < ends_s
+    assert message._batch.expires_s < ends_s
 
 
 async def test_the_lease_of_one_message_can_be_made_to_end_earlier(make_rig) -> None:
     rig, (message, *_) = await holding(make_rig)
-    settlement.hold([message], 5_000, rig.receiver.renewal, ends=True)
-    rig.receiver.acks.flush_soon()
-    await rig.receiver.acks.settled()
+    rig.receiver.hold([message], 5_000, ends=True)
+    rig.receiver.writer.flush_soon()
+    await rig.receiver.writer.settled()
 
     assert message._expiry_s == rig.clock.now_s + 5
     [renewed] = rig.settler.of(Renew)
@@ -155,9 +154,9 @@ async def test_the_lease_of_one_message_can_be_made_to_end_earlier(make_rig) -> 
 async def test_renewals_of_a_message_in_one_write_become_one_with_their_effect(make_rig, seconds, written) -> None:
     rig, (message, *_) = await holding(make_rig)
     for each, exactly in seconds:
-        message._held.renew(message.offset, each * 1_000, exactly=exactly)
-    rig.receiver.acks.flush_soon()
-    await rig.receiver.acks.settled()
+        message._batch.renew(message.offset, each * 1_000, exactly=exactly)
+    rig.receiver.writer.flush_soon()
+    await rig.receiver.writer.settled()
 
     [renewed] = rig.settler.of(Renew)
     assert (renewed.lease_ms, renewed.exactly) == written
@@ -172,7 +171,7 @@ async def test_until_its_own_renewal_is_durable_the_earlier_end_counts(make_rig)
     await rig.settler.until(lambda: rig.settler.refuse == 0)
     rig.clock.now_s += 10
 
-    assert await rig.receiver.renewal.renew()
+    assert await rig.receiver.writer.renew()
 
     # That of the renewal of all messages.
     assert message._expiry_s == ends_s + 10
@@ -220,7 +219,7 @@ async def test_what_is_held_of_a_queue_that_is_not_served_any_more_is_renewed_at
     for _ in range(20):
         await rig.clock.advance(1)
 
-    assert message.offset in message._held.open
+    assert message.offset in message._batch.open
 
 
 async def test_leases_that_stay_as_they_are_are_renewed_every_third_of_them(make_rig) -> None:
@@ -235,13 +234,13 @@ async def test_leases_that_stay_as_they_are_are_renewed_every_third_of_them(make
 async def test_leases_lost_within_seconds_share_a_log_line(make_rig, caplog) -> None:
     rig, messages = await holding(make_rig)
     for place, message in enumerate(messages):
-        message._held.renewed_until(message.offset, rig.clock.now_s + 30 + place)
+        message._batch.own_expiry_s = {**message._batch.own_expiry_s, message.offset: rig.clock.now_s + 30 + place}
     rig.clock.now_s += 30
 
     for _ in messages:
-        await rig.receiver.renewal.renew()
+        rig.receiver.writer.lose_expired()
         rig.clock.now_s += 1
-    await rig.receiver.renewal.stop()
+    await rig.receiver.writer.stop(1.0)
 
     counts = [part for each in caplog.messages if "leases lost" in each for part in each.split() if "messages=" in part]
     assert counts == ["messages=1", "messages=5"]
@@ -254,7 +253,7 @@ async def test_failed_renewals_are_logged_every_30_s(make_rig, caplog) -> None:
     rig.clock.now_s += 100
 
     for _ in range(4):
-        await rig.receiver.renewal.renew()
+        await rig.receiver.writer.renew()
         rig.clock.now_s += 10
 
     levels = [each.levelname for each in caplog.records if "leases not renewed" in each.getMessage()]

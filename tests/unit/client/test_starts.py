@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from marq.consumer.starts import NOTED_AFTER_S
 from marq.kafka.marker_writer import MarkerRecord
 from marq.leases.message import Message
-from marq.leases.settlement import hold
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Acquire, Renew, Source
@@ -107,7 +106,7 @@ async def test_a_start_that_is_written_with_that_of_a_longer_lease_does_not_leng
     rig = make_rig()
     rig.add(2)
     long, short = await rig.take(2)
-    hold([long], 3_600_000, rig.receiver.renewal)
+    rig.receiver.hold([long], 3_600_000)
     await rig.settled()
 
     rig.receiver.starts.returned([long, short])
@@ -118,24 +117,6 @@ async def test_a_start_that_is_written_with_that_of_a_longer_lease_does_not_leng
     [start] = [each for each in rig.settler.of(Renew) if each.started]
     assert list(start.offsets) == [0, 1]
     assert start.lease_ms <= rig.receiver._settings.default_lease_ms
-
-
-async def test_the_attempt_of_a_start_that_is_being_written_counts_for_the_consumer_that_delivers_again(
-    make_rig: MakeRig,
-) -> None:
-    """Found by seed 16: the start reached the log after the lease's end, so the next delivery had the same attempt."""
-    rig, handler = make_rig(), Handler()
-    rig.add(1)
-    pool = rig.work(handler, 1)
-    await spin(60)
-    rig.settler.gate.clear()
-    await rig.clock.advance(NOTED_AFTER_S)
-    await spin(60)
-
-    [message] = pool.running
-
-    assert (message._held.counts(0), message._held.counts_here(0)) == (False, True)
-    rig.settler.gate.set()
 
 
 async def test_a_suspect_is_handled_when_its_start_is_durable(make_rig: MakeRig) -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from marq.consumer.acquisition import unskipped
+from marq.consumer.acquire import unskipped
 from marq.kafka.records import Records
 from marq.queues.subscription_start import start_document
 from marq.settings.definitions import Definitions, purge_key, start_key

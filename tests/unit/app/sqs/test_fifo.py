@@ -18,8 +18,8 @@ from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, Outcomes, SettleRequest, move_options, send_options
 from marq_worker.sqs.handles import Handle
-from marq_worker.sqs.lease_lookup import LeaseStatus
 from marq_worker.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
+from marq_worker.sqs.polling import LeaseStatus
 from marq_worker.sqs.receiving import Delivery
 from tests.unit.client.fakes import spin
 

@@ -22,7 +22,7 @@ from marq.wire.markers import Source
 from marq_worker.sqs import receiving
 from marq_worker.sqs.deleted_messages import DELETED_S, MAX_DELETED, DeletedMessages
 from marq_worker.sqs.errors import SqsError
-from marq_worker.sqs.polled_consumer import PolledConsumer, TokenSettler
+from marq_worker.sqs.polling import PolledConsumer, TokenSettler
 from marq_worker.sqs.receiving import (
     LONG_POLL_S,
     Delivery,

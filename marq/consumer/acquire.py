@@ -16,9 +16,8 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-from marq.consumer.line_places import Reading
+from marq.consumer.ordering import KeyQueues, Ordering, RereadRecords, Retry
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
@@ -38,11 +37,6 @@ from marq.wire.markers import (
 from marq.wire.names import ATTEMPT_HEADER, DELIVER_AT_HEADER
 from marq.wire.payload_columns import Columns
 from marq.wire.record_headers import deliver_at_ms, origin, record_id
-
-if TYPE_CHECKING:
-    from marq.consumer.line_places import Place
-    from marq.consumer.one_per_key import Lines
-    from marq.consumer.ordered_receiving import Ordering
 
 log = logging.getLogger("marq")
 
@@ -71,9 +65,9 @@ class Acquisition:
     settings: ReceiverSettings
     #: True if the source is the queue's own topic, where senders choose the keys.
     own_topic: bool
-    #: The lines of a queue with ordering, in which its messages are delivered in order.
-    lines: Lines | None = None
-    #: True if the messages already have a place in their lines.
+    #: Where the messages of a queue with ordering wait for earlier ones with their keys.
+    keys: KeyQueues | None = None
+    #: True if the messages already have their places there.
     again: bool = False
     #: False if the attempts count only when user code has the messages.
     counted: bool = False
@@ -103,7 +97,7 @@ class Acquisition:
             self.from_offset,
             columns,
             self.dues_ms,
-            self.lines is not None,
+            self.keys is not None,
             self.counted,
         )
 
@@ -125,32 +119,30 @@ class AcquiredOffsets:
         holder: int,
         settings: ReceiverSettings,
         ordering: Ordering,
-        readings: list[Reading],
-    ) -> Iterator[Acquisition]:
-        """Return the ACQUIREs for the next records; for queues with ordering, append to ``readings``."""
+    ) -> tuple[list[Acquisition], list[RereadRecords]]:
+        """Return the ACQUIREs for the next records, and the records of ordered messages that are open already."""
+        made: list[Acquisition] = []
+        reread: list[RereadRecords] = []
         for source, read in records.items():
             for queue, own in serving.own(source, read):
                 key = (queue, source)
-                lines = ordering.lines(queue, source)
-                if lines is not None:
-                    own, known = lines.select(own)
-                    readings.append(Reading(lines, known, min(known.offsets, default=None)))
-                    if not len(own):
-                        continue
-                own, known_to = unskipped(settings.skipped(queue), source, own)
+                keys = ordering.keys(queue, source)
+                if keys is not None:
+                    own, known = keys.select(own)
+                own, known_to = unskipped(settings.skipped(queue), source, own) if len(own) else (own, 0)
                 if known_to:
                     self._ends[key] = max(self._ends.get(key, known_to), known_to)
+                if keys is not None:
+                    first = min([*known.offsets[:1], *own.offsets[:1]], default=None)
+                    reread.append(RereadRecords(keys, known, first))
                 if not len(own):
                     continue
                 # Not past the first message, because a recreated topic starts again at offset 0.
                 begin = min(self._ends.get(key, read.offsets[0]), own.offsets[0])
                 self._ends[key] = own.offsets[-1] + 1
-                own_topic = serving.is_own(source.topic)
-                by = holder
-                if lines is not None:
-                    readings[-1] = readings[-1].before(own)
-                    by = lines.holder
-                yield from acquisitions(key, by, own, begin, settings, own_topic=own_topic, lines=lines)
+                by, own_topic = holder if keys is None else keys.holder, serving.is_own(source.topic)
+                made += acquisitions(key, by, own, begin, settings, own_topic=own_topic, keys=keys)
+        return made, reread
 
     def rewind(self, serving: Serving, sources: Iterable[Source]) -> None:
         """Forget these partitions, because they are read again."""
@@ -170,7 +162,7 @@ def acquisitions(
     settings: ReceiverSettings,
     *,
     own_topic: bool,
-    lines: Lines | None = None,
+    keys: KeyQueues | None = None,
     again: bool = False,
     counted: bool = False,
 ) -> Iterator[Acquisition]:
@@ -188,16 +180,16 @@ def acquisitions(
     for part in spans(sizes, room) if sizes else [slice(0, len(messages))]:
         piece = messages if len(messages) == part.stop - part.start else messages[part]
         offsets = piece.offsets
-        parks = rules.paused and lines is None
+        parks = rules.paused and keys is None
         dues_ms = _parked_ms(piece, rules.delay_ms) if parks else _dues_ms(piece, rules.delay_ms)
         if here := [index - part.start for index in large if part.start <= index < part.stop]:
             dues_ms = list(dues_ms or [NOW] * len(piece))
             for index in here:
                 dues_ms[index] = DUE_AT_ONCE
         yield Acquisition(
-            queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic, lines, again,
-            # Messages that calls poll are counted from the beginning.
-            counted or not settings.prefetch,
+            queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic, keys, again,
+            # Messages that calls poll are counted from the beginning, except those that wait for earlier ones.
+            counted or not (settings.prefetch or keys is not None),
         )  # fmt: skip
         from_offset = offsets[-1] + 1
 
@@ -234,17 +226,16 @@ def _fitting(queue: str, source: Source, messages: Records) -> Records:
     return fitting
 
 
-def acquisitions_again(lines: Lines, places: Iterable[Place], settings: ReceiverSettings) -> Iterator[Acquisition]:
-    """Return ACQUIREs for messages that keep their places in lines."""
-    ordered = sorted(places, key=attrgetter("offset"))
+def acquisitions_again(keys: KeyQueues, retries: Iterable[Retry], settings: ReceiverSettings) -> Iterator[Acquisition]:
+    """Return ACQUIREs for messages that keep their places."""
+    ordered = sorted(retries, key=attrgetter("offset"))
     for last in (False, True):
-        rows = [place.row for place in ordered if (place.last is not None) is last]
+        rows = [retry.row for retry in ordered if (retry.last is not None) is last]
         if rows:
-            records, key = Records.of(rows), (lines.queue, lines.source)
             # The attempt of one that becomes a dead letter is used up.
             yield from acquisitions(
-                key, lines.holder, records, rows[0].offset, settings,
-                own_topic=lines.own_topic, lines=lines, again=True, counted=last,
+                (keys.queue, keys.source), keys.holder, Records.of(rows), rows[0].offset, settings,
+                own_topic=keys.own_topic, keys=keys, again=True, counted=last,
             )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.consumer.line_links import LineOrder
+from marq.consumer.ordering import KeyOrder
 
 
 @given(
@@ -15,7 +15,7 @@ from marq.consumer.line_links import LineOrder
 def test_each_message_is_first_after_all_before_it_are_removed(
     keys: list[bytes | None], removals: list[list[int]]
 ) -> None:
-    order = LineOrder()
+    order = KeyOrder()
     half = len(keys) // 2
     firsts = order.add(range(half), keys[:half]) + order.add(range(half, len(keys)), keys[half:])
     lines: dict[object, list[int]] = {}

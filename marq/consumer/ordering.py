@@ -1,0 +1,912 @@
+"""Which message of an ordering key is next, and when: a pure engine for queues with ordering.
+
+Before a receiver acquires messages of such a queue in a source, it **resumes** the source: it asks the tracker which
+messages are open (RESUME), and then commits, which the group rejects if the source has another reader by now. The
+answer therefore covers everything that any former reader has delivered. From then on, :class:`KeyQueues` has the open
+messages of the queue in this source. Only the first message of a key is delivered. The next one follows when the end of
+the first is durable; otherwise a crash could redeliver the first after it. A message without a key is first at once.
+
+A message that is released, or whose lease has ended, keeps its place. Its tracker knows whether the attempt counts and
+how long it waits, so the receiver asks it: at once, and when the delay is over, because the message may have been
+cancelled or moved. The position of the queue is its lowest open message, so that the next reader reads all open
+messages again.
+
+Methods take what has happened and the time (monotonic seconds). :meth:`Ordering.next_steps` returns what the receiver
+has to do, and :attr:`Ordering.next_due_s` when to call it at the latest.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count
+from math import inf
+from operator import attrgetter
+from typing import NamedTuple
+
+from marq.core.deliveries.redelivery_records import redelivery
+from marq.core.redeliver_or_dead_letter import Destination, DueAction, is_exhausted
+from marq.core.storage.acquired_ranges import AcquiredRanges
+from marq.core.storage.rows import IN_ORDER, LeaseRow, State
+from marq.kafka.header_columns import OneHeader
+from marq.kafka.queue_records import Serving
+from marq.kafka.records import Records, Row
+from marq.leases.held import Ended, LeasedBatch, Released
+from marq.leases.receiver_settings import ReceiverSettings
+from marq.settings.purged_offsets import Purge
+from marq.settings.queue import BLOCK
+from marq.wire.markers import BLOCKED_WAIT_MS, LAST, Cause, Payload, Resumed, Source
+from marq.wire.names import ORDERING_KEY_HEADER
+from marq.wire.ordered_holders import ordered_holder
+from marq.wire.record_headers import ordering_key, origin
+
+log = logging.getLogger("marq")
+
+#: How long to wait before the next question about a message that another consumer holds.
+FIRST_ASK_S, MAX_ASK_S = 0.05, 1.0
+#: How long to wait before the next question about a released message: only a purge, or an ack by token, ends its delay.
+WAITING_ASK_S = 10.0
+#: Pause after a failed attempt to acquire messages.
+RETRY_S = 0.1
+#: How long positions wait for a commit if nothing new is read.
+COMMIT_S = 1.0
+#: Maximum number of messages that wait behind others, and of bytes of their values; at this limit, reading pauses.
+MAX_WAITING, MAX_WAITING_BYTES = 100_000, 256 << 20
+#: Maximum number of messages that are read at once while all messages read so far wait behind others.
+MAX_STEP = 1_000
+_MAX_DOUBLINGS = 10
+#: The error of a message whose lease has ended.
+LEASE_ENDED = "its lease ended"
+
+Key = tuple[str, Source]
+#: Messages to acquire again, by the queues that they are in.
+Again = Mapping["KeyQueues", Sequence["Retry"]]
+
+
+class Run(NamedTuple):
+    """Messages of one batch that are delivered together: their offsets and values."""
+
+    batch: LeasedBatch
+    offsets: Sequence[int]
+    values: Sequence[bytes | None]
+
+
+class Question(NamedTuple):
+    """Which of these messages are still open? ``check`` is the number of a check after a purge."""
+
+    keys: KeyQueues
+    offsets: Sequence[int]
+    check: int | None = None
+
+
+class Beginning(NamedTuple):
+    """Which messages of a queue are open in a source from this offset on? ``own_topic``: senders choose the keys."""
+
+    queue: str
+    source: Source
+    offset: int
+    own_topic: bool
+
+
+class Steps(NamedTuple):
+    """What a receiver does now: deliver, resume, ask, acquire again, commit positions."""
+
+    deliver: Sequence[Run]
+    resume: Sequence[Beginning]
+    ask: Sequence[Question]
+    acquire: Again
+    commit: bool
+
+
+class Open(NamedTuple):
+    """An open message in an answer; its lease or delay ends at ``until_s``.
+
+    ``attempt`` is the number of its next delivery, or how many are used up if it was ``leased``. If it ``blocks``, an
+    operator has to move or cancel it.
+    """
+
+    leased: bool
+    attempt: int
+    until_s: float
+    error: str
+    blocks: bool
+
+
+class Acquired(NamedTuple):
+    """The messages of one ACQUIRE; ``again``: they have their places already."""
+
+    keys: KeyQueues
+    batch: LeasedBatch
+    records: Records
+    again: bool
+
+
+class RereadRecords(NamedTuple):
+    """The records of one queue in one source that are already open; ``first``: the offset of the first one, or None.
+
+    Until the cycle has ended, the position of the queue must not pass ``first``, nor what the cycle acquires.
+    """
+
+    keys: KeyQueues
+    known: Records
+    first: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Retry:
+    """An open message that is not leased here; its ``row`` serves to acquire it again.
+
+    Nothing happens to it before ``due_s``, or while it is ``busy``: asked about, being acquired, or about to end.
+    """
+
+    row: Row
+    due_s: float = 0.0
+    busy: bool = False
+    #: Ask before acquiring it: only the tracker knows whether it is open, and which attempt is next.
+    asks: bool = True
+    #: Whether user code may have had it.
+    seen: bool = True
+    #: Whether user code had it here, and its start may reach the log only after the tracker's answer.
+    begun: bool = False
+    #: The error of its last attempt, if it becomes a dead letter as soon as it is acquired.
+    last: str | None = None
+    #: Whether a purge may have ended it since the question that has no answer yet.
+    outdated: bool = False
+    #: How long to wait before the next question while another consumer holds it; doubled each time.
+    ask_s: float = FIRST_ASK_S
+    #: The first ``row``, from which each answer starts.
+    original: Row = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.original = self.row
+
+    @property
+    def offset(self) -> int:
+        return self.row.offset
+
+
+def open_messages(parts: Iterable[Resumed], now_s: float) -> dict[int, Open | None]:
+    """Return the messages in an answer that came at ``now_s``, by offset; None for those that do not keep a place."""
+    found: dict[int, Open | None] = {}
+    for part in parts:
+        rows = zip(part.offsets, part.states, part.attempts, part.waits_ms, part.errors, strict=True)
+        for offset, state, attempt, wait_ms, error in rows:
+            opened = Open(
+                state == State.LEASED_IN_ORDER, attempt, now_s + wait_ms / 1000, error, wait_ms == BLOCKED_WAIT_MS
+            )
+            found[offset] = opened if state in IN_ORDER else None
+    return found
+
+
+class KeyOrder:
+    """Which message of an ordering key follows which, in offset order.
+
+    It uses dictionaries instead of an object for each message or key: 100,000 messages may wait, and the garbage
+    collector would visit all their objects, but it skips dictionaries of numbers and bytes.
+    """
+
+    __slots__ = ("_after", "_before", "_keys", "_last")
+
+    def __init__(self) -> None:
+        #: The key of each message that has one.
+        self._keys: dict[int, bytes] = {}
+        #: The last message of each key.
+        self._last: dict[bytes, int] = {}
+        #: The next and the previous message of the same key.
+        self._after: dict[int, int] = {}
+        self._before: dict[int, int] = {}
+
+    def add(self, offsets: Iterable[int], keys: Iterable[bytes | None]) -> list[int]:
+        """Append messages to their keys, in the order of the log; return those that are first."""
+        firsts = []
+        of, last, after, before = self._keys, self._last, self._after, self._before
+        for offset, key in zip(offsets, keys, strict=True):
+            if key is None:
+                firsts.append(offset)
+                continue
+            of[offset] = key
+            previous = last.get(key)
+            last[key] = offset
+            if previous is None:
+                firsts.append(offset)
+            else:
+                after[previous] = offset
+                before[offset] = previous
+        return firsts
+
+    def remove(self, offsets: Iterable[int]) -> list[int]:
+        """Remove messages; return those that are now the first of their keys."""
+        firsts = []
+        of, last, after, before = self._keys, self._last, self._after, self._before
+        for offset in offsets:
+            key = of.pop(offset, None)
+            if key is None:
+                continue
+            following, previous = after.pop(offset, None), before.pop(offset, None)
+            if previous is not None:
+                self._join(key, previous, following)
+            elif following is None:
+                del last[key]
+            else:
+                del before[following]
+                firsts.append(following)
+        return firsts
+
+    def _join(self, key: bytes, previous: int, following: int | None) -> None:
+        if following is None:
+            self._last[key] = previous
+            del self._after[previous]
+        else:
+            self._after[previous] = following
+            self._before[following] = previous
+
+    def is_first(self, offset: int) -> bool:
+        """Return whether no message of the same key comes before this one."""
+        return offset not in self._before
+
+
+class Ordering:
+    """The queues with ordering of one receiver."""
+
+    def __init__(self, settings: ReceiverSettings) -> None:
+        self.settings = settings
+        #: The queues with ordering that are served, and those of them that are paused.
+        self.queues: frozenset[str] = frozenset()
+        self._paused: frozenset[str] = frozenset()
+        self._keys: dict[Key, KeyQueues] = {}
+        #: Sources that are being resumed, and how many of their queues have no answer yet.
+        self._resuming: Counter[Source] = Counter()
+        #: Whether to stop delivering.
+        self.stopped = False
+        #: Whether positions have changed since they were last committed, and when to commit them.
+        self._moved = False
+        self._commit_s = inf
+        # The next steps.
+        self._deliver: list[Run] = []
+        self._resume: list[Beginning] = []
+        self._ask: list[tuple[KeyQueues, Retry]] = []
+        self._checks: list[Question] = []
+        self._again: list[tuple[KeyQueues, Retry]] = []
+        self._later: list[tuple[float, int, KeyQueues, Retry]] = []
+        self._numbers = count()
+        #: The last purge of each queue, and when the queue delivered again.
+        self._purges: dict[str, Purge | None] = {}
+        self._purged_s: dict[str, float] = {}
+        #: How many cycles in a row have read only messages that wait behind others.
+        self._blocked_cycles = 0
+        #: Whether the limit of waiting messages was logged, and half of it has been in use ever since.
+        self._logged = False
+
+    # --- what the receiver does ---------------------------------------------------------------------------------------
+
+    def next_steps(self, now_s: float) -> Steps | None:
+        """Return what to do now, None if there is nothing."""
+        while self._later and self._later[0][0] <= now_s:
+            _, _, keys, retry = heapq.heappop(self._later)
+            keys.advance(retry, now_s)
+        commit = now_s >= self._commit_s
+        if not (self._deliver or self._resume or self._ask or self._checks or self._again or commit):
+            return None
+        if commit:
+            self._commit_s = now_s + COMMIT_S
+        deliver, resume, checks = self._deliver, self._resume, self._checks
+        self._deliver, self._resume, self._checks = [], [], []
+        kept = [(keys, retry) for keys, retry in self._again if keys.queue in self._paused]
+        again = _grouped([(keys, retry) for keys, retry in self._again if keys.queue not in self._paused])
+        asks = [Question(keys, [retry.offset for retry in retries]) for keys, retries in _grouped(self._ask).items()]
+        self._again, self._ask = kept, []
+        return Steps(deliver, resume, [*asks, *checks], again, commit)
+
+    @property
+    def next_due_s(self) -> float:
+        """When to call :meth:`next_steps` at the latest, if nothing else happens."""
+        return min(self._later[0][0] if self._later else inf, self._commit_s)
+
+    def deliver(self, run: Run) -> None:
+        """Deliver messages with the next steps."""
+        self._deliver.append(run)
+
+    def again(self, keys: KeyQueues, retry: Retry) -> None:
+        """Ask about a message, or acquire it again, with the next steps."""
+        (self._ask if retry.asks else self._again).append((keys, retry))
+
+    def later(self, keys: KeyQueues, retry: Retry) -> None:
+        """Advance a message at its ``due_s``."""
+        heapq.heappush(self._later, (retry.due_s, next(self._numbers), keys, retry))
+
+    # --- queues and sources -------------------------------------------------------------------------------------------
+
+    def serve(self, queues: Iterable[str], now_s: float) -> None:
+        """Note which of these queues are ordered, and which of them are paused."""
+        settings = {queue: self.settings.queue(queue) for queue in queues}
+        self.queues = frozenset(queue for queue, its in settings.items() if its.ordered)
+        self._paused = frozenset(queue for queue in self.queues if settings[queue].paused)
+        # While a purge runs, its queue is paused. It may have ended messages that wait here.
+        for queue in self.queues - self._paused:
+            purge = self.settings.skipped(queue)
+            if purge != self._purges.get(queue):
+                self._purges[queue], self._purged_s[queue] = purge, now_s
+                self._ask_after_purge(queue, now_s)
+
+    def _ask_after_purge(self, queue: str, now_s: float) -> None:
+        waiting, self._again = self._again, []
+        for keys, retry in waiting:
+            retry.asks = retry.asks or keys.queue == queue
+            self.again(keys, retry)
+        for keys in self._keys.values():
+            if keys.queue == queue:
+                self._check(keys)
+                keys.ask_again(now_s)
+
+    def _check(self, keys: KeyQueues) -> None:
+        if (question := keys.doubt(next(self._numbers))) is not None:
+            self._checks.append(question)
+
+    def unresumed(self, serving: Serving, records: Mapping[Source, Records]) -> list[Source]:
+        """Return the sources of these records that are not resumed, and begin to resume them."""
+        if not self.queues:
+            return []
+        found = []
+        for source in records:
+            queues = [queue for queue in serving.queues_in(source.topic) if queue in self.queues]
+            missing = [queue for queue in queues if (queue, source) not in self._keys]
+            if missing and source not in self._resuming:
+                begin, own_topic = records[source].offsets[0], serving.is_own(source.topic)
+                self._resuming[source] = len(missing)
+                self._resume += [Beginning(queue, source, begin, own_topic) for queue in missing]
+            if missing:
+                found.append(source)
+        return found
+
+    def resumed(self, beginning: Beginning, parts: Sequence[Resumed] | None, random: int, now_s: float) -> bool:
+        """Begin with a queue in a source; ``parts`` is the answer, None if the source could not be verified.
+
+        Return whether no other queue of the source is being resumed: reading goes on, or it is asked again.
+        """
+        source = beginning.source
+        if parts is not None:
+            found = open_messages(parts, now_s)
+            opened = {offset: message for offset, message in found.items() if message is not None}
+            holder = ordered_holder(parts[0].asked_at, random)
+            self._keys[beginning.queue, source] = KeyQueues(self, beginning, holder, parts[0].acquired, opened)
+        self._resuming[source] -= 1
+        if self._resuming[source] > 0:
+            return False
+        del self._resuming[source]
+        return True
+
+    def give_up(self) -> None:
+        """Give up all sources, and release the messages that wait here."""
+        for keys in self._keys.values():
+            keys.give_up()
+        self._keys = {}
+        self._deliver, self._resume, self._ask, self._checks, self._again, self._later = [], [], [], [], [], []
+        self._resuming.clear()
+
+    def release_waiting(self) -> None:
+        """Release the messages that wait here, and deliver no more."""
+        self.stopped = True
+        for keys in self._keys.values():
+            keys.release_waiting()
+
+    @property
+    def awaits(self) -> bool:
+        """Whether messages will be delivered as time passes."""
+        return bool(self._later)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def keys(self, queue: str, source: Source) -> KeyQueues | None:
+        """Return the messages of a queue by key, None if it has no ordering."""
+        return self._keys[queue, source] if queue in self.queues else None
+
+    def _of(self, batch: LeasedBatch) -> KeyQueues | None:
+        """Return where the messages of a batch wait, None if that source was given up or the queue has no ordering."""
+        keys = self._keys.get((batch.queue, batch.source)) if batch.in_order else None
+        return keys if keys is not None and keys.holder == batch.holder else None
+
+    def has(self, batch: LeasedBatch) -> bool:
+        """Return whether this receiver still reads the source of an ordered batch."""
+        return self._of(batch) is not None
+
+    @property
+    def waiting(self) -> int:
+        """The number of messages that have not been delivered."""
+        return sum([keys.waiting for keys in self._keys.values()])
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more messages may wait behind others."""
+        if not self._keys:
+            return True
+        size = sum([keys.size for keys in self._keys.values()])
+        used = max(self.waiting / MAX_WAITING, size / MAX_WAITING_BYTES)
+        if used >= 1 and not self._logged:
+            self._report()
+        self._logged = used >= 1 or (self._logged and used >= 0.5)
+        return used < 1
+
+    def _report(self) -> None:
+        waiting: Counter[str] = Counter()
+        for keys in self._keys.values():
+            waiting[keys.queue] += keys.waiting
+        [(queue, number)] = waiting.most_common(1)
+        log.warning(
+            "queue %s: too many messages wait for earlier ones with their keys, or for the end of a pause: reading from"
+            " all queues of this consumer stops until some are finished: messages=%d",
+            queue,
+            number,
+        )
+
+    def step(self, room: int) -> int:
+        """Return how many messages to read when ``room`` of them are wanted.
+
+        Messages that wait behind others satisfy no call. While a receiver reads only such ones, it reads in larger and
+        larger steps: otherwise, it would need a cycle for every few of them.
+        """
+        return max(room, min(room << min(self._blocked_cycles, _MAX_DOUBLINGS), MAX_STEP))
+
+    def low_watermarks(
+        self, reread: Iterable[RereadRecords], ends: Mapping[Source, int], *, partial: bool = False
+    ) -> dict[Key, int]:
+        """Return the positions to commit in a cycle with these records; if ``partial``, only of some sources."""
+        lows = {key: int(min(keys.low, ends[key[1]])) for key, keys in self._keys.items() if key[1] in ends}
+        for keys, _, first in reread:
+            key = keys.queue, keys.source
+            if first is not None and key in lows:
+                lows[key] = min(lows[key], first)
+        self._moved = self._moved and partial and any(source not in ends for _, source in self._keys)
+        if not self._moved:
+            self._commit_s = inf
+        return lows
+
+    def uncommitted(self, now_s: float) -> None:
+        """Schedule a commit of positions: some have changed, or their commit has failed."""
+        if not self._moved and self._keys:
+            self._moved, self._commit_s = True, now_s + COMMIT_S
+
+    @property
+    def moved(self) -> bool:
+        """Whether positions have changed since they were last committed."""
+        return self._moved
+
+    def acquired(self, acquired: Iterable[Acquired], reread: Sequence[RereadRecords], now_s: float) -> None:
+        """Add the messages of a cycle: those acquired, and those known before."""
+        new: dict[KeyQueues, list[tuple[LeasedBatch, Records]]] = {records.keys: [] for records in reread}
+        for keys, batch, records, again in acquired:
+            if not again:
+                new[keys].append((batch, records))
+                continue
+            for offset in records.offsets:
+                keys.acquired_again(batch, offset, now_s)
+        for keys, known, _ in reread:
+            keys.add(new[keys], known, now_s)
+            if new[keys]:
+                self._blocked_cycles = 0 if self._deliver else self._blocked_cycles + 1
+
+    def check_purged(self, keys: KeyQueues, taken_s: float) -> None:
+        """Check messages that were acquired at this time: a purge may have ended them."""
+        if taken_s <= self._purged_s.get(keys.queue, -inf):
+            self._check(keys)
+
+    def not_acquired(self, again: Again, now_s: float) -> None:
+        """Try again later to acquire these messages."""
+        for keys, retries in again.items():
+            for retry in retries:
+                keys.not_acquired(retry, now_s)
+
+    def answered(self, question: Question, parts: Sequence[Resumed], now_s: float) -> None:
+        """Process an answer, or parts of it."""
+        opened = open_messages(parts, now_s)
+        if question.check is None:
+            question.keys.answered(opened, now_s)
+        elif question.keys.active:
+            question.keys.checked(question.check, opened, now_s)
+        self.uncommitted(now_s)
+
+    # --- outcomes -----------------------------------------------------------------------------------------------------
+
+    def settled(self, ended: Iterable[Ended], now_s: float) -> None:
+        """Continue after outcomes have become durable."""
+        for outcomes in ended:
+            if (keys := self._of(outcomes.batch)) is not None:
+                keys.settled(*outcomes, now_s)
+                self.uncommitted(now_s)
+
+    def lost(self, batch: LeasedBatch, offsets: Sequence[int], now_s: float) -> None:
+        """Note that leases have ended by this client's clock."""
+        if (keys := self._of(batch)) is not None:
+            keys.lost(batch, offsets, now_s)
+            self.uncommitted(now_s)
+
+    def moved_to(self, former: LeasedBatch, batch: LeasedBatch, offsets: Sequence[int]) -> None:
+        """Note that messages are in another batch now."""
+        if (keys := self._of(former)) is not None:
+            keys.moved(former, batch, offsets)
+
+
+def _grouped(pairs: Iterable[tuple[KeyQueues, Retry]]) -> dict[KeyQueues, list[Retry]]:
+    groups: dict[KeyQueues, list[Retry]] = {}
+    for keys, retry in pairs:
+        if keys.active:
+            groups.setdefault(keys, []).append(retry)
+    return groups
+
+
+class KeyQueues:
+    """The open messages of one queue in one source, by ordering key, for one assignment."""
+
+    def __init__(
+        self,
+        ordering: Ordering,
+        beginning: Beginning,
+        holder: int,
+        acquired: Iterable[tuple[int, int]],
+        unread: Mapping[int, Open],
+    ) -> None:
+        self.queue, self.source, _, self.own_topic = beginning
+        self.holder = holder
+        #: False once the source is given up: from then on, outcomes of messages in flight change nothing here.
+        self.active = True
+        self._ordering = ordering
+        self._acquired = AcquiredRanges(acquired)
+        #: Open messages of former holders whose records are not read yet.
+        self._unread = dict(unread)
+        #: The values of all open messages, in the order of the log, and their total bytes.
+        self._values: dict[int, bytes | None] = {}
+        self.size = 0
+        self._order = KeyOrder()
+        #: The batch of each message that is leased here.
+        self._batches: dict[int, LeasedBatch] = {}
+        self._delivered: set[int] = set()
+        #: Messages that are not leased here, and leased ones that become dead letters.
+        self._retries: dict[int, Retry] = {}
+        #: Messages that a purge may have ended, each with the number of the question about it.
+        self._doubted: dict[int, int] = {}
+        #: Messages whose earlier attempt was acked while the current one is being handled.
+        self._done: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def waiting(self) -> int:
+        """The number of messages that have not been delivered."""
+        return len(self._values) - len(self._delivered)
+
+    @property
+    def low(self) -> float:
+        """The lowest open offset, infinite without one: reading starts there after a crash."""
+        # Messages are added in the order of the log.
+        return next(iter(self._values), inf)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def select(self, own: Records) -> tuple[Records, Records]:
+        """Return the records to acquire, and those of messages that are open already; leave out finished ones."""
+        if own.offsets[0] >= self._acquired.end and not self._unread:
+            return own, own[:0]
+        new, known = [], []
+        for index, offset in enumerate(own.offsets):
+            if offset in self._unread:
+                known.append(index)
+            elif offset not in self._acquired:
+                new.append(index)
+        return own if len(new) == len(own) else own.at(new), own.at(known)
+
+    def add(self, acquired: Sequence[tuple[LeasedBatch, Records]], known: Records, now_s: float) -> None:
+        """Add the messages that a cycle acquired, and the ``known`` records of messages that are open already."""
+        if not self.active:
+            # The source was given up while the cycle committed: another consumer would wait for these leases.
+            for batch, records in acquired:
+                batch.put_back(records.offsets)
+            return
+        parts = [self._unadded(records) for _, records in acquired]
+        for (batch, _), records in zip(acquired, parts, strict=True):
+            self._batches.update(dict.fromkeys(records.offsets, batch))
+        known = self._unadded(known)
+        if len(known):
+            parts = [Records.of(sorted(chain(known, *parts), key=attrgetter("offset")))]
+        firsts = []
+        for records in parts:
+            self._values.update(zip(records.offsets, records.values, strict=True))
+            self.size += sum([len(value or b"") for value in records.values])
+            firsts += self._order.add(records.offsets, ordering_keys(records, own_topic=self.own_topic))
+        for row in known:
+            # Only the first message of a key can have been delivered.
+            retry = self._retries[row.offset] = Retry(row, seen=self._order.is_first(row.offset))
+            if (message := self._unread.pop(row.offset, None)) is not None:
+                self._ask_later(retry, message, now_s)
+        if acquired:
+            self._ordering.check_purged(self, min(batch.taken_s for batch, _ in acquired))
+        self._continue(firsts, now_s)
+
+    def _unadded(self, records: Records) -> Records:
+        """Leave out messages that are here already."""
+        if self._values.keys().isdisjoint(records.offsets):
+            return records
+        return records.at([index for index, offset in enumerate(records.offsets) if offset not in self._values])
+
+    # --- what happens next --------------------------------------------------------------------------------------------
+
+    def _continue(self, firsts: Iterable[int], now_s: float) -> None:
+        """Continue with messages that are the first of their keys."""
+        if self._ordering.stopped:
+            return
+        ready: list[int] = []
+        of: LeasedBatch | None = None
+        for offset in firsts:
+            batch = self._batches.get(offset)
+            if offset in self._retries:
+                self.advance(self._retries[offset], now_s)
+            elif batch is None or offset in self._doubted:
+                # It has ended together with the one before it, or continues when the question about it is answered.
+                continue
+            elif batch.lasts(offset, now_s):
+                if batch is not of:
+                    self._deliver(of, ready)
+                    of, ready = batch, []
+                ready.append(offset)
+            else:
+                del self._batches[offset]
+                # Leased here, it can't have changed.
+                asks = offset not in batch.open
+                batch.open.discard(offset)
+                self._retry(Retry(self._row(batch, offset), asks=asks, seen=False), now_s)
+        self._deliver(of, ready)
+
+    def _deliver(self, batch: LeasedBatch | None, offsets: Sequence[int]) -> None:
+        if batch is not None:
+            self._delivered.update(offsets)
+            batch.waiting.difference_update(offsets)
+            self._ordering.deliver(Run(batch, offsets, [self._values[offset] for offset in offsets]))
+
+    def _row(self, batch: LeasedBatch, offset: int) -> Row:
+        return batch.record(offset)._replace(value=self._values[offset])
+
+    def _retry(self, retry: Retry, now_s: float) -> None:
+        self._retries[retry.offset] = retry
+        self.advance(retry, now_s)
+
+    def advance(self, retry: Retry, now_s: float) -> None:
+        """Ask about a message, or acquire it again, if it is the first of its key, and it is time."""
+        offset = retry.offset
+        if not self.active or self._retries.get(offset) is not retry or retry.busy or not self._order.is_first(offset):
+            return
+        if retry.due_s > now_s:
+            self._ordering.later(self, retry)
+            return
+        retry.busy = True
+        self._ordering.again(self, retry)
+
+    def acquired_again(self, batch: LeasedBatch, offset: int, now_s: float) -> None:
+        """Note that a message was acquired again."""
+        retry = self._retries.get(offset)
+        if not self.active or retry is None or offset in self._batches:
+            # No longer open here.
+            batch.put_back([offset])
+            return
+        self._batches[offset] = batch
+        if retry.last is not None:
+            batch.release(offset, LAST, error=retry.last)
+        else:
+            del self._retries[offset]
+            self._ordering.check_purged(self, batch.taken_s)
+            self._continue([offset], now_s)
+
+    def not_acquired(self, retry: Retry, now_s: float) -> None:
+        """Try again later to acquire a message."""
+        retry.busy, retry.due_s = False, now_s + RETRY_S
+        self.advance(retry, now_s)
+
+    def answered(self, opened: Mapping[int, Open | None], now_s: float) -> None:
+        """Process an answer about messages that are not leased here."""
+        for offset, message in opened.items():
+            retry = self._retries.get(offset)
+            if not self.active or retry is None or not retry.asks:
+                continue
+            retry.busy = False
+            if message is None:
+                self._end([offset], now_s)
+                continue
+            self._answered(retry, message, now_s)
+            if retry.outdated and retry.asks:
+                retry.due_s = now_s
+            retry.outdated = False
+            self.advance(retry, now_s)
+
+    def _ask_later(self, retry: Retry, message: Open, now_s: float) -> None:
+        """Ask when the lease or delay ends, or earlier, because the message may end, or be released or moved."""
+        ask_s = WAITING_ASK_S
+        if message.leased:
+            ask_s, retry.ask_s = retry.ask_s, min(retry.ask_s * 2, MAX_ASK_S)
+        elif message.blocks:
+            # An operator who moves it waits for its delivery.
+            ask_s = MAX_ASK_S
+        retry.due_s = min(message.until_s, now_s + ask_s)
+
+    def _answered(self, retry: Retry, message: Open, now_s: float) -> None:
+        waits = message.until_s > now_s
+        retry.last = None
+        if message.leased:
+            if waits:
+                self._ask_later(retry, message, now_s)
+                return
+            self._lease_ended(retry, message)
+        elif message.blocks and not self.blocks:
+            # The queue's setting has changed: dead letters no longer block their keys. No delivery follows, so no
+            # attempt is added.
+            self._attempt(retry, message.attempt - 1, message.error)
+            retry.last = message.error
+        else:
+            counted = message.attempt > self._attempt_of(retry.original)
+            self._attempt(retry, message.attempt, message.error, counted=counted)
+            if waits:
+                self._ask_later(retry, message, now_s)
+                return
+        retry.asks, retry.due_s = False, 0.0
+
+    def _lease_ended(self, retry: Retry, message: Open) -> None:
+        """Prepare what follows a lease that has ended; ``message.attempt`` are used up."""
+        used, error = message.attempt, message.error or LEASE_ENDED
+        if retry.begun:
+            used = max(used, self._attempt_of(retry.original))
+        if not retry.seen and used < self._attempt_of(retry.original):
+            # No user code had it.
+            return
+        if is_exhausted(used, True, self._ordering.settings.queue(self.queue)):
+            retry.last = error
+            self._attempt(retry, used, error)
+        else:
+            self._attempt(retry, used + 1, error, cause=Cause.EXPIRED)
+
+    @property
+    def blocks(self) -> bool:
+        """Whether a message that would become a dead letter blocks its key."""
+        return self._ordering.settings.queue(self.queue).on_dead_letter == BLOCK
+
+    def _attempt_of(self, row: Row) -> int:
+        return origin(self.source, row.offset, row.timestamp, row.headers).attempt
+
+    def _attempt(
+        self, retry: Retry, attempt: int, error: str, *, counted: bool = True, cause: Cause = Cause.RELEASED
+    ) -> None:
+        retry.row = delivered_again(self.source, self.queue, retry.original, attempt, error, counted, cause)
+
+    # --- purges -------------------------------------------------------------------------------------------------------
+
+    def doubt(self, check: int) -> Question | None:
+        """Hold back the messages that are leased and wait here until a question about them is answered."""
+        batches = set(self._batches.values())
+        settling = set[int]().union(*[batch.unwritten for batch in batches])
+        waiting = [
+            offset
+            for offset, batch in self._batches.items()
+            if self._waits(offset, batch) and offset in batch.open and offset not in settling
+        ]
+        self._doubted.update(dict.fromkeys(waiting, check))
+        return Question(self, waiting, check) if waiting else None
+
+    def ask_again(self, now_s: float) -> None:
+        """Ask about the messages that wait for a time: others with their keys must not wait for a regular question."""
+        for retry in list(self._retries.values()):
+            if retry.busy:
+                retry.outdated = True
+            else:
+                retry.due_s = now_s
+                self.advance(retry, now_s)
+
+    def checked(self, check: int, opened: Mapping[int, Open | None], now_s: float) -> None:
+        """Process an answer to a question after a purge: remove messages that have ended, and deliver the others."""
+        answered = [offset for offset in opened if self._doubted.get(offset) == check]
+        for offset in answered:
+            del self._doubted[offset]
+        ended = [offset for offset in answered if opened[offset] is None]
+        for offset in ended:
+            if offset in self._batches:
+                # It must not be renewed any longer.
+                self._batches[offset].open.discard(offset)
+        self._end(ended, now_s)
+        left = [offset for offset in answered if offset in self._values and offset not in self._delivered]
+        self._continue([offset for offset in left if self._order.is_first(offset)], now_s)
+
+    # --- outcomes -----------------------------------------------------------------------------------------------------
+
+    def settled(
+        self,
+        batch: LeasedBatch,
+        acked: Sequence[int],
+        released: Sequence[Released],
+        rejected: Iterable[tuple[int, str]],
+        now_s: float,
+    ) -> None:
+        """Note outcomes that are durable."""
+        if not self._delivered.isdisjoint(acked):
+            # Its handler lost the lease but acked anyway; the handler of the next attempt is running.
+            done = {each for each in acked if each in self._delivered and self._batches.get(each) is not batch}
+            self._done |= done
+            acked = [offset for offset in acked if offset not in done]
+        last = [release.offset for release in released if release.delay_ms == LAST]
+        self._end([*acked, *[offset for offset, _ in rejected], *last], now_s)
+        for release in released:
+            if release.delay_ms != LAST:
+                self._is_lost(batch, release.offset, now_s)
+
+    def lost(self, batch: LeasedBatch, offsets: Iterable[int], now_s: float) -> None:
+        """Note that leases have ended by this client's clock."""
+        unwritten = batch.unwritten
+        for offset in offsets:
+            # The others are acquired again when their turn comes, or continue when their outcomes are durable.
+            if offset in self._delivered:
+                self._delivered.discard(offset)
+                if offset not in unwritten:
+                    self._is_lost(batch, offset, now_s)
+
+    def _is_lost(self, batch: LeasedBatch, offset: int, now_s: float) -> None:
+        """Continue with a message that is no longer leased here."""
+        if self._batches.get(offset) is not batch:
+            return
+        if offset in self._done:
+            self._end([offset], now_s)
+            return
+        del self._batches[offset]
+        self._delivered.discard(offset)
+        self._retry(Retry(self._row(batch, offset), begun=offset in batch.perhaps_started), now_s)
+
+    def moved(self, former: LeasedBatch, batch: LeasedBatch, offsets: Iterable[int]) -> None:
+        """Note that messages are in another batch now."""
+        self._batches.update(dict.fromkeys([each for each in offsets if self._batches.get(each) is former], batch))
+
+    def _end(self, offsets: Sequence[int], now_s: float) -> None:
+        """Remove messages, and continue with the next ones of their keys."""
+        values, batches, size = self._values, self._batches, 0
+        for offset in offsets:
+            size += len(values.pop(offset, None) or b"")
+            batches.pop(offset, None)
+        self.size -= size
+        self._delivered.difference_update(offsets)
+        if self._retries or self._done:
+            self._done.difference_update(offsets)
+            for offset in offsets:
+                self._retries.pop(offset, None)
+        self._continue(self._order.remove(offsets), now_s)
+
+    def give_up(self) -> None:
+        """Release the messages that wait here, and take no further part: the source may have another reader."""
+        self.active = False
+        self.release_waiting()
+
+    def release_waiting(self) -> None:
+        """Release the messages that are leased here and were not delivered."""
+        for offset, batch in self._batches.items():
+            if self._waits(offset, batch):
+                batch.put_back([offset])
+
+    def _waits(self, offset: int, batch: LeasedBatch) -> bool:
+        """Return whether a message that is leased here was not delivered, and will be."""
+        return offset in batch.waiting and offset not in self._retries
+
+
+def delivered_again(source: Source, queue: str, row: Row, attempt: int, error: str, counted: bool, cause: Cause) -> Row:
+    """Return the record of a message with the headers that its redelivery with this attempt would have."""
+    if attempt == 1 and counted and not error:
+        return row
+    lease = LeaseRow(queue, 0, attempt, 0, 0, State.RELEASED, counted, error)
+    action = DueAction(source, row.offset, lease, Destination.QUEUE, attempt, cause)
+    # The record keeps its key: a header that repeats it could make the record too large to be acquired again.
+    payload = Payload(row.timestamp, attempt, None, row.headers, row.value)
+    return row._replace(headers=redelivery(action, payload, 0, own_topic=False).headers)
+
+
+def ordering_keys(records: Records, *, own_topic: bool) -> list[bytes | None]:
+    """Return the ordering key of each record, None if it has none."""
+    if own_topic:
+        return [key or None for key in records.keys]
+    if records.headers is None:
+        return [None] * len(records)
+    if isinstance(records.headers, OneHeader) and records.headers.name == ORDERING_KEY_HEADER:
+        return [value or None for value in records.headers.values]
+    return [ordering_key(headers) for headers in records.headers]

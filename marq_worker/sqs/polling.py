@@ -1,0 +1,509 @@
+"""Leases on demand, for programs that settle messages through any process: the SQS endpoint.
+
+:class:`PolledConsumer` differs from :class:`marq.Consumer` in two ways: messages are acquired only when a call asks for
+them, and their leases are not renewed after the call has returned them. :class:`TokenSettler` settles them by the
+tokens of their leases, and :class:`LeaseLookup` asks trackers whether an outcome would count.
+
+:class:`PolledInOrder` is for queues with ordering. A message stays with its consumer until it is settled, so that the
+next one of its key follows when its end is durable. So a program's outcome has to reach the consumer that delivered the
+message. If that consumer is gone, or the source has moved to another one, the outcome is written by token: the next
+consumer asks the trackers about such messages (:mod:`marq.consumer.ordering`). A redelivery in place has the same token
+as the former delivery, so each outcome names the attempt that it is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import replace
+from math import inf
+from typing import NamedTuple
+
+from marq.backend.cluster import Cluster, cluster_of, marker_writer
+from marq.client.lifecycle import Lifecycle
+from marq.client.message_token import Token
+from marq.consumer.consumer import Consumer
+from marq.consumer.session import STOP_ACKS_S, STOP_CLIENT_S
+from marq.consumer.starts import still_leased
+from marq.consumer.tracker_queries import TrackerQueries
+from marq.consumer.writer import OutcomeWriter, Unheard
+from marq.core.storage.rows import HELD
+from marq.kafka.topics import Topics
+from marq.leases import settlement
+from marq.leases.message import Message
+from marq.leases.receiver_settings import ReceiverSettings
+from marq.leases.settlement import put_back
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.settings.queue import QueueSettings
+from marq.wire.errors import BrokerUnavailable, MarqError
+from marq.wire.markers import Ack, Release, Renew, Resume, Source
+from marq.wire.names import RESERVED_HEADER
+from marq.wire.record_headers import first_received_ms, origin, record_id
+
+#: The lease of messages that are not delivered yet; the consumer renews it. After a crash they wait for its end, so it
+#: is short, even if the queue's own lease lasts hours.
+WAITING_LEASE_MS = 10_000
+#: A polled message's lease may be shorter than its queue's setting by the smaller of these: seconds, and a fraction.
+MAX_SHORTFALL_S, MAX_SHORTFALL = 1.0, 0.05
+#: How long to wait for a tracker.
+LIMIT_S = 4.0
+
+
+class LeaseStatus(NamedTuple):
+    """What a tracker knows about a message: its state (0 if it is not open), its attempt, and its remaining lease."""
+
+    state: int
+    attempt: int
+    left_ms: int
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self.state in HELD
+
+
+_NOT_OPEN = LeaseStatus(0, 0, 0)
+_Asked = tuple[Token, asyncio.Future[LeaseStatus]]
+
+
+class LeaseLookup(Lifecycle[TrackerQueries]):
+    """Looks up messages for one process; concurrent lookups share a question."""
+
+    def __init__(self, settings: ClientSettings, limit_s: float = LIMIT_S) -> None:
+        super().__init__("the client of lease questions")
+        self._settings = settings
+        self._limit_s = limit_s
+        self._waiting: list[_Asked] = []
+        self._asking: asyncio.Task[None] | None = None
+
+    async def _open(self, opened: AsyncExitStack) -> TrackerQueries:
+        cluster = cluster_of(self._settings)
+        topics = await cluster.topics()
+        writer = await opened.enter_async_context(marker_writer(cluster, topics, STOP_CLIENT_S))
+        opened.push_async_callback(self._end_asking)
+        return TrackerQueries(cluster, writer, topics.markers_partitions)
+
+    async def is_in_flight(self, token: Token) -> bool:
+        """Return whether a consumer holds a message; same errors as :meth:`ask`."""
+        return (await self.ask(token)).is_in_flight
+
+    async def ask(self, token: Token) -> LeaseStatus:
+        """Return what a tracker knows about a message.
+
+        Raises:
+            BrokerUnavailable: no tracker answered in time.
+            MarqError: the client is stopped.
+        """
+        questions = self._started()
+        answer: asyncio.Future[LeaseStatus] = asyncio.get_running_loop().create_future()
+        self._waiting.append((token, answer))
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_all(questions), name="marq-lease-questions")
+        return await answer
+
+    async def _end_asking(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+
+    async def _ask_all(self, questions: TrackerQueries) -> None:
+        try:
+            while self._waiting:
+                asked, self._waiting = self._waiting, []
+                await self._ask(questions, asked)
+        finally:
+            self._asking = None
+            _fail(self._waiting, MarqError("the client of lease questions was stopped"))
+            self._waiting = []
+
+    async def _ask(self, questions: TrackerQueries, asked: Sequence[_Asked]) -> None:
+        error: MarqError = MarqError("the client of lease questions was stopped")
+        by_source: dict[tuple[str, Source], list[_Asked]] = {}
+        for request in asked:
+            by_source.setdefault((request[0].queue, request[0].source), []).append(request)
+        # The holder identifies the question.
+        holders = {secrets.randbits(62) * 2 + 1: some for some in by_source.values()}
+        resumes = [
+            Resume(some[0][0].queue, holder, some[0][0].source, sorted({token.offset for token, _ in some}), False)
+            for holder, some in holders.items()
+        ]
+        try:
+            async with asyncio.timeout(self._limit_s), aclosing(questions.answers(resumes)) as answers:
+                async for resume, parts in answers:
+                    found = {
+                        offset: LeaseStatus(*row)
+                        for part in parts
+                        for offset, *row in zip(part.offsets, part.states, part.attempts, part.waits_ms, strict=True)
+                    }
+                    for token, answer in holders[resume.holder]:
+                        if not answer.done():
+                            answer.set_result(found.get(token.offset, _NOT_OPEN))
+        except TimeoutError:
+            error = BrokerUnavailable(f"no tracker answered within {self._limit_s:g} s: is a worker running?")
+        except MarqError as failure:
+            error = failure
+        finally:
+            _fail(asked, error)
+
+
+def _fail(asked: Sequence[_Asked], error: MarqError) -> None:
+    for _, answer in asked:
+        if not answer.done():
+            answer.set_exception(error)
+
+
+class Described(NamedTuple):
+    """A message as another process can receive it; times are in milliseconds since 1970.
+
+    ``first_received_ms`` is 0 if it is unknown or this is the first delivery. ``available_ms`` is when the message
+    could first be received: later than ``sent_ms`` if it was delayed or redriven, or its sender chose its timestamp.
+    """
+
+    token: Token
+    id: str
+    attempt: int
+    sent_ms: int
+    body: bytes
+    headers: dict[str, bytes | None]
+    first_received_ms: int = 0
+    available_ms: int = 0
+
+
+def described(message: Message) -> Described:
+    """Return the parts of a message; looking up each of them costs several times as much."""
+    held, offset = message._batch, message._offset
+    record = held.record(offset)
+    token = Token(held.queue, held.holder, held.source, offset)
+    if not record.headers:
+        sent_ms = record.timestamp
+        return Described(token, record_id(held.source.log, offset), 1, sent_ms, message.body, {}, 0, sent_ms)
+    facts = origin(held.source, offset, record.timestamp, record.headers)
+    received_ms = first_received_ms(record.headers)
+    # The record of a delayed or redriven message has the time of its first delivery. If a redelivery lacks the header,
+    # its record is that first delivery, or its age is unknown. The message must not count as older than it is.
+    known = facts.attempt > 1 and received_ms
+    available_ms = max(facts.first_sent_ms, received_ms) if known else record.timestamp
+    return Described(
+        token, facts.id, facts.attempt, facts.first_sent_ms, message.body, message.headers, received_ms, available_ms
+    )
+
+
+class PolledConsumer(Consumer):
+    """Receives messages of one queue on request.
+
+    Args:
+        queue: the queue's name.
+        settings: the client's settings.
+        url: an address at which other members of the queue's group can ask this process for messages.
+    """
+
+    def __init__(self, queue: str, settings: ClientSettings, url: str = "") -> None:
+        super().__init__(queue, settings.bootstrap_servers, shutdown_timeout=0)
+        self._settings = settings
+        self._url = url
+
+    def _receiver_settings(self, topics: Topics, definitions: Definitions) -> ReceiverSettings:
+        settings = super()._receiver_settings(topics, definitions)
+        return replace(settings, prefetch=False, queue=_without_breaker(settings.queue))
+
+    async def poll(self, max_messages: int, *, max_bytes: int | None = None) -> list[Message]:
+        """Return up to ``max_messages`` that are available.
+
+        Their leases last as long as the queue's setting says, and end unless :class:`TokenSettler` renews them. With
+        ``max_bytes``, the message that reaches this size is the last one; the next poll returns the others.
+
+        Raises:
+            MarqError: the consumer can no longer receive; the error says why.
+        """
+        running = self._started()
+        messages = self._take(max_messages, max_bytes)
+        if not messages:
+            running.raise_error()
+            return []
+        try:
+            messages = await running.receiver.starts.started(messages)
+            messages = await self._in_full(messages)
+        except BaseException:
+            put_back(messages)
+            raise
+        running.detach(messages)
+        return messages
+
+    def _take(self, max_messages: int, max_bytes: int | None) -> list[Message]:
+        running = self._started()
+        if max_bytes is None:
+            return running.take(max_messages)
+        taken: list[Message] = []
+        size = 0
+        while len(taken) < max_messages and size < max_bytes and (messages := running.take(1)):
+            taken += messages
+            size += sum(map(_size, messages))
+        return taken
+
+    async def _in_full(self, messages: list[Message]) -> list[Message]:
+        """Renew the leases of messages that waited for a poll; leave out messages whose leases end meanwhile."""
+        running = self._started()
+        now_s, lease_ms = running.cluster.now_s(), running.receiver_settings.queue(self.name).lease_ms
+        least_s = lease_ms / 1000 - min(MAX_SHORTFALL_S, lease_ms / 1000 * MAX_SHORTFALL)
+        short = [message for message in messages if message._expiry_s - now_s < least_s]
+        if not short:
+            return messages
+        await running.hold(short, lease_ms, ends=True)
+        return still_leased(messages, running.cluster.now_s())
+
+    async def put_back(self, limit_s: float) -> None:
+        """Release the messages that no poll has returned; return when that is durable, or after the limit.
+
+        Call this before a stop, when no poll waits any longer. A message whose ACQUIRE is still being written when the
+        consumer stops, or whose release is not written, would count as received when its lease ends.
+        """
+        running = self._started()
+
+        async def released() -> None:
+            # No cycle follows, because no call asks for messages.
+            await running.receiver.revoked()
+            running.receiver.prefetch.release()
+            await running.receiver.writer.settled()
+
+        with suppress(TimeoutError):
+            await running.cluster.within(limit_s, released())
+
+    def left_s(self, message: Message) -> float:
+        """Return the seconds until the lease of a polled message ends."""
+        # Not the cluster's clock: the consumer may have been stopped while the poll renewed leases.
+        return message._expiry_s - message._batch.keeper.now_s()
+
+    def broker_ms(self) -> int | None:
+        """Return the milliseconds since 1970 by the brokers' clock; None before the first message."""
+        return None if self._running is None else self._running.cluster.broker_ms()
+
+    @property
+    def error(self) -> MarqError | None:
+        """Why the consumer can no longer receive, or None if it can."""
+        return None if self._running is None else self._running.receiver.error
+
+    async def wait(self, max_messages: int, wait_s: float) -> None:
+        """Ask for messages; return when a poll may find some, or after ``wait_s``."""
+        running = self._started()
+        with suppress(TimeoutError):
+            await running.cluster.within(wait_s, running.wait(max_messages))
+
+
+def _size(message: Message) -> int:
+    """Return about how many bytes a message has."""
+    return len(message.body) + sum([len(name) + len(value or b"") for name, value in message._record.headers])
+
+
+def _without_breaker(settings: Callable[[str], QueueSettings]) -> Callable[[str], QueueSettings]:
+    """Return settings without circuit breakers, which count outcomes that a polling process never learns."""
+
+    def without(queue: str) -> QueueSettings:
+        found = settings(queue)
+        return found if found.breaker is None else replace(found, breaker=None)
+
+    return without
+
+
+class TokenSettler(Lifecycle[OutcomeWriter]):
+    """Settles messages by the tokens of their leases, whichever process received them.
+
+    Calls return when the marker is durable. A marker for a lease that has ended has no effect.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        super().__init__("the settler")
+        self._settings = settings
+        self._cluster: Cluster
+        self._unheard = Unheard()
+
+    async def _open(self, opened: AsyncExitStack) -> OutcomeWriter:
+        self._cluster = cluster_of(self._settings)
+        topics = await self._cluster.topics()
+        writer = await opened.enter_async_context(marker_writer(self._cluster, topics, STOP_CLIENT_S))
+        settings = ReceiverSettings(0, topics.markers_partitions, topics.markers_limit_bytes)
+        outcomes = OutcomeWriter(writer, settings, self._cluster, self._unheard, shared=True)
+        outcomes.start()
+
+        async def stop() -> None:
+            await outcomes.stop(STOP_ACKS_S)
+
+        opened.push_async_callback(stop)
+        return outcomes
+
+    def broker_ms(self) -> int | None:
+        """Return the milliseconds since 1970 by the brokers' clock; None before the first outcome."""
+        return None if self._running is None else self._cluster.broker_ms()
+
+    async def ack(self, tokens: Sequence[Token]) -> None:
+        """Ack messages."""
+        offsets: dict[tuple[str, int, Source], set[int]] = {}
+        for token in tokens:
+            offsets.setdefault((token.queue, token.holder, token.source), set()).add(token.offset)
+        await self._settle([Ack(*place, sorted(some)) for place, some in offsets.items()])
+
+    async def renew(self, leases: Sequence[tuple[Token, int]]) -> None:
+        """Make leases end in the given number of milliseconds, earlier or later than before."""
+        await self._settle(
+            [
+                Renew(token.queue, token.holder, token.source, [token.offset], lease_ms, exactly=True)
+                for token, lease_ms in leases
+            ]
+        )
+
+    async def release(self, tokens: Sequence[Token], *, counted: bool = True) -> None:
+        """Release messages at once; ``counted=False``, if no program has seen them, does not count the attempt."""
+        await self._settle(
+            [Release(each.queue, each.holder, each.source, [each.offset], [0], counted, [""]) for each in tokens]
+        )
+
+    async def _settle(self, batches: Sequence[Ack | Renew | Release]) -> None:
+        """Write markers. Raises MarqError; BrokerUnavailable if the settler is stopped first."""
+        writer = self._started()
+        if self._unheard.error is not None:
+            raise MarqError(f"the settler stopped after an unexpected error: {self._unheard.error!r}")
+        for batch in batches:
+            writer.settle_foreign(batch)
+        await writer.settled()
+
+
+class Place(NamedTuple):
+    """The place of a message in its queue."""
+
+    source: Source
+    offset: int
+
+
+def own_headers(message: Message) -> dict[str, bytes | None]:
+    """Return the headers of a message that Marq wrote, which :attr:`Message.headers` leaves out."""
+    return {name: value for name, value in message._record.headers if name.startswith(RESERVED_HEADER)}
+
+
+class PolledInOrder(PolledConsumer):
+    """Receives messages of one queue with ordering on request, and settles those that it has delivered."""
+
+    def _receiver_settings(self, topics: Topics, definitions: Definitions) -> ReceiverSettings:
+        settings = super()._receiver_settings(topics, definitions)
+        max_lease_ms = min(map(settings.max_lease_of, self._membership.queues(definitions)), default=WAITING_LEASE_MS)
+        self._delivered: dict[Place, Message] = {}
+        #: The last purge that is known, and when it became known.
+        self._purge, self._purged_s = settings.skipped(self.name), -inf
+        #: The messages that were released because of it.
+        self._released: set[Place] = set()
+        return replace(settings, lease_ms=min(WAITING_LEASE_MS, max_lease_ms))
+
+    async def poll(
+        self, max_messages: int, lease_ms: int | None = None, *, max_bytes: int | None = None
+    ) -> list[Message]:
+        """Return up to ``max_messages`` that are available, at most one of each ordering key.
+
+        Each is leased for ``lease_ms`` (default: the queue's setting), and the consumer does not renew it. With
+        ``max_bytes``, the message that reaches this size is the last one.
+
+        Raises:
+            MarqError: the consumer can no longer receive; the error says why.
+        """
+        running = self._started()
+        messages = self._after_purges(self._take(max_messages, max_bytes))
+        if not messages:
+            running.raise_error()
+            return []
+        if lease_ms is None:
+            lease_ms = running.receiver_settings.queue(self.name).lease_ms
+        try:
+            # Durable before the program sees them: if this process dies then, they keep this lease.
+            await running.hold(messages, lease_ms, ends=True, started=True)
+        except BaseException:
+            settlement.put_back(messages)
+            raise
+        held = [message for message in messages if self._is_held(message)]
+        # Their source was given up meanwhile. Without a release, its next consumer would wait for their leases.
+        settlement.put_back([message for message in messages if message not in held])
+        self._delivered.update({Place(each._batch.source, each.offset): each for each in held})
+        return held
+
+    def _after_purges(self, messages: list[Message]) -> list[Message]:
+        """Return messages that were acquired after all purges; release the others.
+
+        A purge ends messages that wait here, and this consumer is not told. Before it delivers a released message, it
+        asks the tracker.
+        """
+        running = self._started()
+        purge = running.receiver_settings.skipped(self.name)
+        if purge != self._purge:
+            self._purge, self._purged_s, self._released = purge, running.cluster.now_s(), set()
+            self._end_purged()
+        former = [message for message in messages if self._may_be_purged(message)]
+        if not former:
+            return messages
+        self._released.update([Place(each._batch.source, each.offset) for each in former])
+        settlement.put_back(former)
+        return [message for message in messages if message not in former]
+
+    def _end_purged(self) -> None:
+        """Ack delivered messages if the purge ends messages in flight: otherwise, they would block their keys."""
+        purge = self._purge
+        if purge is None or not purge.in_flight:
+            return
+        for place, message in list(self._delivered.items()):
+            if not purge.left(*place, message._record.timestamp):
+                del self._delivered[place]
+                settlement.ack(message)
+
+    def _may_be_purged(self, message: Message) -> bool:
+        held, purge = message._batch, self._purge
+        if held.taken_s <= self._purged_s:
+            return True
+        if purge is None or self._purged_s == -inf or Place(held.source, message.offset) in self._released:
+            return False
+        # If it waited for longer than its lease, it was acquired again without asking the tracker.
+        return not purge.left(held.source, message.offset, message._record.timestamp)
+
+    def find(self, token: Token, attempt: int) -> Message | None:
+        """Return a delivered message if this attempt of it is still leased here."""
+        message = self._delivered.get(Place(token.source, token.offset))
+        # The holder must match, too: after a source is assigned again, its messages belong to the new holder.
+        if message is None or message.attempt != attempt or message._batch.holder != token.holder:
+            return None
+        return message if self._is_held(message) else None
+
+    async def ack_held(self, message: Message) -> None:
+        """Ack a message that :meth:`find` returned; durable on return."""
+        running = self._started()
+        del self._delivered[Place(message._batch.source, message.offset)]
+        settlement.ack(message)
+        await running.receiver.writer.settled()
+
+    async def release_held(self, message: Message, *, counted: bool) -> None:
+        """Release a message that :meth:`find` returned; ``counted=False`` if no program has seen it."""
+        running = self._started()
+        del self._delivered[Place(message._batch.source, message.offset)]
+        if counted:
+            settlement.release(message, 0)
+        else:
+            settlement.put_back([message])
+        await running.receiver.writer.settled()
+
+    async def renew_held(self, message: Message, lease_ms: int) -> bool:
+        """Let the lease of a message that :meth:`find` returned end in ``lease_ms``, earlier or later than before.
+
+        Return False if it ended before that was durable.
+        """
+        await self._started().hold([message], lease_ms, ends=True)
+        return self._is_held(message)
+
+    def forget_lost(self) -> None:
+        """Forget messages that are no longer leased here; do not renew those whose source was given up."""
+        lost = [place for place, message in self._delivered.items() if not self._is_held(message)]
+        messages = [self._delivered.pop(place) for place in lost]
+        if self._running is not None:
+            # They count as in flight until then. The ordering still has to learn that the others were lost.
+            ordering = self._running.receiver.ordering
+            self._running.detach([message for message in messages if not ordering.has(message._batch)])
+
+    def _is_held(self, message: Message) -> bool:
+        batch, offset = message._batch, message._offset
+        if self._running is None or not self._running.receiver.ordering.has(batch):
+            return False
+        return offset in batch.open and batch.keeper.now_s() < batch.expiry_s(offset)
