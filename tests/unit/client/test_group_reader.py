@@ -44,6 +44,9 @@ class FakeConsumer:
     def seek(self, partition: TopicPartition, offset: int) -> None:
         self.sought.append((partition, offset))
 
+    def positions(self) -> dict[TopicPartition, int]:
+        return {TopicPartition(*P0): self.records[-1].offset + 1 if self.records else 0}
+
 
 @pytest.fixture(autouse=True)
 def fetched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,3 +272,46 @@ async def test_a_rebalance_that_ends_while_the_reader_stops_is_not_an_error(monk
     await reader.stop(1)
 
     assert stopped == [consumer]
+
+
+async def test_a_reader_tells_how_far_it_is_while_records_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog of a handler process ends it if that does not change; one without room for more is left alone."""
+
+    async def places(settings, group, served, sources) -> dict[Source, StartPosition]:
+        return {P0: StartPosition(0, Positions())}
+
+    monkeypatch.setattr("marq.kafka.group_reader.places", places)
+    reader = GroupReader(ClientSettings(), "g", serving("t", ["here"], {}))
+    reader._consumer = consumer = FakeConsumer()  # type: ignore[assignment]
+    reader.assigned([P0])
+    never_asked = reader.wanted()
+    await reader.fetch(10)
+    asked = reader.wanted()
+    consumer.records = [ConsumerRecord("t", 0, 4, 0, 0, b"here", b"v", None, 0, 0, ())]
+    await reader.fetch(10)
+    read_on = reader.wanted()
+    monkeypatch.setattr("marq.kafka.group_reader.WANTED_S", 0.0)
+    without_room = reader.wanted()
+
+    assert (never_asked, asked, read_on, without_room) == ({}, {P0: 0}, {P0: 5}, {})
+
+
+async def test_a_reader_tells_that_it_rebalances_from_the_revocation_to_the_next_assignment() -> None:
+    reader = GroupReader(ClientSettings(), "g", serving("t", ["q"], {}))
+    reader._consumer = FakeConsumer()  # type: ignore[assignment]
+    told: list[tuple[bool, int | None]] = []
+
+    def note() -> None:
+        told.append((reader.rebalancing, reader.partitions))
+
+    async def revoked() -> None:
+        note()
+
+    listener = _Listener(reader, SimpleNamespace(revoked=revoked, assigned=note))
+    note()
+    await listener.on_partitions_revoked(set())
+    await listener.on_partitions_assigned([TopicPartition(*P0)])
+    await listener.on_partitions_revoked({TopicPartition(*P0)})
+    await listener.on_partitions_assigned([])
+
+    assert told == [(False, None), (True, None), (False, 1), (True, 1), (False, 0)]
