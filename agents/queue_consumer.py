@@ -8,7 +8,7 @@ offsets), and waits for the turn. A worker only lists the agent.
 **Marker before offset.** A cycle commits the offset only after its turn is over, so it loses nothing however the turn
 ends: if it fails, the cycle reads its records again, and acquiring them again takes over their leases.
 
-**Who waits for whom.** The cycle waits for the agent, and the agent for nobody. If the agent does not begin a turn
+**Who waits for whom.** The cycle waits for the agent, and the agent for no cycle. If the agent does not begin a turn
 within the limit of the write, because its loop has crashed or hangs, the turn expires and is never begun: an ACQUIRE
 without a cycle would end as an attempt that no handler saw. A stop ends the cycles before Faust stops the agent. All
 other markers are written by the session, so leases are renewed and outcomes written while the agent does nothing.

@@ -148,7 +148,7 @@ class GroupSubscriptionState(SubscriptionState):  # type: ignore[misc]
 
 
 class GroupFetcher(CautiousFetcher):
-    """The part of a consumer that fetches. It reports messages that are lost because nobody has read them in time."""
+    """The part of a consumer that fetches; it reports messages that retention removed before they were read."""
 
     async def _proc_fetch_request(self, assignment: Any, node_id: Any, request: Any) -> bool:
         arrived = await super()._proc_fetch_request(assignment, node_id, request)
