@@ -153,6 +153,7 @@ class GroupReader:
         instance_id: str | None = None,
         committed: bool = False,
         url: str = "",
+        heartbeat_ms: int | None = None,
     ) -> None:
         self.keep_alive_s = settings.max_poll_interval_ms / 3000
         self._settings = settings
@@ -162,6 +163,7 @@ class GroupReader:
         self._committer = committer(instance_id or settings.client_id)
         self._committed = committed
         self._url = url
+        self._heartbeat_ms = heartbeat_ms or settings.session_timeout_ms // 3
         self._consumer: GroupConsumer | None = None
         self._listener: _Listener
         self._holders: Callable[[], Sequence[int]] = tuple
@@ -225,7 +227,7 @@ class GroupReader:
             max_partition_fetch_bytes=PARTITION_FETCH_BYTES,
             max_poll_interval_ms=self._settings.max_poll_interval_ms,
             session_timeout_ms=self._settings.session_timeout_ms,
-            heartbeat_interval_ms=self._settings.session_timeout_ms // 3,
+            heartbeat_interval_ms=self._heartbeat_ms,
             rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
             messages_topic=self._serving.messages,
         )

@@ -38,6 +38,8 @@ MAX_CALLS = 100
 #: How long to try to join the group. The topics are checked before, so only an outage or a slow member takes long, and
 #: a new process would wait for the same.
 JOIN_LIMIT_MS = 24 * 3600 * 1000
+#: A member learns of a rebalance with its next heartbeat, and the others receive nothing until all have joined again.
+HEARTBEAT_MS = 500
 
 
 class RunningHandlers:
@@ -73,7 +75,12 @@ class RunningHandlers:
         name = client.names.named_group(group.name)
         patient = replace(client, connect_timeout_ms=JOIN_LIMIT_MS)
         self.reader = reader = GroupReader(
-            patient, name, served, instance_id=instance_id, committed=group.transactional
+            patient,
+            name,
+            served,
+            instance_id=instance_id,
+            committed=group.transactional,
+            heartbeat_ms=HEARTBEAT_MS,
         )
         modules = modules_around(group, handlers)
         chain, resources = middleware_in(*modules), Resources(lifespans_in(*modules))

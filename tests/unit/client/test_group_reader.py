@@ -243,6 +243,18 @@ def test_a_queue_with_ordering_is_read_committed(monkeypatch: pytest.MonkeyPatch
     assert made[0]["isolation_level"] == "read_committed"
 
 
+@pytest.mark.parametrize(("told", "interval_ms"), [(None, 3_333), (500, 500)])
+def test_a_member_learns_of_a_rebalance_within_its_heartbeat(
+    monkeypatch: pytest.MonkeyPatch, told: int | None, interval_ms: int
+) -> None:
+    made: list[dict[str, object]] = []
+    monkeypatch.setattr("marq.kafka.group_reader.GroupConsumer", lambda **options: made.append(options))
+
+    GroupReader(ClientSettings(), "g", serving("t", ["q"], {}), heartbeat_ms=told)._make()
+
+    assert made[0]["heartbeat_interval_ms"] == interval_ms
+
+
 @pytest.mark.parametrize("transactional", [False, True])
 def test_a_queue_that_becomes_ordered_is_read_committed_from_then_on(transactional: bool) -> None:
     reader = GroupReader(ClientSettings(), "g", serving("t", ["q"], {}), committed=transactional)
