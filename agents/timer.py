@@ -6,42 +6,28 @@ When marq/owner/engine.py has something to write, the owner passes it to the age
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING
 
 import faust
 from faust.types import StreamT
-from mode.utils.queues import FlowControlEvent, ThrowableQueue
 
 from marq.owner.transaction_content import OwnerTransaction
-from marq_worker.owner.turns import Turn
+from marq_worker.owner.turns import redeliver
+from marq_worker.transport.turns import Turn, Turns
 
 if TYPE_CHECKING:
     from marq_worker.owner.ownership import Ownership
 
 
-class Owners(faust.Channel):
-    """The in-memory channel from owners to the timer agent.
+class Owners(Turns):
+    """The in-memory channel from owners to the timer agent."""
 
-    A rebalance clears Faust's own channels; owners would then wait forever.
-    """
-
-    @cached_property
-    def queue(self) -> ThrowableQueue:
-        return ThrowableQueue(flow_control=FlowControlEvent(initially_suspended=False))
-
-    def get_topic_name(self) -> str:
-        # Without a name, `faust agents` hides the agent.
-        return "<owners>"
+    shown = "<owners>"
 
     async def turn(self, owner: Ownership, write: OwnerTransaction) -> None:
         """Hand an owner and its first write to the agent; return when the owner has nothing more to write."""
-        turn = Turn(owner, write)
-        await self.put(turn)
-        try:
-            await turn.over
-        finally:
-            await turn.end()
+        await self.run(partial(redeliver, owner, write))
 
 
 def attach(app: faust.App) -> Owners:

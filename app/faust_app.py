@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import signal
@@ -10,7 +9,6 @@ from typing import Any, TypeVar
 
 import faust
 
-from marq.kafka.assignor import SpreadAssignor
 from marq.settings.client import ClientSettings
 from marq_worker.config.settings import AppSettings
 from marq_worker.faust_worker import MarqWorker
@@ -19,9 +17,6 @@ from marq_worker.transport.credentials import credentials
 from marq_worker.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
 log = logging.getLogger("marq.worker")
-
-#: Interval for checking whether a rebalance is over, because Faust does not signal it.
-_POLL_SECONDS = 0.02
 
 #: Time limit of a broker's answer, and by how much it must exceed the session timeout.
 _REQUEST_SECONDS, _JOIN_SECONDS = 90.0, 10.0
@@ -41,10 +36,6 @@ class MarqApp(faust.App):
     faust_log = True
     #: True if its start does not say what it is, and its stop does not say so either.
     quiet = False
-    #: Isolation level of its consumer.
-    isolation_level = "read_committed"
-    #: None: Faust's.
-    group_assignor: SpreadAssignor | None = None
     #: True if it needs a folder below the data directory.
     keeps_tables = False
     #: Exit code after the process has stopped itself.
@@ -82,11 +73,6 @@ class MarqApp(faust.App):
 
     def set_quiet(self, quiet: bool) -> None:
         """Take no more messages, or take messages again."""
-
-    async def settled(self) -> None:
-        """Wait until no rebalance is running: until then Faust may still seek to the committed offsets."""
-        while self.rebalancing:  # noqa: ASYNC110 (it is set in the consumer's thread, where an Event may not be)
-            await asyncio.sleep(_POLL_SECONDS)
 
 
 def new_app(kind: type[Kind], app_id: str, settings: AppSettings, client: ClientSettings, **more: Any) -> Kind:

@@ -1,4 +1,4 @@
-"""A handler process: the Faust application whose agent consumes one group of queues and runs their handlers.
+"""A handler process: the Faust application that runs the handlers of one group of queues.
 
 A worker starts it (marq_worker/handlers/supervisor.py), so that handlers that block their event loop hold up neither
 leases nor web pages nor the handlers of other groups.
@@ -15,9 +15,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from faust.app import BootStrategy
-from faust.types import TP
 
-from marq.kafka.assignor import SpreadAssignor
 from marq.kafka.topics import ensure_topics, own_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
@@ -27,12 +25,10 @@ from marq_worker.app.faust_app import MarqApp, new_app
 from marq_worker.config.settings import AppSettings, shutdown_limit_s
 from marq_worker.handlers.handler_groups import HandlerGroup
 from marq_worker.handlers.handlers_process import HandlersProcess, trace_handlers
+from marq_worker.handlers.running_handlers import RunningHandlers
 from marq_worker.handlers.worker_pipes import LOOK_SECONDS, Reporter, follow_parent
 from marq_worker.progress import ProgressReport
 from marq_worker.readable import or_exit
-from marq_worker.tables import leases
-from marq_worker.transport.batch_transport import BatchSchema
-from marq_worker.transport.faust_partitions import faust_partitions
 from marq_worker.watchdog.blocked_loop import describe_task
 from marq_worker.watchdog.broker_probe import BrokerProbe, MessagesPartition, Rebalance
 from marq_worker.watchdog.watchdog import Watchdog
@@ -45,15 +41,12 @@ class HandlersApp(MarqApp):
 
     group: HandlerGroup
     queues: Queues
-    handlers: queue_consumer.Handlers
+    handlers: RunningHandlers
+    #: To the queue consumer agent.
+    acquirers: queue_consumer.Acquirers
     running_loop: asyncio.AbstractEventLoop
     reporter: Reporter
     watchdog: Watchdog | None = None
-    #: Number of assigned partitions; None before the first assignment.
-    partitions: int | None = None
-    #: As in most consumers, so that a dead tracker's open transaction does not delay the group. A transactional group,
-    #: or one with an ordered queue, waits for the transaction (:class:`marq.kafka.group_reader.GroupReader`).
-    isolation_level = "read_uncommitted"
 
     async def on_first_start(self) -> None:
         await super().on_first_start()
@@ -68,7 +61,7 @@ class HandlersApp(MarqApp):
         limit_s = shutdown_limit_s(settings.stop_timeout)
         shutdown_s = limit_s if settings.shutdown_timeout is None else settings.shutdown_timeout
         await self.handlers.start(
-            self.client, topics, definitions, faust_partitions(self), settings.instance_id, shutdown_s, limit_s
+            self.client, self.acquirers.writer, topics, definitions, settings.instance_id, shutdown_s, limit_s
         )
         self.queues.listen(self.handlers.apply_pauses)
         # The worker's /healthz reports a handler that blocks the event loop. The watchdog only warns about it: it ends
@@ -81,12 +74,24 @@ class HandlersApp(MarqApp):
 
     def _standings(self) -> dict[Hashable, ProgressReport]:
         reader = self.handlers.reader
-        if self.rebalancing:
-            return {Rebalance(self.conf.id): ProgressReport((self.rebalancing_count,), owes="it does not end")}
         if reader is None:
             return {}
-        committed = self.group.committed or self.consumer.thread.reads_committed
-        return {MessagesPartition(*source, committed): standing for source, standing in reader.standings().items()}
+        if reader.rebalancing:
+            return {Rebalance(self.conf.id): ProgressReport((reader.changes,), owes="it does not end")}
+        return {
+            MessagesPartition(*source, reader.reads_committed): ProgressReport((offset,), offset)
+            for source, offset in reader.wanted().items()
+        }
+
+    async def handle(self) -> None:
+        """Receive messages and run handlers until the stop."""
+        try:
+            await self.handlers.join()
+            # Before the first message: its handler may block the event loop, which only shows after a report.
+            self.report()
+            await self.handlers.run()
+        except MarqError as error:
+            self.failed(error)
 
     def set_quiet(self, quiet: bool) -> None:
         self.handlers.set_quiet(quiet)
@@ -126,12 +131,15 @@ class HandlersApp(MarqApp):
 
     def report(self) -> None:
         handlers = self.handlers
-        report = {"breakers": handlers.breakers, "partitions": self.partitions, "blocked_by": None}
+        report = {"breakers": handlers.breakers, "partitions": handlers.partitions, "blocked_by": None}
         # It may have got a signal of its own.
         self.reporter.tell({**report, "quiet": handlers.quiet, **handlers.holding})
 
-    async def failed(self, error: MarqError) -> None:
-        """End the process; the worker restarts it."""
+    def failed(self, error: MarqError) -> None:
+        """End the process; the worker restarts it, unless another client has its instance id."""
+        if self.handlers.reader is not None and self.handlers.reader.fenced:
+            self.fenced()
+            return
         log.critical("group %s: its handlers cannot continue: %s", self.group.name, error)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -142,35 +150,19 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
     if settings.tracing:
         trace_handlers()
     group, names = process.group, client.names
-    # It has no tables, but Faust's own table manager would wait a second for them.
-    app = new_app(HandlersApp, names.named_group(group.name), settings, client, TableManager=leases.Tables)
-    # It sends nothing through Faust.
-    app.boot_strategy = BootStrategy(app, enable_kafka_producer=False)
+    app = new_app(HandlersApp, names.named_group(group.name), settings, client)
+    # Its session has clients of its own; Faust runs the agent.
+    app.boot_strategy = BootStrategy(app, enable_kafka=False)
     app.group = group
-    if group.committed:
-        app.isolation_level = "read_committed"
     app.queues = Queues.of(client)
-    topic = app.topic(names.messages, *group.topics.values(), schema=BatchSchema())
-    app.handlers = queue_consumer.attach(app, topic, group, app.failed)
-    reads = group.serving(names.messages, group.queues).reads
-    app.group_assignor = SpreadAssignor(lambda: reads, app.handlers.holders)
+    app.handlers = RunningHandlers(group)
+    app.acquirers = queue_consumer.attach(app)
     app.reporter = Reporter(process.reports)
 
     @app.timer(LOOK_SECONDS, name="report")
     async def report(app: HandlersApp) -> None:
         app.report()
 
-    app.on_partitions_assigned.connect(_on_assigned)
-    app.on_partitions_revoked.connect(_on_revoked)
+    # Only now, when the agent runs.
+    app.task(app.handle)
     return app
-
-
-async def _on_assigned(app: HandlersApp, assigned: set[TP], **_: Any) -> None:
-    app.partitions = len(assigned)
-    # Before the first message: its handler may block the event loop, which only shows after a report.
-    app.report()
-    app.handlers.assigned(assigned)
-
-
-async def _on_revoked(app: HandlersApp, revoked: set[TP], **_: Any) -> None:
-    await app.handlers.revoked()

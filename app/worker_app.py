@@ -292,7 +292,7 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
     else:
         app.boot_strategy = BootStrategy(app, enable_kafka=False)
     if Role.HANDLERS in settings.roles:
-        queue_consumer.declare(app, app.topic(settings.names.messages), None)
+        queue_consumer.attach(app, listed=True)
     if Role.TRACKER in settings.roles and settings.count_waiting:
         app.backlog = BacklogCounter(client, app.owners, lambda: app.queues.definitions)
         lookup = ConsumerLookup(client, lambda: app.queues.definitions)

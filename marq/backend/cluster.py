@@ -135,10 +135,15 @@ class Cluster(Protocol):
 
 
 class KafkaCluster:
-    """Kafka, through aiokafka."""
+    """Kafka, through aiokafka.
 
-    def __init__(self, settings: ClientSettings) -> None:
+    ``acquirer`` returns what writes ACQUIREs, with the ``write`` of the writer that it is given: that writer itself, or
+    one that passes each write on.
+    """
+
+    def __init__(self, settings: ClientSettings, acquirer: Callable[[Any], Any] = lambda writer: writer) -> None:
         self._settings = settings
+        self._acquirer = acquirer
         self._broker_clock = BrokerClock()
 
     # A hot path: called twice for each message.
@@ -187,14 +192,14 @@ class KafkaCluster:
     ) -> tuple[AcquireStrategy, WriterConnection]:
         if how == MARKED:
             writer = self.writer(topics)
-            return MarkerFirst(writer, reader), writer
+            return MarkerFirst(self._acquirer(writer), reader), writer
         # A named member has the same id after a restart, which aborts its open transaction at once.
         own = instance_id or secrets.token_hex(8)
         transactional_id = self._settings.names.start_id(group, own)
         transactions = MarkerTransactions(
             self._settings, topics.markers_limit_bytes, transactional_id, self._broker_clock
         )
-        return Transactional(transactions, cast("TransactionalReader", reader)), transactions
+        return Transactional(self._acquirer(transactions), cast("TransactionalReader", reader)), transactions
 
     async def sender(self, topics: Topics) -> Sender:
         def make() -> AIOKafkaProducer:

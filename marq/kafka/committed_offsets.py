@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import CommitFailedError, KafkaError, for_code
+from aiokafka.errors import KafkaError, for_code
 from aiokafka.structs import OffsetAndMetadata
 
 from marq.kafka.connection import plain_admin
@@ -33,7 +33,7 @@ from marq.kafka.offset_snapshots import (
     new_snapshot,
     snapshot_named,
 )
-from marq.kafka.protocol import UNSTABLE_OFFSET_COMMIT, Generation, stable_offsets
+from marq.kafka.protocol import UNSTABLE_OFFSET_COMMIT, stable_offsets
 from marq.kafka.queue_positions import Positions, is_older, topic_id_of
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import ids_of
@@ -349,22 +349,8 @@ async def committed_offsets(consumer: Any, partitions: Collection[TopicPartition
 
 async def commit_offsets(consumer: Any, offsets: Mapping[TopicPartition, int]) -> None:
     """Commit once, for assigned partitions; the caller sets a limit. Raises KafkaError."""
-    await commit_once(
-        consumer, {partition: OffsetAndMetadata(offset, "") for partition, offset in offsets.items()}, None
-    )
-
-
-async def commit_once(
-    consumer: Any, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation | None
-) -> None:
-    """Commit once, as this generation if the consumer is a group's member; the caller sets a limit. Raises KafkaError.
-
-    ``commit`` repeats itself as the generation of that moment, whose partitions another member may have read further.
-    """
     coordinator, assignment = consumer._coordinator, consumer._subscription.subscription.assignment
     await coordinator.ensure_coordinator_known()
-    current = coordinator.generation, coordinator.member_id
-    # The group would accept a commit without a generation, like an administrator's.
-    if generation is not None and (generation.number < 0 or current != (generation.number, generation.member_id)):
-        raise CommitFailedError(f"the group has rebalanced since generation {generation.number}")
-    await coordinator._do_commit_offsets(assignment, offsets)
+    await coordinator._do_commit_offsets(
+        assignment, {partition: OffsetAndMetadata(offset, "") for partition, offset in offsets.items()}
+    )

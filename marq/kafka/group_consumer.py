@@ -38,7 +38,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import GroupLoadInProgressError, KafkaError, UnknownMemberIdError
 from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
-from marq.kafka.foreign_transactions import CautiousConsumer
+from marq.kafka.foreign_transactions import CautiousConsumer, CautiousFetcher
 from marq.kafka.protocol import FENCED_INSTANCE_ID, ids_of_topics, read_ids
 from marq.wire.errors import ConfigError
 
@@ -147,8 +147,28 @@ class GroupSubscriptionState(SubscriptionState):  # type: ignore[misc]
                 return
 
 
+class GroupFetcher(CautiousFetcher):
+    """The part of a consumer that fetches; it reports messages that retention removed before they were read."""
+
+    async def _proc_fetch_request(self, assignment: Any, node_id: Any, request: Any) -> bool:
+        arrived = await super()._proc_fetch_request(assignment, node_id, request)
+        for topic, partitions in request.topics:
+            for number, offset, *_ in partitions:
+                state = assignment.state_value(TopicPartition(topic, number))
+                # Without an earlier fetch, the offset may be 0 only because the group has committed none.
+                if state.awaiting_reset and state.highwater is not None:
+                    log.error(
+                        "topic %s, partition %s: the log no longer has the next offset, %s: retention has removed"
+                        " records before they were read, or the topic was recreated",
+                        topic, number, offset,
+                    )  # fmt: skip
+        return arrived
+
+
 class GroupConsumer(CautiousConsumer):
-    """A consumer with our :class:`Coordinator` and :class:`GroupSubscriptionState`; aiokafka has no option for them."""
+    """A consumer with our :class:`Coordinator`, :class:`GroupSubscriptionState` and :class:`GroupFetcher`; aiokafka has
+    no option for them.
+    """
 
     #: Called when another client has joined the group with the same instance id; the consumer then receives nothing.
     on_fenced: Callable[[], None] = staticmethod(lambda: None)
@@ -167,6 +187,10 @@ class GroupConsumer(CautiousConsumer):
             self._subscription.__class__ = GroupSubscriptionState
             coordinator.on_fenced = self.on_fenced
         self._made = coordinator
+
+    def _adapt(self, fetcher: Any) -> None:
+        super()._adapt(fetcher)
+        fetcher.__class__ = GroupFetcher
 
     def read_committed(self, committed: bool) -> None:
         """Set the isolation level of later fetches; then call :meth:`subscribe`, which drops the current ones."""
@@ -193,6 +217,13 @@ class GroupConsumer(CautiousConsumer):
         except NotImplementedError:
             return set()
         return {topic_and_id for answer in answers for topic_and_id in read_ids(answer).items()}
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """Return the next offset of each assigned partition; none during a rebalance."""
+        subscription = self._subscription.subscription
+        assignment = None if subscription is None else subscription.assignment
+        offsets = {} if assignment is None else assignment.all_consumed_offsets()
+        return {partition: offset.offset for partition, offset in offsets.items()}
 
     @property
     def failure(self) -> BaseException | None:

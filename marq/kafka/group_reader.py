@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ FETCH_WAIT_S = 0.5
 COMMIT_LIMIT_S = 10.0
 #: Longest wait of a rebalance for the group's members.
 REBALANCE_TIMEOUT_MS = 30_000
+#: A receiver that has not fetched for this long is assumed to have no room for records.
+WANTED_S = 2.0
 #: Limit for one attempt to find the places to continue from, with thousands of queues that had groups of their own.
 PLACE_LIMIT_S = 60.0
 
@@ -150,6 +153,7 @@ class GroupReader:
         instance_id: str | None = None,
         committed: bool = False,
         url: str = "",
+        heartbeat_ms: int | None = None,
     ) -> None:
         self.keep_alive_s = settings.max_poll_interval_ms / 3000
         self._settings = settings
@@ -159,6 +163,7 @@ class GroupReader:
         self._committer = committer(instance_id or settings.client_id)
         self._committed = committed
         self._url = url
+        self._heartbeat_ms = heartbeat_ms or settings.session_timeout_ms // 3
         self._consumer: GroupConsumer | None = None
         self._listener: _Listener
         self._holders: Callable[[], Sequence[int]] = tuple
@@ -175,6 +180,11 @@ class GroupReader:
         self._changes = 0
         #: Why this member no longer receives records.
         self._fenced: ConfigError | None = None
+        #: Number of assigned partitions; None before the first assignment.
+        self.partitions: int | None = None
+        #: Whether partitions are revoked and not assigned yet.
+        self.rebalancing = False
+        self._fetching, self._fetched_s = False, -WANTED_S
 
     async def start(self, assignee: Assignee) -> None:
         self._listener = _Listener(self, assignee)
@@ -217,7 +227,7 @@ class GroupReader:
             max_partition_fetch_bytes=PARTITION_FETCH_BYTES,
             max_poll_interval_ms=self._settings.max_poll_interval_ms,
             session_timeout_ms=self._settings.session_timeout_ms,
-            heartbeat_interval_ms=self._settings.session_timeout_ms // 3,
+            heartbeat_interval_ms=self._heartbeat_ms,
             rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
             messages_topic=self._serving.messages,
         )
@@ -251,6 +261,7 @@ class GroupReader:
             # A rebalance ended during the stop. The stop leaves the group next, and other members get the partitions.
             return
         self._changes += 1
+        self.partitions, self.rebalancing = len(sources), False
         self._progress.clear()
         self._incarnations.clear()
         self._unplaced = set(sources)
@@ -263,6 +274,30 @@ class GroupReader:
         self._progress.clear()
         self._incarnations.clear()
         self._unplaced.clear()
+
+    # --- for a watchdog -----------------------------------------------------------------------------------------------
+
+    @property
+    def fenced(self) -> bool:
+        """Whether another client has joined with the same instance id."""
+        return self._fenced is not None
+
+    @property
+    def reads_committed(self) -> bool:
+        """Whether records behind an open transaction wait for its end."""
+        return self._consumer is not None and self._consumer.reads_committed
+
+    @property
+    def changes(self) -> int:
+        """A number that grows with each change to the assignment."""
+        return self._changes
+
+    def wanted(self) -> Offsets:
+        """Return the next offsets of partitions from which records are wanted now; none while there is no room."""
+        wants = self._fetching or time.monotonic() - self._fetched_s < WANTED_S
+        if self._consumer is None or self._unplaced or not wants:
+            return {}
+        return {Source(*partition): offset for partition, offset in self._consumer.positions().items()}
 
     async def _place(self) -> None:
         wanted, changes = frozenset(self._unplaced), self._changes
@@ -298,6 +333,13 @@ class GroupReader:
     # --- the receiver's calls -----------------------------------------------------------------------------------------
 
     async def fetch(self, max_records: int) -> Mapping[Source, Records]:
+        self._fetching = True
+        try:
+            return await self._fetch(max_records)
+        finally:
+            self._fetching, self._fetched_s = False, time.monotonic()
+
+    async def _fetch(self, max_records: int) -> Mapping[Source, Records]:
         if self._unplaced:
             await self._place()
         polled = await self._poll(max_records)
@@ -422,6 +464,7 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         self.assignee = assignee
 
     async def on_partitions_revoked(self, revoked: Any) -> None:
+        self._reader.rebalancing = True
         await self.assignee.revoked()
         self._reader.revoked()
 

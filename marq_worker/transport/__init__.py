@@ -1,1 +1,1 @@
-"""Between Faust's consumer and the agents: batches instead of single records."""
+"""Between a worker and its Faust agents: batches instead of single records, and turns."""

@@ -4,8 +4,7 @@ Stock Faust delivers about 12,800 events a second, because each takes several tu
 an event is a :class:`Fetched`: all records of one partition in one fetch. The transport also
 
 * reads markers ``read_committed``, so that a marker of an aborted transaction is never seen;
-* reports where each batch began, so that readers can tell a gap from the offsets of control records;
-* commits given offsets immediately and reports the outcome, for the queue consumer agent's third step.
+* reports where each batch began, so that owners can tell a gap from the offsets of control records.
 
 tests/worker/faust_reliances.py lists the private interfaces of Faust that it uses.
 """
@@ -13,7 +12,7 @@ tests/worker/faust_reliances.py lists the private interfaces of Faust that it us
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -22,17 +21,14 @@ from typing import Any, cast
 import aiokafka
 import uvloop
 from aiokafka.errors import KafkaError
-from aiokafka.structs import OffsetAndMetadata
 from faust import Event, Schema
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 from mode import Service
 
-from marq.kafka.committed_offsets import commit_once
 from marq.kafka.connection import stop_consumer
 from marq.kafka.group_consumer import GroupConsumer
 from marq.kafka.paced_clients import paced
-from marq.kafka.protocol import Generation
 from marq_worker.transport.inbox import Fetched
 
 #: Longest wait for records in one poll; a stop or rebalance waits for it.
@@ -58,12 +54,9 @@ class BatchThread(driver.AIOKafkaConsumerThread):
 
     def _create_worker_consumer(self, transport: driver.Transport) -> aiokafka.AIOKafkaConsumer:
         consumer = super()._create_worker_consumer(transport)
-        consumer._isolation_level = self.app.isolation_level
+        consumer._isolation_level = "read_committed"
         consumer._fetch_max_wait_ms = 500
-        if self.app.group_assignor is not None:
-            consumer._partition_assignment_strategy = (self.app.group_assignor,)
         consumer.__class__ = GroupConsumer
-        consumer.messages_topic = self.app.client.names.messages
         consumer.on_fenced = self.app.fenced
         return paced(consumer)
 
@@ -122,13 +115,6 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         assignment = consumer._subscription.subscription.assignment if consumer._subscription.subscription else None
         return assignment.state_value(_aiokafka(tp)) if assignment else None
 
-    def returned_to(self, tp: TP) -> int | None:
-        """Return the offset after the last fetched record of a partition; None if not known."""
-        state = self._state(self._ensure_consumer(), tp)
-        position = None if state is None else state._position
-        passed_from, passed_to = self._passed.get(tp, (None, None))
-        return passed_from if passed_to == position else position
-
     def log_end(self, tp: TP) -> int | None:
         """Return where a partition ended at the last fetch, without trailing control records; None if not known."""
         consumer = self._consumer
@@ -146,17 +132,6 @@ class BatchThread(driver.AIOKafkaConsumerThread):
     def failure(self) -> BaseException | None:
         """Why the consumer can no longer receive; None if it can, or is not running."""
         return None if self._consumer is None else self._consumer.failure
-
-    @property
-    def reads_committed(self) -> bool:
-        """Whether records behind an open transaction wait for its end."""
-        return self._consumer is not None and self._consumer.reads_committed
-
-    @property
-    def generation(self) -> Generation:
-        """This member of the group, between two rebalances."""
-        coordinator = self._ensure_consumer()._coordinator
-        return Generation(coordinator.generation, coordinator.member_id, coordinator._group_instance_id)
 
     async def log_range(self, tp: TP) -> tuple[int, int]:
         """Return the first and end offset of a partition."""
@@ -177,30 +152,6 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         consumer = self._ensure_consumer()
         starts, ends = await asyncio.gather(consumer.beginning_offsets([partition]), consumer.end_offsets([partition]))
         return int(starts[partition]), int(ends[partition])
-
-    async def topic_ids(self, partitions: Collection[TP]) -> set[tuple[str, str]]:
-        """Return the topics of partitions with their ids, as :meth:`GroupConsumer.topic_ids`."""
-        ids: set[tuple[str, str]] = await self.call_thread(
-            cast("GroupConsumer", self._ensure_consumer()).topic_ids, [_aiokafka(tp) for tp in partitions]
-        )
-        return ids
-
-    async def commit_exactly(
-        self, offsets: Mapping[TP, tuple[int, str]], generation: Generation, limit_s: float
-    ) -> None:
-        """Commit offsets once, each with its metadata, as this generation.
-
-        Raises KafkaError or TimeoutError if the commit was refused or its outcome is unknown.
-        """
-        await self.call_thread(self._commit_exactly, offsets, generation, monotonic() + limit_s)
-
-    async def _commit_exactly(
-        self, offsets: Mapping[TP, tuple[int, str]], generation: Generation, until_s: float
-    ) -> None:
-        # The caller's own limit does not end this call, and a late commit would overwrite newer offsets.
-        async with asyncio.timeout(until_s - monotonic()):
-            committed = {_aiokafka(tp): OffsetAndMetadata(*position) for tp, position in offsets.items()}
-            await commit_once(self._ensure_consumer(), committed, generation)
 
 
 def _aiokafka(tp: TP) -> aiokafka.TopicPartition:

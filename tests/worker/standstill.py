@@ -47,24 +47,25 @@ def rebalance() -> None:
 
 def handlers_fetch() -> bool:
     """The consumer of a handler process fetches no more; the worker itself is not meant."""
+    from marq.kafka import group_reader
     from marq_worker.app import app
     from marq_worker.app.handlers_app import HandlersApp
 
     meant = isinstance(app, HandlersApp)
     if meant:
-        fetch()
+        group_reader.fetch_records = _hang  # type: ignore[assignment]
     return meant
 
 
 def handlers_rebalance() -> bool:
     """A handler process never gets out of a rebalance; the worker itself is not meant."""
-    from marq_worker.agents.queue_consumer import Handlers
+    from marq.consumer.receiver import Receiver
     from marq_worker.app import app
     from marq_worker.app.handlers_app import HandlersApp
 
     meant = isinstance(app, HandlersApp)
     if meant:
-        Handlers.revoked = _hang
+        Receiver.revoked = _hang  # type: ignore[method-assign]
     return meant
 
 

@@ -385,6 +385,26 @@ async def test_a_blocked_handler_makes_its_worker_not_live_and_holds_up_no_redel
     assert calls["blocking"]["seconds"] > MAX_LOOP_LAG_SECONDS
 
 
+async def test_another_process_takes_over_from_one_whose_handler_blocks_for_longer_than_the_session_timeout(
+    make: Make, handlers: Handlers, producer_of: Any
+) -> None:
+    """A blocked process sends no heartbeats, and what is sent meanwhile would wait until the handler ends."""
+    queues = f'[queues.blocking]\nhandler = "handlers_of_the_test:blocking"\nlease = {LONG}\n'
+    one = await make(queues=queues).start().ready()
+    producer = await producer_of(one)
+    await producer.send("blocking", b"600")
+    [blocked] = await handlers.has_noted("blocking", 1)
+
+    make("handlers", like=one).start()
+    for _ in range(10):
+        await producer.send_many("blocking", [b"0"] * 2)
+    noted = await handlers.has_noted("blocking", 21)
+
+    assert len({line["id"] for line in noted}) == 21
+    assert {line["attempt"] for line in noted} == {1}
+    assert [line["id"] for line in noted if line["worker"] == blocked["worker"]] == [blocked["id"]]
+
+
 # --- the end of a worker with handlers --------------------------------------------------------------------------------
 
 

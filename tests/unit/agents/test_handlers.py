@@ -4,12 +4,10 @@ import re
 import sys
 from pathlib import Path
 
-import faust
 import pytest
 
 from marq.handlers.typed import TypedHandlers
 from marq.wire.errors import ConfigError
-from marq_worker.agents.queue_consumer import declare
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
 from marq_worker.handlers.handler_modules import check_exists
 from marq_worker.handlers.loaded_handlers import (
@@ -260,19 +258,6 @@ async def handle(order: Order): ...
 
     assert isinstance(handler, TypedHandlers)
     assert type(handler.codec_of("a")).__name__ == "Codec"
-
-
-async def test_a_worker_lists_the_queue_consumer_and_reads_nothing_for_it() -> None:
-    app = faust.App("worker", store="memory://")
-    declare(app, app.topic("marq.messages"), None)
-    agent = app.agents["queue consumer"]
-
-    await agent.start()
-    topics = list(app.topics)
-    await agent.stop()
-
-    assert "ACQUIRE" in agent.help
-    assert topics == []
 
 
 def test_handlers_are_surrounded_by_their_own_modules_and_those_that_the_worker_names(

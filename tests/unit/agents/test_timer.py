@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from marq.owner.transaction_content import OwnerTransaction
-from marq_worker.owner.turns import Turn
+from marq_worker.owner.turns import redeliver
+from marq_worker.transport.turns import Turn
 
 
 def write(number: int) -> OwnerTransaction:
@@ -39,7 +41,7 @@ class Writer:
 
 
 def begun(writer: Any) -> Turn:
-    turn = Turn(writer, write(0))
+    turn = Turn(partial(redeliver, writer, write(0)))
     turn.begin()
     # A channel with two readers would deliver it twice.
     turn.begin()
@@ -84,8 +86,8 @@ async def test_what_an_owner_that_stops_was_writing_is_given_up() -> None:
 
 
 async def test_a_turn_that_was_given_up_before_it_began_writes_nothing() -> None:
-    writer = Writer(1)
-    turn = Turn(writer, write(0))  # type: ignore[arg-type]
+    writer: Any = Writer(1)
+    turn = Turn(partial(redeliver, writer, write(0)))
     turn.over.cancel()
     turn.begin()
     writer.may.set()

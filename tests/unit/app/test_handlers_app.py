@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from marq.wire.errors import MarqError
 from marq.wire.markers import Source
-from marq_worker.agents.queue_consumer import MAX_CALLS, Handlers
 from marq_worker.app.handlers_app import HandlersApp
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
+from marq_worker.handlers.running_handlers import MAX_CALLS, RunningHandlers
 from marq_worker.handlers.worker_pipes import Reporter, reports
 from marq_worker.progress import ProgressReport
 from marq_worker.watchdog.broker_probe import MessagesPartition, Rebalance
 
-READ = ProgressReport((7,), 7)
-
 
 def app(*, rebalancing: bool, reads_committed: bool = False) -> Any:
-    reader = SimpleNamespace(standings=lambda: {Source("t.messages", 0): READ})
-    return SimpleNamespace(
-        handlers=SimpleNamespace(reader=reader),
-        rebalancing=rebalancing,
-        rebalancing_count=3,
-        conf=SimpleNamespace(id="t-emails"),
-        group=SimpleNamespace(committed=False),
-        consumer=SimpleNamespace(thread=SimpleNamespace(reads_committed=reads_committed)),
+    reader = SimpleNamespace(
+        rebalancing=rebalancing, changes=3, reads_committed=reads_committed, wanted=lambda: {Source("t.messages", 0): 7}
     )
+    return SimpleNamespace(handlers=SimpleNamespace(reader=reader), conf=SimpleNamespace(id="t-emails"))
 
 
 @pytest.mark.parametrize("reads_committed", [False, True])
@@ -37,7 +32,7 @@ def test_between_rebalances_the_watchdog_watches_what_is_read(reads_committed: b
     """Else it would end a process that waits for another program's transaction."""
     standings = HandlersApp._standings(app(rebalancing=False, reads_committed=reads_committed))
 
-    assert standings == {MessagesPartition("t.messages", 0, reads_committed): READ}
+    assert standings == {MessagesPartition("t.messages", 0, reads_committed): ProgressReport((7,), 7)}
 
 
 def test_a_rebalance_must_end() -> None:
@@ -47,9 +42,27 @@ def test_a_rebalance_must_end() -> None:
     assert HandlersApp._standings(app(rebalancing=True)) == {Rebalance("t-emails"): owed}
 
 
+@pytest.mark.parametrize("fenced", [False, True])
+def test_a_process_that_receives_nothing_more_ends_and_says_whether_another_has_its_instance_id(
+    monkeypatch: pytest.MonkeyPatch, fenced: bool
+) -> None:
+    """A new process with this id would take the partitions back from the worker that has them now."""
+    ends: list[object] = []
+    monkeypatch.setattr(os, "kill", lambda *signalled: ends.append(signalled))
+    app: Any = SimpleNamespace(
+        handlers=SimpleNamespace(reader=SimpleNamespace(fenced=fenced)),
+        group=SimpleNamespace(name="mail"),
+        fenced=lambda: ends.append("fenced"),
+    )
+
+    HandlersApp.failed(app, MarqError("lost"))
+
+    assert ends == ["fenced" if fenced else (os.getpid(), signal.SIGTERM)]
+
+
 def blocker(task: Any, *pools: Any) -> str:
     group = HandlerGroup("mail", {queue: HandledQueue(f"tasks:{queue}", 1) for queue in ("letters", "parcels")})
-    handlers = Handlers(group)
+    handlers = RunningHandlers(group)
     handlers.session = SimpleNamespace(pools=pools)  # type: ignore[assignment]
     return HandlersApp._blocker(SimpleNamespace(handlers=handlers, group=group), task)  # type: ignore[arg-type]
 
@@ -107,7 +120,7 @@ async def test_the_worker_is_told_what_handlers_do_and_may_cancel_one(
     running = [(message, 4.0), *((other, 5.0) for other in others if wanted is not None)]
     pool = SimpleNamespace(queue="letters", cancellable=lambda _: True, calls=lambda: running, cancel=cancel)
     group = HandlerGroup("mail", {"letters": HandledQueue("tasks:write", 1)})
-    handlers = Handlers(group)
+    handlers = RunningHandlers(group)
     handlers.session = SimpleNamespace(pools=[pool])  # type: ignore[assignment]
     app: Any = SimpleNamespace(handlers=handlers, running_loop=asyncio.get_running_loop())
     question = {} if wanted is None else {"cancel": {"queue": "letters", "id": wanted, "counted": True}}
@@ -128,7 +141,7 @@ async def test_each_call_is_named_by_the_handler_of_its_type(untyped: str | None
     messages = [SimpleNamespace(queue="mail", id=kind, attempt=1, type=kind) for kind in ("bill", "welcome", "new")]
     pool = SimpleNamespace(cancellable=lambda _: True, calls=lambda: [(message, 4.0) for message in messages])
     types = {"bill": "tasks:bill", "welcome": "tasks:welcome"}
-    handlers = Handlers(HandlerGroup("mail", {"mail": HandledQueue(untyped, 1, types=types)}))
+    handlers = RunningHandlers(HandlerGroup("mail", {"mail": HandledQueue(untyped, 1, types=types)}))
     handlers.session = SimpleNamespace(pools=[pool])  # type: ignore[assignment]
 
     assert [call["handler"] for call in handlers.calls()] == ["tasks:bill", "tasks:welcome", other]

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiokafka.consumer.fetcher import Fetcher
+from aiokafka import TopicPartition
+from aiokafka.consumer.fetcher import Fetcher, OffsetResetStrategy
 from aiokafka.consumer.group_coordinator import GroupCoordinator
-from aiokafka.consumer.subscription_state import SubscriptionState
+from aiokafka.consumer.subscription_state import SubscriptionState, TopicPartitionState
 from aiokafka.errors import KafkaError
 
 from marq.kafka.fetched_columns import fetch_records
+from marq.kafka.foreign_transactions import CautiousFetcher
 from marq.kafka.group_consumer import GroupConsumer
 from tests.unit.client.fakes import LIMIT_S, spin
 
@@ -110,3 +112,36 @@ async def test_a_fetch_that_waits_raises_when_the_fetch_task_ends(doomed: Any, h
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(KafkaError, match="fetching ended unexpectedly"):
             await fetching
+
+
+async def test_positions_are_those_of_assigned_partitions_that_are_known(consumer: GroupConsumer) -> None:
+    subscription, known, unknown = consumer._subscription, TopicPartition("a", 0), TopicPartition("a", 1)
+    before = consumer.positions()
+    subscription.subscribe({"a"})
+    during = consumer.positions()
+    subscription.assign_from_subscribed({known, unknown})
+    subscription.subscription.assignment.state_value(known).seek(7)
+
+    assert (before, during, consumer.positions()) == ({}, {}, {known: 7})
+
+
+@pytest.mark.parametrize("fetched_before", [False, True])
+async def test_records_that_retention_removed_before_they_were_read_are_reported(
+    consumer: GroupConsumer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fetched_before: bool
+) -> None:
+    """A group that has committed nothing begins at 0, and no message of it is lost if the log begins later."""
+    partition, state = TopicPartition("a", 0), TopicPartitionState(None)
+    state.seek(7)
+    state.highwater = 9 if fetched_before else None
+
+    async def refused(*_: object) -> bool:
+        state.await_reset(OffsetResetStrategy.EARLIEST)
+        return False
+
+    monkeypatch.setattr(CautiousFetcher, "_proc_fetch_request", refused)
+    assignment = SimpleNamespace(state_value={partition: state}.get)
+    request = SimpleNamespace(topics=[("a", [(0, 7, 1 << 20)])])
+
+    await consumer._fetcher._proc_fetch_request(assignment, 1, request)
+
+    assert ("retention has removed records before they were read" in caplog.text) is fetched_before

@@ -44,6 +44,9 @@ class FakeConsumer:
     def seek(self, partition: TopicPartition, offset: int) -> None:
         self.sought.append((partition, offset))
 
+    def positions(self) -> dict[TopicPartition, int]:
+        return {TopicPartition(*P0): self.records[-1].offset + 1 if self.records else 0}
+
 
 @pytest.fixture(autouse=True)
 def fetched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,6 +243,18 @@ def test_a_queue_with_ordering_is_read_committed(monkeypatch: pytest.MonkeyPatch
     assert made[0]["isolation_level"] == "read_committed"
 
 
+@pytest.mark.parametrize(("told", "interval_ms"), [(None, 3_333), (500, 500)])
+def test_a_member_learns_of_a_rebalance_within_its_heartbeat(
+    monkeypatch: pytest.MonkeyPatch, told: int | None, interval_ms: int
+) -> None:
+    made: list[dict[str, object]] = []
+    monkeypatch.setattr("marq.kafka.group_reader.GroupConsumer", lambda **options: made.append(options))
+
+    GroupReader(ClientSettings(), "g", serving("t", ["q"], {}), heartbeat_ms=told)._make()
+
+    assert made[0]["heartbeat_interval_ms"] == interval_ms
+
+
 @pytest.mark.parametrize("transactional", [False, True])
 def test_a_queue_that_becomes_ordered_is_read_committed_from_then_on(transactional: bool) -> None:
     reader = GroupReader(ClientSettings(), "g", serving("t", ["q"], {}), committed=transactional)
@@ -269,3 +284,46 @@ async def test_a_rebalance_that_ends_while_the_reader_stops_is_not_an_error(monk
     await reader.stop(1)
 
     assert stopped == [consumer]
+
+
+async def test_a_reader_tells_how_far_it_is_while_records_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog of a handler process ends it if that does not change; one without room for more is left alone."""
+
+    async def places(settings, group, served, sources) -> dict[Source, StartPosition]:
+        return {P0: StartPosition(0, Positions())}
+
+    monkeypatch.setattr("marq.kafka.group_reader.places", places)
+    reader = GroupReader(ClientSettings(), "g", serving("t", ["here"], {}))
+    reader._consumer = consumer = FakeConsumer()  # type: ignore[assignment]
+    reader.assigned([P0])
+    never_asked = reader.wanted()
+    await reader.fetch(10)
+    asked = reader.wanted()
+    consumer.records = [ConsumerRecord("t", 0, 4, 0, 0, b"here", b"v", None, 0, 0, ())]
+    await reader.fetch(10)
+    read_on = reader.wanted()
+    monkeypatch.setattr("marq.kafka.group_reader.WANTED_S", 0.0)
+    without_room = reader.wanted()
+
+    assert (never_asked, asked, read_on, without_room) == ({}, {P0: 0}, {P0: 5}, {})
+
+
+async def test_a_reader_tells_that_it_rebalances_from_the_revocation_to_the_next_assignment() -> None:
+    reader = GroupReader(ClientSettings(), "g", serving("t", ["q"], {}))
+    reader._consumer = FakeConsumer()  # type: ignore[assignment]
+    told: list[tuple[bool, int | None]] = []
+
+    def note() -> None:
+        told.append((reader.rebalancing, reader.partitions))
+
+    async def revoked() -> None:
+        note()
+
+    listener = _Listener(reader, SimpleNamespace(revoked=revoked, assigned=note))
+    note()
+    await listener.on_partitions_revoked(set())
+    await listener.on_partitions_assigned([TopicPartition(*P0)])
+    await listener.on_partitions_revoked({TopicPartition(*P0)})
+    await listener.on_partitions_assigned([])
+
+    assert told == [(False, None), (True, None), (False, 1), (True, 1), (False, 0)]
