@@ -15,7 +15,7 @@ from lab.demo.plan import QUEUES, SETTINGS, DemoPlan, make_value
 from lab.demo.progress import Display
 from lab.program import START_SECONDS, Program, RunError, Worker
 from lab.proof import history
-from lab.proof.causes import EVERYBODY
+from lab.proof.evidence import EVERYBODY
 from lab.proof.history import Event
 from lab.recorder import BrokerWatch
 from lab.stage import Stage

@@ -23,7 +23,7 @@ from lab.consumer import LEASE_SECONDS
 from lab.faults.scenario import Scenario, play
 from lab.faults.steps import begin, down
 from lab.program import Program
-from lab.proof.causes import EVERYBODY
+from lab.proof.evidence import EVERYBODY
 from lab.resources import memory_bytes, open_files
 from lab.stage import SESSION_SECONDS, Stage
 from marq_worker.broker import EmbeddedBroker

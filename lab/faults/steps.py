@@ -22,7 +22,7 @@ from lab.faults.conditions import (
 from lab.faults.mix import Mix
 from lab.faults.scenario import Step
 from lab.program import Program, RunError, Worker
-from lab.proof.causes import EVERYBODY
+from lab.proof.evidence import EVERYBODY
 from lab.stage import QUEUE, QUICK_BACKOFF, SESSION_SECONDS, Stage
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.connection import admin_client

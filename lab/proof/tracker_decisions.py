@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from lab.proof.evidence_types import Decision, Fact, MarkersLog, Trail
+from lab.proof.evidence import Decision, MarkersLog, TrackerFact, Trail
 from lab.proof.findings import Report
 from lab.proof.states import (
     ABANDONED,
@@ -82,7 +82,7 @@ def judge_decision(report: Report, trail: Trail, fire: Decision, log: MarkersLog
         _judge_ending(report, trail, (fire.kind, fire.attempt, fire.cause), standing, limits, (where, events))
 
 
-def decided_on(trail: Trail, fact: Fact, log: MarkersLog) -> tuple[Standing, int] | None:
+def decided_on(trail: Trail, fact: TrackerFact, log: MarkersLog) -> tuple[Standing, int] | None:
     """Return a message's standing when a tracker found it due, and the offset before which that must have been.
 
     The log may contain later markers and TICKs before the fact. So of all moments at which the message was due, the
@@ -114,7 +114,7 @@ _CAUSES = {
 }  # fmt: skip
 
 
-def judge_fact(report: Report, trail: Trail, fact: Fact, log: MarkersLog, limits: Collection[int]) -> None:
+def judge_fact(report: Report, trail: Trail, fact: TrackerFact, log: MarkersLog, limits: Collection[int]) -> None:
     """Judge a fact in the log, without the tracker's own account of how it decided."""
     where = f"{trail} at {log.name}/{fact.offset}"
     ticks = log.ticks.get(fact.holder)
