@@ -317,19 +317,19 @@ class Worker(Program):
 
 
 class BenchClient(Program):
-    """A module of ``lab.bench.clients`` and its arguments, started at once; leaving the context kills it.
+    """A function in a process of its own, started at once; leaving the context kills it.
 
-    It writes lines of JSON and waits for empty lines (:mod:`lab.bench.clients.client`).
+    It writes lines of JSON and waits for empty lines (:mod:`lab.bench.client`). The arguments must be ready for JSON.
     """
 
     stdin = subprocess.PIPE
     limit_seconds = 300.0
 
-    def __init__(self, module: str, *arguments: object) -> None:
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="marq-client-", ignore_cleanup_errors=True)
-        folder = Path(self._folder.name)
-        command = ["-m", f"lab.bench.clients.{module}", *map(str, arguments)]
-        super().__init__(module, command, {}, folder / "log", temporary=[folder])
+        folder, name = Path(self._folder.name), f"{function.__module__}:{function.__name__}"
+        command = ["-m", "lab.bench.client", name, json.dumps(arguments)]
+        super().__init__(function.__name__, command, {}, folder / "log", temporary=[folder])
         self._new_lines = NewLines(self.log_file)
         self._lines: deque[str] = deque()
         self.start()
@@ -356,24 +356,25 @@ class BenchClient(Program):
         """Let it continue."""
         self.process.write(b"\n")
 
-    def finish(self) -> None:
-        """Wait for it to exit; raise RunError if it fails."""
-        self.process.wait(self.limit_seconds)
-        if self.exit_code != 0:
-            raise RunError(f"{self.name} failed, exit code {self.exit_code}: {self.log_tail()}")
+    def ask(self) -> dict[str, Any]:
+        """Let it continue, and return its next line."""
+        self.go()
+        return self.read()
 
     def __exit__(self, *_: object) -> None:
         self.kill()
         self._folder.cleanup()
 
 
-def measured(module: str, *arguments: object) -> dict[str, float]:
+def measured(function: Callable[..., object], *arguments: object) -> dict[str, float]:
     """Run a client to its end; return the measurements that it writes.
 
     Raises:
         RunError: it failed, or took longer than its limit.
     """
-    with BenchClient(module, *arguments) as client:
+    with BenchClient(function, *arguments) as client:
         measurements = client.read()
-        client.finish()
+        client.process.wait(client.limit_seconds)
+        if client.exit_code != 0:
+            raise RunError(f"{client.name} failed, exit code {client.exit_code}: {client.log_tail()}")
     return measurements

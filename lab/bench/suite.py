@@ -156,9 +156,9 @@ class Bench:
         worker.wait_until_owner()
         return worker
 
-    def client(self, module: str, *arguments: object) -> BenchClient:
+    def client(self, function: Callable[..., object], *arguments: object) -> BenchClient:
         """Start a client."""
-        return self._processes.enter_context(BenchClient(module, *arguments))
+        return self._processes.enter_context(BenchClient(function, *arguments))
 
     def end_processes(self) -> None:
         """End all workers, in an orderly way, and clients."""
