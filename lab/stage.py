@@ -198,15 +198,6 @@ class Stage:
         self._names[kind] += 1
         return f"{kind}-{self._names[kind]}"
 
-    async def begin(self, consumers: int = 2, **settings: Any) -> Worker:
-        """Start a worker, the load and consumers, and wait for some deliveries; return the worker."""
-        worker = await self.worker(**settings)
-        self.load()
-        for _ in range(consumers):
-            await self.consumer()
-        await self.delivered_more()
-        return worker
-
     # --- load ---------------------------------------------------------------------------------------------------------
 
     def load(self, rate: int = RATE, servers: str | None = None) -> None:

@@ -223,7 +223,8 @@ def _begin_at_earliest(servers: str, group: str) -> None:
 
     entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
-    for answer in AdminClient({"bootstrap.servers": servers}).incremental_alter_configs([resource]).values():
+    admin = AdminClient({"bootstrap.servers": servers})
+    for answer in admin.incremental_alter_configs([resource]).values():
         answer.result()
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from lab.audit import JobsLog
 from lab.bench.report import exit_code, run
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Size
-from lab.bench.synthetic_history import TURN, Log, SyntheticHistory, Truth
+from lab.bench.synthetic_history import TURN, HistoryLog, SyntheticHistory, Truth
 from lab.program import Program, RunError
 from lab.resources import ProcessTree
 from pipeline.audit import COUNTS
@@ -48,7 +48,7 @@ def measure(bench: Bench, messages: int) -> Measurements:
     client, topics = asyncio.run(bench.make_topics(prefix))
     began = time.monotonic()
     partitions = (topics.messages_partitions, topics.markers_partitions)
-    history = SyntheticHistory(Log(bench.servers), client.names, *partitions, size.value_bytes)
+    history = SyntheticHistory(HistoryLog(bench.servers), client.names, *partitions, size.value_bytes)
     history.write(messages)
     truth = history.truth
     bench.say(f"history: {truth.rows['markers']:,} markers in {time.monotonic() - began:.1f} s")

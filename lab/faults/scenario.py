@@ -16,10 +16,10 @@ from typing import Any
 from lab import variants
 from lab.audit import Audit
 from lab.audit import audit as run_audit
-from lab.faults.conditions import Site
+from lab.faults.conditions import Servers
 from lab.proof.checker import check
 from lab.proof.findings import told
-from lab.stage import SOME, Stage, recovery_seconds
+from lab.stage import RATE, SOME, Stage, recovery_seconds
 
 #: Statistics of both the checker and the audit: the checker's names, the audit's.
 AUDITED = {
@@ -30,11 +30,47 @@ AUDITED = {
 
 
 Step = Callable[[Stage, Any], Awaitable[None]]
+#: Options of a program on its command line.
+Options = Sequence[str]
 
 
-async def begin(stage: Stage, _: Any) -> None:
-    """Start a worker, the load and two consumers, and wait for some deliveries."""
-    await stage.begin()
+def begin(
+    worker: Options = (),
+    consumers: Sequence[Options] = ((), ()),
+    *,
+    workers: int = 1,
+    more: bool = True,
+    define: dict[str, Any] | None = None,
+    rate: int = RATE,
+    **settings: Any,
+) -> Step:
+    """Start workers, the load and consumers, and wait for some deliveries if ``more``.
+
+    Args:
+        worker, consumers: options of these programs.
+        workers: number of workers.
+        more: whether to wait.
+        define: definition of the queues, see :meth:`lab.stage.Stage.define`.
+        rate: messages per second.
+        settings: of workers, see :meth:`lab.stage.Stage.worker`.
+    """
+
+    async def set_up(stage: Stage, _: Any) -> None:
+        if define is not None:
+            stage.define(**define)
+        for _ in range(workers):
+            await stage.worker(*worker, **settings)
+        stage.load(rate)
+        for options in consumers:
+            await stage.consumer(*options)
+        if more:
+            await stage.delivered_more()
+
+    return set_up
+
+
+#: The set-up of most scenarios: a worker and two consumers.
+BEGIN = begin()
 
 
 @dataclass(frozen=True)
@@ -53,8 +89,8 @@ class Scenario:
 
     name: str
     faults: Sequence[Step]
-    setup: Step | None = begin
-    place: Callable[[], AbstractContextManager[Site]] | None = None
+    setup: Step | None = BEGIN
+    place: Callable[[], AbstractContextManager[Servers]] | None = None
     holds: Step | None = None
     some: int = SOME
     quick: bool = False
@@ -111,7 +147,7 @@ def dead_again(counts: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-async def play(scenario: Scenario, shared: Site | None = None, *, audit: bool = False) -> ScenarioResult:
+async def play(scenario: Scenario, shared: Servers | None = None, *, audit: bool = False) -> ScenarioResult:
     """Play a scenario and let the checker judge its history; keep its files only if something is wrong.
 
     With ``audit``, the data pipeline's audit must agree.

@@ -11,12 +11,11 @@ from functools import partial
 from lab.consumer import LEASE_SECONDS, Point
 from lab.faults import steps
 from lab.faults.conditions import BrokerCluster, Proxy, behind_proxies, movable_broker, with_small_disk
-from lab.faults.scenario import Scenario, Step
+from lab.faults.scenario import Scenario, Step, begin
 from lab.faults.steps import (
     AT_MOST_ONCE,
     FEW,
     SOME,
-    begin,
     dies_at,
     disturbed,
     down,
@@ -153,7 +152,7 @@ BROKERS = [
     Scenario("worker-disk-full", [steps.disk_full], steps.on_the_small_disk, with_small_disk),
 ]
 
-NO_ANSWER, NO_REQUEST = (partial(Proxy.freeze, direction=way) for way in ("to client", "to broker"))
+NO_ANSWER, NO_REQUEST = (lambda proxy: proxy.freeze("to client")), (lambda proxy: proxy.freeze("to broker"))
 #: How the network of one client is disturbed: the ways, and whether the connections are dead afterwards.
 DISTURBANCES: dict[str, tuple[list[Callable[[Proxy], None]], bool]] = {
     "slow-network": ([partial(Proxy.delay, seconds=steps.DELAY_SECONDS)], False),

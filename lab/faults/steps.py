@@ -20,7 +20,7 @@ from lab.faults.conditions import (
     WallClock,
 )
 from lab.faults.mix import Mix
-from lab.faults.scenario import Step
+from lab.faults.scenario import Options, Step, begin
 from lab.program import Program, RunError, Worker
 from lab.proof.evidence import EVERYBODY
 from lab.stage import QUEUE, QUICK_BACKOFF, SESSION_SECONDS, Stage
@@ -28,35 +28,7 @@ from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.connection import admin_client
 from marq_worker.broker import EmbeddedBroker
 
-Options = Sequence[str]
-
 # --- set-up -----------------------------------------------------------------------------------------------------------
-
-
-def begin(
-    worker: Options = (),
-    consumers: Sequence[Options] = ((), ()),
-    *,
-    workers: int = 1,
-    more: bool = True,
-    define: dict[str, Any] | None = None,
-    rate: int = 200,
-    **environment: str,
-) -> Step:
-    """Start workers, the load and consumers, and wait for some deliveries if ``more``."""
-
-    async def set_up(stage: Stage, _: Any) -> None:
-        if define is not None:
-            stage.define(**define)
-        for _ in range(workers):
-            await stage.worker(*worker, **environment)
-        stage.load(rate)
-        for options in consumers:
-            await stage.consumer(*options)
-        if more:
-            await stage.delivered_more()
-
-    return set_up
 
 
 def mixed(worker: Options = (), consumers: Sequence[Options] = ((),), *, some: int = 150, **load: Any) -> Step:
@@ -354,7 +326,7 @@ FULL_SECONDS = 10.0
 
 
 async def on_the_small_disk(stage: Stage, here: Any) -> None:
-    await stage.begin(data=here.disk.path / "data")
+    await begin(data=here.disk.path / "data")(stage, here)
 
 
 async def disk_full(stage: Stage, here: Any) -> None:
@@ -389,11 +361,11 @@ RETURN_SECONDS = 10.0
 
 
 async def worker_behind_proxy(stage: Stage, here: Any) -> None:
-    await stage.begin(MARQ_BOOTSTRAP_SERVERS=here.proxies["PROXIED"].address)
+    await begin(MARQ_BOOTSTRAP_SERVERS=here.proxies["PROXIED"].address)(stage, here)
 
 
 async def consumer_behind_proxy(stage: Stage, here: Any) -> None:
-    await stage.begin(consumers=1)
+    await begin(consumers=[()])(stage, here)
     await stage.consumer(MARQ_BOOTSTRAP_SERVERS=here.proxies["PROXIED"].address)
     await stage.delivered_more()
 
@@ -493,10 +465,11 @@ async def consumers_clock_moved(stage: Stage, _: Any) -> None:
     await stage.kill(victim)
 
 
-async def workers_clock_moved(stage: Stage, _: Any) -> None:
+async def workers_clock_moved(stage: Stage, here: Any) -> None:
     """Its tables contain times: it restarts with them and a clock that is an hour behind."""
     clock = WallClock(stage.folder / "clock")
-    worker = await stage.begin(1, **clock.environment)
+    await begin(consumers=[()], **clock.environment)(stage, here)
+    worker = stage.workers[0]
     for seconds in (AHEAD_SECONDS, BACK_SECONDS):
         await move(stage, clock, seconds, worker.name)
         await stage.kill(worker)
