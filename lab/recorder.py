@@ -45,6 +45,12 @@ class Recorder:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def around(owner: type, name: str, watched: Callable[..., Any]) -> None:
+    """Replace a method in this process: ``watched`` gets the former one, the object, and the arguments."""
+    former = getattr(owner, name)
+    setattr(owner, name, lambda *arguments: watched(former, *arguments))
+
+
 @asynccontextmanager
 async def recorded_stalls(process: str, add: Callable[..., None], lease_s: float) -> AsyncIterator[None]:
     """Record a pause whenever this event loop waits for a CPU too long, until the context ends.

@@ -400,7 +400,7 @@ class Stage:
         await asyncio.to_thread(stop_all, self.consumers)
         self.look()
         self.events.sort(key=lambda event: float(event["at_ms"]))
-        self.events += await read_logs(self.settings, readable, self.show_read)
+        self.events += await read_logs(self.settings, readable)
 
     async def drain(self, limit: float = DRAIN_SECONDS) -> None:
         """Wait until each message has ended."""
@@ -438,9 +438,6 @@ class Stage:
             for partition, offset in self._newest_messages.items()
             for queue in self.queues
         )
-
-    def show_read(self, events: int) -> None:
-        """Show the number of events that were read from the topics."""
 
     def write(self, path: Path) -> None:
         """Write the history to a file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,14 +61,7 @@ class Account:
         }
 
 
-def account_of(
-    events: Sequence[Event],
-    held: int,
-    rows: int,
-    least_held: int,
-    seconds: float,
-    watched: Callable[[Iterable[Event]], Iterable[Event]] = iter,
-) -> Account:
+def account_of(events: Sequence[Event], held: int, rows: int, least_held: int, seconds: float) -> Account:
     """Judge a run.
 
     Args:
@@ -77,9 +70,8 @@ def account_of(
         rows: open rows of the worker that was killed.
         least_held: number of leases that the consumer must have held.
         seconds: duration of the run.
-        watched: function that passes the events on, and shows how many the checker has read.
     """
-    evidence = gather(watched(events))
+    evidence = gather(events)
     report = judge(evidence)
     trails = evidence.trails.values()
     acked = {trail.id for trail in trails if trail.acked_at is not None}

@@ -224,6 +224,3 @@ class DemoRun(Stage):
         self._display.place("" if worker is None or not self._owned else worker.url, self._report)
         if self._asking is None and worker is not None:
             self._asking = asyncio.create_task(asyncio.to_thread(worker.statistics))
-
-    def show_read(self, events: int) -> None:
-        self._display.detail(f"read {events:,} records")
