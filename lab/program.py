@@ -59,13 +59,8 @@ class NewLines:
 class Program:
     """A command with a log; it never outlives this process. It may write a history next to its log.
 
-    Args:
-        name: name in error messages.
-        command: the command; one that begins with an option runs with this Python.
-        environment: variables on top of this process's.
-        log_file: file for the output.
-        directory: working directory.
-        temporary: directories to delete if this process dies.
+    A command that begins with an option runs with this Python. ``environment`` is on top of this process's variables.
+    The ``temporary`` directories are deleted if this process dies.
     """
 
     stdin = subprocess.DEVNULL
@@ -200,16 +195,7 @@ def recorded(name: str, folder: Path, module: str, options: Sequence[str] = ()) 
 
 
 class Worker(Program):
-    """A worker with a data directory and a web port of its own.
-
-    Args:
-        name: name in error messages, and of its log and data directory.
-        folder: directory for both.
-        environment: settings, ``MARQ_...``.
-        command: a program that runs a worker.
-        data: data directory instead of ``folder/name``.
-        web_port: port of its pages (default: a free one).
-    """
+    """A worker with a data directory (default: ``folder/name``) and a web port of its own (default: a free one)."""
 
     faust = ("-m", "faust", "-A", "app", "worker", "-l", "info")
     #: Time limit of a request to its pages.

@@ -57,15 +57,11 @@ SOME = 300
 
 
 class Stage:
-    """All programs of one run.
+    """All programs of one run, with logs, data and histories in ``folder``.
 
-    Args:
-        servers: address of the broker.
-        folder: directory of logs, data and histories.
-        queues: the queues that consumers read; by default two, one of which is ordered by key.
-        prefix: prefix of the topics.
-        partitions: number of markers partitions.
-        environment: further variables of all programs (default: both topics have PARTITIONS).
+    Consumers read two queues unless ``queues`` names others, and one of the two is ordered by key. ``partitions`` is
+    the number of markers partitions. ``environment`` has variables of all programs (default: both topics have
+    PARTITIONS).
     """
 
     def __init__(
@@ -134,10 +130,8 @@ class Stage:
     def define(self, lines: str = QUICK_BACKOFF, own: str = "", **settings: Any) -> None:
         """Define the two queues, before any program starts: by lines of queues.toml, and for the checker.
 
-        Args:
-            lines: for both queues.
-            own: lines for the queue without ordering only, and anything that follows it in the file.
-            settings: for the checker; those that are not in SETTINGS apply only to the queue without ordering.
+        ``own`` has lines for the queue without ordering, and anything that follows it in the file. The checker's
+        ``settings`` also apply only to that queue if they are not in SETTINGS.
         """
         settings = SETTINGS | settings
         both = f"lease = {LEASE_SECONDS}\nmax_attempts = {settings['max_attempts']}\n{lines}"
@@ -160,14 +154,8 @@ class Stage:
     ) -> Worker:
         """Start a worker; return when all partitions have an owner, or at once unless ``ready``.
 
-        A worker that kills itself may be dead by then.
-
-        Args:
-            options: for :mod:`lab.worker`.
-            data: directory of its data.
-            ready: whether to wait.
-            command: another program that runs a worker.
-            environment: further variables.
+        A worker that kills itself may be dead by then. ``options`` are those of :mod:`lab.worker`, unless ``command``
+        is another program that runs a worker.
         """
         name = self._name("worker")
         settings = {HISTORY_VARIABLE: str(self.folder / f"{name}.jsonl"), **self.environment, **environment}

@@ -282,7 +282,20 @@ class Proxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: asyncio.Event) -> None:
         """Forward until the end; a chunk's delay begins when it is read, so delays don't add up."""
         underway: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_UNDERWAY)
-        await _first_of(self._read(reader, underway), _write(underway, writer, opened))
+        reading = asyncio.create_task(self._read(reader, underway))
+        try:
+            while True:
+                due, chunk = await underway.get()
+                await asyncio.sleep(due - self._loop.time())
+                await opened.wait()
+                if not chunk:
+                    return
+                writer.write(chunk)
+                await writer.drain()
+        except OSError:
+            return  # the other side has ended
+        finally:
+            reading.cancel()
 
     async def _read(self, reader: asyncio.StreamReader, underway: asyncio.Queue[tuple[float, bytes]]) -> None:
         chunk = b"first"
@@ -292,23 +305,6 @@ class Proxy:
             except OSError:
                 chunk = b""
             await underway.put((self._loop.time() + self._delay_s, chunk))
-        await asyncio.Event().wait()  # the writer ends it once the end has got through
-
-
-async def _write(
-    underway: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, opened: asyncio.Event
-) -> None:
-    while True:
-        due, chunk = await underway.get()
-        await asyncio.sleep(due - asyncio.get_running_loop().time())
-        await opened.wait()
-        if not chunk:
-            return
-        try:
-            writer.write(chunk)
-            await writer.drain()
-        except OSError:
-            return
 
 
 async def _first_of(*actions: Coroutine[Any, Any, None]) -> None:

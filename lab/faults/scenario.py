@@ -44,15 +44,9 @@ def begin(
     rate: int = RATE,
     **settings: Any,
 ) -> Step:
-    """Start workers, the load and consumers, and wait for some deliveries if ``more``.
+    """Start workers, the load and consumers with these options, and wait for some deliveries if ``more``.
 
-    Args:
-        worker, consumers: options of these programs.
-        workers: number of workers.
-        more: whether to wait.
-        define: definition of the queues, see :meth:`lab.stage.Stage.define`.
-        rate: messages per second.
-        settings: of workers, see :meth:`lab.stage.Stage.worker`.
+    ``define`` has arguments of :meth:`lab.stage.Stage.define`, ``settings`` those of :meth:`lab.stage.Stage.worker`.
     """
 
     async def set_up(stage: Stage, _: Any) -> None:
@@ -75,24 +69,20 @@ BEGIN = begin()
 
 @dataclass(frozen=True)
 class Scenario:
-    """A row of the table: faults under load.
-
-    Args:
-        faults: what happens, one after the other; deliveries must follow each.
-        setup: starts programs and load (default: see :func:`begin`).
-        place: for scenarios that stop or change the broker (default: the shared broker).
-        holds: raises RunError if something does not hold when the load has ended and each message, too; for all
-            scenarios, nothing may be lost and the checker must explain each duplicate.
-        some: number of deliveries that must follow each fault.
-        quick: whether the tests play it.
-    """
+    """A row of the table: faults under load."""
 
     name: str
+    #: What happens, one after the other; ``some`` deliveries must follow each.
     faults: Sequence[Step]
+    #: Starts programs and load.
     setup: Step | None = BEGIN
+    #: For scenarios that stop or change the broker; all others share one.
     place: Callable[[], AbstractContextManager[Servers]] | None = None
+    #: Raises RunError if something does not hold when the load has ended and each message, too; in all scenarios,
+    #: nothing may be lost and the checker must explain each duplicate.
     holds: Step | None = None
     some: int = SOME
+    #: Whether the tests play it.
     quick: bool = False
 
     async def act(self, stage: Stage, here: Any) -> None:

@@ -15,14 +15,13 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from lab.consumer import LEASE_SECONDS
-from lab.faults.scenario import Scenario, play
-from lab.faults.steps import begin, down
-from lab.program import Program
+from lab.faults.scenario import Scenario, begin, play
+from lab.faults.steps import down
 from lab.proof.evidence import EVERYBODY
 from lab.resources import memory_bytes, open_files
 from lab.stage import SESSION_SECONDS, Stage
@@ -38,8 +37,6 @@ FAULTS = (
     "consumer killed", "consumer paused", "worker killed", "worker paused", "worker restarted", "broker killed",
     "broker paused",
 )  # fmt: skip
-
-Kind = TypeVar("Kind", bound=Program)
 
 
 @dataclass(frozen=True)
@@ -84,21 +81,20 @@ class Soak:
             await asyncio.gather(sampling, return_exceptions=True)
 
     async def _act(self, fault: str, stage: Stage, broker: EmbeddedBroker) -> None:
-        uniform, worker, consumer = self._chance.uniform, self._one_of(stage.workers), self._one_of(stage.consumers)
+        uniform = self._chance.uniform
+        worker = self._chance.choice([program for program in stage.workers if program.running])
+        consumer = self._chance.choice([program for program in stage.consumers if program.running])
         match fault:
             case "consumer killed":
                 await stage.kill(consumer)
                 await stage.consumer()
             case "consumer paused":
                 await stage.pause(consumer, uniform(1, 4 * LEASE_SECONDS))
-            case "worker killed":
-                await stage.kill(worker)
+            case "worker killed" | "worker restarted":
+                await (stage.kill if fault == "worker killed" else stage.stop)(worker)
                 await stage.worker(data=worker.data)
             case "worker paused":
                 await stage.pause(worker, uniform(1, 2 * SESSION_SECONDS))
-            case "worker restarted":
-                await stage.stop(worker)
-                await stage.worker(data=worker.data)
             case "broker killed":
                 await down()(stage, broker)
             case "broker paused":
@@ -108,9 +104,6 @@ class Soak:
                     broker.resume()
                     await stage.owned()
         await stage.owned()
-
-    def _one_of(self, programs: Iterable[Kind]) -> Kind:
-        return self._chance.choice([program for program in programs if program.running])
 
     async def _sample(self, stage: Stage, broker: EmbeddedBroker, began_s: float) -> None:
         while True:

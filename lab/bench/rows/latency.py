@@ -103,16 +103,8 @@ def send_to_handler(
 ) -> Measurements:
     """Measure the time from when each message should be sent at a steady rate until its handler begins.
 
-    Args:
-        bench: the environment.
-        prefix: prefix of topics that have a worker.
-        queue: the queue.
-        rate: messages per second.
-        burst: messages per call.
-        keys: number of ordering keys in turn; 0 for none.
-        poison: whether each message of the first key fails.
-        flooded: another queue, which is flooded meanwhile.
-        worker: a worker whose use of the CPU counts, as well as that of clients and broker.
+    Clients are described at :func:`paced` and :func:`timed`. ``flooded`` is another queue, which is flooded meanwhile.
+    With ``worker``, its use of the CPU is measured, and that of clients and broker.
     """
     sent, unmeasured, size = rate * (SECONDS + UNMEASURED_SECONDS), rate * UNMEASURED_SECONDS, bench.size.value_bytes
     namespace = (bench.servers, prefix)
@@ -303,7 +295,7 @@ REDELIVERY = BenchRow(
 
 # --- expiry -----------------------------------------------------------------------------------------------------------
 
-EXPIRED_PER_SECOND = 40_000
+_TOGETHER, EXPIRED_PER_SECOND = "leases that expire together: redelivered and acked", 40_000
 #: While `expiring` receives messages, the library renews their leases; then all leases are set to end at one time.
 TAKING_S, LAST_S = 8.0, 8.0
 
@@ -351,16 +343,7 @@ EXPIRY = BenchRow(
     "expiry",
     "a consumer leaves with all messages in flight: from the end of the first lease until another has acked them all",
     {"marq": expiry},
-    limits(
-        Limit(
-            "leases that expire together: redelivered and acked",
-            "marq",
-            "redelivered_per_second",
-            EXPIRED_PER_SECOND,
-            "messages/s",
-            at_least=True,
-        )
-    ),
+    limits(Limit(_TOGETHER, "marq", "redelivered_per_second", EXPIRED_PER_SECOND, "messages/s", at_least=True)),
     runs=3,
     of_messages=0.5,
 )

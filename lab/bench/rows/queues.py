@@ -81,6 +81,7 @@ EVERYWHERE, APART = "all partitions", "partitions = 1"
 MESSAGES = {EVERYWHERE: 50, APART: 1_000}
 #: Bytes read, divided by the payload's.
 MOST_OF_PAYLOAD = 4.0
+_READ = f"{READERS} consumers with a queue each, {PARTITIONS} partitions, partitions = 1: bytes read"
 
 
 async def readers(servers: str, prefix: str, first: int, consumers: int, messages: int) -> None:
@@ -160,15 +161,7 @@ READERS_ROW = BenchRow(
     "readers",
     f"{READERS} consumers in {PROCESSES} processes, each with its own queue: bytes read for each message handled",
     {name: partial(read, name=name) for name in MESSAGES},
-    limits(
-        Limit(
-            f"{READERS} consumers with a queue each, {PARTITIONS} partitions, partitions = 1: bytes read",
-            APART,
-            "bytes_read_of_payload",
-            MOST_OF_PAYLOAD,
-            "times the payload",
-        )
-    ),
+    limits(Limit(_READ, APART, "bytes_read_of_payload", MOST_OF_PAYLOAD, "times the payload")),
     # Bytes differ little from run to run.
     runs=1,
     warm=0,

@@ -80,6 +80,7 @@ PARTITIONS = 8
 ONE, TWO = "one of each", "two of each"
 #: Two of each must not be slower than one, apart from the difference between two equal runs on an idle machine.
 LEAST_OF_ONE, NOISE = 1.0, 0.05
+_RELATIVE = f"two consumers and two workers: rate relative to one of each ({LEAST_OF_ONE:g} minus {NOISE:.0%} noise)"
 JOIN_SECONDS = 60.0
 
 
@@ -153,17 +154,7 @@ SCALE = BenchRow(
     "scale",
     f"a queue of {PARTITIONS} partitions drained by one consumer and one worker, and by two of each",
     {ONE: partial(scale, number=1), TWO: partial(scale, number=2)},
-    limits(
-        Limit(
-            f"two consumers and two workers: rate relative to one of each ({LEAST_OF_ONE:g} minus {NOISE:.0%} noise)",
-            TWO,
-            _PER_SECOND,
-            LEAST_OF_ONE - NOISE,
-            "times",
-            at_least=True,
-            over=ONE,
-        )
-    ),
+    limits(Limit(_RELATIVE, TWO, _PER_SECOND, LEAST_OF_ONE - NOISE, "times", at_least=True, over=ONE)),
     runs=3,
     # With fewer, a run takes two seconds, and depends most on the broker's JVM, which is still compiling.
     of_messages=3,
