@@ -36,10 +36,13 @@ async def told() -> None:
 
 
 class ReceivedMessages:
-    """The messages that a client has received; its clock starts when it is made, after all imports."""
+    """The messages that a client has received; its clock starts when it is made, after all imports.
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    Every ``every``-th message waits ``ms`` milliseconds, as if for a service's response.
+    """
+
+    def __init__(self, count: int, ms: float = 0, every: int = 1) -> None:
+        self.count, self.ms, self.every = count, ms, every
         self.values: list[bytes] = []
         #: Set when all have come.
         self.done = asyncio.Event()
@@ -60,6 +63,10 @@ class ReceivedMessages:
         self.values += [value[NUMBER] for value in values]
         if self.complete:
             self.done.set()
+
+    async def work(self, value: bytes) -> None:
+        if self.ms and int.from_bytes(value[NUMBER], "big") % self.every == 0:
+            await asyncio.sleep(self.ms / 1000)
 
     def end(self) -> None:
         """Measure, when all acknowledgements are durable."""

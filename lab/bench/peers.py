@@ -32,22 +32,11 @@ def drain(peer: str, servers: str, topic: str, count: int, ms: float, every: int
     """
     library, consume = PEERS[peer]
     importlib.import_module(library)
-    received = ReceivedMessages(count)
-    draining = consume(received, Work(ms, every), servers, topic, *options)
+    received = ReceivedMessages(count, ms, every)
+    draining = consume(received, servers, topic, *options)
     if draining is not None:
         asyncio.run(draining)
     received.report()
-
-
-class Work:
-    """Work on messages: every ``every``-th one waits ``ms`` milliseconds."""
-
-    def __init__(self, ms: float, every: int) -> None:
-        self.ms, self.every = ms, every
-
-    async def do(self, value: bytes) -> None:
-        if self.ms and int.from_bytes(value[NUMBER], "big") % self.every == 0:
-            await asyncio.sleep(self.ms / 1000)
 
 
 # --- Marq -------------------------------------------------------------------------------------------------------------
@@ -60,11 +49,9 @@ HELD = 4
 WAYS = ("run", "run_batch", "iterate")
 
 
-async def drain_marq(
-    received: ReceivedMessages, work: Work, servers: str, prefix: str, way: str, concurrency: int = 64
-) -> None:
+async def drain_marq(received: ReceivedMessages, servers: str, prefix: str, way: str, concurrency: int = 64) -> None:
     """Drain by ``run``, ``run_batch`` or ``async for … async with message``."""
-    values, count, do, done = received.values, received.count, work.do, received.done
+    values, count, do, done = received.values, received.count, received.work, received.done
 
     async def look(message: marq.Message) -> None:
         if not values:
@@ -87,7 +74,7 @@ async def drain_marq(
     in_flight = max(DEFAULT_MAX_IN_FLIGHT, HELD * concurrency)
     async with marq.Consumer(QUEUE, servers, prefix=prefix, max_in_flight=in_flight) as consumer:
         if way == "run":
-            await until_handled(consumer, consumer.run(work_on if work.ms else look, concurrency=concurrency), done)
+            await until_handled(consumer, consumer.run(work_on if received.ms else look, concurrency=concurrency), done)
         elif way == "run_batch":
             running = consumer.run_batch(take, max_messages=BATCH_MESSAGES, concurrency=concurrency)
             await until_handled(consumer, running, done)
@@ -104,7 +91,7 @@ async def drain_marq(
 # --- aiokafka, on which Marq builds: offsets only ---------------------------------------------------------------------
 
 
-async def drain_aiokafka(received: ReceivedMessages, _: Work, servers: str, topic: str) -> None:
+async def drain_aiokafka(received: ReceivedMessages, servers: str, topic: str) -> None:
     from aiokafka import AIOKafkaConsumer
 
     group = {"group_id": f"{topic}-aiokafka", "auto_offset_reset": "earliest", "enable_auto_commit": False}
@@ -125,14 +112,14 @@ TAKEN, TAKEN_TO_WORK = 4_000, 1_000
 POLL_SECONDS, SHORT_SECONDS = 1.0, 0.01
 
 
-def drain_confluent(received: ReceivedMessages, work: Work, servers: str, topic: str, concurrency: int = 1) -> None:
+def drain_confluent(received: ReceivedMessages, servers: str, topic: str, concurrency: int = 1) -> None:
     from confluent_kafka import Consumer
 
     group = {"group.id": f"{topic}-confluent", "auto.offset.reset": "earliest", "enable.auto.commit": False}
     consumer = Consumer({"bootstrap.servers": servers, **group})
     consumer.subscribe([topic])
-    if work.ms:
-        asyncio.run(_work_in_order(consumer, received, work, concurrency))
+    if received.ms:
+        asyncio.run(_work_in_order(consumer, received, concurrency))
     while not received.complete:
         if messages := consumer.consume(num_messages=TAKEN, timeout=POLL_SECONDS):
             received.add(message.value() for message in messages)
@@ -142,7 +129,7 @@ def drain_confluent(received: ReceivedMessages, work: Work, servers: str, topic:
     consumer.close()
 
 
-async def _work_in_order(consumer: Any, received: ReceivedMessages, work: Work, concurrency: int) -> None:
+async def _work_in_order(consumer: Any, received: ReceivedMessages, concurrency: int) -> None:
     """Work on batches at the same time, and commit in order, like a program with independent messages and offsets."""
     from confluent_kafka import TopicPartition
 
@@ -152,7 +139,7 @@ async def _work_in_order(consumer: Any, received: ReceivedMessages, work: Work, 
     asked = 0
 
     async def do(messages: list[Any]) -> None:
-        await asyncio.gather(*[work.do(message.value()) for message in messages])
+        await asyncio.gather(*[received.work(message.value()) for message in messages])
         received.add(message.value() for message in messages)
 
     while going or not received.complete:
@@ -192,9 +179,7 @@ SHARE_POLL_SECONDS = 0.05
 TASKS = 10_000
 
 
-def drain_share(
-    received: ReceivedMessages, work: Work, servers: str, topic: str, consumers: int = 1, polled: int = 40_000
-) -> None:
+def drain_share(received: ReceivedMessages, servers: str, topic: str, consumers: int = 1, polled: int = 40_000) -> None:
     """Drain with several consumers, each with a thread for its polls, or with one if there is no work."""
     from confluent_kafka import ShareConsumer
 
@@ -204,8 +189,8 @@ def drain_share(
     members = [ShareConsumer({"bootstrap.servers": servers, **options}) for _ in range(consumers)]
     for member in members:
         member.subscribe([topic])
-    if work.ms:
-        asyncio.run(_work_on_polls(members, received, work))
+    if received.ms:
+        asyncio.run(_work_on_polls(members, received))
     else:
         while not received.complete:
             if messages := members[0].poll(POLL_SECONDS):
@@ -244,7 +229,7 @@ def _acknowledge(member: Any, messages: list[Any]) -> None:
     member.commit_async()
 
 
-async def _work_on_polls(members: list[Any], received: ReceivedMessages, work: Work) -> None:
+async def _work_on_polls(members: list[Any], received: ReceivedMessages) -> None:
     """Work on the messages of a poll at the same time, because all must be acknowledged before the next poll."""
 
     async def serve(member: Any) -> None:
@@ -261,7 +246,7 @@ async def _work_on_polls(members: list[Any], received: ReceivedMessages, work: W
 
     async def take(waiting: map[bytes]) -> None:
         for value in waiting:
-            await work.do(value)
+            await received.work(value)
             received.values.append(value[NUMBER])
 
     await asyncio.gather(*map(serve, members))
@@ -286,13 +271,13 @@ async def fill_rabbitmq(url: str, queue: str, count: int, size: int) -> None:
             await asyncio.gather(*[channel.default_exchange.publish(message, queue) for message in sent])
 
 
-async def drain_rabbitmq(received: ReceivedMessages, work: Work, url: str, name: str, prefetch: int) -> None:
+async def drain_rabbitmq(received: ReceivedMessages, url: str, name: str, prefetch: int) -> None:
     """Drain with a handler, which runs in a task per message, with up to ``prefetch`` messages without an ack."""
     import aio_pika
 
     async def handler(message: Any) -> None:
         received.begin()
-        await work.do(message.body)
+        await received.work(message.body)
         received.values.append(message.body[NUMBER])
         await message.ack()
         if received.complete:

@@ -14,7 +14,7 @@ LINE_SECONDS = 5.0
 _STATISTICS = ("dead_lettered", "in_flight", "waiting_for_delivery", "waiting_for_redelivery", "redelivered")
 
 
-class MessageCounts(NamedTuple):
+class RunCounts(NamedTuple):
     """The state of all messages: ``sent`` is the sum of the following ones, except ``redelivered``."""
 
     sent: int = 0
@@ -31,7 +31,7 @@ class MessageCounts(NamedTuple):
             f" + {self.waiting:,} waiting + {self.delayed:,} delayed · {self.redelivered:,} redelivered"
         )
 
-    def after(self, known: Mapping[str, int]) -> MessageCounts:
+    def after(self, known: Mapping[str, int]) -> RunCounts:
         """Return the next counts from the latest ``known`` ones.
 
         These are from different moments and programs, so they do not add up, and some fall when a worker is killed. A
@@ -45,7 +45,7 @@ class MessageCounts(NamedTuple):
         in_flight = min(known.get("in_flight", 0), left)
         delayed = min(known.get("delayed", 0), left - in_flight)
         redelivered = max(self.redelivered, known.get("redelivered", 0))
-        return MessageCounts(sent, acked, dead, in_flight, left - in_flight - delayed, delayed, redelivered)
+        return RunCounts(sent, acked, dead, in_flight, left - in_flight - delayed, delayed, redelivered)
 
 
 class Display:
@@ -59,7 +59,7 @@ class Display:
         )  # fmt: skip
         #: The latest counts from each program, and those that are shown.
         self._known: dict[str, int] = {}
-        self._counts = MessageCounts()
+        self._counts = RunCounts()
         self._places = ""
         self._task = self._bar.add_task("", total=total, counts=self._counts)
         self._began_s = self._line_s = time.monotonic()

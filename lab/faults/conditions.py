@@ -42,7 +42,7 @@ class Servers(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class ScenarioPlace:
     """A broker, and what else a scenario needs: proxies by client, a clock for the broker, a disk for a worker."""
 
     broker: EmbeddedBroker
@@ -326,14 +326,14 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 @contextmanager
-def behind_proxies(*clients: str) -> Iterator[Place]:
+def behind_proxies(*clients: str) -> Iterator[ScenarioPlace]:
     """Start a proxy for each of these clients, and a broker that may also be reached directly."""
     with ExitStack() as stack:
         proxies = {client: stack.enter_context(Proxy()) for client in clients}
         broker = stack.enter_context(EmbeddedBroker(proxied={client: proxy.port for client, proxy in proxies.items()}))
         for client, proxy in proxies.items():
             proxy.forward_to(broker.listener(client))
-        yield Place(broker, proxies)
+        yield ScenarioPlace(broker, proxies)
 
 
 # --- wall clocks ------------------------------------------------------------------------------------------------------
@@ -390,12 +390,12 @@ def _find(patterns: Sequence[str]) -> Path:
 
 
 @contextmanager
-def movable_broker() -> Iterator[Place]:
+def movable_broker() -> Iterator[ScenarioPlace]:
     """Start a broker whose wall clock can be moved."""
     with tempfile.TemporaryDirectory(prefix="marq-clock-") as folder:
         clock = WallClock(Path(folder) / "clock")
         with EmbeddedBroker(environment=clock.environment) as broker:
-            yield Place(broker, clock=clock)
+            yield ScenarioPlace(broker, clock=clock)
 
 
 # --- a full disk ------------------------------------------------------------------------------------------------------
@@ -461,11 +461,11 @@ class SmallDisk:
 
 
 @contextmanager
-def with_small_disk() -> Iterator[Place]:
+def with_small_disk() -> Iterator[ScenarioPlace]:
     """Start a broker, and mount a disk for a worker."""
     with (
         tempfile.TemporaryDirectory(prefix="marq-disk-") as folder,
         SmallDisk(Path(folder), MEBIBYTES) as disk,
         EmbeddedBroker() as broker,
     ):
-        yield Place(broker, disk=disk)
+        yield ScenarioPlace(broker, disk=disk)

@@ -250,7 +250,7 @@ class ProcessFaults:
 
 
 @dataclass(slots=True, eq=False)
-class LogClock:
+class MarkersClock:
     """The clock of a log: its time after each record, the record's own time, and the skew subtracted from that."""
 
     offsets: array[int] = field(default_factory=lambda: array("q"))
@@ -312,7 +312,7 @@ class MarkersLog(Fold):
         super().__init__(backoffs, limits, window_ms)
         self.name = name
         self.ticks: dict[str, Ticks] = {}
-        self.clock = LogClock()
+        self.clock = MarkersClock()
         self.unreadable: dict[int, str] = {}
         self.halted = ""
         self._trail_of = trail_of

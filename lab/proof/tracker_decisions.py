@@ -33,7 +33,7 @@ from lab.proof.states import (
 HEADER_ROOM_BYTES = 1_024
 
 
-class Ending(NamedTuple):
+class DueEnding(NamedTuple):
     """The end of a due message: kind of the fact, attempt, cause."""
 
     kind: str
@@ -41,24 +41,24 @@ class Ending(NamedTuple):
     cause: str
 
 
-def ending(standing: Standing, max_attempts: int) -> Ending:
+def ending(standing: Standing, max_attempts: int) -> DueEnding:
     """Return what happens to a message that is due."""
     if standing.state == REJECTED:
-        return Ending(DEAD_LETTERED, standing.attempt, "REJECTED")
+        return DueEnding(DEAD_LETTERED, standing.attempt, "REJECTED")
     if standing.state == EXHAUSTED:
-        return Ending(DEAD_LETTERED, standing.attempt, "RELEASED")
+        return DueEnding(DEAD_LETTERED, standing.attempt, "RELEASED")
     if standing.state == DELAYED:
-        return Ending(DELIVERED, standing.attempt, "DUE")
+        return DueEnding(DELIVERED, standing.attempt, "DUE")
     if standing.state == CANCELLED:
-        return Ending(CANCELLED, standing.attempt, "CANCELLED")
+        return DueEnding(CANCELLED, standing.attempt, "CANCELLED")
     if standing.state == DISPATCHED:
-        return Ending(ABANDONED, standing.attempt, "EXPIRED")
+        return DueEnding(ABANDONED, standing.attempt, "EXPIRED")
     cause = "EXPIRED" if standing.state == LEASED else "RELEASED"
     if not standing.counted:
-        return Ending(REDELIVERED, standing.attempt, cause)
+        return DueEnding(REDELIVERED, standing.attempt, cause)
     if standing.attempt < max_attempts:
-        return Ending(REDELIVERED, standing.attempt + 1, cause)
-    return Ending(DEAD_LETTERED, standing.attempt, cause)
+        return DueEnding(REDELIVERED, standing.attempt + 1, cause)
+    return DueEnding(DEAD_LETTERED, standing.attempt, cause)
 
 
 def judge_decision(report: Report, trail: Trail, fire: Decision, log: MarkersLog, limits: Collection[int]) -> None:

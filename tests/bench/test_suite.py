@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.bench.__main__ import ROWS, chosen, exit_code
-from lab.bench.client import percentiles, read_stamp, stamped
-from lab.bench.peers import Work
+from lab.bench.client import ReceivedMessages, percentiles, read_stamp, stamped
 from lab.bench.report import kept
 from lab.bench.rows.drain import quorum_queue
 from lab.bench.rows.throughput import send_all
@@ -106,11 +105,11 @@ def test_each_row_has_a_name_of_its_own_and_says_what_it_is() -> None:
 
 
 async def test_a_share_of_the_messages_takes_time() -> None:
-    work = Work(10_000.0, 100)
+    received = ReceivedMessages(2, 10_000.0, 100)
 
-    await asyncio.wait_for(work.do((101).to_bytes(8, "big")), 1)
+    await asyncio.wait_for(received.work((101).to_bytes(8, "big")), 1)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(work.do((200).to_bytes(8, "big")), 0.01)
+        await asyncio.wait_for(received.work((200).to_bytes(8, "big")), 0.01)
 
 
 def test_without_a_rabbitmq_that_row_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
