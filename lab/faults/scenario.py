@@ -115,7 +115,7 @@ class ScenarioResult:
 
     def line(self) -> str:
         counts = self.statistics
-        causes = ", ".join(f"cause {cause}: {count}" for cause, count in sorted(counts.get("causes", {}).items()))
+        causes = by_cause(counts.get("causes", {}))
         again = ", ".join(dead_again(counts))
         recovery = "-" if self.recovery_seconds is None else f"{self.recovery_seconds:.1f} s"
         return (
@@ -126,14 +126,17 @@ class ScenarioResult:
         )
 
 
+def by_cause(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} by {cause}" for cause, count in sorted(counts.items()))
+
+
 def dead_again(counts: Mapping[str, Any]) -> list[str]:
     """Return how many messages have a second dead letter, and how many have one although a handler finished them."""
     texts = []
     if twice := counts.get("dead_twice"):
         texts.append(f"{twice} with two dead letters")
     if done := counts.get("done_and_dead"):
-        causes = ", ".join(f"{count} by {cause}" for cause, count in sorted(done.items()))
-        texts.append(f"{sum(done.values())} handled and dead-lettered ({causes})")
+        texts.append(f"{sum(done.values())} handled and dead-lettered ({by_cause(done)})")
     return texts
 
 

@@ -68,8 +68,7 @@ async def all_consumers_killed(stage: Stage, _: Any) -> None:
 
 
 async def consumer_replaced_by_another(stage: Stage, _: Any) -> None:
-    first = next(consumer for consumer in stage.consumers if consumer.running)
-    await stage.kill(first)
+    await stage.kill(next(consumer for consumer in stage.consumers if consumer.running))
     await stage.consumer()
 
 
@@ -80,13 +79,8 @@ def paused(seconds: float) -> Step:
     return fault
 
 
-#: How long consumers join and leave, and how often; the same for workers.
-CHURN_SECONDS, CHURN_EVERY_SECONDS = 60.0, 4.0
-WORKERS_SECONDS, WORKERS_EVERY_SECONDS = 120.0, 6.0
-
-
 async def consumers_join_and_leave(stage: Stage, _: Any) -> None:
-    await stage.churn(partial(stage.consumer, "--manner=slow"), CHURN_SECONDS, CHURN_EVERY_SECONDS)
+    await stage.churn(partial(stage.consumer, "--manner=slow"), seconds=60.0, every_seconds=4.0)
 
 
 HANDLED = "handled"
@@ -203,7 +197,7 @@ def replaced(kind: str, index: int, *options: str) -> Step:
 
 
 async def workers_join_and_leave(stage: Stage, _: Any) -> None:
-    await stage.churn(partial(stage.worker, ready=False), WORKERS_SECONDS, WORKERS_EVERY_SECONDS)
+    await stage.churn(partial(stage.worker, ready=False), seconds=120.0, every_seconds=6.0)
     await stage.owned()
 
 
@@ -534,20 +528,16 @@ def retried(some: int) -> Step:
     return mixed(consumers=[["--manner=failing"]] * 2, some=some, lines=RETRIES, backoff=BACKOFF)
 
 
-async def redriven(stage: Stage, _: Any) -> None:
-    await redrive(stage, killed=False)
-
-
 async def redriven_under_a_kill(stage: Stage, _: Any) -> None:
     for consumer in stage.consumers:
         if consumer.running:
             await stage.stop(consumer)
     # It handles all redriven messages successfully.
     await stage.consumer("--manner=patient")
-    await redrive(stage, killed=True)
+    await redriven(stage, _, killed=True)
 
 
-async def redrive(stage: Stage, *, killed: bool) -> None:
+async def redriven(stage: Stage, _: Any, *, killed: bool = False) -> None:
     """Redrive all dead letters; if ``killed``, kill and restart the worker meanwhile."""
     async with DeadLetters(stage.servers, prefix=stage.prefix) as letters:
         offsets_of: dict[str, list[int]] = defaultdict(list)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from lab.audit import finished
-from lab.faults.__main__ import chosen, summary
-from lab.faults.report import DOCUMENT, MARK, numbers, updated
+from lab.faults.__main__ import DOCUMENT, MARK, chosen, numbers, summary, updated
 from lab.faults.scenario import ScenarioResult
 from lab.faults.scenarios import SCENARIOS
 from lab.faults.soak import Sample, unbounded
