@@ -11,7 +11,7 @@ from functools import partial
 from lab.consumer import LEASE_SECONDS, Point
 from lab.faults import steps
 from lab.faults.conditions import BrokerCluster, Proxy, behind_proxies, movable_broker, with_small_disk
-from lab.faults.scenario import Scenario, Step, begin
+from lab.faults.scenario import Scenario, begin
 from lab.faults.steps import (
     AT_MOST_ONCE,
     FEW,
@@ -160,12 +160,11 @@ DISTURBANCES: dict[str, tuple[list[Callable[[Proxy], None]], bool]] = {
     "half-open": ([NO_ANSWER, NO_REQUEST], True),
     "held-up": ([Proxy.freeze], False),
 }
-BEHIND_PROXY: dict[str, Step] = {"consumer": steps.consumer_behind_proxy, "worker": steps.worker_behind_proxy}
 NETWORKS = [
     Scenario(
         "reconnects-are-few",
         [steps.reconnects_counted],
-        steps.all_behind_proxies,
+        steps.start_behind_proxies,
         partial(behind_proxies, "PRODUCER", "CONSUMER", "WORKER"),
         quick=True,
     ),
@@ -173,10 +172,10 @@ NETWORKS = [
         Scenario(
             f"{client}-{name}",
             [disturbed(client, way, dead=dead) for way in ways],
-            setup,
-            partial(behind_proxies, "PROXIED"),
+            steps.start_behind_proxies,
+            partial(behind_proxies, client.upper()),
         )
-        for client, setup in BEHIND_PROXY.items()
+        for client in ("consumer", "worker")
         for name, (ways, dead) in DISTURBANCES.items()
     ],
 ]

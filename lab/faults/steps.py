@@ -354,13 +354,13 @@ MAX_LINES_PER_SECOND = 2.0
 RETURN_SECONDS = 10.0
 
 
-async def worker_behind_proxy(stage: Stage, here: Any) -> None:
-    await begin(MARQ_BOOTSTRAP_SERVERS=here.proxies["PROXIED"].address)(stage, here)
-
-
-async def consumer_behind_proxy(stage: Stage, here: Any) -> None:
-    await begin(consumers=[()])(stage, here)
-    await stage.consumer(MARQ_BOOTSTRAP_SERVERS=here.proxies["PROXIED"].address)
+async def start_behind_proxies(stage: Stage, here: Any) -> None:
+    """Start a worker, the load and two consumers; the worker, the load and the last consumer may have a proxy each."""
+    servers = {client: proxy.address for client, proxy in here.proxies.items()}
+    await stage.worker(MARQ_BOOTSTRAP_SERVERS=servers.get("WORKER", stage.servers))
+    stage.load(servers=servers.get("PRODUCER"))
+    await stage.consumer()
+    await stage.consumer(MARQ_BOOTSTRAP_SERVERS=servers.get("CONSUMER", stage.servers))
     await stage.delivered_more()
 
 
@@ -371,7 +371,7 @@ def disturbed(client: str, disturb: Callable[[Proxy], None], *, dead: bool = Fal
     """
 
     async def fault(stage: Stage, here: Any) -> None:
-        proxy = here.proxies["PROXIED"]
+        proxy = here.proxies[client.upper()]
         victim = (stage.workers if client == "worker" else stage.consumers)[-1]
         with stage.fault("cut", victim.name):
             disturb(proxy)
@@ -381,13 +381,6 @@ def disturbed(client: str, disturb: Callable[[Proxy], None], *, dead: bool = Fal
             proxy.restore()
 
     return fault
-
-
-async def all_behind_proxies(stage: Stage, here: Any) -> None:
-    await stage.worker(MARQ_BOOTSTRAP_SERVERS=here.proxies["WORKER"].address)
-    stage.load(servers=here.proxies["PRODUCER"].address)
-    await stage.consumer(MARQ_BOOTSTRAP_SERVERS=here.proxies["CONSUMER"].address)
-    await stage.delivered_more()
 
 
 async def reconnects_counted(stage: Stage, here: Any) -> None:
