@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import os
 import signal
 import time
@@ -114,26 +113,11 @@ def points_of(batch: Batch) -> Iterator[tuple[Point | None, Point | None]]:
             yield Point.BEFORE_RESUME, Point.AFTER_RESUME
 
 
-class Death:
-    """Kills this process when it passes a point for the n-th time."""
-
-    def __init__(self, recorder: Recorder, point: str | None, after: int) -> None:
-        self._recorder = recorder
-        self._point = point
-        self._passes = itertools.count(1)
-        self._after = after
-
-    def at(self, *points: Point | None) -> None:
-        if self._point is not None and self._point in points and next(self._passes) >= self._after:
-            self._recorder.die()
-
-
 class WatchedConsumer:
     """Records the markers that the library writes, and kills the process between the steps."""
 
-    def __init__(self, recorder: Recorder, death: Death, *, careless: bool) -> None:
+    def __init__(self, recorder: Recorder, *, careless: bool) -> None:
         self._recorder = recorder
-        self._death = death
         self._careless = careless
         #: The last ACQUIREs of each queue: its commits never overlap, so the next one covers them.
         self._acquired: dict[str, list[dict[str, Any]]] = {}
@@ -165,23 +149,23 @@ class WatchedConsumer:
         renews = [_names(batch) for batch in batches if isinstance(batch, Renew)]
         spends = [_names(batch) for batch in batches if isinstance(batch, Dispatch)]
         before, after = self._points(batches)
-        self._death.at(*before)
+        self._recorder.at(*before)
         acquired = [_names(batch) for batch in acquires]
         with self._told("acquire", acquired), self._told("renew", renews), self._told("dispatch", spends):
             await write(writer, records, limit_s)
-        self._death.at(*after)
+        self._recorder.at(*after)
 
     async def _commit(self, commit: Any, reader: GroupReader, *arguments: Any) -> None:
         acquired = [names for queue in reader._serving.queues for names in self._acquired.pop(queue, ())]
         with self._told("commit", acquired):
             await commit(reader, *arguments)
         if acquired:
-            self._death.at(Point.AFTER_COMMIT)
+            self._recorder.at(Point.AFTER_COMMIT)
 
     async def _verify(self, verify: Any, reader: GroupReader, sources: Any) -> None:
-        self._death.at(Point.BEFORE_VERIFY)
+        self._recorder.at(Point.BEFORE_VERIFY)
         await verify(reader, sources)
-        self._death.at(Point.AFTER_VERIFY)
+        self._recorder.at(Point.AFTER_VERIFY)
 
     async def _revoked(self, revoked: Any, receiver: Receiver) -> None:
         self._recorder.add("info", "revoke", target=self._recorder.process)
@@ -190,17 +174,17 @@ class WatchedConsumer:
     async def _start(self, start: Any, writer: Any, records: Sequence[MarkerRecord], *arguments: Any) -> None:
         batches = [decode(value) for _, value in records]
         before, _ = self._points(batches)
-        self._death.at(*before)
+        self._recorder.at(*before)
         with self._told("acquire", [_names(batch) for batch in batches]):  # type: ignore[arg-type]
             await start(writer, records, *arguments)
-        self._death.at(Point.AFTER_COMMIT)
+        self._recorder.at(Point.AFTER_COMMIT)
 
     async def _transact(self, transact: Any, writer: Any, producer: Any, records: Any, group_commit: Any) -> None:
         commit_transaction = producer.commit_transaction
 
         async def commit_unless_dead() -> None:
             _, after = self._points([decode(value) for _, value in records])
-            self._death.at(*after)
+            self._recorder.at(*after)
             await commit_transaction()
 
         producer.commit_transaction = commit_unless_dead
@@ -296,9 +280,9 @@ def record_of(message: marq.Message) -> str:
 class NumberedHandler:
     """Handles each message as its number says, and records it; ``queues`` is the number of queues in the demo."""
 
-    def __init__(self, recorder: Recorder, death: Death, work_seconds: float, manner: str, queues: int = 1) -> None:
+    def __init__(self, recorder: Recorder, work_seconds: float, manner: str, queues: int = 1) -> None:
+        self._recorder = recorder
         self._teller = Teller(recorder.add)
-        self._death = death
         self._work_seconds = work_seconds
         self._manner = manner
         self._queues = queues
@@ -310,7 +294,7 @@ class NumberedHandler:
             return
         # Recorded before the outcome: a process that dies between the two has done the work.
         self._teller.deliver(message)
-        self._death.at(Point.IN_HANDLER)
+        self._recorder.at(Point.IN_HANDLER)
         if self._work_seconds:
             await asyncio.sleep(self._work_seconds)
         if kind == "slow":
@@ -354,7 +338,7 @@ async def handle(message: marq.Message) -> None:
     # Its ACQUIRE is durable by now, or the message would not be here.
     for type_ in ("invoke", "ok"):
         recorder.add(type_, "acquire", **names, offsets=[message.offset])
-    await NumberedHandler(recorder, Death(recorder, None, 1), WORK_SECONDS, "patient").handle(message)
+    await NumberedHandler(recorder, WORK_SECONDS, "patient").handle(message)
 
 
 async def consume(
@@ -416,10 +400,10 @@ def main() -> None:
         variants.install_newer()
     if options.hasty:
         variants.install_hasty()
-    recorder, queues = Recorder(options.name, options.history), options.queues.split(",")
-    death = Death(recorder, options.die_at, options.die_after)
-    WatchedConsumer(recorder, death, careless=options.careless).install()
-    handler = NumberedHandler(recorder, death, options.work, options.manner, len(queues))
+    recorder = Recorder(options.name, options.history, options.die_at, options.die_after)
+    queues = options.queues.split(",")
+    WatchedConsumer(recorder, careless=options.careless).install()
+    handler = NumberedHandler(recorder, options.work, options.manner, len(queues))
     settings = {name: getattr(options, name) for name in ("lease", "max_lease", "instance_id")}
     settings["transactional"] = options.start == TRANSACTIONAL
     asyncio.run(consume(queues, settings, handler, recorder, options.at_once))

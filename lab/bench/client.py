@@ -115,11 +115,7 @@ def read_stamp(value: bytes) -> tuple[int, float]:
 def percentiles(milliseconds: list[float]) -> dict[str, float]:
     """Return p50, p99 and the maximum of a list that is not empty."""
     ordered = sorted(milliseconds)
-    return {
-        "p50_ms": ordered[len(ordered) // 2],
-        "p99_ms": ordered[len(ordered) * 99 // 100],
-        "max_ms": ordered[-1],
-    }
+    return {"p50_ms": ordered[len(ordered) // 2], "p99_ms": ordered[len(ordered) * 99 // 100], "max_ms": ordered[-1]}
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ WARM_MESSAGES = 100_000
 BROKER_HEAP = "1g"
 BROKER_PROPERTIES = {
     # Deletes topics from the disk before the next measurement has filled it again; Kafka's default is a minute.
-    "log.segment.delete.delay.ms": "500",
+    "log.segment.delete.delay.ms": "500"
 }
 #: The size that the bars apply to.
 BARRED_MESSAGES, BARRED_RUNS = 400_000, 5

@@ -70,18 +70,14 @@ CONSUMERS = [
     killed_at("ordered-consumer-killed-at-each-point", IN_ORDER, manner="unlucky"),
     killed_at("ordered-transactional-consumer-killed", [*RESUMING, *IN_ORDER], TRANSACTIONAL, 1, "unlucky"),
     Scenario(
-        "consumers-join-and-leave",
-        [steps.consumers_join_and_leave],
-        begin(consumers=[["--manner=slow"]], more=False),
+        "consumers-join-and-leave", [steps.consumers_join_and_leave], begin(consumers=[["--manner=slow"]], more=False)
     ),
     Scenario("all-consumers-killed", [steps.all_consumers_killed] * 3),
     Scenario("consumer-paused-past-the-lease", [paused(LEASE_SECONDS + 1)], quick=True),
     Scenario("consumer-paused-past-the-session", [paused(SESSION_SECONDS + 2 * LEASE_SECONDS)]),
     Scenario("handlers-start-without-broker", [steps.handlers_start_without_broker], None, EmbeddedBroker),
     Scenario(
-        "static-worker-restarted-elsewhere",
-        [steps.static_worker_elsewhere] * 2,
-        begin(consumers=[()], **steps.STATIC),
+        "static-worker-restarted-elsewhere", [steps.static_worker_elsewhere] * 2, begin(consumers=[()], **steps.STATIC)
     ),
     Scenario(
         "one-instance-id-twice",
@@ -93,11 +89,7 @@ CONSUMERS = [
 WORKERS = [
     Scenario("worker-killed", [worker_killed()] * 2, quick=True),
     Scenario("worker-killed-data-lost", [worker_killed(data=False)]),
-    Scenario(
-        "worker-killed-changelog-lost",
-        [worker_killed(data=False, changelog=False)],
-        place=EmbeddedBroker,
-    ),
+    Scenario("worker-killed-changelog-lost", [worker_killed(data=False, changelog=False)], place=EmbeddedBroker),
     Scenario(
         "worker-killed-in-the-transaction",
         [next_worker("--die-in-transaction=20"), next_worker("--die-in-transaction=20"), next_worker()],

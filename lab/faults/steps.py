@@ -13,12 +13,7 @@ from typing import Any
 
 import marq
 from lab.consumer import LEASE_SECONDS, Point
-from lab.faults.conditions import (
-    MOVE_SECONDS,
-    BrokerCluster,
-    Proxy,
-    WallClock,
-)
+from lab.faults.conditions import MOVE_SECONDS, BrokerCluster, Proxy, WallClock
 from lab.faults.mix import Mix
 from lab.faults.scenario import Options, Step, begin
 from lab.program import Program, RunError, Worker
