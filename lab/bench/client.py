@@ -46,9 +46,13 @@ class ReceivedMessages:
         self.values: list[bytes] = []
         #: Set when all have come.
         self.done = asyncio.Event()
-        self.began_s, self.first_s = time.monotonic(), 0.0
-        self._cpu_s = time.process_time()
+        self.first_s = 0.0
+        self.restart()
         self._measurements: dict[str, float] = {}
+
+    def restart(self) -> None:
+        """Restart the clock, after a preparation that is not measured."""
+        self.began_s, self._cpu_s = time.monotonic(), time.process_time()
 
     @property
     def complete(self) -> bool:

@@ -19,16 +19,9 @@ from marq.consumer.consumer import DEFAULT_MAX_IN_FLIGHT
 
 
 def drain(peer: str, servers: str, topic: str, count: int, ms: float, every: int, options: Sequence[Any]) -> None:
-    """Drain a topic, or Marq's queue with that prefix, and report to the row.
+    """Drain a topic (of Marq, the queue with that prefix; of RabbitMQ, a queue), and report to the row.
 
-    Args:
-        peer: a key of :data:`PEERS`.
-        servers: address of the broker.
-        topic: topic, prefix or queue.
-        count: number of messages.
-        ms: milliseconds of waiting, as if for a service's response, for the messages that take time.
-        every: one message in this many takes time.
-        options: further arguments of the peer.
+    ``ms`` and ``every`` are those of :class:`lab.bench.client.ReceivedMessages`, ``options`` those of the peer.
     """
     library, consume = PEERS[peer]
     importlib.import_module(library)
@@ -185,6 +178,7 @@ def drain_share(received: ReceivedMessages, servers: str, topic: str, consumers:
 
     group = f"{topic}-share"
     _begin_at_earliest(servers, group)
+    received.restart()
     options = {"group.id": group, "share.acknowledgement.mode": "explicit", "max.poll.records": polled}
     members = [ShareConsumer({"bootstrap.servers": servers, **options}) for _ in range(consumers)]
     for member in members:
