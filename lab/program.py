@@ -254,11 +254,7 @@ class Worker(Program):
     def wait_until(
         self, condition: Callable[[], object], limit: float = LIMIT_SECONDS, pause: float = POLL_SECONDS
     ) -> None:
-        """Wait for a condition.
-
-        Raises:
-            RunError: it does not hold within the limit, or the worker ended by itself.
-        """
+        """Wait for a condition; raise RunError if it does not hold within the limit, or the worker ended by itself."""
         until_s = time.monotonic() + limit
         while not condition():
             self.check()
@@ -321,11 +317,7 @@ class BenchClient(Program):
         self.start()
 
     def read(self) -> dict[str, Any]:
-        """Return its next line.
-
-        Raises:
-            RunError: it ended, or wrote nothing within the limit.
-        """
+        """Return its next line; raise RunError if it ended, or wrote nothing within the limit."""
         until_s = time.monotonic() + self.limit_seconds
         while not self._lines:
             running = self.running
@@ -355,8 +347,7 @@ class BenchClient(Program):
 def measured(function: Callable[..., object], *arguments: object) -> dict[str, float]:
     """Run a client to its end; return the measurements that it writes.
 
-    Raises:
-        RunError: it failed, or took longer than its limit.
+    Raise RunError if it failed, or took longer than its limit.
     """
     with BenchClient(function, *arguments) as client:
         measurements = client.read()

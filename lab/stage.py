@@ -335,11 +335,7 @@ class Stage:
     async def until(
         self, condition: Callable[[], bool | Awaitable[bool]], what: str, limit: float = LIMIT_SECONDS
     ) -> None:
-        """Wait for a condition.
-
-        Raises:
-            RunError: it does not hold within the limit, or a program ended by itself.
-        """
+        """Wait for a condition; raise RunError if it does not hold within the limit, or a program ended by itself."""
         progress, until_s = self.progress(), time.monotonic() + limit
         while True:
             self.look()

@@ -43,8 +43,7 @@ ROWS: tuple[BenchRow, ...] = (
 def chosen(rows: Sequence[BenchRow], size: Size) -> list[BenchRow]:
     """Return the rows that the size names; without names, all except those that run only by name.
 
-    Raises:
-        SystemExit: a name matches no row.
+    Raise SystemExit if a name matches no row.
     """
     if not size.only:
         return [row for row in rows if not row.by_name]

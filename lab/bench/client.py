@@ -83,11 +83,7 @@ class ReceivedMessages:
         }
 
     def report(self) -> None:
-        """Send the measurements to the row.
-
-        Raises:
-            SystemExit: a message is missing, or arrived twice.
-        """
+        """Send the measurements to the row; raise SystemExit if a message is missing, or arrived twice."""
         check(self.values, self.count)
         say(**self._measurements)
 

@@ -90,8 +90,7 @@ class Copies:
     async def all_of(self, numbers: range, limit: float) -> tuple[float, float]:
         """Wait for copies of all these messages; return the times at which the first and the last arrived.
 
-        Raises:
-            RunError: they did not arrive within the limit, in seconds.
+        Raise RunError if they did not arrive within the limit, in seconds.
         """
         until = time.monotonic() + limit
         while not all(number in self.seen for number in numbers):

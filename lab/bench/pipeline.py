@@ -41,8 +41,7 @@ _INGESTED = re.compile(r"([\d,]+) (markers|corrupt|messages|dead_letters)")
 def measure(bench: Bench, messages: int) -> Measurements:
     """Measure the jobs on a history of this size.
 
-    Raises:
-        SystemExit: a job failed, or its results differ from the truth.
+    Raise SystemExit if a job failed, or its results differ from the truth.
     """
     prefix, size = bench.prefix(), bench.size
     client, topics = asyncio.run(bench.make_topics(prefix))
@@ -81,11 +80,7 @@ def measure(bench: Bench, messages: int) -> Measurements:
 
 
 def compare(truth: Truth, ingested: str, audit: dict[str, Any]) -> None:
-    """Compare the jobs' output with the truth.
-
-    Raises:
-        SystemExit: they differ.
-    """
+    """Compare the jobs' output with the truth; raise SystemExit if they differ."""
     counts = {table: int(count.replace(",", "")) for count, table in _INGESTED.findall(ingested)}
     wrong = [
         f"ingest: {count:,} {table}, expected {truth.rows[table]:,}"

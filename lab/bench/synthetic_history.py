@@ -103,8 +103,7 @@ class HistoryLog:
     def close(self) -> None:
         """Wait until all is written.
 
-        Raises:
-            SystemExit: records were not written, or the topics' end offsets are wrong.
+        Raise SystemExit if records were not written, or the topics' end offsets are wrong.
         """
         left = self._producer.flush(_FLUSH_SECONDS)
         reader = Consumer({"bootstrap.servers": self._servers, "group.id": "bench-history"})

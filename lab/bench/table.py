@@ -34,11 +34,7 @@ NAMES = {
 
 
 def newest(folder: Path = RESULTS) -> Path:
-    """Return the file of the newest whole run.
-
-    Raises:
-        SystemExit: there is none.
-    """
+    """Return the file of the newest whole run; raise SystemExit if there is none."""
     files = sorted(folder.glob("suite-*.json"))
     if not files:
         raise SystemExit(f"bench: no whole run in {folder}: make bench writes one")

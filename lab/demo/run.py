@@ -76,8 +76,7 @@ class DemoRun(Stage):
     async def carry_out(self) -> None:
         """Carry out the run.
 
-        Raises:
-            RunError: a program ended by itself, or there was no progress within the plan's limit.
+        Raise RunError if a program ended by itself, or there was no progress within the plan's limit.
         """
         try:
             await self._play()

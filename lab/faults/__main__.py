@@ -31,8 +31,7 @@ MARK = "faults"
 def chosen(only: str) -> list[Scenario]:
     """Return the scenarios whose names begin with one of the comma-separated texts in ``only``; all if it is empty.
 
-    Raises:
-        ValueError: a name matches no scenario.
+    Raise ValueError if a name matches no scenario.
     """
     wanted = [name for name in only.split(",") if name]
     for name in wanted:
@@ -70,8 +69,7 @@ def summary(results: Sequence[ScenarioResult], seconds: float) -> dict[str, obje
 def write_table(results: Sequence[ScenarioResult], *, whole: bool = True) -> None:
     """Write the numbers of these scenarios; with ``whole``, also the date.
 
-    Raises:
-        ValueError: the document has no such marks, or no row for a scenario.
+    Raise ValueError if the document has no such marks, or no row for a scenario.
     """
     page = DOCUMENT.read_text(encoding="utf-8")
     table = updated(between(page, MARK), results)

@@ -98,8 +98,7 @@ class BrokerCluster:
     def start(self, *nodes: int) -> Self:
         """Start these nodes, or all, at the same time, because none is ready before most of the cluster runs.
 
-        Raises:
-            BrokerError: one could not be started.
+        Raise BrokerError if one could not be started.
         """
         with ThreadPoolExecutor() as pool:
             starts = [pool.submit(self.nodes[node].start, START_LIMIT_SECONDS) for node in nodes or self.nodes]
@@ -412,8 +411,7 @@ _KEEPER = """trap '' HUP INT TERM; cat >/dev/null; umount -l "$1" """
 class SmallDisk:
     """A tmpfs of ``mebibytes`` on ``path``, within the context; it never outlives this process.
 
-    Raises:
-        ConditionError: this process may not mount.
+    Raise ConditionError if this process may not mount.
     """
 
     def __init__(self, path: Path, mebibytes: int, mount: str = "mount") -> None:

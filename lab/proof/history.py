@@ -125,8 +125,7 @@ class History:
 def read(paths: Sequence[Path]) -> Iterator[Event]:
     """Return the events of some files.
 
-    Raises:
-        MalformedHistory: a line is not an event; the text names file and line.
+    Raise MalformedHistory if a line is not an event; the text names file and line.
     """
     if len(paths) == 1:
         return _read(paths[0])

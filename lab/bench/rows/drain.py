@@ -66,8 +66,7 @@ def native(bench: Bench, peer: str, work: Work = NO_WORK, options: tuple[Any, ..
 def quorum_queue(bench: Bench, work: Work = NO_WORK) -> Measurements:
     """Measure a quorum queue of RabbitMQ by aio-pika: each message durable, with its own ack.
 
-    Raises:
-        Skipped: RABBITMQ_URL is not set.
+    Raise Skipped if RABBITMQ_URL is not set.
     """
     size, url = bench.size, os.environ.get("RABBITMQ_URL")
     if not url:
