@@ -301,21 +301,14 @@ class Ticks:
 class MarkersLog(Fold):
     """A fold that notes each change in the trail of its record."""
 
-    def __init__(
-        self,
-        name: str,
-        backoffs: Callable[[str], Sequence[Backoff]],
-        limits: Callable[[str], Sequence[int]],
-        window_ms: Callable[[str], int],
-        trail_of: Callable[[Key], Trail],
-    ) -> None:
-        super().__init__(backoffs, limits, window_ms)
+    def __init__(self, name: str, evidence: Evidence) -> None:
+        super().__init__(evidence.backoffs_of, evidence.limits_of, evidence.window_of)
         self.name = name
         self.ticks: dict[str, Ticks] = {}
         self.clock = MarkersClock()
         self.unreadable: dict[int, str] = {}
         self.halted = ""
-        self._trail_of = trail_of
+        self._trail_of = evidence.trail
 
     def fold(self, event: Event) -> None:
         super().fold(event)
@@ -434,9 +427,9 @@ class Evidence:
 
     def _named(self, event: Event) -> Iterable[Trail]:
         queue, source = intern(event["queue"]), event["source"]
-        return [self._trail((queue, f"{source}/{offset}")) for offset in event["offsets"]]
+        return [self.trail((queue, f"{source}/{offset}")) for offset in event["offsets"]]
 
-    def _trail(self, key: Key) -> Trail:
+    def trail(self, key: Key) -> Trail:
         trail = self.trails.get(key)
         if trail is None:
             trail = self.trails[key] = Trail(*key)
@@ -444,7 +437,7 @@ class Evidence:
         return trail
 
     def _trail_of(self, event: Event, place: str) -> Trail:
-        return self._trail((intern(event["queue"]), place))
+        return self.trail((intern(event["queue"]), place))
 
     def _write(self, event: Event) -> None:
         """Note that a client writes markers (ACQUIRE, an outcome, RENEW), or commits."""
@@ -604,18 +597,16 @@ class Evidence:
     def log(self, name: str) -> MarkersLog:
         log = self.logs.get(name)
         if log is None:
-            log = self.logs[name] = MarkersLog(
-                name, self._backoffs_of, self._limits_of, self._window_of, self._trail
-            )  # fmt: skip
+            log = self.logs[name] = MarkersLog(name, self)
         return log
 
-    def _backoffs_of(self, queue: str) -> list[Backoff]:
+    def backoffs_of(self, queue: str) -> list[Backoff]:
         return self._backoffs.get(queue) or self._backoffs.get(EVERYBODY) or [Backoff()]
 
-    def _limits_of(self, queue: str) -> list[int]:
+    def limits_of(self, queue: str) -> list[int]:
         return self._limits.get(queue) or self._limits.get(EVERYBODY) or [DEFAULT_LIMIT]
 
-    def _window_of(self, queue: str) -> int:
+    def window_of(self, queue: str) -> int:
         newest = self.versions.get(max(self.versions, default=-1), {})
         settings = newest.get(queue) or newest.get(EVERYBODY) or {}
         return int(settings.get("deduplication_window_ms", DEFAULT_WINDOW_MS))
@@ -653,7 +644,7 @@ class Evidence:
             return [self._trail_of(event, place)]
         # A late ACK concerns the messages that were once open at its place.
         keys = log.acknowledged(event, offset) or log.named(event, offset)
-        return [self._trail(key) for key in keys] or [self._trail_of(event, place)]
+        return [self.trail(key) for key in keys] or [self._trail_of(event, place)]
 
     def _note_marker(self, log: MarkersLog, event: Event, index: int, trail: Trail) -> None:
         kind, number = event["kind"], self.number
