@@ -30,7 +30,7 @@ from marq.kafka.group_reader import GroupReader
 from marq.kafka.marker_writer import KafkaMarkerWriter, MarkerRecord
 from marq.kafka.transactions import MarkerTransactions
 from marq.wire.marker_codec import decode
-from marq.wire.markers import LAST, Ack, Acquire, Batch, Dispatch, Release, Renew, Resume
+from marq.wire.markers import LAST, Ack, Acquire, Batch, Dispatch, Release, Renew, Resume, Source
 
 #: Messages of a queue that a consumer handles at once, and how long it waits for the first.
 MAX_RUNNING = 100
@@ -207,9 +207,13 @@ class WatchedConsumer:
                 self._recorder.add(outcome, op, **names, took_ms=took_ms)
 
 
+def _named(holder: int, queue: str, source: Source, offsets: Sequence[int]) -> dict[str, Any]:
+    names = {"holder": history.holder_name(holder), "queue": queue}
+    return {**names, "source": history.log_name(source), "offsets": list(offsets)}
+
+
 def _names(batch: Acquire | Renew | Dispatch) -> dict[str, Any]:
-    named = {"holder": history.holder_name(batch.holder), "queue": batch.queue}
-    return {**named, "source": history.log_name(batch.source), "offsets": list(batch.offsets)}
+    return _named(batch.holder, batch.queue, batch.source, batch.offsets)
 
 
 class Teller:
@@ -228,13 +232,8 @@ class Teller:
 
     async def settle(self, op: str, message: marq.Message, settle: Callable[[], Awaitable[None]]) -> bool:
         """Record an ``ack``, ``release`` or ``reject`` and its outcome; return whether it is durable and in time."""
-        named = message_token.decode(message.token)
-        names = {
-            "holder": history.holder_name(named.holder),
-            "queue": message.queue,
-            "source": history.log_name(named.source),
-            "offsets": [named.offset],
-        }
+        token = message_token.decode(message.token)
+        names = _named(token.holder, message.queue, token.source, [token.offset])
         self._add("invoke", op, **names)
         began_s = time.monotonic()
 
@@ -333,11 +332,9 @@ def _worker_recorder() -> Recorder:
 async def handle(message: marq.Message) -> None:
     """Acknowledge a message, in a worker's handler process."""
     recorder, lease = _worker_recorder(), message._held
-    names = {"holder": history.holder_name(lease.holder), "queue": lease.queue}
-    names["source"] = history.log_name(lease.source)
     # Its ACQUIRE is durable by now, or the message would not be here.
     for type_ in ("invoke", "ok"):
-        recorder.add(type_, "acquire", **names, offsets=[message.offset])
+        recorder.add(type_, "acquire", **_named(lease.holder, lease.queue, lease.source, [message.offset]))
     await NumberedHandler(recorder, WORK_SECONDS, "patient").handle(message)
 
 
