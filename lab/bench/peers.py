@@ -109,7 +109,7 @@ def drain_confluent(received: ReceivedMessages, servers: str, topic: str, concur
     from confluent_kafka import Consumer
 
     group = {"group.id": f"{topic}-confluent", "auto.offset.reset": "earliest", "enable.auto.commit": False}
-    consumer = Consumer({"bootstrap.servers": servers, **group})
+    consumer: Any = Consumer({"bootstrap.servers": servers, **group})
     consumer.subscribe([topic])
     if received.ms:
         asyncio.run(_work_in_order(consumer, received, concurrency))
@@ -180,7 +180,7 @@ def drain_share(received: ReceivedMessages, servers: str, topic: str, consumers:
     _begin_at_earliest(servers, group)
     received.restart()
     options = {"group.id": group, "share.acknowledgement.mode": "explicit", "max.poll.records": polled}
-    members = [ShareConsumer({"bootstrap.servers": servers, **options}) for _ in range(consumers)]
+    members: list[Any] = [ShareConsumer({"bootstrap.servers": servers, **options}) for _ in range(consumers)]
     for member in members:
         member.subscribe([topic])
     if received.ms:
