@@ -53,11 +53,9 @@ class Audit:
     plots_failure: str = ""
 
     def differences(self, own: Mapping[str, Any], shared: Mapping[str, str]) -> list[str]:
-        """Return the audit's findings, and its differences from the checker's statistics.
+        """Return the audit's findings, and its differences from ``own``, the checker's statistics.
 
-        Args:
-            own: the checker's statistics.
-            shared: names of statistics that both have: the checker's, the audit's.
+        ``shared`` has the names of statistics that both have: the checker's, the audit's.
         """
         if self.failure:
             return [f"the audit failed: {self.failure}"]
@@ -81,16 +79,10 @@ def audit(
     limit_s: float = LIMIT_SECONDS,
     stop: threading.Event | None = None,
 ) -> Audit:
-    """Ingest the topics of a namespace and its finished deliveries into a directory, and audit them.
+    """Ingest the topics of a namespace and the finished deliveries of a history into a directory, and audit them.
 
-    Args:
-        settings: broker and prefix.
-        data: the directory.
-        events: the history, which has the finished deliveries.
-        progress: display of each job and its progress.
-        plots: whether to compute statistics and draw plots as well.
-        limit_s: longest time without progress, after which the audit fails.
-        stop: event that another thread sets to interrupt the audit, because Ctrl-C reaches only the main thread.
+    With ``plots``, compute statistics and draw plots as well. The audit fails if it makes no progress for ``limit_s``,
+    or if another thread sets ``stop``, because Ctrl-C reaches only the main thread.
     """
     jobs = [*AUDIT_JOBS, PLOTS_JOB] if plots else list(AUDIT_JOBS)
     with tempfile.TemporaryDirectory(prefix="marq-audit-", ignore_cleanup_errors=True) as folder:

@@ -9,30 +9,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
-import itertools
 import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from enum import StrEnum
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import marq
 from lab import variants
 from lab.proof import history
-from lab.recorder import Recorder, recorded_stalls
+from lab.recorder import Recorder, around, recorded_stalls
 from marq.client import message_token
 from marq.consumer.receiver import Receiver
 from marq.kafka.acquire_strategies import MARKED, STARTS, TRANSACTIONAL
 from marq.kafka.group_reader import GroupReader
 from marq.kafka.marker_writer import KafkaMarkerWriter, MarkerRecord
-from marq.kafka.queue_positions import NOT_BEHIND
 from marq.kafka.transactions import MarkerTransactions
 from marq.wire.marker_codec import decode
-from marq.wire.markers import LAST, Ack, Acquire, Batch, Dispatch, Release, Renew, Resume
+from marq.wire.markers import LAST, Ack, Acquire, Batch, Dispatch, Release, Renew, Resume, Source
 
 #: Messages of a queue that a consumer handles at once, and how long it waits for the first.
 MAX_RUNNING = 100
@@ -115,82 +113,30 @@ def points_of(batch: Batch) -> Iterator[tuple[Point | None, Point | None]]:
             yield Point.BEFORE_RESUME, Point.AFTER_RESUME
 
 
-class Death:
-    """Kills this process when it passes a point for the n-th time."""
-
-    def __init__(self, recorder: Recorder, point: str | None, after: int) -> None:
-        self._recorder = recorder
-        self._point = point
-        self._passes = itertools.count(1)
-        self._after = after
-
-    def at(self, *points: Point | None) -> None:
-        if self._point is not None and self._point in points and next(self._passes) >= self._after:
-            self._recorder.die()
-
-
 class WatchedConsumer:
     """Records the markers that the library writes, and kills the process between the steps."""
 
-    def __init__(self, recorder: Recorder, death: Death, *, careless: bool) -> None:
+    def __init__(self, recorder: Recorder, *, careless: bool) -> None:
         self._recorder = recorder
-        self._death = death
         self._careless = careless
         #: The last ACQUIREs of each queue: its commits never overlap, so the next one covers them.
         self._acquired: dict[str, list[dict[str, Any]]] = {}
 
     def install(self) -> None:
         """Wrap the library's functions in this process."""
-        write, commit, revoked = KafkaMarkerWriter.write, GroupReader.commit, Receiver.revoked
-        verify = GroupReader.verify
-
-        async def watched_write(writer: KafkaMarkerWriter, records: Sequence[MarkerRecord], limit_s: float) -> None:
-            await self._write(records, lambda: write(writer, records, limit_s))
-
-        async def watched_commit(reader: GroupReader, offsets: Any, behind: Any = NOT_BEHIND) -> None:
-            await self._commit(reader._serving.queues, lambda: commit(reader, offsets, behind))
-
-        async def watched_verify(reader: GroupReader, sources: Any) -> None:
-            self._death.at(Point.BEFORE_VERIFY)
-            await verify(reader, sources)
-            self._death.at(Point.AFTER_VERIFY)
-
-        async def watched_revoked(flow: Receiver) -> None:
-            self._recorder.add("info", "revoke", target=self._recorder.process)
-            await revoked(flow)
-
-        transact, start = MarkerTransactions._transact, MarkerTransactions.write
-
-        async def watched_transact(writer: Any, producer: Any, records: Any, group_commit: Any) -> None:
-            commit_transaction = producer.commit_transaction
-
-            async def commit_unless_dead() -> None:
-                _, after = self._points([decode(value) for _, value in records])
-                self._death.at(*after)
-                await commit_transaction()
-
-            producer.commit_transaction = commit_unless_dead
-            try:
-                await transact(writer, producer, records, group_commit)
-            finally:
-                producer.commit_transaction = commit_transaction
-
-        async def watched_start(writer: Any, records: Any, group_commit: Any, limit_s: float) -> None:
-            await self._start(records, lambda: start(writer, records, group_commit, limit_s))
-
-        MarkerTransactions._transact = watched_transact  # type: ignore[method-assign]
-        MarkerTransactions.write = watched_start  # type: ignore[method-assign]
-        KafkaMarkerWriter.write = watched_write  # type: ignore[method-assign]
-        GroupReader.commit = watched_commit  # type: ignore[method-assign]
-        GroupReader.verify = watched_verify  # type: ignore[method-assign]
-        Receiver.revoked = watched_revoked  # type: ignore[method-assign]
+        around(KafkaMarkerWriter, "write", self._write)
+        around(GroupReader, "commit", self._commit)
+        around(GroupReader, "verify", self._verify)
+        around(Receiver, "revoked", self._revoked)
+        around(MarkerTransactions, "write", self._start)
+        around(MarkerTransactions, "_transact", self._transact)
 
     @staticmethod
     def _points(batches: Iterable[Batch]) -> tuple[set[Point | None], set[Point | None]]:
         points = [pair for batch in batches for pair in points_of(batch)]
         return {before for before, _ in points}, {after for _, after in points}
 
-    async def _write(self, records: Sequence[MarkerRecord], write: Callable[[], Awaitable[None]]) -> None:
+    async def _write(self, write: Any, writer: Any, records: Sequence[MarkerRecord], limit_s: float) -> None:
         batches = [decode(value) for _, value in records]
         acquires = [batch for batch in batches if isinstance(batch, Acquire)]
         if acquires and self._careless:
@@ -203,26 +149,49 @@ class WatchedConsumer:
         renews = [_names(batch) for batch in batches if isinstance(batch, Renew)]
         spends = [_names(batch) for batch in batches if isinstance(batch, Dispatch)]
         before, after = self._points(batches)
-        self._death.at(*before)
+        self._recorder.at(*before)
         acquired = [_names(batch) for batch in acquires]
         with self._told("acquire", acquired), self._told("renew", renews), self._told("dispatch", spends):
-            await write()
-        self._death.at(*after)
+            await write(writer, records, limit_s)
+        self._recorder.at(*after)
 
-    async def _start(self, records: Sequence[MarkerRecord], start: Callable[[], Awaitable[None]]) -> None:
+    async def _commit(self, commit: Any, reader: GroupReader, *arguments: Any) -> None:
+        acquired = [names for queue in reader._serving.queues for names in self._acquired.pop(queue, ())]
+        with self._told("commit", acquired):
+            await commit(reader, *arguments)
+        if acquired:
+            self._recorder.at(Point.AFTER_COMMIT)
+
+    async def _verify(self, verify: Any, reader: GroupReader, sources: Any) -> None:
+        self._recorder.at(Point.BEFORE_VERIFY)
+        await verify(reader, sources)
+        self._recorder.at(Point.AFTER_VERIFY)
+
+    async def _revoked(self, revoked: Any, receiver: Receiver) -> None:
+        self._recorder.add("info", "revoke", target=self._recorder.process)
+        await revoked(receiver)
+
+    async def _start(self, start: Any, writer: Any, records: Sequence[MarkerRecord], *arguments: Any) -> None:
         batches = [decode(value) for _, value in records]
         before, _ = self._points(batches)
-        self._death.at(*before)
+        self._recorder.at(*before)
         with self._told("acquire", [_names(batch) for batch in batches]):  # type: ignore[arg-type]
-            await start()
-        self._death.at(Point.AFTER_COMMIT)
+            await start(writer, records, *arguments)
+        self._recorder.at(Point.AFTER_COMMIT)
 
-    async def _commit(self, queues: Sequence[str], commit: Callable[[], Awaitable[None]]) -> None:
-        acquired = [names for queue in queues for names in self._acquired.pop(queue, ())]
-        with self._told("commit", acquired):
-            await commit()
-        if acquired:
-            self._death.at(Point.AFTER_COMMIT)
+    async def _transact(self, transact: Any, writer: Any, producer: Any, records: Any, group_commit: Any) -> None:
+        commit_transaction = producer.commit_transaction
+
+        async def commit_unless_dead() -> None:
+            _, after = self._points([decode(value) for _, value in records])
+            self._recorder.at(*after)
+            await commit_transaction()
+
+        producer.commit_transaction = commit_unless_dead
+        try:
+            await transact(writer, producer, records, group_commit)
+        finally:
+            producer.commit_transaction = commit_transaction
 
     @contextmanager
     def _told(self, op: str, named: list[dict[str, Any]]) -> Iterator[None]:
@@ -238,9 +207,13 @@ class WatchedConsumer:
                 self._recorder.add(outcome, op, **names, took_ms=took_ms)
 
 
+def _named(holder: int, queue: str, source: Source, offsets: Sequence[int]) -> dict[str, Any]:
+    names = {"holder": history.holder_name(holder), "queue": queue}
+    return {**names, "source": history.log_name(source), "offsets": list(offsets)}
+
+
 def _names(batch: Acquire | Renew | Dispatch) -> dict[str, Any]:
-    named = {"holder": history.holder_name(batch.holder), "queue": batch.queue}
-    return {**named, "source": history.log_name(batch.source), "offsets": list(batch.offsets)}
+    return _named(batch.holder, batch.queue, batch.source, batch.offsets)
 
 
 class Teller:
@@ -259,13 +232,8 @@ class Teller:
 
     async def settle(self, op: str, message: marq.Message, settle: Callable[[], Awaitable[None]]) -> bool:
         """Record an ``ack``, ``release`` or ``reject`` and its outcome; return whether it is durable and in time."""
-        named = message_token.decode(message.token)
-        names = {
-            "holder": history.holder_name(named.holder),
-            "queue": message.queue,
-            "source": history.log_name(named.source),
-            "offsets": [named.offset],
-        }
+        token = message_token.decode(message.token)
+        names = _named(token.holder, message.queue, token.source, [token.offset])
         self._add("invoke", op, **names)
         began_s = time.monotonic()
 
@@ -308,12 +276,12 @@ def record_of(message: marq.Message) -> str:
     return history.name_of(named.source, named.offset)
 
 
-class Handler:
+class NumberedHandler:
     """Handles each message as its number says, and records it; ``queues`` is the number of queues in the demo."""
 
-    def __init__(self, recorder: Recorder, death: Death, work_seconds: float, manner: str, queues: int = 1) -> None:
+    def __init__(self, recorder: Recorder, work_seconds: float, manner: str, queues: int = 1) -> None:
+        self._recorder = recorder
         self._teller = Teller(recorder.add)
-        self._death = death
         self._work_seconds = work_seconds
         self._manner = manner
         self._queues = queues
@@ -325,25 +293,25 @@ class Handler:
             return
         # Recorded before the outcome: a process that dies between the two has done the work.
         self._teller.deliver(message)
-        self._death.at(Point.IN_HANDLER)
+        self._recorder.at(Point.IN_HANDLER)
         if self._work_seconds:
             await asyncio.sleep(self._work_seconds)
-        if kind == "later":
-            await self._teller.settle("release", message, lambda: message.release(delay=0.5))
+        if kind == "slow":
+            await asyncio.sleep(SLOW_SECONDS)
+        if kind in (None, "slow"):
+            op, settle = "ack", message.ack
+        elif kind == "later":
+            op, settle = "release", partial(message.release, delay=0.5)
         elif kind == "release":
-            await self._teller.settle("release", message, message.release)
+            op, settle = "release", message.release
         elif kind == "reject":
-            await self._teller.settle("reject", message, lambda: message.reject("by its number"))
-        elif kind in (None, "slow"):
-            if kind:
-                await asyncio.sleep(SLOW_SECONDS)
-            await self._teller.settle("ack", message, message.ack)
+            op, settle = "reject", partial(message.reject, "by its number")
         else:
-            rejects = kind is ValueError or message._batch.at_most_once
-            op = "reject" if rejects else "release"
+            op = "reject" if kind is ValueError or message._batch.at_most_once else "release"
             # Differs between attempts, as errors do: dead letters are grouped all the same.
             text = f"fails at attempt {message.attempt}" if self._manner == "demo" else "by its number"
-            await self._teller.settle(op, message, lambda: fail(message, kind(text), op))
+            settle = partial(fail, message, kind(text), op)
+        await self._teller.settle(op, message, settle)
 
     def _kind_of(self, message: marq.Message) -> Any:
         """Return the outcome of a message; None to acknowledge it."""
@@ -356,7 +324,7 @@ class Handler:
         return kind if kind != "moody" and message.attempt == 1 else None
 
 
-@functools.cache
+@cache
 def _worker_recorder() -> Recorder:
     return Recorder("handlers", Path(os.environ[HISTORY_VARIABLE]))
 
@@ -364,16 +332,18 @@ def _worker_recorder() -> Recorder:
 async def handle(message: marq.Message) -> None:
     """Acknowledge a message, in a worker's handler process."""
     recorder, lease = _worker_recorder(), message._batch
-    names = {"holder": history.holder_name(lease.holder), "queue": lease.queue}
-    names["source"] = history.log_name(lease.source)
     # Its ACQUIRE is durable by now, or the message would not be here.
     for type_ in ("invoke", "ok"):
-        recorder.add(type_, "acquire", **names, offsets=[message.offset])
-    await Handler(recorder, Death(recorder, None, 1), WORK_SECONDS, "patient").handle(message)
+        recorder.add(type_, "acquire", **_named(lease.holder, lease.queue, lease.source, [message.offset]))
+    await NumberedHandler(recorder, WORK_SECONDS, "patient").handle(message)
 
 
 async def consume(
-    queues: Sequence[str], options: dict[str, Any], handler: Handler, recorder: Recorder, at_once: int = MAX_RUNNING
+    queues: Sequence[str],
+    options: dict[str, Any],
+    handler: NumberedHandler,
+    recorder: Recorder,
+    at_once: int = MAX_RUNNING,
 ) -> None:
     """Handle the messages of each queue until SIGTERM."""
     stopping = asyncio.Event()
@@ -388,7 +358,7 @@ async def consume(
         recorder.add("info", "stop", target=recorder.process)
 
 
-async def handle_all(consumer: marq.Consumer, handler: Handler, stopping: asyncio.Event, at_once: int) -> None:
+async def handle_all(consumer: marq.Consumer, handler: NumberedHandler, stopping: asyncio.Event, at_once: int) -> None:
     """Handle messages concurrently: none waits for the acks of others, except those of its ordering key."""
     running: set[asyncio.Task[None]] = set()
     while not stopping.is_set():
@@ -427,10 +397,10 @@ def main() -> None:
         variants.install_newer()
     if options.hasty:
         variants.install_hasty()
-    recorder, queues = Recorder(options.name, options.history), options.queues.split(",")
-    death = Death(recorder, options.die_at, options.die_after)
-    WatchedConsumer(recorder, death, careless=options.careless).install()
-    handler = Handler(recorder, death, options.work, options.manner, len(queues))
+    recorder = Recorder(options.name, options.history, options.die_at, options.die_after)
+    queues = options.queues.split(",")
+    WatchedConsumer(recorder, careless=options.careless).install()
+    handler = NumberedHandler(recorder, options.work, options.manner, len(queues))
     settings = {name: getattr(options, name) for name in ("lease", "max_lease", "instance_id")}
     settings["transactional"] = options.start == TRANSACTIONAL
     asyncio.run(consume(queues, settings, handler, recorder, options.at_once))

@@ -59,13 +59,8 @@ class NewLines:
 class Program:
     """A command with a log; it never outlives this process. It may write a history next to its log.
 
-    Args:
-        name: name in error messages.
-        command: the command; one that begins with an option runs with this Python.
-        environment: variables on top of this process's.
-        log_file: file for the output.
-        directory: working directory.
-        temporary: directories to delete if this process dies.
+    A command that begins with an option runs with this Python. ``environment`` is on top of this process's variables.
+    The ``temporary`` directories are deleted if this process dies.
     """
 
     stdin = subprocess.DEVNULL
@@ -200,16 +195,7 @@ def recorded(name: str, folder: Path, module: str, options: Sequence[str] = ()) 
 
 
 class Worker(Program):
-    """A worker with a data directory and a web port of its own.
-
-    Args:
-        name: name in error messages, and of its log and data directory.
-        folder: directory for both.
-        environment: settings, ``MARQ_...``.
-        command: a program that runs a worker.
-        data: data directory instead of ``folder/name``.
-        web_port: port of its pages (default: a free one).
-    """
+    """A worker with a data directory (default: ``folder/name``) and a web port of its own (default: a free one)."""
 
     faust = ("-m", "faust", "-A", "app", "worker", "-l", "info")
     #: Time limit of a request to its pages.
@@ -268,11 +254,7 @@ class Worker(Program):
     def wait_until(
         self, condition: Callable[[], object], limit: float = LIMIT_SECONDS, pause: float = POLL_SECONDS
     ) -> None:
-        """Wait for a condition.
-
-        Raises:
-            RunError: it does not hold within the limit, or the worker ended by itself.
-        """
+        """Wait for a condition; raise RunError if it does not hold within the limit, or the worker ended by itself."""
         until_s = time.monotonic() + limit
         while not condition():
             self.check()
@@ -317,29 +299,25 @@ class Worker(Program):
 
 
 class BenchClient(Program):
-    """A module of ``lab.bench.clients`` and its arguments, started at once; leaving the context kills it.
+    """A function in a process of its own, started at once; leaving the context kills it.
 
-    It writes lines of JSON and waits for empty lines (:mod:`lab.bench.clients.client`).
+    It writes lines of JSON and waits for empty lines (:mod:`lab.bench.client`). The arguments must be ready for JSON.
     """
 
     stdin = subprocess.PIPE
     limit_seconds = 300.0
 
-    def __init__(self, module: str, *arguments: object) -> None:
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="marq-client-", ignore_cleanup_errors=True)
-        folder = Path(self._folder.name)
-        command = ["-m", f"lab.bench.clients.{module}", *map(str, arguments)]
-        super().__init__(module, command, {}, folder / "log", temporary=[folder])
+        folder, name = Path(self._folder.name), f"{function.__module__}:{function.__name__}"
+        command = ["-m", "lab.bench.client", name, json.dumps(arguments)]
+        super().__init__(function.__name__, command, {}, folder / "log", temporary=[folder])
         self._new_lines = NewLines(self.log_file)
         self._lines: deque[str] = deque()
         self.start()
 
     def read(self) -> dict[str, Any]:
-        """Return its next line.
-
-        Raises:
-            RunError: it ended, or wrote nothing within the limit.
-        """
+        """Return its next line; raise RunError if it ended, or wrote nothing within the limit."""
         until_s = time.monotonic() + self.limit_seconds
         while not self._lines:
             running = self.running
@@ -356,24 +334,24 @@ class BenchClient(Program):
         """Let it continue."""
         self.process.write(b"\n")
 
-    def finish(self) -> None:
-        """Wait for it to exit; raise RunError if it fails."""
-        self.process.wait(self.limit_seconds)
-        if self.exit_code != 0:
-            raise RunError(f"{self.name} failed, exit code {self.exit_code}: {self.log_tail()}")
+    def ask(self) -> dict[str, Any]:
+        """Let it continue, and return its next line."""
+        self.go()
+        return self.read()
 
     def __exit__(self, *_: object) -> None:
         self.kill()
         self._folder.cleanup()
 
 
-def measured(module: str, *arguments: object) -> dict[str, float]:
+def measured(function: Callable[..., object], *arguments: object) -> dict[str, float]:
     """Run a client to its end; return the measurements that it writes.
 
-    Raises:
-        RunError: it failed, or took longer than its limit.
+    Raise RunError if it failed, or took longer than its limit.
     """
-    with BenchClient(module, *arguments) as client:
+    with BenchClient(function, *arguments) as client:
         measurements = client.read()
-        client.finish()
+        client.process.wait(client.limit_seconds)
+        if client.exit_code != 0:
+            raise RunError(f"{client.name} failed, exit code {client.exit_code}: {client.log_tail()}")
     return measurements

@@ -29,20 +29,38 @@ _CHECK_INTERVAL_S = 0.1
 
 
 class Recorder:
-    """Appends the events of one process to a file; ``at_ms`` is a clock that all processes of a machine share."""
+    """Appends the events of one process to a file; ``at_ms`` is a clock that all processes of a machine share.
 
-    def __init__(self, process: str, path: Path) -> None:
+    The process may be told to die at a point, when it passes it for the n-th time (``die_after``).
+    """
+
+    def __init__(self, process: str, path: Path, die_at: str | None = None, die_after: int = 1) -> None:
         self.process = process
+        self._die_at = die_at
+        self._passes_left = die_after
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def add(self, type_: str, op: str, **fields: Any) -> None:
         event = {"process": self.process, "type": type_, "op": op, "at_ms": time.monotonic() * 1000, **fields}
         os.write(self._file, json.dumps(event, separators=(",", ":")).encode() + b"\n")
 
+    def at(self, *points: str | None) -> None:
+        """Die if this is the point, and the time."""
+        if self._die_at is not None and self._die_at in points:
+            self._passes_left -= 1
+            if self._passes_left <= 0:
+                self.die()
+
     def die(self) -> None:
         """Record a kill and send kill -9 to this process."""
         self.add("info", "kill", target=self.process)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def around(owner: type, name: str, watched: Callable[..., Any]) -> None:
+    """Replace a method in this process: ``watched`` gets the former one, the object, and the arguments."""
+    former = getattr(owner, name)
+    setattr(owner, name, lambda *arguments: watched(former, *arguments))
 
 
 @asynccontextmanager

@@ -26,11 +26,7 @@ def page_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def placed(page: str, mark: str, text: str) -> str:
-    """Return the page with the text between its marks.
-
-    Raises:
-        ValueError: it has no such marks.
-    """
+    """Return the page with the text between its marks; raise ValueError if it has no such marks."""
     pattern = _pattern(mark)
     if not pattern.search(page):
         raise ValueError(f"no <!-- {mark}: begin --> and <!-- {mark}: end -->")

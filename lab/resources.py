@@ -28,11 +28,7 @@ def open_files(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds that a running process has used.
-
-    Raises:
-        ProcessLookupError: it has ended.
-    """
+    """Return the CPU seconds that a running process has used; raise ProcessLookupError if it has ended."""
     fields = _stat(pid)
     if fields is None:
         raise ProcessLookupError(f"process {pid} has ended")

@@ -57,15 +57,11 @@ SOME = 300
 
 
 class Stage:
-    """All programs of one run.
+    """All programs of one run, with logs, data and histories in ``folder``.
 
-    Args:
-        servers: address of the broker.
-        folder: directory of logs, data and histories.
-        queues: the queues that consumers read; by default two, one of which is ordered by key.
-        prefix: prefix of the topics.
-        partitions: number of markers partitions.
-        environment: further variables of all programs (default: both topics have PARTITIONS).
+    Consumers read two queues unless ``queues`` names others, and one of the two is ordered by key. ``partitions`` is
+    the number of markers partitions. ``environment`` has variables of all programs (default: both topics have
+    PARTITIONS).
     """
 
     def __init__(
@@ -134,10 +130,8 @@ class Stage:
     def define(self, lines: str = QUICK_BACKOFF, own: str = "", **settings: Any) -> None:
         """Define the two queues, before any program starts: by lines of queues.toml, and for the checker.
 
-        Args:
-            lines: for both queues.
-            own: lines for the queue without ordering only, and anything that follows it in the file.
-            settings: for the checker; those that are not in SETTINGS apply only to the queue without ordering.
+        ``own`` has lines for the queue without ordering, and anything that follows it in the file. The checker's
+        ``settings`` also apply only to that queue if they are not in SETTINGS.
         """
         settings = SETTINGS | settings
         both = f"lease = {LEASE_SECONDS}\nmax_attempts = {settings['max_attempts']}\n{lines}"
@@ -160,14 +154,8 @@ class Stage:
     ) -> Worker:
         """Start a worker; return when all partitions have an owner, or at once unless ``ready``.
 
-        A worker that kills itself may be dead by then.
-
-        Args:
-            options: for :mod:`lab.worker`.
-            data: directory of its data.
-            ready: whether to wait.
-            command: another program that runs a worker.
-            environment: further variables.
+        A worker that kills itself may be dead by then. ``options`` are those of :mod:`lab.worker`, unless ``command``
+        is another program that runs a worker.
         """
         name = self._name("worker")
         settings = {HISTORY_VARIABLE: str(self.folder / f"{name}.jsonl"), **self.environment, **environment}
@@ -197,15 +185,6 @@ class Stage:
     def _name(self, kind: str) -> str:
         self._names[kind] += 1
         return f"{kind}-{self._names[kind]}"
-
-    async def begin(self, consumers: int = 2, **settings: Any) -> Worker:
-        """Start a worker, the load and consumers, and wait for some deliveries; return the worker."""
-        worker = await self.worker(**settings)
-        self.load()
-        for _ in range(consumers):
-            await self.consumer()
-        await self.delivered_more()
-        return worker
 
     # --- load ---------------------------------------------------------------------------------------------------------
 
@@ -356,11 +335,7 @@ class Stage:
     async def until(
         self, condition: Callable[[], bool | Awaitable[bool]], what: str, limit: float = LIMIT_SECONDS
     ) -> None:
-        """Wait for a condition.
-
-        Raises:
-            RunError: it does not hold within the limit, or a program ended by itself.
-        """
+        """Wait for a condition; raise RunError if it does not hold within the limit, or a program ended by itself."""
         progress, until_s = self.progress(), time.monotonic() + limit
         while True:
             self.look()
@@ -409,7 +384,7 @@ class Stage:
         await asyncio.to_thread(stop_all, self.consumers)
         self.look()
         self.events.sort(key=lambda event: float(event["at_ms"]))
-        self.events += await read_logs(self.settings, readable, self.show_read)
+        self.events += await read_logs(self.settings, readable)
 
     async def drain(self, limit: float = DRAIN_SECONDS) -> None:
         """Wait until each message has ended."""
@@ -447,9 +422,6 @@ class Stage:
             for partition, offset in self._newest_messages.items()
             for queue in self.queues
         )
-
-    def show_read(self, events: int) -> None:
-        """Show the number of events that were read from the topics."""
 
     def write(self, path: Path) -> None:
         """Write the history to a file."""

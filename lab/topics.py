@@ -85,23 +85,14 @@ class TopicScan:
                     yield record
 
 
-async def read_logs(
-    settings: ClientSettings, readable: Callable[[bytes], bytes] = bytes, seen: Callable[[int], object] = bool
-) -> list[Event]:
-    """Return the events in the topics of a namespace.
-
-    Args:
-        settings: broker and prefix.
-        readable: conversion of a marker's bytes before they are decoded.
-        seen: function that is called repeatedly with the number of events so far.
-    """
+async def read_logs(settings: ClientSettings, readable: Callable[[bytes], bytes] = bytes) -> list[Event]:
+    """Return the events in the topics of a namespace; ``readable`` converts a marker's bytes before decoding."""
     names = settings.names
     events: list[Event] = []
     for topic, op in ((names.messages, "record"), (names.dead_letters, "dead")):
         committed = {(record.partition, record.offset) async for record in _records(settings, topic)}
         # Consumers do not wait for transactions to end, so they may receive a copy of an aborted one.
         async for record in _records(settings, topic, committed=False):
-            seen(len(events))
             log, whole = _log(record), (record.partition, record.offset) in committed
             if op == "dead" and is_note(record):
                 events += [history.note(log, record.value)] if whole else []
@@ -110,7 +101,6 @@ async def read_logs(
             fields = (record.offset, record.timestamp, queue, record.key, record.value, record.headers)
             events.append(history.record(log, *fields, committed=whole, op=op))
     async for record in _records(settings, names.markers):
-        seen(len(events))
         batch = _decoded(readable(record.value))
         events.append(history.marker(_log(record), record.offset, record.timestamp, batch, record.value))
     async for record in _records(settings, names.quarantine):

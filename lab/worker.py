@@ -17,7 +17,7 @@ from faust.cli.faust import cli
 
 from lab import variants
 from lab.proof import history
-from lab.recorder import Recorder
+from lab.recorder import Recorder, around
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.owner.transaction_content import OwnerTransaction
 from marq.wire.errors import CorruptMarker
@@ -40,43 +40,37 @@ class WatchedOwners:
 
     def install(self) -> None:
         """Wrap Marq's functions in this process."""
-        take_over, perform = Ownership._take_over, Ownership.perform
-        halt, read = Ownership._halt, Ownership._read
+        around(Ownership, "_take_over", self._take_over)
+        around(Ownership, "perform", self._perform)
+        around(Ownership, "_halt", self._halt)
+        around(Ownership, "_read", self._read)
 
-        async def watched_take_over(owner: Ownership) -> None:
-            await take_over(owner)
-            await self._note_owner(owner)
-
-        async def watched_perform(owner: Ownership, write: OwnerTransaction) -> None:
-            self._note_fires(owner, [fire for fire, _ in write.due])
-            if write.due and next(self._firings) == self._dies_at:
-                self._die_before_commit(owner)
-            answers = [next(self._answers) for batch in write.markers if isinstance(batch, Resumed)]
-            if self._dies_in_answer in answers:
-                self._die_before_commit(owner)
-            await perform(owner, write)
-            if self._dies_after_answer in answers:
-                self._recorder.die()
-
-        async def watched_halt(owner: Ownership, alarm: str) -> None:
-            self._recorder.add("ok", "halt", log=_log(owner), reason=alarm)
-            await halt(owner, alarm)
-
-        async def watched_read(owner: Ownership, event: Any, fetched: Any) -> None:
-            await read(owner, event, fetched)
-            self._note_ticks(owner, fetched.records)
-
-        Ownership._take_over = watched_take_over  # type: ignore[method-assign]
-        Ownership.perform = watched_perform  # type: ignore[method-assign]
-        Ownership._halt = watched_halt  # type: ignore[method-assign]
-        Ownership._read = watched_read  # type: ignore[method-assign]
-
-    async def _note_owner(self, owner: Ownership) -> None:
+    async def _take_over(self, take_over: Any, owner: Ownership) -> None:
+        await take_over(owner)
         # It writes its first TICK after this, behind the current end.
         _, end = await owner.context.log_range(owner.partition)
         self._own_ticks.pop(owner.tracker.holder, None)
         holder, position = history.holder_name(owner.tracker.holder), owner.position
         self._recorder.add("ok", "own", holder=holder, log=_log(owner), fenced_at=end, position=position)
+
+    async def _perform(self, perform: Any, owner: Ownership, write: OwnerTransaction) -> None:
+        self._note_fires(owner, [fire for fire, _ in write.due])
+        if write.due and next(self._firings) == self._dies_at:
+            self._die_before_commit(owner)
+        answers = [next(self._answers) for batch in write.markers if isinstance(batch, Resumed)]
+        if self._dies_in_answer in answers:
+            self._die_before_commit(owner)
+        await perform(owner, write)
+        if self._dies_after_answer in answers:
+            self._recorder.die()
+
+    async def _halt(self, halt: Any, owner: Ownership, alarm: str) -> None:
+        self._recorder.add("ok", "halt", log=_log(owner), reason=alarm)
+        await halt(owner, alarm)
+
+    async def _read(self, read: Any, owner: Ownership, event: Any, fetched: Any) -> None:
+        await read(owner, event, fetched)
+        self._note_ticks(owner, fetched.records)
 
     def _note_ticks(self, owner: Ownership, records: Sequence[Any]) -> None:
         for record in records:

@@ -10,15 +10,40 @@ import sys
 from collections.abc import Sequence
 
 from lab.bench.report import exit_code, run
-from lab.bench.rows import ROWS
+from lab.bench.rows import deduplication, delays, drain, latency, ordering, queues, recovery, sqs, throughput, tracker
 from lab.bench.suite import BenchRow, Size
+
+#: All rows in the order in which they run; the last ones run only by name.
+ROWS: tuple[BenchRow, ...] = (
+    drain.DRAIN,
+    *drain.WORK_ROWS,
+    drain.RABBITMQ,
+    throughput.SEND,
+    tracker.TRACKER,
+    tracker.BACKLOG,
+    latency.LATENCY,
+    latency.REDELIVERY,
+    latency.EXPIRY,
+    queues.QUEUES_ROW,
+    queues.READERS_ROW,
+    latency.NEIGHBOURS,
+    ordering.ORDERED_ROW,
+    ordering.POISONED_ROW,
+    ordering.REBALANCE_ROW,
+    sqs.SQS,
+    drain.MEMORY,
+    throughput.SCALE,
+    tracker.IDLE,
+    recovery.RECOVERY,
+    delays.DELAYS,
+    deduplication.DEDUPLICATION,
+)
 
 
 def chosen(rows: Sequence[BenchRow], size: Size) -> list[BenchRow]:
     """Return the rows that the size names; without names, all except those that run only by name.
 
-    Raises:
-        SystemExit: a name matches no row.
+    Raise SystemExit if a name matches no row.
     """
     if not size.only:
         return [row for row in rows if not row.by_name]

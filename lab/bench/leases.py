@@ -12,7 +12,6 @@ from aiokafka import AIOKafkaProducer
 from lab.bench.load import QUEUE, values
 from lab.program import RunError
 from lab.topics import TopicScan
-from marq.kafka.connection import stop_producer
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Acquire, Source
@@ -29,7 +28,6 @@ BATCH = 500
 REQUEST_TIMEOUT_MS = 300_000
 #: Batches in flight at a time.
 WINDOW = 16
-STOP_SECONDS = 5.0
 
 
 class Opener:
@@ -70,27 +68,12 @@ class Opener:
         await self._producer.send_and_wait(names.markers, encode(acquire), partition=where)
 
 
-@asynccontextmanager
-async def opener(servers: str, names: Names, partitions: int, value_bytes: int) -> AsyncIterator[Opener]:
-    async with marker_producer(servers, request_timeout_ms=REQUEST_TIMEOUT_MS) as producer:
-        yield Opener(producer, names, partitions, value_bytes)
-
-
-@asynccontextmanager
-async def marker_producer(servers: str, **options: int) -> AsyncIterator[AIOKafkaProducer]:
-    """Start a producer for large batches."""
-    producer = AIOKafkaProducer(
-        bootstrap_servers=servers,
-        enable_idempotence=True,
-        max_batch_size=1 << 20,
-        max_request_size=4 << 20,
-        **options,
+def marker_producer(servers: str) -> AIOKafkaProducer:
+    """Return a producer for large batches."""
+    sizes = {"max_batch_size": 1 << 20, "max_request_size": 4 << 20}
+    return AIOKafkaProducer(
+        bootstrap_servers=servers, enable_idempotence=True, request_timeout_ms=REQUEST_TIMEOUT_MS, **sizes
     )
-    await producer.start()
-    try:
-        yield producer
-    finally:
-        await stop_producer(producer, STOP_SECONDS)
 
 
 class Copies:
@@ -107,8 +90,7 @@ class Copies:
     async def all_of(self, numbers: range, limit: float) -> tuple[float, float]:
         """Wait for copies of all these messages; return the times at which the first and the last arrived.
 
-        Raises:
-            RunError: they did not arrive within the limit, in seconds.
+        Raise RunError if they did not arrive within the limit, in seconds.
         """
         until = time.monotonic() + limit
         while not all(number in self.seen for number in numbers):

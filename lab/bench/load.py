@@ -37,8 +37,7 @@ def check(values: list[bytes], count: int) -> None:
 def check_numbers(numbers: Sequence[int], count: int) -> None:
     """Check that each message arrived.
 
-    Raises:
-        SystemExit: one is missing, or one arrived twice, which nothing in a benchmark explains.
+    Raise SystemExit if one is missing, or one arrived twice, which nothing in a benchmark explains.
     """
     different = set(numbers)
     if different != set(range(count)) or len(numbers) != count:

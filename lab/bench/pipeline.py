@@ -20,7 +20,7 @@ from typing import Any
 from lab.audit import JobsLog
 from lab.bench.report import exit_code, run
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Size
-from lab.bench.synthetic_history import TURN, Log, SyntheticHistory, Truth
+from lab.bench.synthetic_history import TURN, HistoryLog, SyntheticHistory, Truth
 from lab.program import Program, RunError
 from lab.resources import ProcessTree
 from pipeline.audit import COUNTS
@@ -41,14 +41,13 @@ _INGESTED = re.compile(r"([\d,]+) (markers|corrupt|messages|dead_letters)")
 def measure(bench: Bench, messages: int) -> Measurements:
     """Measure the jobs on a history of this size.
 
-    Raises:
-        SystemExit: a job failed, or its results differ from the truth.
+    Raise SystemExit if a job failed, or its results differ from the truth.
     """
     prefix, size = bench.prefix(), bench.size
     client, topics = asyncio.run(bench.make_topics(prefix))
     began = time.monotonic()
     partitions = (topics.messages_partitions, topics.markers_partitions)
-    history = SyntheticHistory(Log(bench.servers), client.names, *partitions, size.value_bytes)
+    history = SyntheticHistory(HistoryLog(bench.servers), client.names, *partitions, size.value_bytes)
     history.write(messages)
     truth = history.truth
     bench.say(f"history: {truth.rows['markers']:,} markers in {time.monotonic() - began:.1f} s")
@@ -81,11 +80,7 @@ def measure(bench: Bench, messages: int) -> Measurements:
 
 
 def compare(truth: Truth, ingested: str, audit: dict[str, Any]) -> None:
-    """Compare the jobs' output with the truth.
-
-    Raises:
-        SystemExit: they differ.
-    """
+    """Compare the jobs' output with the truth; raise SystemExit if they differ."""
     counts = {table: int(count.replace(",", "")) for count, table in _INGESTED.findall(ingested)}
     wrong = [
         f"ingest: {count:,} {table}, expected {truth.rows[table]:,}"

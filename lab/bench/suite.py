@@ -37,12 +37,10 @@ WARM_MESSAGES = 100_000
 BROKER_HEAP = "1g"
 BROKER_PROPERTIES = {
     # Deletes topics from the disk before the next measurement has filled it again; Kafka's default is a minute.
-    "log.segment.delete.delay.ms": "500",
+    "log.segment.delete.delay.ms": "500"
 }
 #: The size that the bars apply to.
 BARRED_MESSAGES, BARRED_RUNS = 400_000, 5
-
-
 #: Gives each worker of a prefix its own log.
 _numbers = count(1)
 
@@ -156,9 +154,9 @@ class Bench:
         worker.wait_until_owner()
         return worker
 
-    def client(self, module: str, *arguments: object) -> BenchClient:
+    def client(self, function: Callable[..., object], *arguments: object) -> BenchClient:
         """Start a client."""
-        return self._processes.enter_context(BenchClient(module, *arguments))
+        return self._processes.enter_context(BenchClient(function, *arguments))
 
     def end_processes(self) -> None:
         """End all workers, in an orderly way, and clients."""
@@ -198,25 +196,20 @@ System = Callable[[Bench], Measurements]
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One comparison: ``systems`` are measured in turn; ``what`` describes it in one sentence.
-
-    Args:
-        bars: function from the medians of the systems that were not skipped to the limits.
-        runs: limit on the measurements of each system, if the size asks for more.
-        warm: messages of the unmeasured run; 0 for none.
-        of_messages: factor for the size's number of messages.
-        broker_properties: settings on top of BROKER_PROPERTIES.
-        by_name: run this row only if ``only`` names it.
-    """
+    """One comparison: ``systems`` are measured in turn; ``what`` describes it in one sentence."""
 
     name: str
     what: str
     systems: Mapping[str, System]
+    #: Limits, by the medians of the systems that were not skipped.
     bars: Callable[[Medians], list[Bar]] = lambda medians: []
+    #: Most measurements of each system; messages of the unmeasured run; factor for the size's number of messages.
     runs: int = 99
     warm: int = WARM_MESSAGES
     of_messages: float = 1.0
+    #: Settings on top of BROKER_PROPERTIES.
     broker_properties: Mapping[str, str] = field(default_factory=dict)
+    #: Whether the row runs only if ``only`` names it.
     by_name: bool = False
 
     def is_named(self, name: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,7 @@ NAMES = {
 
 
 def newest(folder: Path = RESULTS) -> Path:
-    """Return the file of the newest whole run.
-
-    Raises:
-        SystemExit: there is none.
-    """
+    """Return the file of the newest whole run; raise SystemExit if there is none."""
     files = sorted(folder.glob("suite-*.json"))
     if not files:
         raise SystemExit(f"bench: no whole run in {folder}: make bench writes one")
@@ -47,8 +43,17 @@ def newest(folder: Path = RESULTS) -> Path:
 
 def render(result: Result, name: str) -> str:
     """Return the text between the marks; ``name`` is the name of the result file."""
-    parts = [_heading(result, name), *_tables(result["rows"]), _bars(result["bars"])]
-    return "\n\n".join(parts)
+    rows = result["rows"]
+    parts = [_heading(result, name)]
+    if "drain" in rows:
+        parts.append(_drains(rows["drain"]["medians"]))
+    if work := {name.partition("-")[2]: row["medians"] for name, row in rows.items() if name.startswith("work-")}:
+        systems = [name for name in (RUN, SHARE, GROUP) if all(name in medians for medians in work.values())]
+        lines = [[_waiting(cell), *(rate(medians[name]) for name in systems)] for cell, medians in work.items()]
+        parts.append(page_table(("waiting time per message; rates in messages/s", *systems), lines))
+    if "rabbitmq" in rows:
+        parts.append(_rabbitmq(rows["rabbitmq"]))
+    return "\n\n".join([*parts, _bars(result["bars"])])
 
 
 def _heading(result: Result, name: str) -> str:
@@ -62,16 +67,6 @@ def _heading(result: Result, name: str) -> str:
     )
 
 
-def _tables(rows: Mapping[str, Any]) -> Iterator[str]:
-    if "drain" in rows:
-        yield _drains(rows["drain"]["medians"])
-    work = {name.partition("-")[2]: row["medians"] for name, row in rows.items() if name.startswith("work-")}
-    if work:
-        yield _work(work)
-    if "rabbitmq" in rows:
-        yield _rabbitmq(rows["rabbitmq"])
-
-
 def _drains(medians: Medians) -> str:
     head = (
         "drain of a full queue by one process",
@@ -79,19 +74,13 @@ def _drains(medians: Medians) -> str:
         "first message after",
         "CPU seconds: client, worker, broker",
     )
-    return page_table(head, [_drain(NAMES.get(name, name), found) for name, found in medians.items()])
-
-
-def _drain(name: str, found: Mapping[str, float]) -> Sequence[str]:
     parts = ("cpu_seconds", "tracker_cpu_seconds", "broker_cpu_seconds")
-    taken = " + ".join(f"{found[part]:.2f}" for part in parts if part in found)
-    return name, rate(found), f"{found['startup_seconds']:.2f} s", taken
-
-
-def _work(cells: Mapping[str, Medians]) -> str:
-    systems = [name for name in (RUN, SHARE, GROUP) if all(name in medians for medians in cells.values())]
-    rows = [[_waiting(cell), *(rate(medians[name]) for name in systems)] for cell, medians in cells.items()]
-    return page_table(("waiting time per message; rates in messages/s", *systems), rows)
+    rows = [
+        (NAMES.get(name, name), rate(measured), f"{measured['startup_seconds']:.2f} s",
+         " + ".join(f"{measured[part]:.2f}" for part in parts if part in measured))
+        for name, measured in medians.items()
+    ]  # fmt: skip
+    return page_table(head, rows)
 
 
 def _waiting(cell: str) -> str:
@@ -102,7 +91,7 @@ def _rabbitmq(row: Mapping[str, Any]) -> str:
     medians: Medians = row["medians"]
     if QUORUM not in medians:
         return f"RabbitMQ was not measured: {row['skipped'][QUORUM]}."
-    rows = [(name, rate(found)) for name, found in medians.items()]
+    rows = [(name, rate(measured)) for name, measured in medians.items()]
     return page_table(("a tenth as many messages (RabbitMQ syncs each to disk; Kafka does not)", "messages/s"), rows)
 
 
@@ -121,8 +110,8 @@ def _limit(number: str, unit: str) -> str:
     return f"{number}{TIMES}{unit.removeprefix('times')}" if unit.startswith("times") else f"{number} {unit}"
 
 
-def rate(found: Mapping[str, float]) -> str:
-    return f"{round(found['rate'], -3 if found['rate'] >= 10_000 else -2):,.0f}"
+def rate(measured: Mapping[str, float]) -> str:
+    return f"{round(measured['rate'], -3 if measured['rate'] >= 10_000 else -2):,.0f}"
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,8 +42,6 @@ from marq_worker.broker.errors import BrokerError
 PREFIX = "demo-"
 #: Directory of the pipeline's data: the pipeline's own, unless it holds other data.
 DATA_VARIABLE, DEFAULT_DATA, OTHER_DATA = "MARQ_PIPELINE_DATA", Path(".marq/pipeline"), Path(".marq/demo")
-#: Number of events that the checker reads between two updates of the display.
-CHECKED_EVENTS = 1_000
 
 
 def main() -> int:
@@ -79,7 +77,7 @@ def _run(plan: DemoPlan, folder: Path, data: Path, notes: Console) -> tuple[Acco
             report = "" if os.environ.get("SPARK") == "skip" else str(data / "report.html")
             run = asyncio.run(_play(plan, settings, folder, partitions, display, broker, report))
             display.phase(f"check the history, {len(run.events):,} events")
-            account = _judged(run, plan, display)
+            account = _judged(run, plan)
             if os.environ.get("SPARK") == "skip":
                 return account, run.events, None, ""
             shutil.rmtree(data, ignore_errors=True)
@@ -108,17 +106,11 @@ async def _play(
     return run
 
 
-def _judged(run: DemoRun, plan: DemoPlan, display: Display) -> Account:
-    def watched(events: Iterable[Event]) -> Iterator[Event]:
-        for number, event in enumerate(events):
-            if not number % CHECKED_EVENTS:
-                display.detail(f"checked {number:,} events")
-            yield event
-
+def _judged(run: DemoRun, plan: DemoPlan) -> Account:
     # The check creates no garbage before its end, and garbage collection would take a third of the time.
     gc.disable()
     try:
-        return account_of(run.events, run.held_at_kill, run.rows_at_kill, plan.least_held, run.seconds, watched)
+        return account_of(run.events, run.held_at_kill, run.rows_at_kill, plan.least_held, run.seconds)
     finally:
         gc.enable()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,33 +57,28 @@ def make_value(number: int) -> bytes:
     return b"%0*d" % (NUMBER_DIGITS, number) + b"x" * (VALUE_BYTES - NUMBER_DIGITS)
 
 
-_OPTIONS: Mapping[str, tuple[str, type, str]] = {
-    "messages": ("messages", int, "messages to send"),
-    "queues": ("queues", int, "queues to spread them over"),
-    "lease": ("lease_seconds", float, "seconds of a lease"),
-    "held": ("least_held", int, "leases that the killed consumer must hold"),
-    "limit": ("limit_seconds", float, "longest time without progress, in seconds"),
+#: Options by name: field, type, text, least and most; there is a queue for each message at most.
+_OPTIONS: Mapping[str, tuple[str, type, str, float, float]] = {
+    "messages": ("messages", int, "messages to send", 1, 10**NUMBER_DIGITS - 1),
+    "queues": ("queues", int, "queues to spread them over", 1, 10**NUMBER_DIGITS - 1),
+    "lease": ("lease_seconds", float, "seconds of a lease", LEAST_LEASE_SECONDS, sys.float_info.max),
+    "held": ("least_held", int, "leases that the killed consumer must hold", 0, 10**NUMBER_DIGITS),
+    "limit": ("limit_seconds", float, "longest time without progress, in seconds", 0.1, MOST_LIMIT_SECONDS),
 }
 
 
 def read_plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> DemoPlan:
     """Return the plan from the command line, else from ``DEMO_…`` in the environment, else from the defaults."""
     parser = ArgumentParser(prog="python -m lab.demo", description="Run the main job: send, kill, account for all.")
-    for option, (field, kind, text) in _OPTIONS.items():
+    for option, (field, kind, text, _, _) in _OPTIONS.items():
         variable = f"DEMO_{option.upper()}"
         default = environment.get(variable) or getattr(DemoPlan, field)
         about = f"{text} (default: ${variable}, else {getattr(DemoPlan, field):g})"
         # A text default is parsed as if it had been typed, mistakes included.
         parser.add_argument(f"--{option}", dest=field, type=kind, default=default, help=about)
     plan = DemoPlan(**vars(parser.parse_args(arguments)))
-    most = 10**NUMBER_DIGITS - 1
-    for option, holds, expected in (
-        ("messages", 1 <= plan.messages <= most, f"1 to {most}"),
-        ("queues", 1 <= plan.queues <= plan.messages, f"1 to the number of messages, {plan.messages}"),
-        ("lease", LEAST_LEASE_SECONDS <= plan.lease_seconds < math.inf, f"at least {LEAST_LEASE_SECONDS:g} s"),
-        ("held", plan.least_held >= 0, "0 or more leases"),
-        ("limit", 0 < plan.limit_seconds <= MOST_LIMIT_SECONDS, f"more than 0, at most {MOST_LIMIT_SECONDS:g} s"),
-    ):
-        if not holds:
-            parser.error(f"--{option}: expected {expected}, got {getattr(plan, _OPTIONS[option][0]):g}")
+    for option, (field, _, _, least, most) in _OPTIONS.items():
+        most = plan.messages if option == "queues" else most
+        if not least <= getattr(plan, field) <= most:
+            parser.error(f"--{option}: expected {least:g} to {most:g}, got {getattr(plan, field):g}")
     return plan

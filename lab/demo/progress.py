@@ -5,21 +5,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 LINE_SECONDS = 5.0
 _STATISTICS = ("dead_lettered", "in_flight", "waiting_for_delivery", "waiting_for_redelivery", "redelivered")
-_TEXT = (
-    "{task.elapsed:5.1f} s  sent {task.fields[sent]:,} = {task.fields[acked]:,} acked + {task.fields[dead]:,} dead"
-    " + {task.fields[in_flight]:,} in flight + {task.fields[waiting]:,} waiting + {task.fields[delayed]:,} delayed"
-    " · {task.fields[redelivered]:,} redelivered"
-)
 
 
-class Counts(NamedTuple):
+class RunCounts(NamedTuple):
     """The state of all messages: ``sent`` is the sum of the following ones, except ``redelivered``."""
 
     sent: int = 0
@@ -30,7 +25,13 @@ class Counts(NamedTuple):
     delayed: int = 0
     redelivered: int = 0
 
-    def after(self, known: Mapping[str, int]) -> Counts:
+    def __str__(self) -> str:
+        return (
+            f"sent {self.sent:,} = {self.acked:,} acked + {self.dead:,} dead + {self.in_flight:,} in flight"
+            f" + {self.waiting:,} waiting + {self.delayed:,} delayed · {self.redelivered:,} redelivered"
+        )
+
+    def after(self, known: Mapping[str, int]) -> RunCounts:
         """Return the next counts from the latest ``known`` ones.
 
         These are from different moments and programs, so they do not add up, and some fall when a worker is killed. A
@@ -44,7 +45,7 @@ class Counts(NamedTuple):
         in_flight = min(known.get("in_flight", 0), left)
         delayed = min(known.get("delayed", 0), left - in_flight)
         redelivered = max(self.redelivered, known.get("redelivered", 0))
-        return Counts(sent, acked, dead, in_flight, left - in_flight - delayed, delayed, redelivered)
+        return RunCounts(sent, acked, dead, in_flight, left - in_flight - delayed, delayed, redelivered)
 
 
 class Display:
@@ -53,14 +54,14 @@ class Display:
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
         self._bar = Progress(
-            TextColumn(_TEXT), BarColumn(20), TextColumn("{task.description}"), console=console, transient=False,
-            disable=not console.is_terminal,
+            TextColumn("{task.elapsed:5.1f} s  {task.fields[counts]}"), BarColumn(20), TextColumn("{task.description}"),
+            console=console, disable=not console.is_terminal,
         )  # fmt: skip
         #: The latest counts from each program, and those that are shown.
         self._known: dict[str, int] = {}
-        self._counts = Counts()
+        self._counts = RunCounts()
         self._places = ""
-        self._task = self._bar.add_task("", total=total, **self._fields)
+        self._task = self._bar.add_task("", total=total, counts=self._counts)
         self._began_s = self._line_s = time.monotonic()
 
     def phase(self, text: str) -> None:
@@ -90,17 +91,9 @@ class Display:
         """Show counts of messages: ``sent``, ``acked``, ``dead``, ``in_flight``, ``delayed``, ``redelivered``."""
         self._known.update(counts)
         self._counts = shown = self._counts.after(self._known)
-        self._bar.update(self._task, completed=shown.acked + shown.dead, **self._fields)
+        self._bar.update(self._task, completed=shown.acked + shown.dead, counts=shown)
         if not self._console.is_terminal:
-            self.detail(
-                f"sent {shown.sent:,} = {shown.acked:,} acked + {shown.dead:,} dead + {shown.in_flight:,} in flight"
-                f" + {shown.waiting:,} waiting + {shown.delayed:,} delayed · {shown.redelivered:,} redelivered"
-            )
-
-    @property
-    def _fields(self) -> dict[str, Any]:
-        # Any, because rich takes them as keyword arguments among its own.
-        return self._counts._asdict()
+            self.detail(str(shown))
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""

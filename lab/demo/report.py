@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,25 +61,9 @@ class Account:
         }
 
 
-def account_of(
-    events: Sequence[Event],
-    held: int,
-    rows: int,
-    least_held: int,
-    seconds: float,
-    watched: Callable[[Iterable[Event]], Iterable[Event]] = iter,
-) -> Account:
-    """Judge a run.
-
-    Args:
-        events: its history.
-        held: leases of the consumer that was killed.
-        rows: open rows of the worker that was killed.
-        least_held: number of leases that the consumer must have held.
-        seconds: duration of the run.
-        watched: function that passes the events on, and shows how many the checker has read.
-    """
-    evidence = gather(watched(events))
+def account_of(events: Sequence[Event], held: int, rows: int, least_held: int, seconds: float) -> Account:
+    """Judge a run, in which a consumer with ``held`` leases was killed, and a worker with ``rows`` open rows."""
+    evidence = gather(events)
     report = judge(evidence)
     trails = evidence.trails.values()
     acked = {trail.id for trail in trails if trail.acked_at is not None}
@@ -117,19 +101,10 @@ def account_of(
 def show(
     account: Account, events: Sequence[Event], audit: Audit | None, data: Path, console: Console, retry: str = ""
 ) -> int:
-    """Print the tables, the audit and the findings, then the JSON object as the last line.
+    """Print the tables, the audit and the findings, then the JSON object as the last line; return the exit code.
 
-    Args:
-        account: the judged run.
-        events: its history, for the findings.
-        audit: the data pipeline's account; None if it was left out.
-        data: directory of the pipeline's data.
-        console: output.
-        retry: instructions to repeat a failed audit.
-
-    Returns:
-        The exit code: 1 if the checker or the audit found something wrong, otherwise 2 if the audit failed, otherwise
-        0.
+    It is 1 if the checker or the audit found something wrong, otherwise 2 if the audit failed. ``audit`` is None if it
+    was left out, and ``retry`` says how to repeat a failed one.
     """
     statistics = account.statistics()
     failed = audit is not None and bool(audit.failure)
@@ -155,14 +130,7 @@ def complaints(account: Account, events: Sequence[Event]) -> list[str]:
 
 
 def how_to_retry(audit: Audit, data: Path, servers: str, prefix: str) -> str:
-    """Return instructions to repeat a failed audit.
-
-    Args:
-        audit: the failed audit.
-        data: directory of the pipeline's data.
-        servers: address of a broker that still has the topics; empty if they are gone.
-        prefix: prefix of the topics.
-    """
+    """Return instructions to repeat a failed audit; ``servers`` is empty if the topics are gone."""
     again = _job("audit --drained", data)
     if audit.ingested:
         return f"{data} is kept and has all records of the run; to try again: {again}"

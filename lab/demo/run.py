@@ -15,7 +15,7 @@ from lab.demo.plan import QUEUES, SETTINGS, DemoPlan, make_value
 from lab.demo.progress import Display
 from lab.program import START_SECONDS, Program, RunError, Worker
 from lab.proof import history
-from lab.proof.causes import EVERYBODY
+from lab.proof.evidence import EVERYBODY
 from lab.proof.history import Event
 from lab.recorder import BrokerWatch
 from lab.stage import Stage
@@ -76,8 +76,7 @@ class DemoRun(Stage):
     async def carry_out(self) -> None:
         """Carry out the run.
 
-        Raises:
-            RunError: a program ended by itself, or there was no progress within the plan's limit.
+        Raise RunError if a program ended by itself, or there was no progress within the plan's limit.
         """
         try:
             await self._play()
@@ -224,6 +223,3 @@ class DemoRun(Stage):
         self._display.place("" if worker is None or not self._owned else worker.url, self._report)
         if self._asking is None and worker is not None:
             self._asking = asyncio.create_task(asyncio.to_thread(worker.statistics))
-
-    def show_read(self, events: int) -> None:
-        self._display.detail(f"read {events:,} records")

@@ -1,7 +1,6 @@
 """The conditions of scenarios: a cluster, a proxy in front of a broker, clocks that can be moved, a disk that fills up.
 
-A place is where a scenario plays: its broker or brokers, and other resources. A condition that this machine cannot
-create raises :class:`ConditionError`.
+A condition that this machine cannot create raises :class:`ConditionError`.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 from marq.kafka.connection import admin_client
 from marq.settings.client import ClientSettings
@@ -35,18 +34,21 @@ class ConditionError(Exception):
     """This machine cannot create a condition that a scenario needs; the text says what to do."""
 
 
-class Site(Protocol):
-    """Where a scenario plays: one broker or several, perhaps behind proxies."""
+class Servers(Protocol):
+    """One broker or several, perhaps with other resources of a scenario."""
 
     @property
     def bootstrap_servers(self) -> str: ...
 
 
 @dataclass(frozen=True)
-class AtBroker:
-    """A place with one broker, and the other resources of a scenario."""
+class ScenarioPlace:
+    """A broker, and what else a scenario needs: proxies by client, a clock for the broker, a disk for a worker."""
 
     broker: EmbeddedBroker
+    proxies: Mapping[str, Proxy] = field(default_factory=dict)
+    clock: WallClock | None = None
+    disk: SmallDisk | None = None
 
     @property
     def bootstrap_servers(self) -> str:
@@ -96,8 +98,7 @@ class BrokerCluster:
     def start(self, *nodes: int) -> Self:
         """Start these nodes, or all, at the same time, because none is ready before most of the cluster runs.
 
-        Raises:
-            BrokerError: one could not be started.
+        Raise BrokerError if one could not be started.
         """
         with ThreadPoolExecutor() as pool:
             starts = [pool.submit(self.nodes[node].start, START_LIMIT_SECONDS) for node in nodes or self.nodes]
@@ -150,8 +151,6 @@ def _replicas(nodes: int) -> dict[str, str]:
 
 # --- a proxy ----------------------------------------------------------------------------------------------------------
 
-Direction = Literal["both", "to broker", "to client"]
-
 CHUNK_BYTES = 64 << 10
 #: Maximum chunks in transit for each direction of a connection; beyond that, the sender has to wait.
 MAX_UNDERWAY = 1000
@@ -200,9 +199,14 @@ class Proxy:
         """Reset all connections and refuse new ones, until `restore()`."""
         self._call(self._cut())
 
-    def freeze(self, direction: Direction = "both") -> None:
-        """Keep connections and accept new ones, but forward nothing: neither data nor the end of a connection."""
-        self._call(self._freeze(direction))
+    def freeze(self, *directions: str) -> None:
+        """Keep connections and accept new ones, but forward nothing: neither data nor the end of a connection.
+
+        Args:
+            directions: ``"to broker"`` or ``"to client"`` (default: both).
+        """
+        for direction in directions or self._open:
+            self._loop.call_soon_threadsafe(self._open[direction].clear)
 
     def close(self) -> None:
         """End all connections and the thread."""
@@ -230,11 +234,6 @@ class Proxy:
             opened.set()
         if self._server is None:
             self._server = await asyncio.start_server(self._accept, HOST, self.port)
-
-    async def _freeze(self, direction: Direction) -> None:
-        for name, opened in self._open.items():
-            if direction in ("both", name):
-                opened.clear()
 
     async def _cut(self) -> None:
         if self._server is not None:
@@ -282,7 +281,20 @@ class Proxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: asyncio.Event) -> None:
         """Forward until the end; a chunk's delay begins when it is read, so delays don't add up."""
         underway: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_UNDERWAY)
-        await _first_of(self._read(reader, underway), _write(underway, writer, opened))
+        reading = asyncio.create_task(self._read(reader, underway))
+        try:
+            while True:
+                due, chunk = await underway.get()
+                await asyncio.sleep(due - self._loop.time())
+                await opened.wait()
+                if not chunk:
+                    return
+                writer.write(chunk)
+                await writer.drain()
+        except OSError:
+            return  # the other side has ended
+        finally:
+            reading.cancel()
 
     async def _read(self, reader: asyncio.StreamReader, underway: asyncio.Queue[tuple[float, bytes]]) -> None:
         chunk = b"first"
@@ -292,23 +304,6 @@ class Proxy:
             except OSError:
                 chunk = b""
             await underway.put((self._loop.time() + self._delay_s, chunk))
-        await asyncio.Event().wait()  # the writer ends it once the end has got through
-
-
-async def _write(
-    underway: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, opened: asyncio.Event
-) -> None:
-    while True:
-        due, chunk = await underway.get()
-        await asyncio.sleep(due - asyncio.get_running_loop().time())
-        await opened.wait()
-        if not chunk:
-            return
-        try:
-            writer.write(chunk)
-            await writer.drain()
-        except OSError:
-            return
 
 
 async def _first_of(*actions: Coroutine[Any, Any, None]) -> None:
@@ -329,22 +324,15 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-@dataclass(frozen=True)
-class BehindProxies(AtBroker):
-    """A broker that some clients reach through a proxy."""
-
-    proxies: Mapping[str, Proxy]
-
-
 @contextmanager
-def behind_proxies(*clients: str) -> Iterator[BehindProxies]:
+def behind_proxies(*clients: str) -> Iterator[ScenarioPlace]:
     """Start a proxy for each of these clients, and a broker that may also be reached directly."""
     with ExitStack() as stack:
         proxies = {client: stack.enter_context(Proxy()) for client in clients}
         broker = stack.enter_context(EmbeddedBroker(proxied={client: proxy.port for client, proxy in proxies.items()}))
         for client, proxy in proxies.items():
             proxy.forward_to(broker.listener(client))
-        yield BehindProxies(broker, proxies)
+        yield ScenarioPlace(broker, proxies)
 
 
 # --- wall clocks ------------------------------------------------------------------------------------------------------
@@ -400,19 +388,13 @@ def _find(patterns: Sequence[str]) -> Path:
     )
 
 
-@dataclass(frozen=True)
-class MovableBroker(AtBroker):
-    """A broker whose wall clock can be moved."""
-
-    clock: WallClock
-
-
 @contextmanager
-def movable_broker() -> Iterator[MovableBroker]:
+def movable_broker() -> Iterator[ScenarioPlace]:
+    """Start a broker whose wall clock can be moved."""
     with tempfile.TemporaryDirectory(prefix="marq-clock-") as folder:
         clock = WallClock(Path(folder) / "clock")
         with EmbeddedBroker(environment=clock.environment) as broker:
-            yield MovableBroker(broker, clock)
+            yield ScenarioPlace(broker, clock=clock)
 
 
 # --- a full disk ------------------------------------------------------------------------------------------------------
@@ -429,8 +411,7 @@ _KEEPER = """trap '' HUP INT TERM; cat >/dev/null; umount -l "$1" """
 class SmallDisk:
     """A tmpfs of ``mebibytes`` on ``path``, within the context; it never outlives this process.
 
-    Raises:
-        ConditionError: this process may not mount.
+    Raise ConditionError if this process may not mount.
     """
 
     def __init__(self, path: Path, mebibytes: int, mount: str = "mount") -> None:
@@ -477,18 +458,12 @@ class SmallDisk:
         self._keeper.communicate(timeout=MOUNT_SECONDS)
 
 
-@dataclass(frozen=True)
-class WithSmallDisk(AtBroker):
-    """A broker, and a disk for a worker."""
-
-    disk: SmallDisk
-
-
 @contextmanager
-def with_small_disk() -> Iterator[WithSmallDisk]:
+def with_small_disk() -> Iterator[ScenarioPlace]:
+    """Start a broker, and mount a disk for a worker."""
     with (
         tempfile.TemporaryDirectory(prefix="marq-disk-") as folder,
         SmallDisk(Path(folder), MEBIBYTES) as disk,
         EmbeddedBroker() as broker,
     ):
-        yield WithSmallDisk(broker, disk)
+        yield ScenarioPlace(broker, disk=disk)

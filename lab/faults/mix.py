@@ -32,9 +32,7 @@ ANSWERS_S = 60.0
 class Mix:
     """Sends, cancels and reschedules until the load ends, by the stage's seed.
 
-    Args:
-        delayed: share of delayed messages.
-        with_ids: share of messages with a deduplication id.
+    ``delayed`` is the share of delayed messages, ``with_ids`` that of messages with a deduplication id.
     """
 
     def __init__(self, stage: Stage, *, delayed: float = DELAYED, with_ids: float = WITH_IDS) -> None:
@@ -46,7 +44,6 @@ class Mix:
         self._chance = random.Random(stage.seed)
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
         #: Holder of each question in the log, by message and question.
         self._holders: dict[tuple[str, str], str] = {}
 
@@ -60,15 +57,15 @@ class Mix:
 
     async def _run(self) -> None:
         stage = self._stage
-        async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
+        async with marq.Producer(stage.servers, prefix=stage.prefix) as producer, asyncio.TaskGroup() as sending:
             self._watch(producer._started().delay_control)
             while not self._stopping.is_set():
-                self._begin(producer)
+                sending.create_task(self._next(producer))
                 await asyncio.sleep(self._chance.expovariate(RATE))
-            await asyncio.gather(*self._tasks)
         self._ended.set()
 
-    def _begin(self, producer: marq.Producer) -> None:
+    def _next(self, producer: marq.Producer) -> Coroutine[Any, Any, None]:
+        """Plan the next message; return the coroutine that carries out the plan."""
         chance = self._chance
         delay_s = chance.uniform(0, LONGEST_S) if chance.random() < self._delayed else None
         fate = chance.random()
@@ -79,23 +76,17 @@ class Mix:
         plan = [(wait_s, op, chance.uniform(0, LONGEST_S)) for wait_s, op in zip(waits_s, questions, strict=True)]
         absolute = chance.random() < 0.4
         again_s = [chance.uniform(0, AGAIN_S) for _ in range(chance.randrange(3))]
-        if chance.random() < self._with_ids:
-            self._follow(self._repeat(producer, delay_s, next(self._ids), again_s))
-        else:
-            self._follow(self._live(producer, delay_s, absolute, plan))
+        with_id = chance.random() < self._with_ids
+        when: dict[str, Any] = {} if delay_s is None else {"delay": delay_s}
+        if with_id:
+            return self._repeat(producer, next(self._ids), again_s, **when)
+        if when and absolute:
+            when = {"at": dt.datetime.now(tz=dt.UTC) + dt.timedelta(seconds=when["delay"])}
+        return self._live(producer, plan if when else (), **when)
 
-    def _follow(self, sending: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(sending)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _repeat(
-        self, producer: marq.Producer, delay_s: float | None, number: int, again_s: Sequence[float]
-    ) -> None:
+    async def _repeat(self, producer: marq.Producer, number: int, again_s: Sequence[float], **when: Any) -> None:
         """Send a message with a deduplication id, and others with the same id."""
-        options: dict[str, Any] = {"deduplication_id": f"id-{number}", "like": number}
-        if delay_s is not None:
-            options["delay"] = delay_s
+        options = {"deduplication_id": f"id-{number}", "like": number, **when}
         for wait_s in (0.0, *again_s):
             await asyncio.sleep(wait_s)
             receipt = await self._stage.send_one(producer, **options)
@@ -103,22 +94,13 @@ class Mix:
                 await asyncio.sleep(RETRY_S)
                 receipt = await self._stage.send_one(producer, **options)
 
-    async def _live(
-        self,
-        producer: marq.Producer,
-        delay_s: float | None,
-        absolute: bool,
-        plan: Sequence[tuple[float, str, float]],
-    ) -> None:
+    async def _live(self, producer: marq.Producer, plan: Sequence[tuple[float, str, float]], **when: Any) -> None:
         """Send one message, and make the requests that are planned for it."""
-        when: dict[str, Any] = {}
-        if delay_s is not None:
-            when = {"at": _from_now(delay_s)} if absolute else {"delay": delay_s}
         receipt = await self._stage.send_one(producer, **when)
         if receipt is None:
             return
         began_s = time.monotonic()
-        for wait_s, op, later_s in plan if delay_s is not None else ():
+        for wait_s, op, later_s in plan:
             await asyncio.sleep(max(0.0, began_s + wait_s - time.monotonic()))
             await self._ask(producer, receipt, op, later_s)
 
@@ -153,7 +135,3 @@ class Mix:
 def _names(receipt: marq.Receipt) -> dict[str, Any]:
     source = f"{receipt.topic}/{receipt.partition}"
     return {"process": "asker", "queue": receipt.queue, "source": source, "offsets": [receipt.offset]}
-
-
-def _from_now(seconds: float) -> dt.datetime:
-    return dt.datetime.now(tz=dt.UTC) + dt.timedelta(seconds=seconds)

@@ -16,10 +16,10 @@ from typing import Any
 from lab import variants
 from lab.audit import Audit
 from lab.audit import audit as run_audit
-from lab.faults.conditions import Site
+from lab.faults.conditions import Servers
 from lab.proof.checker import check
 from lab.proof.findings import told
-from lab.stage import SOME, Stage, recovery_seconds
+from lab.stage import RATE, SOME, Stage, recovery_seconds
 
 #: Statistics of both the checker and the audit: the checker's names, the audit's.
 AUDITED = {
@@ -30,33 +30,59 @@ AUDITED = {
 
 
 Step = Callable[[Stage, Any], Awaitable[None]]
+#: Options of a program on its command line.
+Options = Sequence[str]
 
 
-async def begin(stage: Stage, _: Any) -> None:
-    """Start a worker, the load and two consumers, and wait for some deliveries."""
-    await stage.begin()
+def begin(
+    worker: Options = (),
+    consumers: Sequence[Options] = ((), ()),
+    *,
+    workers: int = 1,
+    more: bool = True,
+    define: dict[str, Any] | None = None,
+    rate: int = RATE,
+    **settings: Any,
+) -> Step:
+    """Start workers, the load and consumers with these options, and wait for some deliveries if ``more``.
+
+    ``define`` has arguments of :meth:`lab.stage.Stage.define`, ``settings`` those of :meth:`lab.stage.Stage.worker`.
+    """
+
+    async def set_up(stage: Stage, _: Any) -> None:
+        if define is not None:
+            stage.define(**define)
+        for _ in range(workers):
+            await stage.worker(*worker, **settings)
+        stage.load(rate)
+        for options in consumers:
+            await stage.consumer(*options)
+        if more:
+            await stage.delivered_more()
+
+    return set_up
+
+
+#: The set-up of most scenarios: a worker and two consumers.
+BEGIN = begin()
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A row of the table: faults under load.
-
-    Args:
-        faults: what happens, one after the other; deliveries must follow each.
-        setup: starts programs and load (default: see :func:`begin`).
-        place: for scenarios that stop or change the broker (default: the shared broker).
-        holds: raises RunError if something does not hold when the load has ended and each message, too; for all
-            scenarios, nothing may be lost and the checker must explain each duplicate.
-        some: number of deliveries that must follow each fault.
-        quick: whether the tests play it.
-    """
+    """A row of the table: faults under load."""
 
     name: str
+    #: What happens, one after the other; ``some`` deliveries must follow each.
     faults: Sequence[Step]
-    setup: Step | None = begin
-    place: Callable[[], AbstractContextManager[Site]] | None = None
+    #: Starts programs and load.
+    setup: Step | None = BEGIN
+    #: For scenarios that stop or change the broker; all others share one.
+    place: Callable[[], AbstractContextManager[Servers]] | None = None
+    #: Raises RunError if something does not hold when the load has ended and each message, too; in all scenarios,
+    #: nothing may be lost and the checker must explain each duplicate.
     holds: Step | None = None
     some: int = SOME
+    #: Whether the tests play it.
     quick: bool = False
 
     async def act(self, stage: Stage, here: Any) -> None:
@@ -89,7 +115,7 @@ class ScenarioResult:
 
     def line(self) -> str:
         counts = self.statistics
-        causes = ", ".join(f"cause {cause}: {count}" for cause, count in sorted(counts.get("causes", {}).items()))
+        causes = by_cause(counts.get("causes", {}))
         again = ", ".join(dead_again(counts))
         recovery = "-" if self.recovery_seconds is None else f"{self.recovery_seconds:.1f} s"
         return (
@@ -100,18 +126,21 @@ class ScenarioResult:
         )
 
 
+def by_cause(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} by {cause}" for cause, count in sorted(counts.items()))
+
+
 def dead_again(counts: Mapping[str, Any]) -> list[str]:
     """Return how many messages have a second dead letter, and how many have one although a handler finished them."""
     texts = []
     if twice := counts.get("dead_twice"):
         texts.append(f"{twice} with two dead letters")
     if done := counts.get("done_and_dead"):
-        causes = ", ".join(f"{count} by {cause}" for cause, count in sorted(done.items()))
-        texts.append(f"{sum(done.values())} handled and dead-lettered ({causes})")
+        texts.append(f"{sum(done.values())} handled and dead-lettered ({by_cause(done)})")
     return texts
 
 
-async def play(scenario: Scenario, shared: Site | None = None, *, audit: bool = False) -> ScenarioResult:
+async def play(scenario: Scenario, shared: Servers | None = None, *, audit: bool = False) -> ScenarioResult:
     """Play a scenario and let the checker judge its history; keep its files only if something is wrong.
 
     With ``audit``, the data pipeline's audit must agree.

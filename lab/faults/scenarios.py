@@ -11,12 +11,11 @@ from functools import partial
 from lab.consumer import LEASE_SECONDS, Point
 from lab.faults import steps
 from lab.faults.conditions import BrokerCluster, Proxy, behind_proxies, movable_broker, with_small_disk
-from lab.faults.scenario import Scenario, Step
+from lab.faults.scenario import Scenario, begin
 from lab.faults.steps import (
     AT_MOST_ONCE,
     FEW,
     SOME,
-    begin,
     dies_at,
     disturbed,
     down,
@@ -71,18 +70,14 @@ CONSUMERS = [
     killed_at("ordered-consumer-killed-at-each-point", IN_ORDER, manner="unlucky"),
     killed_at("ordered-transactional-consumer-killed", [*RESUMING, *IN_ORDER], TRANSACTIONAL, 1, "unlucky"),
     Scenario(
-        "consumers-join-and-leave",
-        [steps.consumers_join_and_leave],
-        begin(consumers=[["--manner=slow"]], more=False),
+        "consumers-join-and-leave", [steps.consumers_join_and_leave], begin(consumers=[["--manner=slow"]], more=False)
     ),
     Scenario("all-consumers-killed", [steps.all_consumers_killed] * 3),
     Scenario("consumer-paused-past-the-lease", [paused(LEASE_SECONDS + 1)], quick=True),
     Scenario("consumer-paused-past-the-session", [paused(SESSION_SECONDS + 2 * LEASE_SECONDS)]),
     Scenario("handlers-start-without-broker", [steps.handlers_start_without_broker], None, EmbeddedBroker),
     Scenario(
-        "static-worker-restarted-elsewhere",
-        [steps.static_worker_elsewhere] * 2,
-        begin(consumers=[()], **steps.STATIC),
+        "static-worker-restarted-elsewhere", [steps.static_worker_elsewhere] * 2, begin(consumers=[()], **steps.STATIC)
     ),
     Scenario(
         "one-instance-id-twice",
@@ -94,11 +89,7 @@ CONSUMERS = [
 WORKERS = [
     Scenario("worker-killed", [worker_killed()] * 2, quick=True),
     Scenario("worker-killed-data-lost", [worker_killed(data=False)]),
-    Scenario(
-        "worker-killed-changelog-lost",
-        [worker_killed(data=False, changelog=False)],
-        place=EmbeddedBroker,
-    ),
+    Scenario("worker-killed-changelog-lost", [worker_killed(data=False, changelog=False)], place=EmbeddedBroker),
     Scenario(
         "worker-killed-in-the-transaction",
         [next_worker("--die-in-transaction=20"), next_worker("--die-in-transaction=20"), next_worker()],
@@ -153,7 +144,7 @@ BROKERS = [
     Scenario("worker-disk-full", [steps.disk_full], steps.on_the_small_disk, with_small_disk),
 ]
 
-NO_ANSWER, NO_REQUEST = (partial(Proxy.freeze, direction=way) for way in ("to client", "to broker"))
+NO_ANSWER, NO_REQUEST = (lambda proxy: proxy.freeze("to client")), (lambda proxy: proxy.freeze("to broker"))
 #: How the network of one client is disturbed: the ways, and whether the connections are dead afterwards.
 DISTURBANCES: dict[str, tuple[list[Callable[[Proxy], None]], bool]] = {
     "slow-network": ([partial(Proxy.delay, seconds=steps.DELAY_SECONDS)], False),
@@ -161,12 +152,11 @@ DISTURBANCES: dict[str, tuple[list[Callable[[Proxy], None]], bool]] = {
     "half-open": ([NO_ANSWER, NO_REQUEST], True),
     "held-up": ([Proxy.freeze], False),
 }
-BEHIND_PROXY: dict[str, Step] = {"consumer": steps.consumer_behind_proxy, "worker": steps.worker_behind_proxy}
 NETWORKS = [
     Scenario(
         "reconnects-are-few",
         [steps.reconnects_counted],
-        steps.all_behind_proxies,
+        steps.start_behind_proxies,
         partial(behind_proxies, "PRODUCER", "CONSUMER", "WORKER"),
         quick=True,
     ),
@@ -174,10 +164,10 @@ NETWORKS = [
         Scenario(
             f"{client}-{name}",
             [disturbed(client, way, dead=dead) for way in ways],
-            setup,
-            partial(behind_proxies, "PROXIED"),
+            steps.start_behind_proxies,
+            partial(behind_proxies, client.upper()),
         )
-        for client, setup in BEHIND_PROXY.items()
+        for client in ("consumer", "worker")
         for name, (ways, dead) in DISTURBANCES.items()
     ],
 ]

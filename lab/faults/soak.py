@@ -15,15 +15,13 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from lab.consumer import LEASE_SECONDS
-from lab.faults.scenario import Scenario, play
-from lab.faults.steps import begin, down
-from lab.program import Program
-from lab.proof.causes import EVERYBODY
+from lab.faults.scenario import Scenario, begin, play
+from lab.faults.steps import down
+from lab.proof.evidence import EVERYBODY
 from lab.resources import memory_bytes, open_files
 from lab.stage import SESSION_SECONDS, Stage
 from marq_worker.broker import EmbeddedBroker
@@ -31,30 +29,15 @@ from marq_worker.broker import EmbeddedBroker
 RATE = 100
 SECONDS_BETWEEN_FAULTS = 60.0
 SAMPLE_SECONDS = 1.0
-#: How much more the last third may have than the first: a factor, and a constant on top.
+#: How much more the last third may have than the first: a factor, and a constant on top. Memory and open files are
+#: those of the largest process of each kind. Open are leases, and the backlog has accepted messages that no consumer
+#: has received yet.
 GROWTH = 1.5
 SLACK = {"worker_mib": 50.0, "consumer_mib": 50.0, "broker_mib": 200.0, "files": 100.0, "open": 500.0, "backlog": 500.0}
 FAULTS = (
     "consumer killed", "consumer paused", "worker killed", "worker paused", "worker restarted", "broker killed",
     "broker paused",
 )  # fmt: skip
-
-Kind = TypeVar("Kind", bound=Program)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The state of the run at one moment; of each kind of process, the largest one."""
-
-    seconds: float
-    worker_mib: float
-    consumer_mib: float
-    broker_mib: float
-    #: Open files of the process that has the most, except the broker.
-    files: int
-    #: Open leases, and accepted messages that no consumer has received yet.
-    open: int
-    backlog: int
 
 
 class Soak:
@@ -63,13 +46,14 @@ class Soak:
     def __init__(self, minutes: float, seed: int) -> None:
         self._minutes = minutes
         self._chance = random.Random(seed)
-        self.samples: list[Sample] = []
+        #: The state of the run at some moments.
+        self.samples: list[dict[str, float]] = []
         self.faults = 0
 
     async def play(self, stage: Stage, broker: EmbeddedBroker) -> None:
         """Act in the middle of each minute."""
         began_s = time.monotonic()
-        sampling = asyncio.create_task(self._sample(stage, broker, began_s))
+        sampling = asyncio.create_task(self._sample(stage, broker))
         until_s = began_s + self._minutes * 60
         try:
             while (left_s := until_s - time.monotonic()) > SECONDS_BETWEEN_FAULTS / 2:
@@ -84,21 +68,20 @@ class Soak:
             await asyncio.gather(sampling, return_exceptions=True)
 
     async def _act(self, fault: str, stage: Stage, broker: EmbeddedBroker) -> None:
-        uniform, worker, consumer = self._chance.uniform, self._one_of(stage.workers), self._one_of(stage.consumers)
+        uniform = self._chance.uniform
+        worker = self._chance.choice([program for program in stage.workers if program.running])
+        consumer = self._chance.choice([program for program in stage.consumers if program.running])
         match fault:
             case "consumer killed":
                 await stage.kill(consumer)
                 await stage.consumer()
             case "consumer paused":
                 await stage.pause(consumer, uniform(1, 4 * LEASE_SECONDS))
-            case "worker killed":
-                await stage.kill(worker)
+            case "worker killed" | "worker restarted":
+                await (stage.kill if fault == "worker killed" else stage.stop)(worker)
                 await stage.worker(data=worker.data)
             case "worker paused":
                 await stage.pause(worker, uniform(1, 2 * SESSION_SECONDS))
-            case "worker restarted":
-                await stage.stop(worker)
-                await stage.worker(data=worker.data)
             case "broker killed":
                 await down()(stage, broker)
             case "broker paused":
@@ -109,24 +92,20 @@ class Soak:
                     await stage.owned()
         await stage.owned()
 
-    def _one_of(self, programs: Iterable[Kind]) -> Kind:
-        return self._chance.choice([program for program in programs if program.running])
-
-    async def _sample(self, stage: Stage, broker: EmbeddedBroker, began_s: float) -> None:
+    async def _sample(self, stage: Stage, broker: EmbeddedBroker) -> None:
         while True:
             workers = [program.pid for program in stage.workers if program.running]
             consumers = [program.pid for program in stage.consumers if program.running]
             partitions = await stage.partitions()
             self.samples.append(
-                Sample(
-                    round(time.monotonic() - began_s, 1),
-                    max(map(_mib, workers), default=0.0),
-                    max(map(_mib, consumers), default=0.0),
-                    _mib(broker.pid) if broker.pid is not None else 0.0,
-                    max(map(open_files, [*workers, *consumers]), default=0),
-                    sum(part["unfinished"] for part in partitions),
-                    stage.accepted - stage.received,
-                )
+                {
+                    "worker_mib": max(map(_mib, workers), default=0.0),
+                    "consumer_mib": max(map(_mib, consumers), default=0.0),
+                    "broker_mib": _mib(broker.pid) if broker.pid is not None else 0.0,
+                    "files": max(map(open_files, [*workers, *consumers]), default=0),
+                    "open": sum(part["unfinished"] for part in partitions),
+                    "backlog": stage.accepted - stage.received,
+                }
             )
             await asyncio.sleep(SAMPLE_SECONDS)
 
@@ -135,13 +114,13 @@ def _mib(pid: int) -> float:
     return round(memory_bytes(pid) / (1 << 20), 1)
 
 
-def unbounded(samples: Sequence[Sample]) -> list[str]:
+def unbounded(samples: Sequence[dict[str, float]]) -> list[str]:
     """Return the samples that grew from the first third of the run to the last by more than allowed."""
     third = len(samples) // 3
     grown = []
     for name, slack in SLACK.items():
-        first = max((getattr(sample, name) for sample in samples[:third]), default=0.0)
-        last = max((getattr(sample, name) for sample in samples[-third:]), default=0.0)
+        first = max((sample[name] for sample in samples[:third]), default=0.0)
+        last = max((sample[name] for sample in samples[-third:]), default=0.0)
         if last > first * GROWTH + slack:
             grown.append(f"{name} grew from {first:g} to {last:g}")
     return grown
@@ -160,7 +139,7 @@ async def run(minutes: float, seed: int) -> dict[str, Any]:
         "seed": seed,
         "faults": soak.faults,
         **{name: result.statistics.get(name) for name in wanted},
-        "highest": {name: max((asdict(sample)[name] for sample in soak.samples), default=0.0) for name in SLACK},
+        "highest": {name: max((sample[name] for sample in soak.samples), default=0.0) for name in SLACK},
         "unbounded": grown,
         "recovery_seconds": result.recovery_seconds,
         "wrong": result.wrong,

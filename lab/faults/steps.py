@@ -13,50 +13,17 @@ from typing import Any
 
 import marq
 from lab.consumer import LEASE_SECONDS, Point
-from lab.faults.conditions import (
-    MOVE_SECONDS,
-    BrokerCluster,
-    Proxy,
-    WallClock,
-)
+from lab.faults.conditions import MOVE_SECONDS, BrokerCluster, Proxy, WallClock
 from lab.faults.mix import Mix
-from lab.faults.scenario import Step
+from lab.faults.scenario import Options, Step, begin
 from lab.program import Program, RunError, Worker
-from lab.proof.causes import EVERYBODY
+from lab.proof.evidence import EVERYBODY
 from lab.stage import QUEUE, QUICK_BACKOFF, SESSION_SECONDS, Stage
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.connection import admin_client
 from marq_worker.broker import EmbeddedBroker
 
-Options = Sequence[str]
-
 # --- set-up -----------------------------------------------------------------------------------------------------------
-
-
-def begin(
-    worker: Options = (),
-    consumers: Sequence[Options] = ((), ()),
-    *,
-    workers: int = 1,
-    more: bool = True,
-    define: dict[str, Any] | None = None,
-    rate: int = 200,
-    **environment: str,
-) -> Step:
-    """Start workers, the load and consumers, and wait for some deliveries if ``more``."""
-
-    async def set_up(stage: Stage, _: Any) -> None:
-        if define is not None:
-            stage.define(**define)
-        for _ in range(workers):
-            await stage.worker(*worker, **environment)
-        stage.load(rate)
-        for options in consumers:
-            await stage.consumer(*options)
-        if more:
-            await stage.delivered_more()
-
-    return set_up
 
 
 def mixed(worker: Options = (), consumers: Sequence[Options] = ((),), *, some: int = 150, **load: Any) -> Step:
@@ -96,8 +63,7 @@ async def all_consumers_killed(stage: Stage, _: Any) -> None:
 
 
 async def consumer_replaced_by_another(stage: Stage, _: Any) -> None:
-    first = next(consumer for consumer in stage.consumers if consumer.running)
-    await stage.kill(first)
+    await stage.kill(next(consumer for consumer in stage.consumers if consumer.running))
     await stage.consumer()
 
 
@@ -108,13 +74,8 @@ def paused(seconds: float) -> Step:
     return fault
 
 
-#: How long consumers join and leave, and how often; the same for workers.
-CHURN_SECONDS, CHURN_EVERY_SECONDS = 60.0, 4.0
-WORKERS_SECONDS, WORKERS_EVERY_SECONDS = 120.0, 6.0
-
-
 async def consumers_join_and_leave(stage: Stage, _: Any) -> None:
-    await stage.churn(partial(stage.consumer, "--manner=slow"), CHURN_SECONDS, CHURN_EVERY_SECONDS)
+    await stage.churn(partial(stage.consumer, "--manner=slow"), seconds=60.0, every_seconds=4.0)
 
 
 HANDLED = "handled"
@@ -231,7 +192,7 @@ def replaced(kind: str, index: int, *options: str) -> Step:
 
 
 async def workers_join_and_leave(stage: Stage, _: Any) -> None:
-    await stage.churn(partial(stage.worker, ready=False), WORKERS_SECONDS, WORKERS_EVERY_SECONDS)
+    await stage.churn(partial(stage.worker, ready=False), seconds=120.0, every_seconds=6.0)
     await stage.owned()
 
 
@@ -354,7 +315,7 @@ FULL_SECONDS = 10.0
 
 
 async def on_the_small_disk(stage: Stage, here: Any) -> None:
-    await stage.begin(data=here.disk.path / "data")
+    await begin(data=here.disk.path / "data")(stage, here)
 
 
 async def disk_full(stage: Stage, here: Any) -> None:
@@ -388,13 +349,13 @@ MAX_LINES_PER_SECOND = 2.0
 RETURN_SECONDS = 10.0
 
 
-async def worker_behind_proxy(stage: Stage, here: Any) -> None:
-    await stage.begin(MARQ_BOOTSTRAP_SERVERS=here.proxies["PROXIED"].address)
-
-
-async def consumer_behind_proxy(stage: Stage, here: Any) -> None:
-    await stage.begin(consumers=1)
-    await stage.consumer(MARQ_BOOTSTRAP_SERVERS=here.proxies["PROXIED"].address)
+async def start_behind_proxies(stage: Stage, here: Any) -> None:
+    """Start a worker, the load and two consumers; the worker, the load and the last consumer may have a proxy each."""
+    servers = {client: proxy.address for client, proxy in here.proxies.items()}
+    await stage.worker(MARQ_BOOTSTRAP_SERVERS=servers.get("WORKER", stage.servers))
+    stage.load(servers=servers.get("PRODUCER"))
+    await stage.consumer()
+    await stage.consumer(MARQ_BOOTSTRAP_SERVERS=servers.get("CONSUMER", stage.servers))
     await stage.delivered_more()
 
 
@@ -405,7 +366,7 @@ def disturbed(client: str, disturb: Callable[[Proxy], None], *, dead: bool = Fal
     """
 
     async def fault(stage: Stage, here: Any) -> None:
-        proxy = here.proxies["PROXIED"]
+        proxy = here.proxies[client.upper()]
         victim = (stage.workers if client == "worker" else stage.consumers)[-1]
         with stage.fault("cut", victim.name):
             disturb(proxy)
@@ -415,13 +376,6 @@ def disturbed(client: str, disturb: Callable[[Proxy], None], *, dead: bool = Fal
             proxy.restore()
 
     return fault
-
-
-async def all_behind_proxies(stage: Stage, here: Any) -> None:
-    await stage.worker(MARQ_BOOTSTRAP_SERVERS=here.proxies["WORKER"].address)
-    stage.load(servers=here.proxies["PRODUCER"].address)
-    await stage.consumer(MARQ_BOOTSTRAP_SERVERS=here.proxies["CONSUMER"].address)
-    await stage.delivered_more()
 
 
 async def reconnects_counted(stage: Stage, here: Any) -> None:
@@ -493,10 +447,11 @@ async def consumers_clock_moved(stage: Stage, _: Any) -> None:
     await stage.kill(victim)
 
 
-async def workers_clock_moved(stage: Stage, _: Any) -> None:
+async def workers_clock_moved(stage: Stage, here: Any) -> None:
     """Its tables contain times: it restarts with them and a clock that is an hour behind."""
     clock = WallClock(stage.folder / "clock")
-    worker = await stage.begin(1, **clock.environment)
+    await begin(consumers=[()], **clock.environment)(stage, here)
+    worker = stage.workers[0]
     for seconds in (AHEAD_SECONDS, BACK_SECONDS):
         await move(stage, clock, seconds, worker.name)
         await stage.kill(worker)
@@ -561,20 +516,16 @@ def retried(some: int) -> Step:
     return mixed(consumers=[["--manner=failing"]] * 2, some=some, lines=RETRIES, backoff=BACKOFF)
 
 
-async def redriven(stage: Stage, _: Any) -> None:
-    await redrive(stage, killed=False)
-
-
 async def redriven_under_a_kill(stage: Stage, _: Any) -> None:
     for consumer in stage.consumers:
         if consumer.running:
             await stage.stop(consumer)
     # It handles all redriven messages successfully.
     await stage.consumer("--manner=patient")
-    await redrive(stage, killed=True)
+    await redriven(stage, _, killed=True)
 
 
-async def redrive(stage: Stage, *, killed: bool) -> None:
+async def redriven(stage: Stage, _: Any, *, killed: bool = False) -> None:
     """Redrive all dead letters; if ``killed``, kill and restart the worker meanwhile."""
     async with DeadLetters(stage.servers, prefix=stage.prefix) as letters:
         offsets_of: dict[str, list[int]] = defaultdict(list)

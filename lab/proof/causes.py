@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 
-from lab.proof.evidence_types import ACK, Fact, Process, Trail
+from lab.proof.evidence import ACK, EVERYBODY, ProcessFaults, TrackerFact, Trail
 from lab.proof.fold import Key
 
 
@@ -33,11 +33,10 @@ class Why(IntEnum):
 _HINDRANCES = {"pause", "cut"}
 #: Faults that may make it drop messages that it has acquired and not delivered.
 _INTERRUPTIONS = {"stop", "revoke"}
-EVERYBODY = "*"
 
 
 def why_expired(
-    trail: Trail, fact: Fact, holder: str, process_of: Mapping[str, str], processes: Mapping[str, Process]
+    trail: Trail, fact: TrackerFact, holder: str, process_of: Mapping[str, str], processes: Mapping[str, ProcessFaults]
 ) -> Why | None:
     """Return why a holder's lease ran out, by the faults and failed writes until the tracker decided."""
     decided = [decision.number for decision in trail.decisions if decision.holder == fact.holder]
@@ -70,7 +69,7 @@ def is_hindered(trail: Trail, befell: set[str]) -> bool:
     return bool(befell & _HINDRANCES or troubled or trail.hung)
 
 
-def _cause(trail: Trail, fact: Fact, in_hand: bool) -> Why:
+def _cause(trail: Trail, fact: TrackerFact, in_hand: bool) -> Why:
     if trail.read_again:
         return Why.NOT_COMMITTED
     if not in_hand:
@@ -80,7 +79,7 @@ def _cause(trail: Trail, fact: Fact, in_hand: bool) -> Why:
     return Why.ACK_TOO_LATE if trail.acked_at > fact.offset else Why.ACK_BEHIND_COPY
 
 
-def suffered(processes: Mapping[str, Process], names: Sequence[str], since: int, until: int) -> set[str]:
+def suffered(processes: Mapping[str, ProcessFaults], names: Sequence[str], since: int, until: int) -> set[str]:
     found: set[str] = set()
     for name in names:
         if name in processes:

@@ -56,7 +56,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from lab.proof.causes import (
-    EVERYBODY,
     Why,
     deliveries_asked_for,
     why_delivered_again,
@@ -65,14 +64,12 @@ from lab.proof.causes import (
     why_read_again,
 )
 from lab.proof.copies_and_answers import judge_answers, judge_copies, judge_duplicate, judge_ids
-from lab.proof.evidence import Evidence, gather
-from lab.proof.evidence_types import ACK, BITS, REJECT, RELEASE, Fact, Trail, events_of
+from lab.proof.evidence import ACK, BITS, EVERYBODY, REJECT, RELEASE, Evidence, TrackerFact, Trail, events_of, gather
 from lab.proof.findings import Report
 from lab.proof.fold import DEFAULT_LIMIT, Key
 from lab.proof.history import LEFT_OUT, Event
 from lab.proof.key_order import is_resumed, is_stranded, judge_lines, redelivered_in_place
-from lab.proof.messages import Messages
-from lab.proof.quarantine import judge_quarantine
+from lab.proof.sends import judge_sends
 from lab.proof.states import ABANDONED, CANCELLED, DEAD_LETTERED, DELAYED, DELIVERED, REDELIVERED, Standing
 from lab.proof.tracker_decisions import HEADER_ROOM_BYTES, decided_on, judge_decision, judge_fact
 from marq.wire.markers import ANY_QUEUE
@@ -109,7 +106,7 @@ class _Verdict:
         report.events = evidence.number
         for trail in self._trails.values():
             self._judge_record(trail)
-        evidence.sends.finish(report, evidence.places)
+        judge_sends(evidence)
         for message, trails in self._messages.trails.items():
             self._judge_message(message, trails)
         self._judge_ends()
@@ -232,7 +229,7 @@ class _Verdict:
         chosen = [versions[version]] if version in versions else versions.values()
         return {_of(version, trail.queue).get("max_attempts", DEFAULT_LIMIT) for version in chosen} or {DEFAULT_LIMIT}
 
-    def _judge_fact(self, trail: Trail, fact: Fact) -> None:
+    def _judge_fact(self, trail: Trail, fact: TrackerFact) -> None:
         evidence, report = self._evidence, self._report
         if fact.kind == REDELIVERED:
             report.redelivered += 1
@@ -248,7 +245,7 @@ class _Verdict:
         if fact.cause == "EXPIRED":
             self._judge_expiry(trail, fact)
 
-    def _judge_expiry(self, trail: Trail, fact: Fact) -> None:
+    def _judge_expiry(self, trail: Trail, fact: TrackerFact) -> None:
         evidence = self._evidence
         decided = decided_on(trail, fact, evidence.logs[fact.log])
         holder = decided[0].holder if decided is not None else ""
@@ -262,7 +259,7 @@ class _Verdict:
             self._report.expiries[int(why)] += 1
         self._judge_notice(trail, fact, holder)
 
-    def _judge_notice(self, trail: Trail, fact: Fact, holder: str) -> None:
+    def _judge_notice(self, trail: Trail, fact: TrackerFact, holder: str) -> None:
         """Judge whether the holder noticed the end of its lease, no later than the tracker."""
         late = trail.acked_at is not None and trail.acked_at > fact.offset
         # If it was read again after the decision, its consumer does not learn that its ACQUIRE has no effect.
@@ -396,3 +393,45 @@ def _of(settings: dict[str, dict[str, Any]], queue: str) -> dict[str, Any]:
 
 def _state(standing: Standing | None) -> str:
     return "never read" if standing is None else f"open at the end, {standing}"
+
+
+class Messages:
+    """All messages of a history: the record that began each, its redeliveries, and its redriven dead letters."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        #: The queues of dead letters that were redriven, by the queue that they were sent to and the message's id.
+        self._origins: dict[Key, str] = {}
+        trails = [trail for trail in evidence.trails.values() if trail.id]
+        for trail in trails:
+            if trail.redriven and trail.place in evidence.letters:
+                self._origins[trail.queue, trail.id] = evidence.letters[trail.place]["queue"]
+        self.trails: dict[Key, list[Trail]] = {}
+        for trail in trails:
+            self.trails.setdefault(self.of(trail), []).append(trail)
+
+    def of(self, trail: Trail) -> Key:
+        """Return the message of a record: of its own queue, or else of the queue that it comes from."""
+        began = [first.queue for first in self._evidence.places.get(trail.id, ()) if first.began]
+        origin = self._origins.get((trail.queue, trail.id), "")
+        return next((queue for queue in (trail.queue, origin) if queue in began), (began or [trail.queue])[0]), trail.id
+
+
+def judge_quarantine(evidence: Evidence) -> None:
+    """Judge that all unreadable markers, and no others, are in quarantine."""
+    find = evidence.report.find
+    for log in list(evidence.logs.values()):
+        for offset, content in log.unreadable.items():
+            origin = f"{log.name}/{offset}"
+            kept = evidence.quarantined.get(origin, [])
+            if not kept and not log.halted:
+                find("quarantine", f"{origin} is not in quarantine")
+            elif set(kept) - {content}:
+                find("quarantine", f"{origin}: another content in quarantine")
+            elif len(kept) > max(1, evidence.owners[log.name]):
+                # A new owner does not know of a transaction with an unknown outcome.
+                find("quarantine", f"{origin} is in quarantine {len(kept)} times")
+    for origin in evidence.quarantined:
+        name, _, offset = origin.rpartition("/")
+        if int(offset) not in evidence.log(name).unreadable:
+            find("quarantine", f"{origin} is in quarantine, but readable")

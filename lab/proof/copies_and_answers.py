@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from lab.proof.evidence_types import MarkersLog, Question, Told, Trail, events_of
+from lab.proof.evidence import MarkersLog, Question, Told, Trail, events_of
 from lab.proof.findings import Report
 from lab.proof.states import CANCELLED, COPIED
 from marq.wire.markers import ANY_QUEUE

@@ -6,38 +6,348 @@ log, or of one process, are in order.
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from sys import intern
-from typing import Any
+from typing import Any, NamedTuple
 
-from lab.proof.causes import EVERYBODY
-from lab.proof.evidence_types import (
-    ACK,
-    ACQUIRE,
-    BITS,
-    DELAY,
-    DISPATCH,
-    REJECT,
-    RELEASE,
-    Decision,
-    Delivery,
-    Event,
-    Fact,
-    MarkersLog,
-    Process,
-    Told,
-    Trail,
-    last_standing,
-)
 from lab.proof.findings import Report
-from lab.proof.fold import DEFAULT_LIMIT, DEFAULT_WINDOW_MS, Key
-from lab.proof.history import UNREADABLE
-from lab.proof.sends import Sends
-from lab.proof.states import FACTS
+from lab.proof.fold import DEFAULT_LIMIT, DEFAULT_WINDOW_MS, Fold, Key
+from lab.proof.history import UNREADABLE, Event
+from lab.proof.states import FACTS, Standing
 from marq.settings.backoff import Backoff
 from marq.wire.dead_letter_notes import Disposition
 from marq.wire.markers import ANY_QUEUE, LAST
+from marq.wire.names import is_synthetic
+
+#: The target of faults that hit all processes.
+EVERYBODY = "*"
+
+#: Operations on a record, as bits.
+ACK, RELEASE, REJECT, RENEW, ACQUIRE, RESCHEDULE, CANCEL, DELAY, DISPATCH = (1 << bit for bit in range(9))
+BITS = {
+    "ack": ACK, "release": RELEASE, "reject": REJECT, "renew": RENEW, "acquire": ACQUIRE,
+    "reschedule": RESCHEDULE, "cancel": CANCEL, "delay": DELAY, "dispatch": DISPATCH,
+}  # fmt: skip
+
+
+class HandlerDelivery(NamedTuple):
+    """A delivery to a handler: the event's number, and where the markers log of its source ended then, if known.
+
+    ``time_ms`` is that log's time then, -1 if unknown.
+    """
+
+    number: int
+    holder: str
+    attempt: int = 1
+    log_end: int | None = None
+    time_ms: int = -1
+
+
+class TrackerFact(NamedTuple):
+    """What a tracker did with a record; ``before`` is its standing until then, ``number`` the event's number."""
+
+    kind: str
+    attempt: int
+    cause: str
+    holder: str
+    log: str
+    offset: int
+    before: Standing | None
+    number: int
+
+
+class Decision(NamedTuple):
+    """What a tracker is about to do, and how far it has read."""
+
+    kind: str
+    attempt: int
+    cause: str
+    holder: str
+    log: str
+    applied: int
+    tick: int | None
+    fenced_at: int
+    version: int | None
+    number: int
+
+
+class Question(NamedTuple):
+    """A RESCHEDULE or CANCEL in the log; ``in_time``: the message of ``queue`` was waiting."""
+
+    queue: str
+    kind: str
+    holder: str
+    offset: int
+    in_time: bool
+
+
+class Told(NamedTuple):
+    """The answer to a question: in the log (``offset``), or from the library to its caller."""
+
+    kind: str
+    holder: str
+    outcome: str
+    offset: int
+    number: int
+
+
+@dataclass(slots=True, eq=False)
+class SendCall:
+    """One call of send; its outcome is unknown until its end is known."""
+
+    process: str
+    message: str
+    #: The queue, or the topic that queues name.
+    to: str
+    content: str
+    numbers: list[int]
+    outcome: str = "unknown"
+    record: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Trail:
+    """One record or delayed message of a queue: its content, its holders, and its markers.
+
+    With ANY_QUEUE it has the requests that name no queue, and their answers. There may be millions of trails, so short
+    sequences are tuples, and all empty ones are one object.
+    """
+
+    queue: str
+    #: The name of the record.
+    place: str
+    #: The message's id; equal to the place for the record that began it. Empty until the record is known.
+    id: str = ""
+    content: str = ""
+    error: str = ""
+    attempt: int = 1
+    time_ms: int = 0
+    size: int = 0
+    first_sent_ms: int | None = None
+    #: Delivery time from a header of the record.
+    deliver_at_ms: int | None = None
+    #: Number of its ordering key; empty without one.
+    line: str = ""
+    committed: bool = False
+    #: True for a redriven dead letter, False for a record.
+    redriven: bool = False
+    #: Numbers of all events about it.
+    events: list[int] = field(default_factory=list)
+    #: Contents in other events that differ or may differ, with the event's number.
+    contents: tuple[tuple[int, str], ...] = ()
+    #: Event and holder of each ACQUIRE that was sent; the deliveries; and their groups.
+    acquires: tuple[tuple[int, str], ...] = ()
+    deliveries: tuple[HandlerDelivery, ...] = ()
+    groups: tuple[str, ...] = ()
+    #: The first event that asks to end or release it; and event and holder of each RELEASE and REJECT.
+    finish_at: int | None = None
+    gave_up: tuple[tuple[int, str], ...] = ()
+    #: Bits: requests of clients, confirmations to clients, and markers in the log.
+    said: int = 0
+    confirmed: int = 0
+    written: int = 0
+    #: Holders whose ack was reported as durable and in time.
+    settled_by: tuple[str, ...] = ()
+    #: The event that reports its DISPATCH as durable.
+    spent_at: int | None = None
+    #: Writes that failed or have an unknown outcome; writes without an answer; and the time of the slowest.
+    troubled: int = 0
+    unanswered: int = 0
+    slowest_ms: int = 0
+    hung: bool = False
+    #: Whether its deduplication id was accepted before.
+    duplicate: bool = False
+    #: Its markers log; from that log the lease, offset and standing (None: closed) at each change, first ACK, facts.
+    log: str = ""
+    lease_ms: int = 0
+    changes: list[tuple[int, Standing | None]] = field(default_factory=list)
+    acked_at: int | None = None
+    facts: tuple[TrackerFact, ...] = ()
+    #: Offsets of its ACQUIREs; and whether one came after the tracker had decided.
+    acquired_at: tuple[int, ...] = ()
+    #: Event and holder of each ACQUIRE in the log.
+    acquired_by: tuple[tuple[int, str], ...] = ()
+    read_again: bool = False
+    decisions: tuple[Decision, ...] = ()
+    deaths: tuple[Event, ...] = ()
+    #: Questions about it, the answers in the log, and the answers that callers received.
+    questions: tuple[Question, ...] = ()
+    answers: tuple[Told, ...] = ()
+    told: tuple[Told, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.place} of {self.queue or 'any queue'}"
+
+    @property
+    def key(self) -> Key:
+        return self.queue, self.place
+
+    @property
+    def began(self) -> bool:
+        """Whether the message began with this record."""
+        return self.id == self.place
+
+    def say_content(self, number: int, content: str) -> None:
+        """Note the content that an event gives it."""
+        if content != self.content or not self.id:
+            self.contents += ((number, content),)
+
+    def note_delay(self, event: Event, index: int, number: int) -> None:
+        """Note a DELAY, which stands for the record until the message becomes one."""
+        if self.id:
+            self.say_content(number, event["contents"][index])
+            return
+        self.redriven = not is_synthetic(self.place)
+        self.id, self.committed = event["ids"][index] if self.redriven else self.place, True
+        self.content = event["contents"][index]
+        self.attempt, self.time_ms = event["attempts"][index], event["timestamps_ms"][index]
+
+    @property
+    def source(self) -> str:
+        return self.place.rpartition("/")[0]
+
+    @property
+    def offset(self) -> int:
+        return int(self.place.rpartition("/")[2])
+
+    def at(self, applied: int) -> Standing | None:
+        """Return its standing after a record of its log."""
+        for offset, standing in reversed(self.changes):
+            if offset <= applied:
+                return standing
+        return None
+
+    @property
+    def ended(self) -> bool:
+        return self.acked_at is not None or bool(self.facts)
+
+
+class ProcessFaults:
+    """A process, and the faults that hit it: (first event, last event, kind)."""
+
+    def __init__(self) -> None:
+        self.faults: list[list[Any]] = []
+
+    def suffer(self, number: int, type_: str, op: str) -> None:
+        if type_ == "ok":
+            for fault in reversed(self.faults):
+                # Skip faults that have ended. Pauses can overlap, because a paused process also records its own stall.
+                if fault[2] == op and fault[1] == float("inf"):
+                    fault[1] = number
+                    return
+        lasting = type_ == "invoke" or op in ("kill", "stop")
+        self.faults.append([number, float("inf") if lasting else number, op])
+
+    def suffered(self, since: int, until: int) -> set[str]:
+        """Return its faults between two events, including those that began earlier and were not over."""
+        end = bisect_left(self.faults, [until])
+        return {op for _, last, op in self.faults[:end] if last >= since}
+
+
+@dataclass(slots=True, eq=False)
+class MarkersClock:
+    """The clock of a log: its time after each record, the record's own time, and the skew subtracted from that."""
+
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+    now_ms: array[int] = field(default_factory=lambda: array("q"))
+    times_ms: array[int] = field(default_factory=lambda: array("q"))
+    skews_ms: array[int] = field(default_factory=lambda: array("q"))
+    #: For each record the earliest time of it and all later ones, once needed: a log's clock may be set back.
+    _earliest_ms: array[int] | None = None
+
+    def note(self, offset: int, now_ms: int, time_ms: int, skew_ms: int) -> None:
+        self.offsets.append(offset)
+        self.now_ms.append(now_ms)
+        self.times_ms.append(time_ms)
+        self.skews_ms.append(skew_ms)
+
+    def end_at(self, time_ms: int) -> int:
+        """Return the latest possible end of the log at a time; call it when all records are noted."""
+        if self._earliest_ms is None:
+            earliest = array("q", accumulate(reversed(self.times_ms), min))
+            earliest.reverse()
+            self._earliest_ms = earliest
+        index = bisect_right(self._earliest_ms, time_ms)
+        return self.offsets[index - 1] + 1 if index else 0
+
+    def latest(self, since: int, until: int, time_ms: int) -> int:
+        """Return the latest time that the clock showed between two offsets, or when the log's time was ``time_ms``."""
+        start, end = bisect_left(self.offsets, since), bisect_left(self.offsets, until)
+        last_ms = time_ms - self.skews_ms[end - 1] if end and time_ms >= 0 else 0
+        return max(last_ms, *self.now_ms[max(start - 1, 0) : end], 0)
+
+
+@dataclass(slots=True, eq=False)
+class Ticks:
+    """The TICKs of one holder in one log, in order."""
+
+    offsets: list[int] = field(default_factory=list)
+    clocks: list[int] = field(default_factory=list)
+
+    def before(self, offset: int) -> tuple[int, int] | None:
+        index = bisect_left(self.offsets, offset) - 1
+        return None if index < 0 else (self.offsets[index], self.clocks[index])
+
+    def at(self, offset: int) -> int | None:
+        index = bisect_right(self.offsets, offset) - 1
+        return self.clocks[index] if index >= 0 and self.offsets[index] == offset else None
+
+
+class MarkersLog(Fold):
+    """A fold that notes each change in the trail of its record."""
+
+    def __init__(self, name: str, evidence: Evidence) -> None:
+        super().__init__(evidence.backoffs_of, evidence.limits_of, evidence.window_of)
+        self.name = name
+        self.ticks: dict[str, Ticks] = {}
+        self.clock = MarkersClock()
+        self.unreadable: dict[int, str] = {}
+        self.halted = ""
+        self._trail_of = evidence.trail
+
+    def fold(self, event: Event) -> None:
+        super().fold(event)
+        self.clock.note(event["offset"], self.now_ms, event["time_ms"], self.skew_ms)
+
+    def put(self, key: Key, standing: Standing) -> None:
+        super().put(key, standing)
+        self._trail_of(key).changes.append((self.applied, standing))
+
+    def end(self, key: Key) -> bool:
+        if not super().end(key):
+            return False
+        self._trail_of(key).changes.append((self.applied, None))
+        return True
+
+    def drop(self, key: Key) -> None:
+        self._trail_of(key).duplicate = True
+
+    def ask(self, key: Key, event: Event, *, in_time: bool) -> None:
+        queue, place = key
+        question = Question(queue, event["kind"], event["holder"], event["offset"], in_time)
+        self._trail_of((event["queue"], place)).questions += (question,)
+
+    def tick(self, event: Event) -> None:
+        super().tick(event)
+        ticks = self.ticks.setdefault(event["holder"], Ticks())
+        ticks.offsets.append(event["offset"])
+        ticks.clocks.append(self.now_ms)
+
+
+def last_standing(trail: Trail) -> Standing | None:
+    """Return the last standing of a closed record before it was closed."""
+    return next((standing for _, standing in reversed(trail.changes) if standing is not None), None)
+
+
+def events_of(trails: Iterable[Trail]) -> list[int]:
+    """Return the numbers of the events about any of these trails."""
+    return [number for trail in trails for number in trail.events]
+
 
 #: Requests that may end a message.
 _FINISHING = (ACK, RELEASE, REJECT)
@@ -49,12 +359,13 @@ class Evidence:
 
     def __init__(self) -> None:
         self.report = Report()
-        self.sends = Sends()
+        #: All calls, by the sender's name for the message; a message that is sent again has several.
+        self.calls: dict[str, list[SendCall]] = {}
         self.trails: dict[Key, Trail] = {}
         #: The trails of each place, including that of requests that name no queue.
         self.places: dict[str, tuple[Trail, ...]] = {}
         self.logs: dict[str, MarkersLog] = {}
-        self.processes: dict[str, Process] = defaultdict(Process)
+        self.processes: dict[str, ProcessFaults] = defaultdict(ProcessFaults)
         #: The process behind each holder.
         self.process_of: dict[str, str] = {}
         #: Published versions: settings by queue; and queues that changed their groups.
@@ -80,6 +391,7 @@ class Evidence:
         self.number = 0
         #: Operations that clients record at all, as bits: a library may acquire and renew without an event.
         self.told = 0
+        self._open_calls: dict[tuple[str, str], SendCall] = {}
         self._version_of: dict[str, int] = {}
         self._fenced_at: dict[tuple[str, str], int] = {}
         self._backoffs: dict[str, list[Backoff]] = {}
@@ -103,13 +415,21 @@ class Evidence:
     # --- senders and consumers ----------------------------------------------------------------------------------------
 
     def _send(self, event: Event) -> None:
-        self.sends.take(event, self.number)
+        process, message = event["process"], event["message"]
+        if event["type"] == "invoke":
+            call = SendCall(process, message, event.get("topic", event["queue"]), event["content"], [self.number])
+            self.calls.setdefault(message, []).append(call)
+            self._open_calls[process, message] = call
+            return
+        call = self._open_calls.pop((process, message))
+        call.numbers.append(self.number)
+        call.outcome, call.record = event["type"], event.get("record", "")
 
     def _named(self, event: Event) -> Iterable[Trail]:
         queue, source = intern(event["queue"]), event["source"]
-        return [self._trail((queue, f"{source}/{offset}")) for offset in event["offsets"]]
+        return [self.trail((queue, f"{source}/{offset}")) for offset in event["offsets"]]
 
-    def _trail(self, key: Key) -> Trail:
+    def trail(self, key: Key) -> Trail:
         trail = self.trails.get(key)
         if trail is None:
             trail = self.trails[key] = Trail(*key)
@@ -117,7 +437,7 @@ class Evidence:
         return trail
 
     def _trail_of(self, event: Event, place: str) -> Trail:
-        return self._trail((intern(event["queue"]), place))
+        return self.trail((intern(event["queue"]), place))
 
     def _write(self, event: Event) -> None:
         """Note that a client writes markers (ACQUIRE, an outcome, RENEW), or commits."""
@@ -163,7 +483,7 @@ class Evidence:
         trail = self._trail_of(event, event["record"])
         trail.events.append(self.number)
         place = event.get("log_end"), event.get("time_ms", -1)
-        trail.deliveries += (Delivery(self.number, intern(event["holder"]), event.get("attempt", 1), *place),)
+        trail.deliveries += (HandlerDelivery(self.number, intern(event["holder"]), event.get("attempt", 1), *place),)
         if event["group"] not in trail.groups:
             trail.groups += (intern(event["group"]),)
         trail.say_content(self.number, event["content"])
@@ -277,18 +597,16 @@ class Evidence:
     def log(self, name: str) -> MarkersLog:
         log = self.logs.get(name)
         if log is None:
-            log = self.logs[name] = MarkersLog(
-                name, self._backoffs_of, self._limits_of, self._window_of, self._trail
-            )  # fmt: skip
+            log = self.logs[name] = MarkersLog(name, self)
         return log
 
-    def _backoffs_of(self, queue: str) -> list[Backoff]:
+    def backoffs_of(self, queue: str) -> list[Backoff]:
         return self._backoffs.get(queue) or self._backoffs.get(EVERYBODY) or [Backoff()]
 
-    def _limits_of(self, queue: str) -> list[int]:
+    def limits_of(self, queue: str) -> list[int]:
         return self._limits.get(queue) or self._limits.get(EVERYBODY) or [DEFAULT_LIMIT]
 
-    def _window_of(self, queue: str) -> int:
+    def window_of(self, queue: str) -> int:
         newest = self.versions.get(max(self.versions, default=-1), {})
         settings = newest.get(queue) or newest.get(EVERYBODY) or {}
         return int(settings.get("deduplication_window_ms", DEFAULT_WINDOW_MS))
@@ -326,7 +644,7 @@ class Evidence:
             return [self._trail_of(event, place)]
         # A late ACK concerns the messages that were once open at its place.
         keys = log.acknowledged(event, offset) or log.named(event, offset)
-        return [self._trail(key) for key in keys] or [self._trail_of(event, place)]
+        return [self.trail(key) for key in keys] or [self._trail_of(event, place)]
 
     def _note_marker(self, log: MarkersLog, event: Event, index: int, trail: Trail) -> None:
         kind, number = event["kind"], self.number
@@ -360,7 +678,7 @@ class Evidence:
     def _note_fact(self, log: MarkersLog, event: Event, index: int, trail: Trail) -> None:
         before = log.open.get(trail.key)
         trail.facts += (
-            Fact(
+            TrackerFact(
                 event["kind"], event["attempts"][index], event["causes"][index], event["holder"],
                 log.name, event["offset"], before or last_standing(trail), self.number,
             ),

@@ -125,8 +125,7 @@ class History:
 def read(paths: Sequence[Path]) -> Iterator[Event]:
     """Return the events of some files.
 
-    Raises:
-        MalformedHistory: a line is not an event; the text names file and line.
+    Raise MalformedHistory if a line is not an event; the text names file and line.
     """
     if len(paths) == 1:
         return _read(paths[0])
@@ -134,13 +133,10 @@ def read(paths: Sequence[Path]) -> Iterator[Event]:
 
 
 def by_time(events: Iterable[Event], began_ms: float) -> list[Event]:
-    """Return the events of a run on one machine, including those of its logs, in order of time.
+    """Return the events of a run on one machine in order of time; ``at_ms`` was 0 at ``began_ms`` since 1970.
 
-    The faults during a lease are then the events between its ACQUIRE and the tracker's fact.
-
-    Args:
-        events: the history; events without ``at_ms`` come from logs.
-        began_ms: time since 1970 at which ``at_ms`` was 0.
+    The faults during a lease are then the events between its ACQUIRE and the tracker's fact. Events without ``at_ms``
+    come from logs.
     """
     latest_ms: dict[str, float] = {}
 

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from lab.proof.causes import EVERYBODY, Why, is_hindered, suffered
-from lab.proof.evidence import Evidence
-from lab.proof.evidence_types import Delivery, Fact, MarkersLog, Trail
+from lab.proof.causes import Why, is_hindered, suffered
+from lab.proof.evidence import EVERYBODY, Evidence, HandlerDelivery, MarkersLog, TrackerFact, Trail
 from lab.proof.states import (
     CANCELLED,
     DELIVERED,
@@ -36,7 +35,7 @@ _CLOCKS = {"clock", "step"}
 class _Moment(NamedTuple):
     """A delivery, and where its log ended then."""
 
-    delivery: Delivery
+    delivery: HandlerDelivery
     trail: Trail
     end: int
 
@@ -97,7 +96,7 @@ class _Line:
     def _log(self, trail: Trail) -> MarkersLog | None:
         return self._evidence.logs.get(trail.log)
 
-    def _log_end(self, trail: Trail, delivery: Delivery) -> int | None:
+    def _log_end(self, trail: Trail, delivery: HandlerDelivery) -> int | None:
         log = self._log(trail)
         if delivery.log_end is not None or log is None or delivery.time_ms < 0:
             return delivery.log_end
@@ -111,7 +110,7 @@ class _Line:
                 text = f"{moment}: {trail} of its line ended at {_ended_at(trail)}"
                 self._find("order", text, [*trail.events, *moment.trail.events])
 
-    def _judge_requests(self, delivery: Delivery, index: int) -> None:
+    def _judge_requests(self, delivery: HandlerDelivery, index: int) -> None:
         """Judge a delivery by the requests before it, because the end of the log at that moment is unknown."""
         for trail in self._trails[:index]:
             asked_at = inf if trail.finish_at is None else trail.finish_at
@@ -121,13 +120,13 @@ class _Line:
                 text = f"{self._trails[index]}: delivered before the end of {trail} was asked for"
                 self._find("order", text, [*trail.events, *self._trails[index].events])
 
-    def _excuse(self, trail: Trail, delivery: Delivery, end: int | None) -> bool:
+    def _excuse(self, trail: Trail, delivery: HandlerDelivery, end: int | None) -> bool:
         """Whether a delivery need not wait for an earlier message that has not ended."""
         known = bool(trail.changes) and (end is None or trail.changes[0][0] < end)
         # Open messages whose records are gone are redelivered behind all others.
         return self._is_gone(trail, delivery) or not (known or trail.committed)
 
-    def _is_gone(self, trail: Trail, delivery: Delivery) -> bool:
+    def _is_gone(self, trail: Trail, delivery: HandlerDelivery) -> bool:
         """Whether retention had removed a record before a delivery."""
         truncations = self._evidence.truncations.get(trail.source, ())
         return any(number < delivery.number and start > trail.offset for number, start in truncations)
@@ -194,7 +193,7 @@ class _Line:
         return _is_clock_wrong(self._evidence, moment.trail, moment.delivery)
 
 
-def _is_clock_wrong(evidence: Evidence, trail: Trail, delivery: Delivery) -> bool:
+def _is_clock_wrong(evidence: Evidence, trail: Trail, delivery: HandlerDelivery) -> bool:
     """Whether a consumer may have taken an ended lease for valid."""
     names = (trail.log, evidence.process_of.get(delivery.holder, ""), EVERYBODY)
     return any(evidence.befell(name) & _CLOCKS for name in names)
@@ -286,11 +285,11 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
             evidence.report.find("attempts", text, trail.events)
 
 
-def _pairs(trail: Trail) -> Iterator[tuple[Delivery, Delivery]]:
+def _pairs(trail: Trail) -> Iterator[tuple[HandlerDelivery, HandlerDelivery]]:
     return zip(trail.deliveries, trail.deliveries[1:], strict=False)
 
 
-def _released(trail: Trail, former: Delivery, delivery: Delivery) -> Standing | None:
+def _released(trail: Trail, former: HandlerDelivery, delivery: HandlerDelivery) -> Standing | None:
     """Return a delivered message's standing after its holder released it and before its next delivery."""
     before: Standing | None = None
     for offset, standing in trail.changes:
@@ -303,7 +302,7 @@ def _released(trail: Trail, former: Delivery, delivery: Delivery) -> Standing | 
     return None
 
 
-def _is_started(trail: Trail, former: Delivery, delivery: Delivery) -> bool:
+def _is_started(trail: Trail, former: HandlerDelivery, delivery: HandlerDelivery) -> bool:
     """Whether the log says that user code had a delivered message when its lease ended, before its next delivery."""
     if _gave_up(trail, former, delivery):
         return False
@@ -320,7 +319,7 @@ def _is_started(trail: Trail, former: Delivery, delivery: Delivery) -> bool:
     return bool(former_lease) and former_lease[-1].counted
 
 
-def _is_uncounted(trail: Trail, delivery: Delivery) -> bool:
+def _is_uncounted(trail: Trail, delivery: HandlerDelivery) -> bool:
     """Whether the log says that the attempt of a delivery never counted."""
     place = delivery.holder, delivery.attempt
     counted = [
@@ -331,7 +330,7 @@ def _is_uncounted(trail: Trail, delivery: Delivery) -> bool:
     return bool(counted) and not any(counted)
 
 
-def _gave_up(trail: Trail, former: Delivery, until: Delivery) -> bool:
+def _gave_up(trail: Trail, former: HandlerDelivery, until: HandlerDelivery) -> bool:
     """Whether the holder of a delivery asked to release or reject the message, before another delivery."""
     return any(holder == former.holder and former.number < number < until.number for number, holder in trail.gave_up)
 
@@ -349,7 +348,7 @@ def redelivered_in_place(evidence: Evidence, trail: Trail) -> tuple[int, list[Wh
     return asked, causes
 
 
-def _why(evidence: Evidence, trail: Trail, former: Delivery, delivery: Delivery) -> Why | None:
+def _why(evidence: Evidence, trail: Trail, former: HandlerDelivery, delivery: HandlerDelivery) -> Why | None:
     """Return why a message was delivered again that its holder had not released."""
     if delivery.attempt < former.attempt:
         # The holder of an earlier attempt did not notice that its lease had ended.
@@ -365,7 +364,7 @@ def _why(evidence: Evidence, trail: Trail, former: Delivery, delivery: Delivery)
     return Why.CLOCK if clocks & _CLOCKS else None
 
 
-def is_resumed(evidence: Evidence, trail: Trail, fact: Fact) -> bool:
+def is_resumed(evidence: Evidence, trail: Trail, fact: TrackerFact) -> bool:
     """Whether a consumer resumed after a record, which is no longer in the source."""
     resumes = evidence.resumes.get((trail.queue, trail.source), ())
     return any(at < fact.offset and start > trail.offset for at, start in resumes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from lab.proof.evidence_types import Decision, Fact, MarkersLog, Trail
+from lab.proof.evidence import Decision, MarkersLog, TrackerFact, Trail
 from lab.proof.findings import Report
 from lab.proof.states import (
     ABANDONED,
@@ -33,7 +33,7 @@ from lab.proof.states import (
 HEADER_ROOM_BYTES = 1_024
 
 
-class Ending(NamedTuple):
+class DueEnding(NamedTuple):
     """The end of a due message: kind of the fact, attempt, cause."""
 
     kind: str
@@ -41,24 +41,24 @@ class Ending(NamedTuple):
     cause: str
 
 
-def ending(standing: Standing, max_attempts: int) -> Ending:
+def ending(standing: Standing, max_attempts: int) -> DueEnding:
     """Return what happens to a message that is due."""
     if standing.state == REJECTED:
-        return Ending(DEAD_LETTERED, standing.attempt, "REJECTED")
+        return DueEnding(DEAD_LETTERED, standing.attempt, "REJECTED")
     if standing.state == EXHAUSTED:
-        return Ending(DEAD_LETTERED, standing.attempt, "RELEASED")
+        return DueEnding(DEAD_LETTERED, standing.attempt, "RELEASED")
     if standing.state == DELAYED:
-        return Ending(DELIVERED, standing.attempt, "DUE")
+        return DueEnding(DELIVERED, standing.attempt, "DUE")
     if standing.state == CANCELLED:
-        return Ending(CANCELLED, standing.attempt, "CANCELLED")
+        return DueEnding(CANCELLED, standing.attempt, "CANCELLED")
     if standing.state == DISPATCHED:
-        return Ending(ABANDONED, standing.attempt, "EXPIRED")
+        return DueEnding(ABANDONED, standing.attempt, "EXPIRED")
     cause = "EXPIRED" if standing.state == LEASED else "RELEASED"
     if not standing.counted:
-        return Ending(REDELIVERED, standing.attempt, cause)
+        return DueEnding(REDELIVERED, standing.attempt, cause)
     if standing.attempt < max_attempts:
-        return Ending(REDELIVERED, standing.attempt + 1, cause)
-    return Ending(DEAD_LETTERED, standing.attempt, cause)
+        return DueEnding(REDELIVERED, standing.attempt + 1, cause)
+    return DueEnding(DEAD_LETTERED, standing.attempt, cause)
 
 
 def judge_decision(report: Report, trail: Trail, fire: Decision, log: MarkersLog, limits: Collection[int]) -> None:
@@ -82,7 +82,7 @@ def judge_decision(report: Report, trail: Trail, fire: Decision, log: MarkersLog
         _judge_ending(report, trail, (fire.kind, fire.attempt, fire.cause), standing, limits, (where, events))
 
 
-def decided_on(trail: Trail, fact: Fact, log: MarkersLog) -> tuple[Standing, int] | None:
+def decided_on(trail: Trail, fact: TrackerFact, log: MarkersLog) -> tuple[Standing, int] | None:
     """Return a message's standing when a tracker found it due, and the offset before which that must have been.
 
     The log may contain later markers and TICKs before the fact. So of all moments at which the message was due, the
@@ -114,7 +114,7 @@ _CAUSES = {
 }  # fmt: skip
 
 
-def judge_fact(report: Report, trail: Trail, fact: Fact, log: MarkersLog, limits: Collection[int]) -> None:
+def judge_fact(report: Report, trail: Trail, fact: TrackerFact, log: MarkersLog, limits: Collection[int]) -> None:
     """Judge a fact in the log, without the tracker's own account of how it decided."""
     where = f"{trail} at {log.name}/{fact.offset}"
     ticks = log.ticks.get(fact.holder)

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from lab.bench import pipeline
-from lab.bench.clients.drain_marq import WAYS
 from lab.bench.load import fill
+from lab.bench.peers import WAYS, drain
 from lab.bench.rows import delays, recovery, throughput, tracker
 from lab.bench.rows.drain import native
 from lab.bench.suite import Bench, Size
@@ -48,10 +48,10 @@ def test_two_consumers_and_two_workers_share_the_work(bench: Bench) -> None:
     assert min(measurements.values()) > 0
 
 
-@pytest.mark.parametrize("client", ["drain_confluent", "drain_aiokafka", "drain_share"])
-def test_a_peer_drains_a_topic_and_its_topics_are_deleted(bench: Bench, client: str) -> None:
+@pytest.mark.parametrize("peer", ["confluent", "aiokafka", "share"])
+def test_a_peer_drains_a_topic_and_its_topics_are_deleted(bench: Bench, peer: str) -> None:
     # The client itself checks that each message came, and none twice.
-    assert native(bench, client)["rate"] > 0
+    assert native(bench, peer)["rate"] > 0
 
     prefix = bench._prefixes[0]
     bench.clear()
@@ -59,9 +59,9 @@ def test_a_peer_drains_a_topic_and_its_topics_are_deleted(bench: Bench, client: 
     assert not [topic for topic in admin.list_topics(timeout=60).topics if topic.startswith(prefix)]
 
 
-@pytest.mark.parametrize(("client", "at_a_time"), [("drain_confluent", 100), ("drain_share", 2)])
-def test_a_peer_works_on_messages_that_take_time(bench: Bench, client: str, at_a_time: int) -> None:
-    assert native(bench, client, ("1", at_a_time))["rate"] > 0
+@pytest.mark.parametrize(("peer", "at_a_time"), [("confluent", 100), ("share", 2)])
+def test_a_peer_works_on_messages_that_take_time(bench: Bench, peer: str, at_a_time: int) -> None:
+    assert native(bench, peer, (1, 1), (at_a_time,))["rate"] > 0
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -69,7 +69,7 @@ async def test_marq_drains_by_every_way(servers: str, prefix: str, way: str) -> 
     await fill(servers, prefix, 1_000, 200)
 
     # The client itself checks that each message came, and none twice.
-    assert measured("drain_marq", servers, prefix, 1_000, way)["rate"] > 0
+    assert measured(drain, "marq", servers, prefix, 1_000, 0, 1, (way,))["rate"] > 0
 
 
 async def test_delayed_messages_are_measured(bench: Bench) -> None:

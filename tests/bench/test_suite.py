@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from lab.bench.__main__ import chosen, exit_code
-from lab.bench.clients.client import percentiles, read_stamp, stamped
-from lab.bench.clients.drain_account import Work
-from lab.bench.clients.producers import marker_records
+from lab.bench.__main__ import ROWS, chosen, exit_code
+from lab.bench.client import ReceivedMessages, percentiles, read_stamp, stamped
 from lab.bench.report import kept
-from lab.bench.rows import ROWS
 from lab.bench.rows.drain import quorum_queue
+from lab.bench.rows.throughput import send_all
+from lab.bench.rows.tracker import marker_records
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements, RowOutcome, Size, Skipped, _take_turns
 from lab.program import BenchClient, RunError
 from lab.resources import Meter, memory_bytes
@@ -104,9 +104,12 @@ def test_each_row_has_a_name_of_its_own_and_says_what_it_is() -> None:
     assert all(row.what and row.systems for row in ROWS)
 
 
-def test_a_share_of_the_messages_takes_time() -> None:
-    assert Work.read("500/100") == Work(500.0, 100)
-    assert Work.read("0") == Work()
+async def test_a_share_of_the_messages_takes_time() -> None:
+    received = ReceivedMessages(2, 10_000.0, 100)
+
+    await asyncio.wait_for(received.work((101).to_bytes(8, "big")), 1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(received.work((200).to_bytes(8, "big")), 0.01)
 
 
 def test_without_a_rabbitmq_that_row_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -132,7 +135,7 @@ def test_a_message_says_when_it_was_to_be_sent() -> None:
 
 
 def test_a_process_that_fails_says_why() -> None:
-    with BenchClient("producers", "send", "nowhere") as client, pytest.raises(RunError, match="TypeError"):
+    with BenchClient(send_all, "nowhere") as client, pytest.raises(RunError, match="TypeError"):
         client.read()
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lab.demo.plan import DemoPlan
-from lab.demo.progress import Counts, Display
+from lab.demo.progress import Display, RunCounts
 from lab.demo.run import DemoRun
 from lab.program import RunError
 from lab.proof.history import log_name, name_of
@@ -77,14 +77,14 @@ def test_without_a_terminal_each_phase_is_a_line_and_counts_follow_after_a_while
 
 
 _NUMBERS = st.fixed_dictionaries(
-    {}, optional={name: st.integers(0, 20) for name in Counts._fields if name != "waiting"}
+    {}, optional={name: st.integers(0, 20) for name in RunCounts._fields if name != "waiting"}
 )
 
 
 @given(st.lists(_NUMBERS))
 def test_counts_add_up_at_every_moment_and_what_is_ended_never_falls(numbers: list[dict[str, int]]) -> None:
     known: dict[str, int] = {}
-    before = Counts()
+    before = RunCounts()
     for new in numbers:
         known |= new
         shown = before.after(known)
@@ -99,7 +99,7 @@ def test_counts_add_up_at_every_moment_and_what_is_ended_never_falls(numbers: li
 def test_counts_of_one_moment_are_shown_as_they_are() -> None:
     known = {"sent": 20, "acked": 9, "dead": 1, "in_flight": 3, "delayed": 5, "redelivered": 4}
 
-    assert Counts().after(known) == Counts(20, 9, 1, 3, 2, 5, 4)
+    assert RunCounts().after(known) == RunCounts(20, 9, 1, 3, 2, 5, 4)
 
 
 def test_the_dashboard_and_the_report_are_named_whenever_they_change() -> None:

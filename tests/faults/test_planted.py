@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lab.faults.scenario import Scenario, ScenarioResult, Step, play
-from lab.faults.scenarios import FEW, begin, dies_at, mixed
+from lab.faults.scenario import Scenario, ScenarioResult, Step, begin, play
+from lab.faults.scenarios import FEW, dies_at, mixed
 from lab.stage import Stage
 from marq_worker.broker import EmbeddedBroker
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from lab.audit import finished
-from lab.faults.__main__ import chosen, summary
-from lab.faults.report import DOCUMENT, MARK, numbers, updated
+from lab.faults.__main__ import DOCUMENT, MARK, chosen, numbers, summary, updated
 from lab.faults.scenario import ScenarioResult
 from lab.faults.scenarios import SCENARIOS
-from lab.faults.soak import Sample, unbounded
+from lab.faults.soak import SLACK, unbounded
 from lab.report import between
 from lab.stage import recovery_seconds
 from marq.wire.markers import LAST
@@ -97,11 +96,11 @@ def test_recovery_is_the_time_until_all_that_was_sent_before_the_last_fault_is_d
 
 
 def test_unbounded_growth_is_named() -> None:
-    def sample(second: int, open_: int) -> Sample:
-        return Sample(second, 100.0, 60.0, 500.0, 40, open_, 0)
+    def sample(open_: int) -> dict[str, float]:
+        return {**dict.fromkeys(SLACK, 100.0), "open": open_}
 
-    steady = [sample(second, 300 + second % 7) for second in range(90)]
-    growing = [sample(second, 40 * second) for second in range(90)]
+    steady = [sample(300 + second % 7) for second in range(90)]
+    growing = [sample(40 * second) for second in range(90)]
 
     assert unbounded(steady) == []
     assert unbounded(growing) == ["open grew from 1160 to 3560"]

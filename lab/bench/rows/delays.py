@@ -13,7 +13,7 @@ import time
 from datetime import UTC, datetime
 
 import marq
-from lab.bench.clients.client import percentiles
+from lab.bench.client import percentiles
 from lab.bench.leases import copies
 from lab.bench.load import CHUNK, QUEUE, values
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, peak_mib

@@ -6,9 +6,11 @@ import asyncio
 import os
 import time
 from functools import partial
+from typing import Any
 
-from lab.bench.clients.drain_share import BROKER_PROPERTIES
+from lab.bench import peers
 from lab.bench.load import QUEUE, fill
+from lab.bench.peers import SHARE_PROPERTIES
 from lab.bench.suite import Bench, BenchRow, Limit, Measurements, Skipped, limits
 from lab.program import Worker, measured
 from lab.resources import Meter
@@ -24,6 +26,10 @@ PREFETCH = 2_000
 CONSUMER_MIB, WORKER_MIB = 250.0, 400.0
 #: Bytes of markers and changelog, divided by the payload's.
 MOST_OF_PAYLOAD = 1.3
+#: Milliseconds of work, for one message in how many; none by default.
+Work = tuple[float, int]
+NO_WORK: Work = (0, 1)
+TEN_MS: Work = (10, 1)
 
 
 def filled(bench: Bench) -> str:
@@ -33,46 +39,48 @@ def filled(bench: Bench) -> str:
     return prefix
 
 
-def marq(bench: Bench, way: str = "run", work: str = "0", concurrency: int = 64) -> Measurements:
-    """Measure Marq with a worker; for ``work`` see :class:`lab.bench.clients.drain_account.Work`."""
+def marq(bench: Bench, way: str = "run", work: Work = NO_WORK, concurrency: int = 64) -> Measurements:
+    """Measure Marq with a worker."""
     prefix = filled(bench)
     return drained(bench, prefix, bench.worker(prefix), way, work, concurrency)
 
 
-def drained(bench: Bench, prefix: str, worker: Worker, way: str, work: str, concurrency: int) -> Measurements:
+def drained(bench: Bench, prefix: str, worker: Worker, way: str, work: Work, concurrency: int) -> Measurements:
     """Measure like :func:`marq`, but a queue that is already full, with a worker that is already running."""
     count = bench.size.messages
     meter = Meter({"tracker": [worker.pid], "broker": [bench.broker_pid]})
-    measurements = measured("drain_marq", bench.servers, prefix, count, way, work, concurrency)
+    measurements = measured(peers.drain, "marq", bench.servers, prefix, count, *work, (way, concurrency))
     worker.wait_until_drained(QUEUE, count)
     behind = max(0.0, time.time() - measurements["ended_at"])
     return {**_client(measurements), "tracker_behind_seconds": behind, **_parts(meter)}
 
 
-def native(bench: Bench, client: str, how: tuple[object, ...] = ()) -> Measurements:
+def native(bench: Bench, peer: str, work: Work = NO_WORK, options: tuple[Any, ...] = ()) -> Measurements:
     """Measure one of Kafka's own clients."""
     topic = f"{filled(bench)}.messages"
     meter = Meter({"broker": [bench.broker_pid]})
-    return {**_client(measured(client, bench.servers, topic, bench.size.messages, *how)), **_parts(meter)}
+    measurements = measured(peers.drain, peer, bench.servers, topic, bench.size.messages, *work, options)
+    return {**_client(measurements), **_parts(meter)}
 
 
-def quorum_queue(bench: Bench, work: str = "0") -> Measurements:
+def quorum_queue(bench: Bench, work: Work = NO_WORK) -> Measurements:
     """Measure a quorum queue of RabbitMQ by aio-pika: each message durable, with its own ack.
 
-    Raises:
-        Skipped: RABBITMQ_URL is not set.
+    Raise Skipped if RABBITMQ_URL is not set.
     """
     size, url = bench.size, os.environ.get("RABBITMQ_URL")
     if not url:
         raise Skipped("RABBITMQ_URL is not set")
-    return _client(measured("drain_rabbitmq", url, bench.prefix(), size.messages, size.value_bytes, work, PREFETCH))
+    queue = bench.prefix()
+    measured(peers.fill_rabbitmq, url, queue, size.messages, size.value_bytes)
+    return _client(measured(peers.drain, "rabbitmq", url, queue, size.messages, *work, (PREFETCH,)))
 
 
 def memory(bench: Bench) -> Measurements:
     """Measure the peak memory of consumer and worker, and the bytes that they write to Kafka."""
     prefix, count = filled(bench), bench.size.messages
     names, worker = Names(prefix), bench.worker(prefix)
-    peak_bytes = measured("drain_marq", bench.servers, prefix, count, "run")["peak_bytes"]
+    peak_bytes = measured(peers.drain, "marq", bench.servers, prefix, count, *NO_WORK, ("run",))["peak_bytes"]
     worker.wait_until_drained(QUEUE, count)
     peaks = {"consumer_peak_mib": peak_bytes / 2**20, "worker_peak_mib": worker.memory_mib("worker")["worker_peak_mib"]}
     # Writes its last records to the log.
@@ -99,17 +107,17 @@ DRAIN = BenchRow(
     "a full queue drained by one process that only looks at each message and acknowledges it",
     {
         RUN: marq,
-        GROUP: partial(native, client="drain_confluent"),
+        GROUP: partial(native, peer="confluent"),
         RUN_BATCH: partial(marq, way="run_batch", concurrency=2),
-        SHARE: partial(native, client="drain_share"),
+        SHARE: partial(native, peer="share"),
         ITERATE: partial(marq, way="iterate"),
-        AIOKAFKA: partial(native, client="drain_aiokafka"),
+        AIOKAFKA: partial(native, peer="aiokafka"),
     },
     limits(
         Limit("run: rate relative to the consumer group", RUN, "rate", LEAST_OF_GROUP, "times", True, GROUP),
         Limit("run_batch: rate relative to the share group", RUN_BATCH, "rate", LEAST_OF_SHARE, "times", True, SHARE),
     ),
-    broker_properties=BROKER_PROPERTIES,
+    broker_properties=SHARE_PROPERTIES,
 )
 
 MEMORY = BenchRow(
@@ -130,8 +138,8 @@ RABBITMQ = BenchRow(
     {
         RUN: marq,
         QUORUM: quorum_queue,
-        f"{RUN}, 10 ms": partial(marq, work="10", concurrency=PREFETCH),
-        f"{QUORUM}, 10 ms": partial(quorum_queue, work="10"),
+        f"{RUN}, 10 ms": partial(marq, work=TEN_MS, concurrency=PREFETCH),
+        f"{QUORUM}, 10 ms": partial(quorum_queue, work=TEN_MS),
     },
     runs=3,
     # RabbitMQ is so much slower that all messages would take minutes.
@@ -139,7 +147,7 @@ RABBITMQ = BenchRow(
 )
 
 
-def _work_row(name: str, what: str, work: str, run: int, group: int, share: tuple[int, int]) -> BenchRow:
+def _work_row(name: str, what: str, work: Work, run: int, group: int, share: tuple[int, int]) -> BenchRow:
     """Compare systems with work on each message, each at the concurrency at which it is fastest (docs/benchmarks.md).
 
     Args:
@@ -153,20 +161,20 @@ def _work_row(name: str, what: str, work: str, run: int, group: int, share: tupl
         f"messages a poll, a consumer group with {group} messages at a time",
         {
             RUN: partial(marq, work=work, concurrency=run),
-            SHARE: partial(native, client="drain_share", how=(work, *share)),
-            GROUP: partial(native, client="drain_confluent", how=(work, group)),
+            SHARE: partial(native, peer="share", work=work, options=share),
+            GROUP: partial(native, peer="confluent", work=work, options=(group,)),
         },
         limits(Limit(f"{what}: rate relative to the share group", RUN, "rate", 1.0, "times", True, SHARE)),
         runs=3,
-        broker_properties=BROKER_PROPERTIES,
+        broker_properties=SHARE_PROPERTIES,
         # A run then takes 8 to 15 seconds.
         of_messages=1.5,
     )
 
 
 WORK_ROWS = (
-    _work_row("work-1ms", "1 ms of waiting for each message", "1", 1_000, 2_000, (1, 40_000)),
-    _work_row("work-10ms", "10 ms of waiting for each message", "10", 2_000, 4_000, (1, 40_000)),
-    _work_row("work-100ms", "100 ms of waiting for each message", "100", 10_000, 10_000, (1, 40_000)),
-    _work_row("work-slow", "500 ms of waiting for 1% of the messages", "500/100", 2_000, 40_000, (4, 10_000)),
+    _work_row("work-1ms", "1 ms of waiting for each message", (1, 1), 1_000, 2_000, (1, 40_000)),
+    _work_row("work-10ms", "10 ms of waiting for each message", TEN_MS, 2_000, 4_000, (1, 40_000)),
+    _work_row("work-100ms", "100 ms of waiting for each message", (100, 1), 10_000, 10_000, (1, 40_000)),
+    _work_row("work-slow", "500 ms of waiting for 1% of the messages", (500, 100), 2_000, 40_000, (4, 10_000)),
 )

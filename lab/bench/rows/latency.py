@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from itertools import count
 
-from lab.bench.clients.consumers import FORGOTTEN
-from lab.bench.load import QUEUE, fill, place
+import marq
+from lab.bench.client import ReceivedMessages, percentiles, read_stamp, say, stamped, told, until_handled
+from lab.bench.load import CHUNK, QUEUE, check, fill, place
 from lab.bench.suite import Bar, Bench, BenchRow, Limit, Measurements, Medians, limits
 from lab.program import Worker, measured
 from lab.resources import Meter
@@ -24,6 +26,68 @@ RATES = {FAST: 50_000, STEADY: 1_000}
 #: Messages per call: at 50,000/s there is a call of send_many every 5 ms.
 BURSTS = {FAST: 250, STEADY: 1}
 P50_MS, P99_MS = 5.0, 40.0
+#: Time from the start signal until the first paced message is due.
+AHEAD_S = 0.1
+#: Messages that a consumer of a queue with ordering handles at a time.
+KEYS_AT_ONCE = 1_000
+
+
+async def paced(
+    servers: str, prefix: str, queue: str, rate: float, count: int, size: int, burst: int, keys: int = 0
+) -> None:
+    """Send messages at a steady rate, ``burst`` at a time, however long each takes (an open loop).
+
+    With ``keys``, each message is sent by its own call, with one of this number of ordering keys in turn. A message
+    that is sent late, because the process was busy, still carries the time when it should have been sent.
+    """
+    async with marq.Producer(servers, prefix=prefix) as producer, asyncio.TaskGroup() as calls:
+        await producer.send("another", b"")
+        say(ready=True)
+        await told()
+        start_s, sent = time.monotonic() + AHEAD_S, 0
+        while sent < count:
+            now_s = time.monotonic()
+            due = min(count, burst * (int((now_s - start_s) * rate / burst) + 1)) if now_s >= start_s else sent
+            # All messages that are due are sent in one call, which is not awaited.
+            numbers = range(sent, due)
+            messages = [stamped(number, start_s + number // burst * burst / rate, size) for number in numbers]
+            if keys or len(messages) == 1:
+                for number, message in zip(numbers, messages, strict=True):
+                    key = str(number % keys) if keys else None
+                    calls.create_task(producer.send(queue, message, ordering_key=key))
+            elif messages:
+                calls.create_task(producer.send_many(queue, messages))
+            sent = due
+            await asyncio.sleep(max(0.0, start_s + sent / rate - time.monotonic()))
+    say(sent=count)
+
+
+async def timed(servers: str, prefix: str, queue: str, count: int, unmeasured: int, keys: int, poison: bool) -> None:
+    """Measure the time from each message's planned send until its handler begins; leave out the first messages.
+
+    With ``keys`` ordering keys, messages of the first key are not measured; with ``poison``, each of them fails.
+    """
+    milliseconds: list[float] = []
+    seen: set[int] = set()
+    expected = count - len(range(0, count, keys)) if keys else count
+    done = asyncio.Event()
+
+    async def handler(message: marq.Message) -> None:
+        number, intended_s = read_stamp(message.value)
+        if keys and number % keys == 0:
+            if poison:
+                raise ConnectionError("poisoned")
+            return
+        seen.add(number)
+        if number >= unmeasured:
+            milliseconds.append((time.monotonic() - intended_s) * 1000)
+        if len(seen) == expected:
+            done.set()
+
+    async with marq.Consumer(queue, servers, prefix=prefix) as consumer:
+        say(ready=True)
+        await until_handled(consumer, consumer.run(handler, concurrency=KEYS_AT_ONCE if keys else None), done)
+    say(**percentiles(milliseconds))
 
 
 def send_to_handler(
@@ -33,32 +97,24 @@ def send_to_handler(
     rate: int,
     burst: int = 1,
     keys: int = 0,
-    poison: int = 0,
+    poison: bool = False,
     flooded: str = "",
     worker: Worker | None = None,
 ) -> Measurements:
     """Measure the time from when each message should be sent at a steady rate until its handler begins.
 
-    Args:
-        bench: the environment.
-        prefix: prefix of topics that have a worker.
-        queue: the queue.
-        rate: messages per second.
-        burst: messages per call.
-        keys: number of ordering keys in turn; 0 for none.
-        poison: 1 if each message of the first key fails.
-        flooded: another queue, which is flooded meanwhile.
-        worker: a worker whose use of the CPU counts, as well as that of clients and broker.
+    Clients are described at :func:`paced` and :func:`timed`. ``flooded`` is another queue, which is flooded meanwhile.
+    With ``worker``, its use of the CPU is measured, and that of clients and broker.
     """
     sent, unmeasured, size = rate * (SECONDS + UNMEASURED_SECONDS), rate * UNMEASURED_SECONDS, bench.size.value_bytes
     namespace = (bench.servers, prefix)
-    consumer = bench.client("consumers", "timed", *namespace, queue, sent, unmeasured, keys, poison)
-    producers = [bench.client("producers", "paced", *namespace, queue, rate, sent, size, burst, keys)]
+    consumer = bench.client(timed, *namespace, queue, sent, unmeasured, keys, poison)
+    producers = [bench.client(paced, *namespace, queue, rate, sent, size, burst, keys)]
     if flooded:
         # Lasts longer than the measurement, and comes before the quiet producer, so that it also begins before it.
         messages = FLOOD_PER_SECOND * (SECONDS + 2 * UNMEASURED_SECONDS)
         flooding = (flooded, FLOOD_PER_SECOND, messages, size, BURST)
-        producers.insert(0, bench.client("producers", "paced", *namespace, *flooding))
+        producers.insert(0, bench.client(paced, *namespace, *flooding))
     for client in (consumer, *producers):
         client.read()
     parts = {"producer": producers[-1].pid, "consumer": consumer.pid}
@@ -141,9 +197,13 @@ NEIGHBOURS = BenchRow(
 # --- redelivery -------------------------------------------------------------------------------------------------------
 
 MESSAGES, LEASE_S = 20_000, 5.0
+#: One message in this many is forgotten.
+FORGOTTEN = 10
 QUIET, BUSY = "without other traffic", "with other traffic"
 #: Messages a second of another queue in the same partitions, sent, handled and acked meanwhile.
 TRAFFIC_PER_SECOND = 2_000
+#: Interval between the bursts of that traffic.
+TURN_S = 0.005
 #: Limits by measurement: name, limit, unit.
 REDELIVERY_LIMITS = {
     "lateness_p50_ms": ("lateness p50", 60.0, "ms"),
@@ -153,12 +213,64 @@ REDELIVERY_LIMITS = {
 }
 
 
-def redelivery(bench: Bench, traffic: int = 0) -> Measurements:
+async def traffic(servers: str, prefix: str, queue: str, rate: int) -> None:
+    """Send to a queue and handle its messages, at a steady rate, until the row ends this process."""
+    handled = asyncio.Event()
+    messages = [b"x" * 200] * int(rate * TURN_S)
+
+    async def handler(message: marq.Message) -> None:
+        handled.set()
+
+    async def feed(producer: marq.Producer) -> None:
+        while True:
+            await producer.send_many(queue, messages)
+            await asyncio.sleep(TURN_S)
+
+    async with (
+        marq.Producer(servers, prefix=prefix) as producer,
+        marq.Consumer(queue, servers, prefix=prefix) as consumer,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(consumer.run(handler))
+        tasks.create_task(feed(producer))
+        await handled.wait()
+        say(ready=True)
+
+
+async def forgetting(servers: str, prefix: str, count: int, lease_s: float) -> None:
+    """Forget one message in ten, and measure how late it is redelivered."""
+    dropped: dict[int, float] = {}
+    late_ms: list[float] = []
+    done: set[int] = set()
+    duplicates, first_s = 0, 0.0
+    # A lease that may not be renewed ends by itself.
+    async with marq.Consumer(QUEUE, servers, prefix=prefix, lease=lease_s, max_lease=lease_s) as consumer:
+        say(ready=True)
+        while len(done) < count:
+            for message in await consumer.receive(max_messages=500, wait=20):
+                number = int.from_bytes(message.value[:8], "big")
+                first_s = first_s or time.monotonic()
+                if message.attempt == 1 and number % FORGOTTEN == 0 and number not in dropped:
+                    dropped[number] = message.lease_expires_at.timestamp()
+                    continue
+                if number in done or (message.attempt > 1) != (number in dropped):
+                    duplicates += 1
+                elif number in dropped:
+                    late_ms.append((time.time() - dropped[number]) * 1000)
+                done.add(number)
+                await message.ack(wait=False)
+        await consumer.flush()
+        seconds = time.monotonic() - first_s
+    lateness = {f"lateness_{name}": value for name, value in percentiles(late_ms).items()}
+    say(**lateness, all_acked_seconds=seconds, duplicates=duplicates)
+
+
+def redelivery(bench: Bench, rate: int = 0) -> Measurements:
     prefix = bench.prefix()
     bench.worker(prefix)
-    if traffic:
-        bench.client("producers", "traffic", bench.servers, prefix, "others", traffic).read()
-    consumer = bench.client("consumers", "forgetting", bench.servers, prefix, MESSAGES, LEASE_S)
+    if rate:
+        bench.client(traffic, bench.servers, prefix, "others", rate).read()
+    consumer = bench.client(forgetting, bench.servers, prefix, MESSAGES, LEASE_S)
     consumer.read()
     asyncio.run(fill(bench.servers, prefix, MESSAGES, bench.size.value_bytes))
     return consumer.read()
@@ -175,7 +287,7 @@ def redelivery_bars(medians: Medians) -> list[Bar]:
 REDELIVERY = BenchRow(
     "redelivery",
     f"{MESSAGES:,} messages, one in {FORGOTTEN} forgotten and redelivered when its lease of {LEASE_S:g} s ends",
-    {QUIET: redelivery, BUSY: partial(redelivery, traffic=TRAFFIC_PER_SECOND)},
+    {QUIET: redelivery, BUSY: partial(redelivery, rate=TRAFFIC_PER_SECOND)},
     redelivery_bars,
     runs=3,
     warm=1,
@@ -183,14 +295,47 @@ REDELIVERY = BenchRow(
 
 # --- expiry -----------------------------------------------------------------------------------------------------------
 
-EXPIRED_PER_SECOND = 40_000
+_TOGETHER, EXPIRED_PER_SECOND = "leases that expire together: redelivered and acked", 40_000
+#: While `expiring` receives messages, the library renews their leases; then all leases are set to end at one time.
+TAKING_S, LAST_S = 8.0, 8.0
+
+
+async def expiring(servers: str, prefix: str, count: int) -> None:
+    """Receive all messages and leave without settling them; then handle them again when their leases end."""
+    held: list[marq.Message] = []
+    async with marq.Consumer(QUEUE, servers, prefix=prefix, lease=TAKING_S, max_in_flight=2 * count) as consumer:
+        while len(held) < count:
+            held += await consumer.receive(max_messages=CHUNK)
+        ends_s = time.monotonic() + LAST_S
+        for message in held:
+            await message.renew(LAST_S, wait=False)
+        await consumer.flush()
+        all_ended_s = time.monotonic() + LAST_S
+    if time.monotonic() > ends_s:
+        raise SystemExit("bench: the first lease ended before all were written")
+    received, attempts = ReceivedMessages(count), set[int]()
+
+    async def handler(message: marq.Message) -> None:
+        attempts.add(message.attempt)
+        received.add((message.value,))
+
+    async with marq.Consumer(QUEUE, servers, prefix=prefix) as consumer:
+        done_s = await until_handled(consumer, consumer.run(handler), received.done)
+    check(received.values, count)
+    if attempts != {2}:
+        raise SystemExit(f"bench: expected only second attempts, got {attempts}")
+    say(
+        redelivered_per_second=count / (done_s - ends_s),
+        first_after_seconds=received.first_s - ends_s,
+        leases_ended_within_seconds=all_ended_s - ends_s,
+    )
 
 
 def expiry(bench: Bench) -> Measurements:
     prefix, messages = bench.prefix(), bench.size.messages
     asyncio.run(fill(bench.servers, prefix, messages, bench.size.value_bytes))
     meter = Meter({"worker": [bench.worker(prefix).pid]})
-    measurements = measured("consumers", "expiring", bench.servers, prefix, messages)
+    measurements = measured(expiring, bench.servers, prefix, messages)
     return {**measurements, "worker_cpu_seconds": meter.seconds()["worker"]}
 
 
@@ -198,16 +343,7 @@ EXPIRY = BenchRow(
     "expiry",
     "a consumer leaves with all messages in flight: from the end of the first lease until another has acked them all",
     {"marq": expiry},
-    limits(
-        Limit(
-            "leases that expire together: redelivered and acked",
-            "marq",
-            "redelivered_per_second",
-            EXPIRED_PER_SECOND,
-            "messages/s",
-            at_least=True,
-        )
-    ),
+    limits(Limit(_TOGETHER, "marq", "redelivered_per_second", EXPIRED_PER_SECOND, "messages/s", at_least=True)),
     runs=3,
     of_messages=0.5,
 )

@@ -7,15 +7,16 @@ import time
 from functools import partial
 
 import marq
+from lab.bench.client import say, told
 from lab.bench.load import QUEUE, fill, fill_keys
 from lab.bench.rows.drain import drained
-from lab.bench.rows.latency import send_to_handler
+from lab.bench.rows.latency import paced, send_to_handler
 from lab.bench.suite import Bar, Bench, BenchRow, Limit, Measurements, Medians, limits
 from lab.program import BenchClient
 
-KEYS, CONCURRENCY, WORK_MS = 10_000, 1_000, "1"
+KEYS, CONCURRENCY, WORK_MS = 10_000, 1_000, 1
 #: The rate with ordering keys, divided by the rate without.
-LEAST_OF_UNORDERED = 0.7
+_RELATIVE, LEAST_OF_UNORDERED = f"order by {KEYS:,} keys: rate relative to no order", 0.7
 UNORDERED, ORDERED = "marq run, unordered", "marq run, by key"
 
 
@@ -27,7 +28,7 @@ def drain(bench: Bench, keys: int) -> Measurements:
         asyncio.run(fill_keys(bench.servers, prefix, size.messages, size.value_bytes, keys))
     else:
         asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
-    return drained(bench, prefix, worker, "run", WORK_MS, CONCURRENCY)
+    return drained(bench, prefix, worker, "run", (WORK_MS, 1), CONCURRENCY)
 
 
 ORDERED_ROW = BenchRow(
@@ -35,17 +36,7 @@ ORDERED_ROW = BenchRow(
     f"a full queue drained by one process; {WORK_MS} ms of waiting per message at concurrency {CONCURRENCY:,}; without "
     f"order, and with {KEYS:,} ordering keys in turn",
     {UNORDERED: partial(drain, keys=0), ORDERED: partial(drain, keys=KEYS)},
-    limits(
-        Limit(
-            f"order by {KEYS:,} keys: rate relative to no order",
-            ORDERED,
-            "rate",
-            LEAST_OF_UNORDERED,
-            "times",
-            at_least=True,
-            over=UNORDERED,
-        )
-    ),
+    limits(Limit(_RELATIVE, ORDERED, "rate", LEAST_OF_UNORDERED, "times", at_least=True, over=UNORDERED)),
     runs=3,
 )
 
@@ -56,8 +47,8 @@ HEALTHY, POISONED = "no key fails", "one key fails"
 MOST_MORE_MS = 50.0
 
 
-def poisoned(bench: Bench, poison: int) -> Measurements:
-    """Measure messages whose key does not fail; each message of the first key does if ``poison`` is 1."""
+def poisoned(bench: Bench, poison: bool) -> Measurements:
+    """Measure messages whose key does not fail; with ``poison``, each message of the first key does."""
     prefix = bench.prefix()
     bench.worker(prefix)
     asyncio.run(_define(bench.servers, prefix))
@@ -78,7 +69,7 @@ POISONED_ROW = BenchRow(
     "poisoned",
     f"{PER_SECOND:,} messages a second of {SOME_KEYS:,} ordering keys; the messages of one key fail, with a backoff of "
     "10 s: send to handler of the other keys",
-    {HEALTHY: partial(poisoned, poison=0), POISONED: partial(poisoned, poison=1)},
+    {HEALTHY: partial(poisoned, poison=False), POISONED: partial(poisoned, poison=True)},
     poisoned_bars,
     runs=3,
     warm=1,
@@ -92,27 +83,49 @@ MOST_PAUSE_MS = 250.0
 RUNNING = "marq run"
 
 
+async def pausing(servers: str, prefix: str, queue: str, words: int) -> None:
+    """Join when told; at each of ``words`` signals, report the longest gap between messages since the last; leave."""
+    longest_s = last_s = 0.0
+
+    async def handler(message: marq.Message) -> None:
+        nonlocal longest_s, last_s
+        now_s = time.monotonic()
+        longest_s, last_s = max(longest_s, now_s - last_s), now_s
+
+    say(ready=True)
+    await told()
+    async with marq.Consumer(queue, servers, prefix=prefix) as consumer:
+        running = asyncio.create_task(consumer.run(handler))
+        say(joined=True)
+        for _ in range(words):
+            await told()
+            say(longest_ms=1000 * max(longest_s, time.monotonic() - last_s))
+            longest_s = 0.0
+        await told()
+        running.cancel()
+        await asyncio.wait([running])
+    say(left=True)
+
+
 def rebalance(bench: Bench) -> Measurements:
     """Measure the longest time without a message at two consumers while a third one joins, and while it leaves."""
     prefix, size = bench.prefix(), bench.size
     count = int(REBALANCED_PER_SECOND * (SETTLE_S + 5 * PHASE_S))
     namespace = (bench.servers, prefix, QUEUE)
     bench.worker(prefix)
-    *staying, third = [bench.client("consumers", "pausing", *namespace, words) for words in (4, 4, 0)]
-    producer = bench.client("producers", "paced", *namespace, REBALANCED_PER_SECOND, count, size.value_bytes, 100)
+    *staying, third = [bench.client(pausing, *namespace, words) for words in (4, 4, 0)]
+    producer = bench.client(paced, *namespace, REBALANCED_PER_SECOND, count, size.value_bytes, 100)
     for client in (*staying, third, producer):
         client.read()
     for consumer in staying:
-        consumer.go()
-        consumer.read()
+        consumer.ask()
     producer.go()
     time.sleep(SETTLE_S)
     _longest_ms(staying)
     pauses_ms = {}
     for name in ("steady_ms", "join_ms", "leave_ms"):
         if name != "steady_ms":
-            third.go()
-            third.read()
+            third.ask()
         time.sleep(PHASE_S)
         pauses_ms[name] = _longest_ms(staying)
     return pauses_ms

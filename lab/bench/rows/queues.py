@@ -8,7 +8,8 @@ import time
 from functools import partial
 
 import marq
-from lab.bench.load import fill_queues, place, queue_name
+from lab.bench.client import ReceivedMessages, say, told, until_handled
+from lab.bench.load import check, fill_queues, place, queue_name
 from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
 from lab.program import measured
 from lab.resources import Meter
@@ -24,6 +25,25 @@ LEAST_OF_ONE = 0.5
 ONE, MANY = "1 queue", f"{QUEUES:,} queues"
 
 
+async def consume_group(servers: str, prefix: str, group: str, count: int) -> None:
+    """Handle all messages of the queues of a named group."""
+    received = ReceivedMessages(count)
+
+    async def handler(message: marq.Message) -> None:
+        received.add((message.value,))
+
+    async with marq.Consumer(group=group, bootstrap_servers=servers, prefix=prefix) as consumer:
+        cpu_s = time.process_time()
+        ended_s = await until_handled(consumer, consumer.run(handler), received.done)
+        cpu_s = time.process_time() - cpu_s
+    check(received.values, count)
+    say(
+        messages_per_second=count / (ended_s - received.first_s),
+        start_seconds=received.first_s - received.began_s,
+        consumer_cpu_seconds_per_million=cpu_s / count * 1e6,
+    )
+
+
 def grouped(bench: Bench, count: int) -> Measurements:
     """Measure a consumer of many queues that take turns, so that two messages in a row rarely share a queue."""
     prefix, size = bench.prefix(), bench.size
@@ -31,7 +51,7 @@ def grouped(bench: Bench, count: int) -> Measurements:
     asyncio.run(define(bench.servers, prefix, queues))
     asyncio.run(fill_queues(bench.servers, Names(prefix), queues, size.messages, size.value_bytes, size.partitions))
     meter = Meter({"worker": [bench.worker(prefix).pid]})
-    measurements = measured("consumers", "group", bench.servers, prefix, GROUP, size.messages)
+    measurements = measured(consume_group, bench.servers, prefix, GROUP, size.messages)
     return {**measurements, "worker_cpu_seconds_per_million": meter.seconds()["worker"] / size.messages * 1e6}
 
 
@@ -53,12 +73,50 @@ QUEUES_ROW = BenchRow(
 # --- readers ----------------------------------------------------------------------------------------------------------
 
 READERS, PROCESSES, PARTITIONS, MARKERS_PARTITIONS = 200, 4, 128, 4
+#: Number of consumers that start at the same time.
+STARTING = 10
 EVERYWHERE, APART = "all partitions", "partitions = 1"
 #: Messages of each queue. On all partitions, each consumer reads those of all queues. On one partition, other bytes
 #: would dominate if there were few.
 MESSAGES = {EVERYWHERE: 50, APART: 1_000}
 #: Bytes read, divided by the payload's.
 MOST_OF_PAYLOAD = 4.0
+_READ = f"{READERS} consumers with a queue each, {PARTITIONS} partitions, partitions = 1: bytes read"
+
+
+async def readers(servers: str, prefix: str, first: int, consumers: int, messages: int) -> None:
+    """Run many consumers, each with its own queue, and count the bytes that the process receives for their messages.
+
+    The count begins when all have joined, and ends when the last message is acked.
+    """
+    received, left = 0, consumers * messages
+    done = asyncio.Event()
+    feed = asyncio.StreamReader.feed_data
+
+    def feed_and_count(reader: asyncio.StreamReader, data: bytes) -> None:
+        nonlocal received
+        received += len(data)
+        feed(reader, data)
+
+    async def handler(message: marq.Message) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            done.set()
+
+    asyncio.StreamReader.feed_data = feed_and_count  # type: ignore[method-assign]
+    own = [marq.Consumer(queue_name(first + number), servers, prefix=prefix) for number in range(consumers)]
+    for start in range(0, consumers, STARTING):
+        await asyncio.gather(*(consumer.start() for consumer in own[start : start + STARTING]))
+    before = received
+    say(joined=True)
+    await told()
+    running = [asyncio.create_task(consumer.run(handler)) for consumer in own]
+    await done.wait()
+    await asyncio.gather(*(consumer.flush() for consumer in own))
+    say(bytes_received=received - before)
+    # The row ends this process.
+    await asyncio.wait(running)
 
 
 def read(bench: Bench, name: str) -> Measurements:
@@ -73,8 +131,7 @@ def read(bench: Bench, name: str) -> Measurements:
     share = READERS // PROCESSES
     bench.worker(prefix)
     processes = [
-        bench.client("consumers", "readers", bench.servers, prefix, number * share, share, count)
-        for number in range(PROCESSES)
+        bench.client(readers, bench.servers, prefix, number * share, share, count) for number in range(PROCESSES)
     ]
     for process in processes:
         process.read()
@@ -104,15 +161,7 @@ READERS_ROW = BenchRow(
     "readers",
     f"{READERS} consumers in {PROCESSES} processes, each with its own queue: bytes read for each message handled",
     {name: partial(read, name=name) for name in MESSAGES},
-    limits(
-        Limit(
-            f"{READERS} consumers with a queue each, {PARTITIONS} partitions, partitions = 1: bytes read",
-            APART,
-            "bytes_read_of_payload",
-            MOST_OF_PAYLOAD,
-            "times the payload",
-        )
-    ),
+    limits(Limit(_READ, APART, "bytes_read_of_payload", MOST_OF_PAYLOAD, "times the payload")),
     # Bytes differ little from run to run.
     runs=1,
     warm=0,

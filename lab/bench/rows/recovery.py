@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 
-from lab.bench.leases import copies, opener
+from lab.bench.leases import Opener, copies, marker_producer
 from lab.bench.load import QUEUE
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, peak_mib
 from lab.program import LIMIT_SECONDS, Worker
@@ -39,8 +39,8 @@ async def recover(bench: Bench) -> Measurements:
     client, _ = await bench.make_topics(prefix)
     measurements: Measurements = {}
     opened = 0
-    opening = opener(bench.servers, client.names, size.partitions, size.value_bytes)
-    async with opening as leases, copies(client) as seen:
+    async with marker_producer(bench.servers) as producer, copies(client) as seen:
+        leases = Opener(producer, client.names, size.partitions, size.value_bytes)
 
         async def open_probes() -> tuple[range, float]:
             """Open a few short leases in each partition; return the messages, and when they are overdue."""

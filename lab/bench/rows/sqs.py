@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import sys
 import time
 import urllib.request
+from typing import Any
 
-from lab.bench.clients.client import percentiles
+from aiohttp import ClientSession, ClientTimeout, TCPConnector
+
+from lab.bench.client import percentiles, say
 from lab.bench.load import QUEUE
 from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
 from lab.program import RunError, Worker
@@ -15,6 +20,16 @@ from lab.resources import Meter
 from marq_worker.broker.ports import free_port
 
 CLIENTS, PACED, POLLS = "8 clients", "500/s", "500 idle polls"
+#: Messages per call; the longest wait of a poll, which returns as soon as there is a message.
+BATCH, POLL_S = 10, 1
+#: The wait of an idle poll: SQS's longest.
+LONG_POLL_S = 20
+
+
+def _request(action: str, **fields: Any) -> tuple[bytes, dict[str, str]]:
+    """Return body and headers of a request."""
+    headers = {"X-Amz-Target": f"AmazonSQS.{action}", "Content-Type": "application/x-amz-json-1.0"}
+    return json.dumps(fields).encode(), headers
 
 
 def _endpoint(bench: Bench) -> tuple[Worker, str]:
@@ -22,13 +37,47 @@ def _endpoint(bench: Bench) -> tuple[Worker, str]:
     prefix, port = bench.prefix(), free_port("127.0.0.1")
     asyncio.run(bench.make_topics(prefix))
     worker = bench.worker(prefix, MARQ_ROLES="tracker,web,sqs", MARQ_SQS_PORT=str(port))
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}",
-        json.dumps({"QueueName": QUEUE, "Attributes": {"VisibilityTimeout": "30"}}).encode(),
-        {"X-Amz-Target": "AmazonSQS.CreateQueue", "Content-Type": "application/x-amz-json-1.0"},
-    )
-    with urllib.request.urlopen(request) as answer:
+    request = _request("CreateQueue", QueueName=QUEUE, Attributes={"VisibilityTimeout": "30"})
+    with urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}", *request)) as answer:
         return worker, str(json.load(answer)["QueueUrl"])
+
+
+class _SqsQueue:
+    """A queue, through boto3."""
+
+    def __init__(self, url: str) -> None:
+        import boto3
+        from botocore.config import Config
+
+        self._url = url
+        self._client = boto3.client(
+            "sqs",
+            endpoint_url=url.rsplit("/", 2)[0],
+            region_name="us-east-1",
+            aws_access_key_id="any",
+            aws_secret_access_key="any",
+            config=Config(read_timeout=60),
+        )
+
+    def send(self, bodies: list[str]) -> None:
+        entries = [{"Id": str(index), "MessageBody": body} for index, body in enumerate(bodies)]
+        self._check(self._client.send_message_batch(QueueUrl=self._url, Entries=entries))
+
+    def receive(self, wait_s: int) -> list[dict[str, Any]]:
+        answer = self._client.receive_message(QueueUrl=self._url, MaxNumberOfMessages=BATCH, WaitTimeSeconds=wait_s)
+        messages: list[dict[str, Any]] = answer.get("Messages", [])
+        return messages
+
+    def delete(self, messages: list[dict[str, Any]]) -> None:
+        if messages:
+            handles = [message["ReceiptHandle"] for message in messages]
+            entries = [{"Id": str(index), "ReceiptHandle": handle} for index, handle in enumerate(handles)]
+            self._check(self._client.delete_message_batch(QueueUrl=self._url, Entries=entries))
+
+    @staticmethod
+    def _check(answer: dict[str, Any]) -> None:
+        if failed := answer.get("Failed"):
+            raise SystemExit(f"bench: the endpoint refused {failed}")
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------
@@ -38,10 +87,26 @@ COUNT, WARM_ROUNDS = 8, 3
 CPU_US = 200.0
 
 
+def rounds(url: str, count: int, size: int) -> None:
+    """Send ``count`` messages in batches, and receive and delete as many batches; again for each signal."""
+    queue = _SqsQueue(url)
+    body = "x" * size
+    queue.receive(0)
+    deleted = 0
+    while True:
+        say(deleted=deleted)
+        sys.stdin.readline()
+        for _ in range(count // BATCH):
+            queue.send([body] * BATCH)
+            messages = queue.receive(POLL_S)
+            queue.delete(messages)
+            deleted += len(messages)
+
+
 def clients(bench: Bench) -> Measurements:
     share = max(10, bench.size.messages // COUNT // 10 * 10)
     worker, url = _endpoint(bench)
-    children = [bench.client("sqs", "rounds", url, share, bench.size.value_bytes) for _ in range(COUNT)]
+    children = [bench.client(rounds, url, share, bench.size.value_bytes) for _ in range(COUNT)]
 
     def run() -> int:
         """Return how many messages were deleted until now."""
@@ -68,13 +133,46 @@ def clients(bench: Bench) -> Measurements:
 RATE, BURST, SENDERS, RECEIVERS = 500, 10, 5, 4
 SECONDS, UNMEASURED_S = 12, 4
 P99_MS = 100.0
+#: Time from the start signal until the first message is due.
+AHEAD_S = 0.5
 
 
-def paced(bench: Bench) -> Measurements:
+def paced(url: str, rate: float, count: int, burst: int) -> None:
+    """Send messages at a steady rate, ``burst`` per call. Each contains the time when it should have been sent."""
+    queue = _SqsQueue(url)
+    say(ready=True)
+    sys.stdin.readline()
+    # Not at the same time as other senders.
+    start_s = time.monotonic() + AHEAD_S + random.uniform(0, burst / rate)
+    for number in range(0, count, burst):
+        due_s = start_s + number / rate
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        queue.send([str(due_s)] * burst)
+    say(sent=count)
+
+
+def timed(url: str, unmeasured_s: float) -> None:
+    """Receive and delete messages of `paced` until none comes; report how long after those times they arrived."""
+    queue = _SqsQueue(url)
+    queue.receive(0)
+    say(ready=True)
+    sys.stdin.readline()
+    first_s, received, milliseconds = 0.0, 0, []
+    # The first messages may take longer, because the sender begins after the receivers.
+    while messages := queue.receive(POLL_S if received else LONG_POLL_S):
+        now_s = time.monotonic()
+        first_s, received = first_s or now_s, received + len(messages)
+        if now_s - first_s > unmeasured_s:
+            milliseconds += [(now_s - float(message["Body"])) * 1000 for message in messages]
+        queue.delete(messages)
+    say(received=received, milliseconds=milliseconds)
+
+
+def steady(bench: Bench) -> Measurements:
     worker, url = _endpoint(bench)
-    receivers = [bench.client("sqs", "timed", url, UNMEASURED_S) for _ in range(RECEIVERS)]
+    receivers = [bench.client(timed, url, UNMEASURED_S) for _ in range(RECEIVERS)]
     sending = (url, RATE / SENDERS, RATE // SENDERS * SECONDS, BURST)
-    senders = [bench.client("sqs", "paced", *sending) for _ in range(SENDERS)]
+    senders = [bench.client(paced, *sending) for _ in range(SENDERS)]
     for child in (*receivers, *senders):
         child.read()
     meter = Meter({"worker": [worker.pid], "broker": [bench.broker_pid]})
@@ -95,11 +193,31 @@ IDLE_POLLS, IDLE_SECONDS = 500, 20.0
 IDLE_PERCENT = 1.0
 
 
+async def idle_polls(url: str, polls: int) -> None:
+    """Keep this number of long polls of an empty queue open, until the row ends this process."""
+    data, headers = _request("ReceiveMessage", QueueUrl=url, WaitTimeSeconds=LONG_POLL_S)
+    timeout, connector = ClientTimeout(total=None), TCPConnector(limit=0)
+    async with ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as tasks:
+
+        async def poll() -> None:
+            # Spread over the time of a poll, as those of independent clients are.
+            await asyncio.sleep(random.uniform(0, LONG_POLL_S))
+            while True:
+                async with session.post(url.rsplit("/", 2)[0], data=data, headers=headers) as response:
+                    response.raise_for_status()
+                    await response.read()
+
+        for _ in range(polls):
+            tasks.create_task(poll())
+        await asyncio.sleep(LONG_POLL_S + 1)
+        say(ready=True)
+
+
 def idle(bench: Bench) -> Measurements:
     worker, url = _endpoint(bench)
     time.sleep(2)
     without = _percent(worker)
-    bench.client("sqs", "idle", url, IDLE_POLLS).read()
+    bench.client(idle_polls, url, IDLE_POLLS).read()
     return {"polls_core_percent": _percent(worker) - without, "without_core_percent": without}
 
 
@@ -113,7 +231,7 @@ def _percent(worker: Worker) -> float:
 SQS = BenchRow(
     "sqs",
     f"{COUNT} boto3 clients send, receive and delete in batches of 10; {RATE} messages/s; {IDLE_POLLS} idle polls",
-    {CLIENTS: clients, PACED: paced, POLLS: idle},
+    {CLIENTS: clients, PACED: steady, POLLS: idle},
     limits(
         Limit(f"SQS, {CLIENTS}: CPU per message of worker and broker", CLIENTS, "served_us", CPU_US, "µs"),
         Limit(f"SQS, {PACED}: send to receive, p99", PACED, "p99_ms", P99_MS, "ms"),

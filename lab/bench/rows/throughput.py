@@ -8,8 +8,9 @@ from array import array
 from functools import partial
 from pathlib import Path
 
-from lab.bench.clients.producers import TASKS
-from lab.bench.load import QUEUE, check_numbers, fill
+import marq
+from lab.bench.client import say, told
+from lab.bench.load import CHUNK, QUEUE, check_numbers, fill, values
 from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
 from lab.program import RunError, measured
 from lab.resources import Meter
@@ -20,15 +21,37 @@ from marq.settings.client import ClientSettings
 # --- send -------------------------------------------------------------------------------------------------------------
 
 SEND_MANY_PER_SECOND, SEND_PER_SECOND = 250_000, 40_000
-#: Share of the messages that are sent one by one.
-ONE_BY_ONE = 0.25
+#: Share of the messages that are sent one by one, and number of tasks that do.
+ONE_BY_ONE, TASKS = 0.25, 100
+
+
+async def send_all(servers: str, prefix: str, way: str, count: int, size: int) -> None:
+    """Send messages in calls of ``send_many``, or one by one from many tasks."""
+    messages = values(0, count, size)
+    left = iter(messages)
+
+    async def send_one_by_one() -> None:
+        for message in left:
+            await producer.send(QUEUE, message)
+
+    async with marq.Producer(servers, prefix=prefix) as producer:
+        # Connects, and is not measured.
+        await producer.send("another", b"")
+        began_s, cpu_s = time.monotonic(), time.process_time()
+        if way == "send_many":
+            for start in range(0, count, CHUNK):
+                await producer.send_many(QUEUE, messages[start : start + CHUNK])
+        else:
+            await asyncio.gather(*(send_one_by_one() for _ in range(TASKS)))
+        seconds, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
+    say(messages_per_second=count / seconds, producer_cpu_seconds_per_million=cpu_s / count * 1e6)
 
 
 def send(bench: Bench, way: str, part: float = 1.0) -> Measurements:
     """Measure one producer process; each message is durable when its call returns."""
     prefix, size = bench.prefix(), bench.size
     count = int(size.messages * part)
-    measurements = measured("producers", "send", bench.servers, prefix, way, count, size.value_bytes)
+    measurements = measured(send_all, bench.servers, prefix, way, count, size.value_bytes)
     written = asyncio.run(count_records(bench.servers, f"{prefix}.messages"))
     if written != count + 1:
         raise RunError(f"{count} messages were sent after a first one, but the topic has {written}")
@@ -57,7 +80,26 @@ PARTITIONS = 8
 ONE, TWO = "one of each", "two of each"
 #: Two of each must not be slower than one, apart from the difference between two equal runs on an idle machine.
 LEAST_OF_ONE, NOISE = 1.0, 0.05
+_RELATIVE = f"two consumers and two workers: rate relative to one of each ({LEAST_OF_ONE:g} minus {NOISE:.0%} noise)"
 JOIN_SECONDS = 60.0
+
+
+async def shared(servers: str, prefix: str, path: str) -> None:
+    """Join, wait for the other consumers, handle messages until told; write their numbers, 8 bytes each, to a file."""
+    numbers = array("Q")
+
+    async def handler(message: marq.Message) -> None:
+        numbers.append(int.from_bytes(message.value[:8], "big"))
+
+    async with marq.Consumer(QUEUE, servers, prefix=prefix) as consumer:
+        say(joined=True)
+        await told()
+        running = asyncio.create_task(consumer.run(handler))
+        await told()
+        running.cancel()
+        await asyncio.wait([running])
+    await asyncio.to_thread(Path(path).write_bytes, numbers.tobytes())
+    say(messages=len(numbers))
 
 
 def scale(bench: Bench, number: int) -> Measurements:
@@ -68,7 +110,7 @@ def scale(bench: Bench, number: int) -> Measurements:
     files = [bench.folder / f"{prefix}-{index}" for index in range(number)]
     workers = [bench.start_worker(prefix, f"machine-{index}") for index in range(number)]
     workers[0].wait_until_shared(number, PARTITIONS)
-    consumers = [bench.client("consumers", "shared", bench.servers, prefix, file) for file in files]
+    consumers = [bench.client(shared, bench.servers, prefix, str(file)) for file in files]
     for consumer in consumers:
         consumer.read()
     asyncio.run(wait_until_joined(client, number))
@@ -112,17 +154,7 @@ SCALE = BenchRow(
     "scale",
     f"a queue of {PARTITIONS} partitions drained by one consumer and one worker, and by two of each",
     {ONE: partial(scale, number=1), TWO: partial(scale, number=2)},
-    limits(
-        Limit(
-            f"two consumers and two workers: rate relative to one of each ({LEAST_OF_ONE:g} minus {NOISE:.0%} noise)",
-            TWO,
-            _PER_SECOND,
-            LEAST_OF_ONE - NOISE,
-            "times",
-            at_least=True,
-            over=ONE,
-        )
-    ),
+    limits(Limit(_RELATIVE, TWO, _PER_SECOND, LEAST_OF_ONE - NOISE, "times", at_least=True, over=ONE)),
     runs=3,
     # With fewer, a run takes two seconds, and depends most on the broker's JVM, which is still compiling.
     of_messages=3,

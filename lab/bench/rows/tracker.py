@@ -12,13 +12,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from lab.bench.load import QUEUE, fill_queues, queue_name
+from lab.bench.client import say
+from lab.bench.leases import BATCH, HOLDER, LONG_MS, marker_producer
+from lab.bench.load import QUEUE, fill_queues, queue_name, values
 from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
 from lab.program import LIMIT_SECONDS, POLL_SECONDS, Worker, measured
 from lab.resources import Meter
 from lab.topics import TopicScan
 from marq.settings.client import ClientSettings
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Ack, Acquire, Source
+from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import Names
+from marq.wire.payload_columns import Columns
 
 #: Keeps a stopped worker in its group.
 SESSION = {"MARQ_SESSION_TIMEOUT": "60"}
@@ -43,6 +49,34 @@ FLUSH_SOON = {"MARQ_FLUSH_INTERVAL": "0.05"}
 QUIET_SECONDS = 0.3
 
 
+async def write_markers(servers: str, prefix: str, partitions: int, count: int, size: int, kinds: str) -> None:
+    """Write a consumer's markers without a consumer, so that a tracker finds all of them when it starts."""
+    names = Names(prefix)
+
+    async def write(partition: int, share: int) -> None:
+        where = markers_partition(names.messages, partition, partitions)
+        for record in marker_records(names, partition, share, size, kinds):
+            sent = await producer.send(names.markers, record, partition=where)
+        await sent
+
+    async with marker_producer(servers) as producer:
+        shares = [len(range(partition, count, partitions)) for partition in range(partitions)]
+        await asyncio.gather(*(write(partition, share) for partition, share in enumerate(shares)))
+    say(messages=count)
+
+
+def marker_records(names: Names, partition: int, count: int, size: int, kinds: str) -> Iterator[bytes]:
+    """Yield the ACQUIREs of one partition's messages, their ACKs, or both: each ACK after its ACQUIRE."""
+    source, now_ms = Source(names.messages, partition), int(time.time() * 1000)
+    for start in range(0, count, BATCH):
+        stop = min(start + BATCH, count)
+        if "acquire" in kinds:
+            columns = Columns(QUEUE.encode(), [now_ms] * (stop - start), values(start, stop, size))
+            yield encode(Acquire(QUEUE, HOLDER, source, range(start, stop), LONG_MS, start, columns))
+        if "ack" in kinds:
+            yield encode(Ack(QUEUE, HOLDER, source, range(start, stop)))
+
+
 Wait = Callable[[Worker, ClientSettings], float]
 
 
@@ -55,7 +89,7 @@ def folded(bench: Bench, settings: dict[str, str], phases: dict[str, Wait]) -> M
     for kinds, wait in phases.items():
         with stopped(worker):
             sizes = (size.partitions, size.messages, size.value_bytes)
-            measured("producers", "markers", bench.servers, prefix, *sizes, kinds)
+            measured(write_markers, bench.servers, prefix, *sizes, kinds)
         began = time.monotonic()
         seconds += wait(worker, client) - began
     taken = meter.seconds()

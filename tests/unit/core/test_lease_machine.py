@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from lab.proof.fold import Event, Fold, Key
 from lab.proof.history import holder_name, log_name, marker, name_of
 from lab.proof.states import IN_ORDER, Standing
-from lab.proof.tracker_decisions import Ending, ending
+from lab.proof.tracker_decisions import DueEnding, ending
 from marq.core import due_messages
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import DueAction
@@ -344,7 +344,7 @@ class LeaseMachine(RuleBasedStateMachine):
         fires = self.book.due(self.book.clock.now_ms)
 
         found = {
-            (each.lease.queue, name_of(each.source, each.offset)): Ending(
+            (each.lease.queue, name_of(each.source, each.offset)): DueEnding(
                 each.fact_kind.name, each.attempt, each.cause.name
             )
             for each in fires

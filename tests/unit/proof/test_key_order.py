@@ -8,7 +8,7 @@ import pytest
 
 from lab.proof import history
 from lab.proof.checker import check
-from lab.proof.evidence_types import Clock
+from lab.proof.evidence import MarkersClock
 from marq.wire.markers import (
     LAST,
     Acquire,
@@ -372,7 +372,7 @@ def test_the_time_of_a_delivery_says_where_the_log_ended() -> None:
 
 
 def test_where_a_log_ended_is_known_although_its_clock_was_set_back() -> None:
-    clock = Clock()
+    clock = MarkersClock()
     for offset, time_ms in enumerate([100, 200, 300, 150, 250, 350]):
         clock.note(offset, time_ms, time_ms, 0)
 

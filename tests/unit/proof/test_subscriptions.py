@@ -8,7 +8,7 @@ import pytest
 
 from lab.proof.checker import check
 from lab.proof.copies_and_answers import judge_answers
-from lab.proof.evidence_types import Fact, Question, Told, Trail
+from lab.proof.evidence import Question, Told, TrackerFact, Trail
 from lab.proof.findings import Report
 from lab.proof.history import Event, holder_name
 from marq.wire.markers import ANY_QUEUE
@@ -108,7 +108,7 @@ def test_of_a_request_for_any_queue_the_fact_of_one_queue_decides_nothing(told: 
     """One queue's message was cancelled before, and the other queue's moved in time: seed 14357 of the simulation."""
     place, asker = "orders/0/0", holder_name(9)
     cancelled = Trail(
-        QUEUE, place, facts=(Fact("CANCELLED", 1, "CANCELLED", holder_name(TRACKER), MARKERS, 25, None, 2),)
+        QUEUE, place, facts=(TrackerFact("CANCELLED", 1, "CANCELLED", holder_name(TRACKER), MARKERS, 25, None, 2),)
     )
     moved = Trail(OTHER, place)
     request = Trail(

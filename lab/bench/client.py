@@ -1,0 +1,129 @@
+"""The frame of the clients that the benchmark measures: ``python -m lab.bench.client MODULE:FUNCTION ARGUMENTS``.
+
+A client is a function in a process of its own (:class:`lab.program.BenchClient`), and its arguments are a JSON array.
+It writes lines of JSON to the row that started it, and waits for empty lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import os
+import struct
+import sys
+import time
+from collections.abc import Awaitable, Iterable
+
+import marq
+from lab.bench.load import check
+from lab.resources import memory_bytes
+
+_STAMP = struct.Struct(">Qd")
+#: The bytes of a value that are kept: its number.
+NUMBER = slice(8)
+
+
+def say(**measurements: object) -> None:
+    """Send a line to the row."""
+    print(json.dumps(measurements), flush=True)
+
+
+async def told() -> None:
+    """Wait until the row says to continue, or has ended."""
+    await asyncio.to_thread(sys.stdin.readline)
+
+
+class ReceivedMessages:
+    """The messages that a client has received; its clock starts when it is made, after all imports.
+
+    Every ``every``-th message waits ``ms`` milliseconds, as if for a service's response.
+    """
+
+    def __init__(self, count: int, ms: float = 0, every: int = 1) -> None:
+        self.count, self.ms, self.every = count, ms, every
+        self.values: list[bytes] = []
+        #: Set when all have come.
+        self.done = asyncio.Event()
+        self.first_s = 0.0
+        self.restart()
+        self._measurements: dict[str, float] = {}
+
+    def restart(self) -> None:
+        """Restart the clock, after a preparation that is not measured."""
+        self.began_s, self._cpu_s = time.monotonic(), time.process_time()
+
+    @property
+    def complete(self) -> bool:
+        return len(self.values) >= self.count
+
+    def begin(self) -> None:
+        """Note that the first message has arrived; only the first call counts."""
+        self.first_s = self.first_s or time.monotonic()
+
+    def add(self, values: Iterable[bytes]) -> None:
+        self.begin()
+        self.values += [value[NUMBER] for value in values]
+        if self.complete:
+            self.done.set()
+
+    async def work(self, value: bytes) -> None:
+        if self.ms and int.from_bytes(value[NUMBER], "big") % self.every == 0:
+            await asyncio.sleep(self.ms / 1000)
+
+    def end(self) -> None:
+        """Measure, when all acknowledgements are durable."""
+        self._measurements = {
+            "rate": self.count / (time.monotonic() - self.first_s),
+            "startup_seconds": self.first_s - self.began_s,
+            "cpu_seconds": time.process_time() - self._cpu_s,
+            "peak_bytes": memory_bytes(os.getpid(), "VmHWM"),
+            "ended_at": time.time(),
+        }
+
+    def report(self) -> None:
+        """Send the measurements to the row; raise SystemExit if a message is missing, or arrived twice."""
+        check(self.values, self.count)
+        say(**self._measurements)
+
+
+async def until_handled(consumer: marq.Consumer, running: Awaitable[None], done: asyncio.Event) -> float:
+    """Await a call of `run` until ``done`` is set and every ack is durable; return the monotonic time then."""
+    task, waiting = asyncio.ensure_future(running), asyncio.ensure_future(done.wait())
+    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+    await consumer.flush()
+    ended_s = time.monotonic()
+    task.cancel()
+    await asyncio.wait([task])
+    return ended_s
+
+
+def stamped(number: int, intended_s: float, size: int) -> bytes:
+    """Return a message of ``size`` bytes with its number and intended time, by the machine's monotonic clock."""
+    return _STAMP.pack(number, intended_s).ljust(size, b"x")
+
+
+def read_stamp(value: bytes) -> tuple[int, float]:
+    """Return the number and the intended time of a message."""
+    number, intended_s = _STAMP.unpack_from(value)
+    return number, intended_s
+
+
+def percentiles(milliseconds: list[float]) -> dict[str, float]:
+    """Return p50, p99 and the maximum of a list that is not empty."""
+    ordered = sorted(milliseconds)
+    return {"p50_ms": ordered[len(ordered) // 2], "p99_ms": ordered[len(ordered) * 99 // 100], "max_ms": ordered[-1]}
+
+
+def main() -> None:
+    module, _, name = sys.argv[1].partition(":")
+    result = getattr(importlib.import_module(module), name)(*json.loads(sys.argv[2]))
+    if inspect.iscoroutine(result):
+        asyncio.run(result)
+
+
+if __name__ == "__main__":
+    main()

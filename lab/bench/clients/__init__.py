@@ -1,1 +1,0 @@
-"""Clients that the benchmark measures, each as a process."""
