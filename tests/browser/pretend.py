@@ -194,6 +194,9 @@ class PretendNamespace:
     def defined(self) -> Sequence[str]:
         return self.queues[:1]
 
+    async def known(self, statistics: Mapping[str, Any]) -> None:
+        return None
+
     async def history(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
         now_slot = history.slot_now()
         kept = history.History()
@@ -402,7 +405,7 @@ class PretendNamespace:
             "id": f"marq.messages/1/{number}",
             "queue": "invoices",
             "reason": "5 of 5 attempts used: the last time it was released",
-            "why": f"failed 5 times: ValueError: no customer {number}",
+            "why": f"given up after 5 attempts, last error: ValueError: no customer {number}",
             "error": f"ValueError: no customer {number}",
             "traceback": f'Traceback (most recent call last):\n  File "billing.py", line {number}, in <bill>',
             "attempt": 5,

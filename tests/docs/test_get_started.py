@@ -103,7 +103,7 @@ async def test_get_started(tmp_path: Path, kind: str) -> None:
             return shell.run(look)
 
         dead = await eventually(looked, lambda text: "Zoe has moved away" in text, limit=LIMIT_SECONDS)
-        assert "failed 2 times: ValueError: Zoe has moved away" in dead
+        assert "given up after 2 attempts, last error: ValueError: Zoe has moved away" in dead
 
         about_zoe = [line for line in written.splitlines(keepends=True) if "Zoe" in line]
         assert len(about_zoe) == 2

@@ -181,6 +181,7 @@ ACTIONS: Mapping[str, Action] = {
                 Field("value", "Payload, as text", "textarea", {"rows": "6", "spellcheck": "false"}),
                 Field("headers", "Headers, one per line as name: value", "textarea",
                       {"rows": "2", "spellcheck": "false"}),
+                Field("type", "Type, which chooses the handler in a queue with several (empty: none)"),
                 Field("delay", "Delay, such as 10m or 2h (empty: none)"),
                 Field("ordering_key", "Ordering key (empty: none)"),
             ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from marq.core.storage.handling_times import quantile_ms
 from marq_worker.backlog.consumer_watch import has_no_consumer
 from marq_worker.handlers.handler_watch import removed
 from marq_worker.handlers.stuck_processes import quiet_workers, stuck_processes
-from marq_worker.queue_states import STATES, open_breakers, queue_state
+from marq_worker.queue_states import STATES, is_listed, open_breakers, queue_state
 from marq_worker.readable import span
 from marq_worker.web.partition_statistics import empty_metrics, recreated
 
@@ -94,10 +94,12 @@ def queue_rows(
     defined: Iterable[str],
     documents: Mapping[str, Mapping[str, Any]],
     dead: Mapping[str, int] | None = None,
+    known: Container[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Return one row for each queue that has metrics, a definition or dead letters.
 
-    ``dead``: the number of dead letters in their topic; None: use the trackers' counters.
+    ``dead``: the number of dead letters in their topic; None: use the trackers' counters. ``known``: leave out other
+    queues without messages; None: leave out none.
     """
     queues, opened = metrics["queues"], open_breakers(metrics["workers"])
     empty: Mapping[str, float] = empty_metrics()
@@ -112,10 +114,15 @@ def queue_rows(
             removed_handler=queue in removed_handlers, no_consumer=has_no_consumer(row),
         )  # fmt: skip
 
-    return [
+    rows = [
         _row(queue, queues.get(queue, empty), state(queue), documents.get(queue, {}), handled.get(queue, ()))
         | ({} if dead is None else {"dead_letters": dead.get(queue, 0)})
         for queue in sorted({*queues, *defined, *(dead or ())})
+    ]
+    return [
+        row
+        for row in rows
+        if is_listed({**queues.get(row["queue"], empty), **row}, known=known is None or row["queue"] in known)
     ]
 
 

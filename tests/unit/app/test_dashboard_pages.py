@@ -146,6 +146,22 @@ async def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_is_s
     assert health.count('class="state wrong"') == 2
 
 
+async def test_the_overview_leaves_out_unknown_queues_without_messages(
+    client: Client, namespace: Filtered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first one has no messages.
+    namespace.queues = ["typo", "emails"]
+    monkeypatch.setattr(namespace, "defined", list)
+    listed = []
+
+    for known in (None, {"emails"}):
+        monkeypatch.setattr(namespace, "known", AsyncMock(return_value=known))
+        overview = await (await client.get("/api/overview")).json()
+        listed.append([row["queue"] for row in overview["rows"]])
+
+    assert listed == [["emails", "invoices", "typo"], ["emails", "invoices"]]
+
+
 async def test_the_page_of_a_queue_says_that_its_handler_may_have_been_removed(
     client: Client, namespace: Filtered
 ) -> None:
@@ -905,7 +921,10 @@ async def test_a_dead_letter_shows_the_traceback_of_its_last_attempt(
 async def test_the_page_of_a_dead_letter_says_how_often_it_failed(client: Client, namespace: Filtered) -> None:
     namespace.story = (*namespace.story, DEAD_LETTERED)
 
-    assert "failed 5 times: ValueError: no customer" in await (await client.get("/message?id=marq.messages/1/3")).text()
+    assert (
+        "given up after 5 attempts, last error: ValueError: no customer"
+        in await (await client.get("/message?id=marq.messages/1/3")).text()
+    )
 
 
 async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(client: Client, namespace: Filtered) -> None:
