@@ -22,7 +22,7 @@ class Api(NamedTuple):
     since: str
 
 
-#: Requests by their API key in Kafka's protocol.
+#: Requests that all workers and clients need, by their API key in Kafka's protocol.
 APIS: Mapping[int, Api] = {
     0: Api("Produce", 3, 7, "0.11"),
     1: Api("Fetch", 4, 11, "0.11"),
@@ -33,8 +33,10 @@ APIS: Mapping[int, Api] = {
     10: Api("FindCoordinator", 1, 1, "0.11"),
     11: Api("JoinGroup", 0, 5, "0.9"),
     12: Api("Heartbeat", 0, 1, "0.9"),
+    13: Api("LeaveGroup", 0, 1, "0.9"),
     14: Api("SyncGroup", 0, 3, "0.9"),
     15: Api("DescribeGroups", 0, 3, "0.9"),
+    16: Api("ListGroups", 0, 1, "0.9"),
     19: Api("CreateTopics", 0, 3, "0.10.1"),
     22: Api("InitProducerId", 0, 0, "0.11"),
     24: Api("AddPartitionsToTxn", 0, 0, "0.11"),
