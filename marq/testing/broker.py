@@ -270,7 +270,7 @@ class Broker:
                 "waiting": sum(1 for _ in self._waiting(queue)),
                 "in flight": len(self.in_flight(queue)),
                 # A schedule always has a delayed message.
-                "delayed": sum(not is_scheduled(each.id) for each in self.delayed(queue)) if later else 0,
+                "delayed": sum(not is_scheduled(message.id) for message in self.delayed(queue)) if later else 0,
             }
             if any(counts.values()):
                 left = [f"{count} {name}" for name, count in counts.items() if count]
@@ -313,11 +313,9 @@ class Broker:
         """Return the acked messages, in the order of their acks."""
         names = self._namespace.names
         return [
-            seen(
-                names, queue, each.source, _record(each.offset, each.payload), check_codec(codec), each.payload.attempt
-            )
-            for each in self._namespace.acked
-            if each.queue == queue
+            seen(names, queue, ack.source, _record(ack.offset, ack.payload), check_codec(codec), ack.payload.attempt)
+            for ack in self._namespace.acked
+            if ack.queue == queue
         ]
 
     def dead_letters(self, queue: str | None = None, *, codec: Codec | None = None) -> list[DeadLetter]:
@@ -363,7 +361,7 @@ def _module_names(settings: Mapping[str, Any]) -> list[str]:
     """Return the modules in ``handlers`` of [settings], a list or a text with commas. Raises ConfigError."""
     modules = settings.get("handlers", ())
     names = modules.split(",") if isinstance(modules, str) else modules
-    if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"[settings]: handlers: expected a list of names of modules, not {modules!r}")
     return [name.strip() for name in names if name.strip()]
 

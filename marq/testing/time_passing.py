@@ -234,7 +234,7 @@ class Passage:
 
     def _write(self) -> bool:
         """Let outcomes be written now; return whether there were any."""
-        unwritten = [each.acks for each in self._receivers.values() if each.acks.unwritten]
+        unwritten = [receiver.acks for receiver in self._receivers.values() if receiver.acks.unwritten]
         for acks in unwritten:
             acks.flush_soon()
         return bool(unwritten)
