@@ -179,7 +179,7 @@ def _queues(snapshot: WorkerMetrics) -> Iterator[Metric]:
     totals, queues = snapshot.totals.items(), snapshot.queues.items()
     for name, what, key in _QUEUE_COUNTERS:
         yield _counter(name, what, ["queue"], (([queue], getattr(counts, key)) for queue, counts in totals))
-    settled = (([queue, each], getattr(counts, each)) for queue, counts in totals for each in _OUTCOMES)
+    settled = (([queue, outcome], getattr(counts, outcome)) for queue, counts in totals for outcome in _OUTCOMES)
     what = "Ends of deliveries, by outcome."
     yield _counter("marq_messages_settled", what, ["queue", "outcome"], settled)
     states = (([queue, state], found[key]) for queue, found in queues for state, key in _STATES.items())
@@ -286,7 +286,7 @@ def _handlers(snapshot: WorkerMetrics) -> Iterator[Metric]:
     yield _counter("marq_handlers_starts", "Starts of the handler process.", ["group"], starts)
     for name, what, key in _HANDLER_GAUGES:
         yield _gauge(name, what, ["group"], ((label, process[key]) for label, process in groups))
-    breakers = [each for _, process in groups for each in process["breakers"].items()]
+    breakers = [breaker for _, process in groups for breaker in process["breakers"].items()]
     states = (([queue, state], state == found["state"]) for queue, found in breakers for state in BREAKER_STATES)
     what = "1 for the current state of the queue's circuit breaker."
     yield _gauge("marq_breaker_state", what, ["queue", "state"], states)

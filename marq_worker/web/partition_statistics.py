@@ -38,7 +38,7 @@ RECREATED_SECONDS = 86_400.0
 _AT_ONCE = 20_000
 #: Counters of a queue that get rates.
 _RATED = ("acquired", "acked", "redelivered", "dead_lettered")
-_COUNTED = tuple(each.name for each in fields(Counts))
+_COUNTED = tuple(counter.name for counter in fields(Counts))
 #: Built once: pages add up thousands of queues.
 _EMPTY: Mapping[str, float] = {
     **dict.fromkeys(("in_flight", "waiting_for_delivery", "waiting_for_redelivery", "waiting_for_dead_letters"), 0),
@@ -327,9 +327,9 @@ _COMBINED: Mapping[str, Callable[[float, float], float]] = {
 def recreated_topics(reports: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Return the queues' own topics that were created again, with the seconds since one of several workers saw it."""
     seen: dict[tuple[str, str], float] = {}
-    for each in chain.from_iterable(reports):
-        key = each["queue"], each["topic"]
-        seen[key] = min(each["seconds"], seen.get(key, each["seconds"]))
+    for topic in chain.from_iterable(reports):
+        key = topic["queue"], topic["topic"]
+        seen[key] = min(topic["seconds"], seen.get(key, topic["seconds"]))
     return [{"queue": queue, "topic": topic, "seconds": seconds} for (queue, topic), seconds in sorted(seen.items())]
 
 

@@ -324,7 +324,7 @@ def _possible_in(state: str, messages: Sequence[Mapping[str, Any]], *, at_most_o
     if state != "in_flight":
         return _OF_STATE[state]
     states = [message.get("state") for message in messages] or [None]
-    return _OF_STATE[state] if any(can_be_released(each, at_most_once=at_most_once) for each in states) else ()
+    return _OF_STATE[state] if any(can_be_released(name, at_most_once=at_most_once) for name in states) else ()
 
 
 def _possible(now: Mapping[str, Any], *, at_most_once: bool) -> Sequence[str]:

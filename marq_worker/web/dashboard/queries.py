@@ -178,7 +178,7 @@ class DashboardQueries:
         found = await Inspector(self._client, definitions).search(
             queue, limit, MAX_SCANNED, search.fitting(redaction), search.order(), SEARCH_LIMIT_S
         )
-        messages = [{**waiting_described(each, settings, redaction), "error": ""} for each in found.messages]
+        messages = [{**waiting_described(message, settings, redaction), "error": ""} for message in found.messages]
         searched = {"records": found.scanned, "waiting": found.waiting, "matching": found.matching}
         return {"complete": found.complete, "messages": messages, "searched": searched}
 

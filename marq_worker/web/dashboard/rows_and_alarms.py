@@ -201,12 +201,12 @@ def alarms(metrics: Mapping[str, Any]) -> list[str]:
         f"The circuit breaker of {queue} is {state}: its handler keeps failing"
         for queue, state in sorted(open_breakers(metrics["workers"]).items())
     ]
-    texts += [f"Group {each.group}: {each.found}." for each in stuck_processes(metrics["workers"])]
+    texts += [f"Group {process.group}: {process.found}." for process in stuck_processes(metrics["workers"])]
     if quiet := quiet_workers(metrics["workers"]):
         texts.append(f"Quiet workers, which take no more messages: {', '.join(quiet)}.")
     texts += no_consumer_alarms(metrics["queues"])
     texts += removed_alarms(metrics["removed_handlers"])
-    texts += [f"Queue {each['queue']}: {recreated(**each)}." for each in metrics["recreated_topics"][:_NAMED]]
+    texts += [f"Queue {topic['queue']}: {recreated(**topic)}." for topic in metrics["recreated_topics"][:_NAMED]]
     missing = [worker["url"] for worker in metrics["workers"] if not worker["answered"]]
     if not metrics["complete"]:
         why = f"no response from {', '.join(missing)}" if missing else "the workers can't be listed now"
@@ -276,7 +276,7 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
     answered = sum(worker["answered"] for worker in metrics["workers"])
     stuck, quiet = stuck_processes(metrics["workers"]), quiet_workers(metrics["workers"])
     # Their handlers have a process.
-    handled = frozenset[str]().union(*(each.queues for each in stuck))
+    handled = frozenset[str]().union(*(process.queues for process in stuck))
     unread = [queue for queue in without_consumer(metrics["queues"]) if queue not in handled]
     removed_handlers = sorted(metrics["removed_handlers"])
     rows = (
@@ -299,8 +299,9 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
          "Find the client that writes invalid markers: see the quarantine topic"),
         (not opened, "no circuit breaker is open", ", ".join(sorted(opened)) or "none",
          "Repair the service that the handlers of these queues call"),
-        (not stuck, "handler processes run their event loops", "; ".join(each.found for each in stuck) or "all do",
-         ". ".join({each.advice[:1].upper() + each.advice[1:]: None for each in stuck})),
+        (not stuck, "handler processes run their event loops",
+         "; ".join(process.found for process in stuck) or "all do",
+         ". ".join({process.advice[:1].upper() + process.advice[1:]: None for process in stuck})),
         (not quiet, "no worker is quiet", ", ".join(quiet) or "none",
          "Let them take messages again on the page of workers, or with SIGCONT; or stop them"),
         (not unread, "queues with waiting messages have consumers", _without(unread) or "all have",
