@@ -165,13 +165,13 @@ def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[st
     except ConfigError as error:
         return [problem("handlers", str(error))]
     after = with_file(definitions, file)
-    documents = {queue: each.document for queue, each in decorated.items()}
+    documents = {queue: queue_handlers.document for queue, queue_handlers in decorated.items()}
     try:
         after = after.after(publication(after, documents, modules, file.project))
     except ConfigError as error:
         return [problem("handlers", str(error))]
-    own = {queue: each.name for queue, each in decorated.items() if each.name is not None}
-    types = {queue: each.types for queue, each in decorated.items()}
+    own = {queue: queue_handlers.name for queue, queue_handlers in decorated.items() if queue_handlers.name is not None}
+    types = {queue: queue_handlers.types for queue, queue_handlers in decorated.items()}
     groups = handler_groups(after, own, around, file.runs_project, types)
     findings = []
     for group in groups.values():
