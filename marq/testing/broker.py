@@ -30,7 +30,7 @@ from marq.testing.memory import Memory, forget_memory, memory_at
 from marq.testing.namespace import Namespace, encoded
 from marq.testing.topics import LogRecord
 from marq.testing.views import DeadLetter, SeenMessage, dead_letter, seen, wall
-from marq.testing.worker import Handled, Worker
+from marq.testing.worker import Handled, MemoryWorker
 from marq.wire.dead_letter_notes import is_note
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Payload, Source
@@ -233,7 +233,7 @@ class Broker:
             raise ConfigError(f"override({lifespan!r}): expected a function with @marq.lifespan")
         self._overrides[lifespan] = state
 
-    def worker(self, *handlers: Handled) -> Worker:
+    def worker(self, *handlers: Handled) -> MemoryWorker:
         """Return a worker that runs handlers within ``async with``.
 
         Args:
@@ -241,7 +241,7 @@ class Broker:
                 ``handlers`` of [settings]). Handlers named by the settings of queues run, too, as in every worker. So
                 do the lifespans and middleware of these modules, and of the modules of the functions.
         """
-        return Worker(self._settings, self._namespace, handlers, self._overrides, self._modules)
+        return MemoryWorker(self._settings, self._namespace, handlers, self._overrides, self._modules)
 
     async def run(self, *handlers: Handled, raise_errors: bool = False, limit: float = DEFAULT_LIMIT_S) -> None:
         """Run handlers until their queues are empty, letting time pass for retries, backoff and dead letters.

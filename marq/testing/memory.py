@@ -10,7 +10,7 @@ from itertools import count
 from marq.kafka.offset_snapshots import OffsetSnapshot
 from marq.queues.definition_log import UnfinishedMessages, unfinished
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
-from marq.testing.clock import Clock
+from marq.testing.clock import VirtualClock
 from marq.testing.group import Group
 from marq.testing.namespace import Namespace
 from marq.testing.time_passing import Passage
@@ -28,7 +28,7 @@ class Memory:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self.topics: dict[str, Topic] = {}
         self._deleted: dict[str, Topic] = {}
         self._topic_ids = count(1)

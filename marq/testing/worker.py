@@ -35,7 +35,7 @@ from marq.wire.errors import ConfigError
 Handled = Callable[..., Any] | ModuleType
 
 
-class Worker:
+class MemoryWorker:
     """The handlers of some queues; :attr:`errors` are their exceptions, except ``Retry`` and ``Reject``."""
 
     def __init__(

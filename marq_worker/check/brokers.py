@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from marq_worker.check.findings import Finding, fine, problem, warning
+from marq_worker.check.findings import CheckFinding, fine, problem, warning
 
 #: Smaller differences between clocks do no harm.
 ALLOWED_S = 5.0
@@ -46,7 +46,7 @@ APIS: Mapping[int, Api] = {
 _JOIN_GROUP, _STATIC = 11, Api("JoinGroup, for MARQ_INSTANCE_ID", 5, 5, "2.3")
 
 
-def judge_apis(spoken: Mapping[int, tuple[int, int]], *, static_member: bool) -> list[Finding]:
+def judge_apis(spoken: Mapping[int, tuple[int, int]], *, static_member: bool) -> list[CheckFinding]:
     """Judge the versions of requests that a broker supports, by their numbers."""
     wanted = {**APIS, **({_JOIN_GROUP: _STATIC} if static_member else {})}
     old = [api for key, api in wanted.items() if spoken.get(key, (0, -1))[1] < api.least]
@@ -93,7 +93,7 @@ class ClockSample:
         return min(0.0, self.confirmed_ms - self.appended_ms) / 1000
 
 
-def judge_clock(appended: ClockSample) -> Finding:
+def judge_clock(appended: ClockSample) -> CheckFinding:
     ahead_s = appended.ahead_s
     if abs(ahead_s) <= ALLOWED_S:
         return fine("clock", f"at most {ALLOWED_S:g} s off the broker's clock")

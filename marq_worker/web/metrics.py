@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 
 from marq.core.storage.handling_times import HandlingTimes
-from marq.core.storage.rows import Counts
+from marq.core.storage.rows import EventCounts
 from marq.version import VERSION
 from marq_worker.progress import Lateness
 from marq_worker.web.sqs_metrics import CallMetrics
@@ -95,7 +95,7 @@ class WorkerMetrics:
     loop_lag_seconds: float = 0.0
     rebalances: int = 0
     queues: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    totals: Mapping[str, Counts] = field(default_factory=dict)
+    totals: Mapping[str, EventCounts] = field(default_factory=dict)
     partitions: Sequence[Mapping[str, Any]] = ()
     stalled: frozenset[int] = frozenset()
     lateness: Lateness = field(default_factory=Lateness)

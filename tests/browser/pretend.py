@@ -199,7 +199,7 @@ class PretendNamespace:
 
     async def history(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
         now_slot = history.slot_now()
-        kept = history.History()
+        kept = history.MetricsHistory()
         for slot in range(now_slot - 89, now_slot + 1):
             wave = 1 + sin(slot / 9)
             row = empty_metrics() | {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from marq_worker.broker.process import Process
+from marq_worker.broker.process import ChildProcess
 from tests.docs.pages import ROOT
 from tests.worker.harness import eventually
 
@@ -50,8 +50,8 @@ class Shell:
     def activate(self) -> None:
         self._environment["PATH"] = f"{self.directory / '.venv' / 'bin'}:{self._environment['PATH']}"
 
-    def background(self, command: str) -> Process:
-        return Process(
+    def background(self, command: str) -> ChildProcess:
+        return ChildProcess(
             command.split(), self.directory / "dev.log", directory=self.directory, environment=self._environment
         )
 

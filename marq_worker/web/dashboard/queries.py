@@ -36,7 +36,7 @@ from marq_worker.web.dashboard.descriptions import (
     partitions,
 )
 from marq_worker.web.dashboard.groups import Groups
-from marq_worker.web.dashboard.history import History, add_up, slot_now
+from marq_worker.web.dashboard.history import MetricsHistory, add_up, slot_now
 from marq_worker.web.dashboard.timeline import last_place
 from marq_worker.web.dashboard.timeline_reader import TimelineReader
 from marq_worker.web.dashboard.waiting_search import WaitingSearch
@@ -69,7 +69,7 @@ class DashboardQueries:
         settings: AppSettings,
         client: ClientSettings,
         definitions: Callable[[], Definitions],
-        history: History,
+        history: MetricsHistory,
     ) -> None:
         self._app = app
         self._statistics = statistics

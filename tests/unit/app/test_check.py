@@ -17,7 +17,7 @@ from marq.settings.topic_configs import TopicFacts
 from marq.wire.names import Names
 from marq_worker.check import examination
 from marq_worker.check.brokers import APIS, ClockSample, judge_apis, judge_clock
-from marq_worker.check.findings import Finding, Level, exit_code, fine, problem, report, warning
+from marq_worker.check.findings import CheckFinding, Level, exit_code, fine, problem, report, warning
 from marq_worker.check.machine import Port, judge_packages, judge_port
 from marq_worker.check.permissions import UNKNOWN, Allowed, Use, missing, operations
 from marq_worker.check.topics import judge_missing, judge_topics
@@ -34,7 +34,7 @@ def worker_settings(*roles: str, backlog: bool = True) -> AppSettings:
     return AppSettings(roles=frozenset(map(Role, roles)), count_waiting=backlog)
 
 
-def levels(findings: list[Finding]) -> list[Level]:
+def levels(findings: list[CheckFinding]) -> list[Level]:
     return [finding.level for finding in findings]
 
 

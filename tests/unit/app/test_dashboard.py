@@ -46,7 +46,7 @@ from marq_worker.web.dashboard.actor import RELEASED_BY_OPERATOR, Actor, DeadLet
 from marq_worker.web.dashboard.buttons import inside, see
 from marq_worker.web.dashboard.descriptions import markers_partitions, partitions
 from marq_worker.web.dashboard.forms import read_dead_letters, read_ids
-from marq_worker.web.dashboard.history import SAMPLES, History
+from marq_worker.web.dashboard.history import SAMPLES, MetricsHistory
 from marq_worker.web.dashboard.queries import public
 from marq_worker.web.dashboard.rendering import age, ago, load, memory, moment, rate
 from marq_worker.web.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
@@ -65,7 +65,7 @@ def sample(in_flight: float) -> dict[str, dict[str, float]]:
 
 
 def test_samples_of_workers_are_added_up_by_their_time() -> None:
-    ours, theirs = History(), History()
+    ours, theirs = MetricsHistory(), MetricsHistory()
     ours.add(1_000, sample(3))
     ours.add(1_001, sample(4))
     # Whose clock is a sample behind.
@@ -79,7 +79,7 @@ def test_samples_of_workers_are_added_up_by_their_time() -> None:
 
 
 def test_a_queue_that_was_silent_for_a_quarter_of_an_hour_has_no_history() -> None:
-    kept = History()
+    kept = MetricsHistory()
     kept.add(1_000, sample(3))
     kept.add(1_000 + SAMPLES, {})
 
@@ -89,7 +89,7 @@ def test_a_queue_that_was_silent_for_a_quarter_of_an_hour_has_no_history() -> No
 
 
 def test_waiting_messages_have_a_history_where_they_are_counted_and_none_elsewhere() -> None:
-    counting, other = History(), History()
+    counting, other = MetricsHistory(), MetricsHistory()
     counting.add(1_000, {"emails": empty_metrics() | {"waiting": 5}, "webhooks": empty_metrics()})
     other.add(1_000, {"emails": empty_metrics() | {"in_flight": 1}})
 
@@ -103,7 +103,7 @@ def test_waiting_messages_have_a_history_where_they_are_counted_and_none_elsewhe
 
 
 def test_queues_that_do_nothing_take_no_memory() -> None:
-    kept = History()
+    kept = MetricsHistory()
     kept.add(1_000, {f"queue-{number}": empty_metrics() for number in range(100)})
 
     assert list(kept._rings) == [""]

@@ -20,7 +20,7 @@ from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, Outcomes, SettleRequest, move_options, send_options
 from marq_worker.sqs.handles import Handle
 from marq_worker.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
-from marq_worker.sqs.receiving import Delivery
+from marq_worker.sqs.receiving import SqsDelivery
 from tests.unit.client.fakes import spin
 
 TOKEN = Token("orders.fifo", 7, Source("marq.messages", 3), 17)
@@ -63,7 +63,7 @@ def test_a_queue_with_the_name_of_a_deleted_one_has_other_deduplication_ids() ->
 
 def test_a_dead_letter_keeps_its_group_and_has_a_deduplication_id_of_its_own() -> None:
     headers = {GROUP_HEADER: b"g", SEQUENCE_HEADER: b"1", "a": b"b"}
-    delivery = Delivery(TOKEN, "marq.messages/3/17", 2, 0, b"x", headers)
+    delivery = SqsDelivery(TOKEN, "marq.messages/3/17", 2, 0, b"x", headers)
 
     moved = move_options(delivery, list(headers.items()))
     without_group = move_options(delivery._replace(headers={}), [])

@@ -21,7 +21,7 @@ from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_operations import MessageOperations
 from marq_worker.sqs.receive_limits import LEAST_LEASE_S, UNMOVABLE_S, OldMessages, ReceiveLimits
-from marq_worker.sqs.receiving import Delivery
+from marq_worker.sqs.receiving import SqsDelivery
 from marq_worker.sqs.settling import Settlers
 from tests.unit.client.fakes import spin
 
@@ -32,11 +32,11 @@ OLD_MS = NOW_MS - 7_200_000
 LIMIT_S = 10
 
 
-def message(number: int, attempt: int = 2, available_ms: int = NOW_MS, received_ms: int = NOW_MS) -> Delivery:
+def message(number: int, attempt: int = 2, available_ms: int = NOW_MS, received_ms: int = NOW_MS) -> SqsDelivery:
     """Return a message that was sent long ago, with a delay."""
     token = Token("emails", 1, Source("marq.messages", 0), number)
     members = {"available_ms": available_ms, "received_ms": received_ms}
-    return Delivery(token, f"marq.messages/0/{number}", attempt, 1, b"x", {}, **members)
+    return SqsDelivery(token, f"marq.messages/0/{number}", attempt, 1, b"x", {}, **members)
 
 
 class Rig:
@@ -49,9 +49,9 @@ class Rig:
         self.moving = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
-        self.polls: list[list[Delivery]] = []
+        self.polls: list[list[SqsDelivery]] = []
         #: If set, every poll finds this message.
-        self.always: Delivery | None = None
+        self.always: SqsDelivery | None = None
         self.stopped = False
         #: The errors of the next renewals.
         self.refusals: list[SqsError] = []
@@ -75,13 +75,13 @@ class Rig:
     def of(self, queue: str) -> Rig:
         return self
 
-    async def poll(self, most: int, wait_s: float) -> list[Delivery]:
+    async def poll(self, most: int, wait_s: float) -> list[SqsDelivery]:
         await asyncio.sleep(0)
         if self.always is not None:
             return [self.always]
         return self.polls.pop(0) if self.polls else []
 
-    def release(self, deliveries: Sequence[Delivery]) -> None:
+    def release(self, deliveries: Sequence[SqsDelivery]) -> None:
         self.log += [f"released {each.token.offset}" for each in deliveries]
 
     # The receipt handles.
@@ -89,16 +89,16 @@ class Rig:
         return "handle"
 
     # The dead-letter queue, and the settler.
-    async def settler_release(self, deliveries: Sequence[Delivery], *, counted: bool = True) -> None:
+    async def settler_release(self, deliveries: Sequence[SqsDelivery], *, counted: bool = True) -> None:
         self.log += [f"released {each.token.offset} counted={counted}" for each in deliveries]
 
-    async def renew(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
+    async def renew(self, deliveries: Sequence[SqsDelivery], lease_ms: int) -> None:
         self.now_s += self.renewal_s
         if self.refusals:
             raise self.refusals.pop()
         self.log += [f"leased {each.token.offset} for {lease_ms}" for each in deliveries]
 
-    async def move(self, delivery: Delivery, queue: str, target: str) -> None:
+    async def move(self, delivery: SqsDelivery, queue: str, target: str) -> None:
         self.moving.set()
         await self.gate.wait()
         number = delivery.token.offset
@@ -106,7 +106,7 @@ class Rig:
             raise self.errors[number]
         self.log.append(f"moved {number}")
 
-    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+    async def ack(self, deliveries: Sequence[SqsDelivery]) -> None:
         self.log.extend(f"acked {each.token.offset}" for each in deliveries)
 
 
