@@ -323,7 +323,7 @@ async def test_a_change_of_the_group_and_a_reset_are_confirmed_first(shell: Shel
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["queue", "q", "--set", "lese=60"], "lese: unknown key; expected one of lease,"),
+        (["queue", "q", "--set", "lese=60"], "lese: unknown key; did you mean 'lease'?"),
         (["queue", "q", "--set", "lease=1", "--reset"], "pass only one of them"),
         (["delayed", ""], "a queue's name must not be empty"),
         (["delayed", "q", "--until", "tomorrow"], "until=tomorrow: expected a time with a time zone"),
