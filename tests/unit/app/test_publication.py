@@ -34,8 +34,8 @@ def of(
 def after(*files: QueuesFile) -> Definitions:
     """Return the definitions after workers with these files have started, one after the other."""
     definitions = Definitions()
-    for each in files:
-        definitions = definitions.after(differences(definitions, each))
+    for published in files:
+        definitions = definitions.after(differences(definitions, published))
     return definitions
 
 
@@ -156,7 +156,7 @@ def test_a_schedule_and_defaults_of_another_project_are_refused_too() -> None:
 
 def test_check_says_what_a_start_would_remove_refuse_or_leave() -> None:
     def found(known: Definitions, mine: QueuesFile) -> list[tuple[Level, str]]:
-        return [(each.level, each.found) for each in judge_file(known, Names(), mine, published_by=1)]
+        return [(finding.level, finding.found) for finding in judge_file(known, Names(), mine, published_by=1)]
 
     [(level, text)] = found(after(of("shop", a={}, b={})), of("shop", a={}))
     assert (level, "file:b (removed)" in text) == (Level.WARNING, True)

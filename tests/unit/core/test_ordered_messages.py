@@ -100,9 +100,9 @@ class Log:
 def said(parts: Sequence[Resumed]) -> dict[int, list[object]]:
     """Return state, attempt, wait and error of each message in an answer."""
     return {
-        offset: each
+        offset: columns
         for part in parts
-        for offset, *each in zip(part.offsets, part.states, part.attempts, part.waits_ms, part.errors, strict=True)
+        for offset, *columns in zip(part.offsets, part.states, part.attempts, part.waits_ms, part.errors, strict=True)
     }
 
 
@@ -205,7 +205,7 @@ def test_only_a_message_that_blocks_its_line_can_be_moved_and_cancelled() -> Non
 
     waiting = State.WAITING_IN_ORDER
     assert log.states() == {1: waiting, 2: State.CANCELLED, 3: waiting, 4: waiting}
-    answers = [pair for each in log.book.take_answers() for pair in zip(each.offsets, each.outcomes, strict=True)]
+    answers = [pair for answer in log.book.take_answers() for pair in zip(answer.offsets, answer.outcomes, strict=True)]
     assert dict(answers) == {1: RequestOutcome.DONE, 3: RequestOutcome.TOO_LATE, 4: RequestOutcome.TOO_LATE}
     # A late ACQUIRE of a former holder still takes nothing.
     assert log.book.open_in(QUEUE, SOURCE)[1].holder == FORMER

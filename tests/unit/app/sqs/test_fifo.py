@@ -151,7 +151,7 @@ async def test_an_outcome_is_written_by_token_if_the_endpoint_is_gone(rig: Rig, 
     await rig.outcomes.renew([handle(THERE)], 5_000)
     await rig.outcomes.release([handle(THERE)], counted=False)
 
-    assert [each for each in rig.log if not each.startswith("there")] == [
+    assert [line for line in rig.log if not line.startswith("there")] == [
         "asked", "token: ack", "asked", "token: renew 5000", "asked", "token: release False",
     ]  # fmt: skip
 
@@ -175,7 +175,7 @@ async def test_a_handle_of_a_former_delivery_changes_nothing(rig: Rig, lease: Le
         with pytest.raises(SqsError, match="has expired") as caught:
             await settling
         assert caught.value.shape == shape
-    assert not any(each.startswith("token") for each in rig.log)
+    assert not any(line.startswith("token") for line in rig.log)
 
 
 async def test_a_message_that_has_ended_can_be_deleted_again_but_not_hidden(rig: Rig) -> None:

@@ -67,12 +67,12 @@ class Receiver:
         return taken
 
     def release(self, deliveries: Sequence[SqsDelivery]) -> None:
-        self.released += [each.token.offset for each in deliveries]
+        self.released += [delivery.token.offset for delivery in deliveries]
         if self.returns:
             self.waiting += deliveries
 
     async def ack(self, deliveries: Sequence[SqsDelivery]) -> None:
-        self.log += [f"ack {each.token.offset}" for each in deliveries if each not in self.over]
+        self.log += [f"ack {delivery.token.offset}" for delivery in deliveries if delivery not in self.over]
         self._raise_if_over()
 
     async def renew(self, deliveries: Sequence[SqsDelivery], lease_ms: int) -> None:
@@ -195,7 +195,7 @@ async def test_later_messages_stay_and_expired_ones_end(rig: Rig) -> None:
     )
 
     assert rig.receiver.log == ["send 3", "ack 3", "ack 2"]
-    assert [each.token.offset for each in rig.receiver.waiting] == [1]
+    assert [delivery.token.offset for delivery in rig.receiver.waiting] == [1]
     assert (task.state, task.moved) == ("COMPLETED", 1)
 
 
@@ -209,7 +209,7 @@ async def test_only_old_messages_that_were_deleted_are_logged_as_deleted(
     await rig.run(letter(2, available_ms=1))
 
     assert rig.receiver.log == []
-    assert not [each for each in caplog.messages if "MessageRetentionPeriod" in each]
+    assert not [message for message in caplog.messages if "MessageRetentionPeriod" in message]
     await rig.run(letter(3, available_ms=1))
     assert "messages older than MessageRetentionPeriod were deleted: queue=dead messages=1" in caplog.messages
 

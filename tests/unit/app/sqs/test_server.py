@@ -232,7 +232,7 @@ class TwoMessages:
         return [SqsDelivery(token, str(number), 1, 1, b"x", {}) for number in range(2)]
 
     def release(self, deliveries: Sequence[SqsDelivery]) -> None:
-        self.released += [each.id for each in deliveries]
+        self.released += [delivery.id for delivery in deliveries]
 
 
 async def ask(endpoint: Endpoint, receiver: TwoMessages) -> list[str]:
