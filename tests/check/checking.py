@@ -40,7 +40,7 @@ class Outcome:
 
     def of(self, level: Level, subject: str) -> CheckFinding:
         """Return the one finding of this level whose subject has this beginning."""
-        found = [each for each in self.findings if each.level is level and each.subject.startswith(subject)]
+        found = [finding for finding in self.findings if finding.level is level and finding.subject.startswith(subject)]
         assert len(found) == 1, f"expected one {level} about {subject!r} in\n{self}"
         return found[0]
 
@@ -48,7 +48,7 @@ class Outcome:
         return self.of(Level.PROBLEM, subject)
 
     def has(self, level: Level, subject: str = "") -> bool:
-        return any(each.level is level and each.subject.startswith(subject) for each in self.findings)
+        return any(finding.level is level and finding.subject.startswith(subject) for finding in self.findings)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.findings))
@@ -100,8 +100,8 @@ def read_report(output: str) -> Outcome:
     document = json.loads(output)
     outcome = Outcome(
         [
-            CheckFinding(Level(each.pop("level")), commands=tuple(each.pop("commands")), **each)
-            for each in document["findings"]
+            CheckFinding(Level(finding.pop("level")), commands=tuple(finding.pop("commands")), **finding)
+            for finding in document["findings"]
         ]
     )
     assert document["ok"] == (outcome.exit_code == 0)

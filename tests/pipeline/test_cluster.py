@@ -152,9 +152,9 @@ def executors(directory: Path) -> set[str]:
     [log] = directory.glob("app-*")
     events = [json.loads(line) for line in log.read_text().splitlines()]
     log.unlink()
-    ends = [each for each in events if each["Event"] == "SparkListenerTaskEnd"]
-    assert {each["Task End Reason"]["Reason"] for each in ends} == {"Success"}
-    return {each["Task Info"]["Executor ID"] for each in ends}
+    ends = [event for event in events if event["Event"] == "SparkListenerTaskEnd"]
+    assert {end["Task End Reason"]["Reason"] for end in ends} == {"Success"}
+    return {end["Task Info"]["Executor ID"] for end in ends}
 
 
 @pytest.mark.verify
